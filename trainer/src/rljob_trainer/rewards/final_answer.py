@@ -23,7 +23,14 @@ from dataclasses import dataclass
 from rljob_trainer.rewards.answer_values import GSM8K_MARK
 from rljob_trainer.rewards.final_message import final_message
 from rljob_trainer.rewards.math_numbers import AND_A_FRACTION, IN_FRACTIONS
-from rljob_trainer.rewards.math_surroundings import Denial, denial, end_of_negation, is_part_of_expression, is_refusal
+from rljob_trainer.rewards.math_surroundings import (
+    Denial,
+    denial,
+    end_of_negation,
+    is_part_of_expression,
+    is_refusal,
+    leading_verdict,
+)
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
 from rljob_trainer.rewards.math_values import Expression, Value, Words, read_value
@@ -69,7 +76,8 @@ _OPERAND = (
     rf"(?:[Nn]egative\s|[-+]?\s?)\({{0,4}}\s{{0,2}}{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s{{0,2}}\){{0,4}}{_POWER}"
 )
 _OPERATOR = r"(?:\*\*(?=\d)|\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*)"
-_RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*")
+_MODULUS = r"(?:\s{0,2}\(?\s{0,2}\\?[bp]?mod\s{0,2}\{?\d+\}?\)?)?"
+_RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*{_MODULUS}")
 _LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
 # LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
 _DELIMITED = re.compile(
@@ -86,10 +94,10 @@ _JOINT = re.compile(
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
 _AMOUNT_BEHIND = re.compile(
-    rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS}|\\s*(?:{'|'.join(MAGNITUDES)})s?)(?![A-Za-z])", re.ASCII | re.IGNORECASE
+    rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS}|\s*(?:{'|'.join(MAGNITUDES)})s?)(?![A-Za-z])", re.ASCII | re.IGNORECASE
 )
 _UNIT_BEHIND = re.compile(
-    r"\s*\\?%|\^\s*\{?\\circ\s*\}?|\s*\(?mod\s*\d+\)?|\s*percent(?![A-Za-z])"
+    r"\s*\\?%|\^\s*\{?\\circ\s*\}?|\s*percent(?![A-Za-z])"
     r"|\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\s*\{?[23]\}?)?|\s?[A-Za-z/²³]+(?:\^\{?[23]\}?)?",
     re.ASCII | re.IGNORECASE,
 )
@@ -240,7 +248,8 @@ def _sentence(text: str) -> str:
 def _last(text: str, reader: _Reader) -> Found | None:
     """The last value in the text, by where it ends."""
     if reader.is_words:
-        return None
+        verdict = leading_verdict(text)
+        return (verdict, reader(verdict)) if verdict else None
     if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
         return _last_choice(text, letters, reader)
     # Of the same length, so that places in the one are places in the other.
@@ -328,7 +337,7 @@ def _unit_behind(text: str, end: int) -> str:
     match = _UNIT_BEHIND.match(text, end)
     shown = match[0] if match else ""
     word = shown.strip()
-    if not word[:1].isalpha() or word[-1].isdigit():
+    if not word[:1].isalpha():
         return text[begin:end] + shown
     unit = read_unit(shown)
     return text[begin:end] + (shown if unit is not None and is_known_unit(unit) else "")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rljob_trainer.rewards import math_sympy
+from rljob_trainer.rewards.math_surroundings import leading_verdict
 from rljob_trainer.rewards.math_units import BASE, number_in_base, same_unit
 from rljob_trainer.rewards.math_values import (
     Assignment,
@@ -58,7 +59,11 @@ def are_equal(expected: Value, given: Value) -> bool:
         case Listing(), Listing():
             return _same_listing(expected, given)
         case Words(), Words():
-            return _without_article(expected.text) == _without_article(given.text) or _same_product(expected, given)
+            return (
+                _without_article(expected.text) == _without_article(given.text)
+                or expected.text == leading_verdict(given.text)  # `No. The sum is odd.`
+                or _same_product(expected, given)
+            )
         case Quantity(unit=""), Moment(kind="time", parts=(above, below, 0)) if below:
             return expected.number == Fraction(above, below)  # `3:10` is a ratio, too
         case (Moment() | Words(), _) | (_, Moment() | Words()):

@@ -18,7 +18,7 @@ _OPERATOR_BEFORE = re.compile(
     (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
       | \\(?:pm|mp|times|cdot|div|le|ge|ne|lt|gt)
       | (?:(?<=[\s$(])|^)[\w.)}\]]+\s*(?:[<>]=?|!=)
-      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times)
+      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times|[bp]?mod)
     )$"""
 )
 _WORDS_BEFORE = re.compile(
@@ -44,7 +44,7 @@ _NOT_THIS = re.compile(
     (?: (?P<instead> (?:[.,;(-]|\d|\band|\bbut)[\s$]*(?:not|never)\b | \brather\s+than | \binstead\s+of | \bunlike )
       | \b(?:not|never|cannot|neither) | n't | \bother\s+than | \banything\s+but | \bexcept(?:\s+for)?
     )
-    (?:[\s}]+(?:be|a|an|the|is|equal|equals|to|exactly|option|choice|answer)\b){0,4} [\s}$(*_"'{\\]*$"""
+    (?:[\s}]+(?:be|a|an|the|is|equal|equals|to|exactly|option|choice|answer)\b){0,4} [\s}$(*_"'{\\=]*$"""
 )
 _NEGATION = re.compile(
     r"\s*+(?:(?:[a-z]+ly|of\s+course|in\s+fact),?\s+){0,2}"
@@ -57,6 +57,11 @@ _REFUSAL = re.compile(
     r"(?!\s+(?:number|quantity|value)\b)|(?:wrong|incorrect|false)\s*[:=])",
     _IGNORECASE,
 )
+# `Yes, it does.`, and not `Yes? No.`
+_VERDICT = re.compile(
+    r"[*_\"'\s]*+(yes|no|true|false)\b[*_\"']*(?:[,.;:!\n]|\s+(?:because|since|as)\b)", re.ASCII | re.IGNORECASE
+)
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
 class Denial(Enum):
@@ -75,6 +80,16 @@ def denial(text: str, start: int) -> Denial:
     if match is None:
         return Denial.NONE
     return Denial.INSTEAD if match["instead"] else Denial.ALONE
+
+
+def leading_verdict(text: str) -> str:
+    """`Yes` of `Yes, it does.`; empty where the text does not begin with a verdict, or has the opposite one as well."""
+    match = _VERDICT.match(text)
+    if not match:
+        return ""
+    opposite = _OPPOSITES[match[1].lower()]
+    is_taken_back = re.search(rf"\b{opposite}\b(?=[*_\"']*(?:[,.;:!?\n]|$))", text, re.ASCII | re.IGNORECASE)
+    return "" if is_taken_back else match[1]
 
 
 def end_of_negation(phrase: str, sentence: str) -> int | None:

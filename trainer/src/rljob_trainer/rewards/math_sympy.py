@@ -176,6 +176,8 @@ def _tolerance(first: sympy.Basic, second: sympy.Basic) -> float:
 
 
 def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
+    if tolerance == EXACT_TOLERANCE and first.is_Rational and second.is_Rational:
+        return bool(first == second)
     try:
         difference, size = sympy.Abs(first - second), sympy.Max(sympy.Abs(first), sympy.Abs(second))
         if not size.is_finite:
@@ -206,11 +208,12 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
 def _unforeseen_point(first: sympy.Expr, second: sympy.Expr, is_natural: bool) -> Fraction:
     """A point that depends on the two expressions, so that no response can be made equal at all points."""
     number = zlib.crc32(f"{first} {second}".encode())
-    return Fraction(number % 89 + 11) if is_natural else Fraction(number % 9001 + 1000, 997)
+    return Fraction(number % 13 + 6) if is_natural else Fraction(number % 9001 + 1000, 997)
 
 
 def _real_value_at(expression: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Expr | None:
-    value = expression.subs(point).doit().evalf(DIGITS)
+    value = expression.subs(point).doit()
+    value = value if value.is_Rational else value.evalf(DIGITS)
     return value if value.is_real and value.is_finite else None
 
 

@@ -15,6 +15,7 @@ _REPLACED = {
     "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "∞": r"\infty ", "π": r"\pi ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
     "±": r"\pm ", "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "￥": "¥",
+    "\u0130": "I", "\u0131": "i", "\u017f": "s", "\u212a": "K",
 }  # fmt: skip
 _CHARACTERS = str.maketrans({**{chr(old): chr(new) for old, new in _FULL_WIDTH.items()}, **_REPLACED})
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
