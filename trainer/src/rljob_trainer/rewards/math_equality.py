@@ -1,9 +1,9 @@
 """Whether two answers are equal.
 
 Integers, fractions and symbols are equal exactly; a number with a decimal point or an exponent equals another one
-within `RELATIVE_TOLERANCE`. What is no plain number is read by math-verify's LaTeX parser and compared by sympy.
-Expressions with variables are compared at fixed points: two are equal if both are real at the same points and have the
-same values there.
+within `RELATIVE_TOLERANCE`, and an exact one that is less than a half away. What is no plain number is read by
+math-verify's LaTeX parser and compared by sympy. Expressions with variables are compared at fixed points, and at one
+that depends on both: two are equal if both are real at the same points and have the same values there.
 Nothing here has a time limit; the process that scores has one.
 """
 

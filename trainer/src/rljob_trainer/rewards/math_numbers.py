@@ -50,9 +50,9 @@ _FRACTIONS = {
 _COUNTS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _PART = "halves|" + "|".join(rf"{name}s?" for name in _FRACTIONS)
 _TEXT = r"(?:\\text\s{0,3}\{)?"
-AND_A_FRACTION = rf"\s{{0,3}}{_TEXT}\s{{0,3}}\band\s{{1,3}}(an?|{'|'.join(_COUNTS)}|\d)[\s-]{{1,3}}({_PART})"
+AND_A_FRACTION = rf"\s{{0,3}}{_TEXT}\s{{0,3}}(?:\band|&)\s{{1,3}}(an?|{'|'.join(_COUNTS)}|\d)[\s-]{{1,3}}({_PART})"
 IN_FRACTIONS = rf"\s{{0,3}}{_TEXT}\s{{0,3}}\b({_PART})"
-_FRACTION_BEHIND = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z])\s*\}}?", re.ASCII | re.IGNORECASE)
+_FRACTION_BEHIND = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z-])\s*\}}?", re.ASCII | re.IGNORECASE)
 
 
 def read_fraction(text: str, start: int, number: Fraction) -> tuple[Fraction, int] | None:

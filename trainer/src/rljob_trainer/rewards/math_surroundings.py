@@ -34,7 +34,7 @@ _WORD_BEHIND = re.compile(
     r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over"
     r"|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of"
     r"|no\s+(?:real\s+)?solutions?|or\s+(?:more|less|fewer|greater|higher|lower)|fewer(?!\s+[A-Za-z])"
-    rf"|(?:[a-z]+\s+){{0,2}}below\s+(?:zero|freezing)|[a-z]+{AND_A_FRACTION})(?![A-Za-z])"
+    rf"|(?:[a-z]+\s+){{0,2}}below\s+(?:zero|freezing)|[a-z]+{AND_A_FRACTION}(?!-))(?![A-Za-z])"
     r"|\s{0,3}\^\s{0,3}\{?\\circ\s{0,3}\}?\s{0,3}[CF]?\s{1,3}below(?![A-Za-z])"
     r"|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
@@ -42,13 +42,15 @@ _WORD_BEHIND = re.compile(
 _NOT_THIS = re.compile(
     r"""(?aix)
     (?: (?P<instead> (?:[.,;(-]|\d|\band|\bbut)[\s$]*(?:not|never)\b | \brather\s+than | \binstead\s+of | \bunlike )
-      | \b(?:not|never|cannot|neither) | n't | \bother\s+than | \banything\s+but | \bexcept(?:\s+for)?
+      | \b(?:not|never|cannot|neither) | n't
+      | \b(?:other\s+than | (?:anything|all)\s+but | except(?:\s+for)? | by\s+no\s+means | far\s+from | hardly)
     )
     (?:[\s}]+(?:be|a|an|the|is|equal|equals|to|exactly|option|choice|answer)\b){0,4} [\s}$(*_"'{\\=]*$"""
 )
 _NEGATION = re.compile(
     r"\s*+(?:(?:[a-z]+ly|of\s+course|in\s+fact),?\s+){0,2}"
-    r"(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b|\banything\s+but\b|\bother\s+than\b|\bexcept\b)"
+    r"(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b"
+    r"|\b(?:anything\s+but|other\s+than|except|by\s+no\s+means|far\s+from|hardly)\b)"
     r"|.*(?:n't|\bcannot|\bnever|\bnot)\s+(?:be|is)\W*$",
     _IGNORECASE,
 )
