@@ -22,6 +22,15 @@ from dataclasses import dataclass
 
 from rljob_trainer.rewards.answer_values import GSM8K_MARK
 from rljob_trainer.rewards.final_message import final_message
+from rljob_trainer.rewards.math_numbers import AND_A_FRACTION, IN_FRACTIONS
+from rljob_trainer.rewards.math_surroundings import (
+    Denial,
+    denial,
+    end_of_negation,
+    is_part_of_expression,
+    is_refusal,
+    leading_verdict,
+)
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
 from rljob_trainer.rewards.math_values import Expression, Value, Words, read_value
@@ -29,34 +38,26 @@ from rljob_trainer.rewards.math_values import Expression, Value, Words, read_val
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s*(?=[^\s{a-zA-Z])")
 _WORD = re.compile(r"[^\s$]+")
 _PHRASE = re.compile(
-    r"""(?ix)
+    r"""(?aix)
     ["'](?:final[_ ])?(?:answer)["']\s*:                                          # JSON
     | \bans(?:wers?)?["'*_`)\]]*\s*[:=]\s*\}?                                    # Answer: 18
-    | \banswers?\b[^.\n:=?!]{0,80}?(?:\bis(?:n't)?\b|\baren?'?t?\b|\bequals\b|\bbe\b)["'*_]*\s*:?\s*\}? # it is 18
+    | \banswers?\b[^.\n:=?!]{0,80}?(?:\bis(?:n't)?\b|\baren?'?t?\b|\bequals\b|\bbe\b)["'*_]*+\s*+:?\s*+\}? # it is 18
     | 答案\s*(?:是|为|為|:|=)\s*:? | 答えは\s*:? | 答え\s*: | 정답은?\s*:?
     """
 )
-_JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.IGNORECASE)
+_JSON = re.compile(r"[\"'](?:final[_ ])?answer[\"']\s*:", re.ASCII | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*|\"|')|[!?](?=\s|$)|\n")
 _OPENERS = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
 _CONNECTIVE = re.compile(
     r"\b(?:because|since|as|so|which|where|when|for|but|not|rather than|instead of)\b"
     r"|,\s*(?!and\b|or\b)(?=[a-z]{2})|\s\((?=[a-z]{2})|;",
-    re.IGNORECASE,
+    re.ASCII | re.IGNORECASE,
 )
-_NEGATION = re.compile(
-    r"\s*(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b)|.*(?:n't|\bcannot|\bnever|\bnot)\s+(?:be|is)\W*$",
-    re.IGNORECASE,
-)
-_REFUSAL = re.compile(
-    r"\W*(?:undefined|unknown|unclear|uncertain|indeterminate|impossible|unavailable)\b(?!\s+(?:number|quantity|value)\b)",
-    re.IGNORECASE,
-)
-_CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.IGNORECASE)
+_CORRECTION = re.compile(r"\b(?:but|so|instead|rather|hence|therefore)\b", re.ASCII | re.IGNORECASE)
 _CONFIRMATION = re.compile(
     r"\s*(?:it\s+is\s+|this\s+is\s+|that\s+is\s+)?(?:indeed\s+|therefore\s+)?"
     r"(?:correct|right|verified|confirmed|consistent|reasonable|valid|above|as above)\b",
-    re.IGNORECASE,
+    re.ASCII | re.IGNORECASE,
 )
 _BULLET = re.compile(r"(?m)^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+(?=\S)")
 
@@ -67,13 +68,16 @@ _MIDDLE_BRACES = rf"\{{[^{{}}]*+(?:{_INNER_BRACES}[^{{}}]*+)*+\}}"
 _BRACES = rf"\{{[^{{}}]*+(?:{_MIDDLE_BRACES}[^{{}}]*+)*+\}}"
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+"
 _ARGUMENT = rf"\s*(?:{_BRACES}|\d)"
-_COMMAND = rf"\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}|\\sqrt(?:\[[^\]]*\])?{_ARGUMENT}|\\(?:pi|infty)(?![a-z])"
+_COMMAND = rf"\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}|\\sqrt(?:\[[^\[\]]*+\])?{_ARGUMENT}|\\(?:pi|infty)(?![a-z])"
 _POWER = rf"(?:\s*\^\s*(?:{_BRACES}|-?\d+))?"
 _ATOM = rf"(?:(?:{_NUMBER})\s*(?:{_COMMAND})|{_NUMBER}|{_COMMAND})(?:[a-z](?![A-Za-z]))?{_POWER}%?"
 _CURRENCY = r"(?:\\?\$|[€£¥₹])?"
-_OPERAND = rf"[-+]?\s?\({{0,4}}\s{{0,2}}{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s{{0,2}}\){{0,4}}{_POWER}"
+_OPERAND = (
+    rf"(?:[Nn]egative\s|[-+]?\s?)\({{0,4}}\s{{0,2}}{_CURRENCY}[-+]?{_CURRENCY}(?:{_ATOM})\s{{0,2}}\){{0,4}}{_POWER}"
+)
 _OPERATOR = r"(?:\*\*(?=\d)|\s*(?:\\times|\\cdot|\\div|[-+*/^=:])\s*)"
-_RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*")
+_MODULUS = r"(?:\s{0,2}\(?\s{0,2}\\?[bp]?mod\s{0,2}\{?\d+\}?\)?)?"
+_RUN = re.compile(rf"(?<![A-Za-z0-9_.\\^{{])(?:{_OPERAND})(?:{_OPERATOR}(?:{_OPERAND}|[a-z](?![A-Za-z])))*{_MODULUS}")
 _LAST_OPERAND = re.compile(rf"(?:{_OPERAND})$")
 # LaTeX between its delimiters. As in Pandoc, no white space stands within single dollars, and no digit behind them.
 _DELIMITED = re.compile(
@@ -81,43 +85,25 @@ _DELIMITED = re.compile(
     re.DOTALL,
 )
 MAX_JOINED = 50
-MAX_BEFORE = 32
-"""Characters in front of a number that are looked at."""
+MAX_PHRASE = 120
+"""Characters of "The answer to the question is" and the like, without white space behind."""
 _JOINT = re.compile(
     r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
-    re.IGNORECASE,
-)
-# What makes a number behind it a part of something larger: an operator or `x >`; and words such as `1 out of`, `twice`
-# and `the square root of`, but not in front of an equation: `half of 10 = 5` is 5.
-_OPERATOR_BEFORE = re.compile(
-    r"""(?ix)
-    (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
-      | \\(?:pm|mp|times|cdot|div|le|ge|ne|lt|gt)
-      | (?:(?<=[\s$(])|^)[\w.)}\]]+\s*(?:[<>]=?|!=)
-      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times)
-    )$"""
-)
-_WORDS_BEFORE = re.compile(
-    r"""(?ix)
-    (?: (?<![A-Za-z])(?:twice|thrice|double|triple
-          | (?:less|fewer|more|greater|larger|smaller|lower|higher)\s+than
-          | (?:half|third|quarter|root|square|cube|factorial|logarithm|power|reciprocal|percent|%)\s+of)
-      | \d\s+(?:out\s+of|of|in|to|r|remainder(?:\s+of)?)
-    )$"""
-)
-_OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
-_WORD_BEHIND = re.compile(
-    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of|no\s+(?:real\s+)?solutions?|or\s+(?:more|less|fewer|greater|higher|lower))(?![A-Za-z])|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
+    re.ASCII | re.IGNORECASE,
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 # What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
-_BEHIND = re.compile(
-    r"\s*(?:hundred|thousand|million|billion|trillion|dozen|percent|万|亿)(?![A-Za-z])|\s*\\?%|\^\s*\{?\\circ\s*\}?"
-    r"|\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\s*\{?[23]\}?)?|\s?[A-Za-z/²³]+(?:\^\{?[23]\}?)?", re.IGNORECASE
-)  # fmt: skip
+_AMOUNT_BEHIND = re.compile(
+    rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS}|\s*(?:{'|'.join(MAGNITUDES)})s?)(?![A-Za-z])", re.ASCII | re.IGNORECASE
+)
+_UNIT_BEHIND = re.compile(
+    r"\s*\\?%|\^\s*\{?\\circ\s*\}?|\s*percent(?![A-Za-z])"
+    r"|\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\s*\{?[23]\}?)?|\s?[A-Za-z/²³]+(?:\^\{?[23]\}?)?",
+    re.ASCII | re.IGNORECASE,
+)
 # A letter of a multiple-choice question; neither the article `A car` nor the pronoun `I`.
 _CHOICE = re.compile(
-    r"(?<![A-Za-z\\])(?<!not )(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])"
+    r"(?<![A-Za-z\\])(?:\(([A-Ja-j])\)|([A-HJ]))(?![A-Za-z'0-9])"
     r"(?!\s+(?!is\b|because\b|since\b|or\b|and\b)[a-z])(?!\s+is\s+(?:wrong|incorrect|false|not)\b)"
     r"|(?<![A-Za-z\\])(I)(?=\s*[.)]|\s*$)"
 )
@@ -224,11 +210,12 @@ def _after_phrase(text: str, reader: _Reader) -> Found | None:
     if _JSON.fullmatch(match[0].strip()) and (value := _json_value(behind)) is not None:
         return _whole(value, reader) or _last(value, reader)
     sentence = _sentence(behind)
-    if _NEGATION.search(match[0]) or _NEGATION.match(sentence):
+    denied = end_of_negation(match[0][:MAX_PHRASE], sentence)
+    if denied is not None:
         # "not 5 but 18": what follows the correction counts.
-        correction = _CORRECTION.search(sentence)
+        correction = _CORRECTION.search(sentence, denied)
         return (_last(sentence[correction.end() :], reader) if correction else None) or ("", None)
-    if _REFUSAL.match(sentence) and not reader.is_words:
+    if is_refusal(sentence) and not reader.is_words:
         return "", None
     beginning = _CONNECTIVE.split(sentence, maxsplit=1)[0]
     for part in dict.fromkeys((sentence, beginning) if reader.is_words else (beginning, sentence)):
@@ -261,11 +248,10 @@ def _sentence(text: str) -> str:
 def _last(text: str, reader: _Reader) -> Found | None:
     """The last value in the text, by where it ends."""
     if reader.is_words:
-        return None
+        verdict = leading_verdict(text)
+        return (verdict, reader(verdict)) if verdict else None
     if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
-        letter = next(filter(None, letters[-1].groups())).upper()
-        is_one_of_several = len(letters) > 1 and _JOINT.fullmatch(text, letters[-2].end(), letters[-1].start())
-        return ("", None) if is_one_of_several else (letter, reader(letter))
+        return _last_choice(text, letters, reader)
     # Of the same length, so that places in the one are places in the other.
     plain = _BULLET.sub(lambda match: " " * len(match[0]), text)
     spans = [_Span(match.start(), match.end(), is_delimited=True) for match in _DELIMITED.finditer(text)]
@@ -274,12 +260,17 @@ def _last(text: str, reader: _Reader) -> Found | None:
     spans.sort(key=lambda span: (span.end, -span.start))
     while spans:
         span = spans.pop()
+        match denial(text, span.start):
+            case Denial.INSTEAD:
+                continue
+            case Denial.ALONE:
+                return "", None
         others = [other for other in spans[-MAX_JOINED:] if other.end <= span.start]
         if others and _JOINT.fullmatch(plain, others[-1].end, span.start):
             return _joined(plain, [*others, span], reader)
         if span.is_delimited:
             candidates = _delimited(text, span)
-        elif _is_part_of_expression(plain, span):
+        elif is_part_of_expression(plain, span.start, span.end):
             return "", None
         else:
             candidates = _plain(plain, span)
@@ -287,6 +278,16 @@ def _last(text: str, reader: _Reader) -> Found | None:
             if (value := reader(candidate)) is not None:
                 return undecorated(candidate), value
     return None
+
+
+def _last_choice(text: str, letters: list[re.Match[str]], reader: _Reader) -> Found:
+    """The last letter that is not denied; none where it is one of several in a row."""
+    while letters and denial(text, letters[-1].start()) is not Denial.NONE:
+        letters.pop()
+    if not letters or (len(letters) > 1 and _JOINT.fullmatch(text, letters[-2].end(), letters[-1].start())):
+        return "", None
+    letter = next(filter(None, letters[-1].groups())).upper()
+    return letter, reader(letter)
 
 
 @dataclass(frozen=True)
@@ -311,16 +312,6 @@ def _joined(text: str, spans: Sequence[_Span], reader: _Reader) -> Found:
     return (undecorated(candidate), value) if value is not None else ("", None)
 
 
-def _is_part_of_expression(text: str, span: _Span) -> bool:
-    """Whether the number belongs to something larger that the search for numbers cannot read: `x^2 + 2`, `12 pi`."""
-    before, shown = text[: span.start].rstrip()[-MAX_BEFORE:], text[span.start : span.end]
-    if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, span.end):
-        return True
-    if "=" not in shown and _WORDS_BEFORE.search(before):
-        return True
-    return shown.lstrip()[:1] in ("+", "-") and _OPERAND_BEFORE.search(before) is not None
-
-
 def _delimited(text: str, span: _Span) -> Iterator[str]:
     yield text[span.start : span.end] + _unit_behind(text, span.end)
 
@@ -339,13 +330,14 @@ def _plain(text: str, span: _Span) -> Iterator[str]:
 
 
 def _unit_behind(text: str, end: int) -> str:
-    """A unit or a magnitude that is known, behind a number; other words belong to the sentence."""
-    match = _BEHIND.match(text, end)
-    if not match:
-        return ""
-    shown = match[0]
+    """A fraction, a magnitude or a unit that is known, behind a number; other words belong to the sentence."""
+    begin = end
+    while match := _AMOUNT_BEHIND.match(text, end):
+        end = match.end()
+    match = _UNIT_BEHIND.match(text, end)
+    shown = match[0] if match else ""
     word = shown.strip()
-    if not word[:1].isalpha() or word.lower().removesuffix("s") in MAGNITUDES:
-        return shown
+    if not word[:1].isalpha():
+        return text[begin:end] + shown
     unit = read_unit(shown)
-    return shown if unit is not None and is_known_unit(unit) else ""
+    return text[begin:end] + (shown if unit is not None and is_known_unit(unit) else "")

@@ -53,10 +53,16 @@ class MathAnswerScorer:
             if reason is not None:
                 raise ValueError(f"the row's answer is {reason}")
             expected = expected_value(str(request.answer))
-            found, given = find_answer(
-                request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
-            )
-            return Scored(1.0 if given is not None and are_equal(expected, given) else 0.0, found)
+            try:
+                found, given = find_answer(
+                    request.response, is_choice=isinstance(expected, Choice), is_words=isinstance(expected, Words)
+                )
+                return Scored(1.0 if given is not None and are_equal(expected, given) else 0.0, found)
+            except MemoryError:
+                raise
+            except Exception as error:
+                # Whatever a model writes, the run goes on: a response that cannot be read is wrong.
+                return Scored(0.0, f"(cannot be read: {type(error).__name__}: {error})")
 
         return score
 

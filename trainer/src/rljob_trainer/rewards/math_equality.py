@@ -1,9 +1,9 @@
 """Whether two answers are equal.
 
 Integers, fractions and symbols are equal exactly; a number with a decimal point or an exponent equals another one
-within `RELATIVE_TOLERANCE`. What is no plain number is read by math-verify's LaTeX parser and compared by sympy.
-Expressions with variables are compared at fixed points: two are equal if both are real at the same points and have the
-same values there.
+within `RELATIVE_TOLERANCE`, and an exact one that is less than a half away. What is no plain number is read by
+math-verify's LaTeX parser and compared by sympy. Expressions with variables are compared at fixed points, and at one
+that depends on both: two are equal if both are real at the same points and have the same values there.
 Nothing here has a time limit; the process that scores has one.
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rljob_trainer.rewards import math_sympy
-from rljob_trainer.rewards.math_units import same_unit
+from rljob_trainer.rewards.math_surroundings import leading_verdict
+from rljob_trainer.rewards.math_units import BASE, number_in_base, same_unit
 from rljob_trainer.rewards.math_values import (
     Assignment,
     Choice,
@@ -27,6 +28,8 @@ from rljob_trainer.rewards.math_values import (
 )
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
+MAX_DIFFERENCE = Fraction(1, 2)
+"""From an exact number: beyond a million, `RELATIVE_TOLERANCE` alone would take the next integer for it."""
 MAX_SHORT_WORD = 4
 """Words up to so many letters may be products of variables: `xyz`."""
 
@@ -56,7 +59,11 @@ def are_equal(expected: Value, given: Value) -> bool:
         case Listing(), Listing():
             return _same_listing(expected, given)
         case Words(), Words():
-            return _without_article(expected.text) == _without_article(given.text) or _same_product(expected, given)
+            return (
+                _without_article(expected.text) == _without_article(given.text)
+                or expected.text == leading_verdict(given.text)  # `No. The sum is odd.`
+                or _same_product(expected, given)
+            )
         case Quantity(unit=""), Moment(kind="time", parts=(above, below, 0)) if below:
             return expected.number == Fraction(above, below)  # `3:10` is a ratio, too
         case (Moment() | Words(), _) | (_, Moment() | Words()):
@@ -72,11 +79,15 @@ def are_equal(expected: Value, given: Value) -> bool:
     return False
 
 
-def same_number(first: Fraction, second: Fraction, *, is_exact: bool) -> bool:
-    """Whether two numbers are equal: exactly if `is_exact`, else within `RELATIVE_TOLERANCE`."""
-    if is_exact or first == second:
+def same_number(first: Fraction, second: Fraction, *, num_exact: int) -> bool:
+    """Whether two numbers are equal: if both are exact only the same ones, else within `RELATIVE_TOLERANCE`, and less
+    than a half apart if one of them is exact."""
+    if num_exact == 2 or first == second:
         return first == second
-    return abs(first - second) <= RELATIVE_TOLERANCE * max(abs(first), abs(second))
+    difference = abs(first - second)
+    if num_exact and difference >= MAX_DIFFERENCE:
+        return False
+    return difference <= RELATIVE_TOLERANCE * max(abs(first), abs(second))
 
 
 def _single(value: Value) -> Value:
@@ -107,23 +118,29 @@ def _bare(text: str) -> str:
 
 
 def _is_choice(expected: Choice, given: Value) -> bool:
-    if isinstance(given, Choice):
-        return expected.letter == given.letter
     value = read_value(expected.rest) if expected.rest else None
+    if isinstance(given, Choice):
+        # `B 13` is not `(B) 12`, though words behind the letter may be any.
+        rest = read_value(given.rest) if given.rest else None
+        is_other = isinstance(value, Quantity) and isinstance(rest, Quantity) and not _same_quantity(value, rest)
+        return expected.letter == given.letter and not is_other
     return value is not None and are_equal(value, given)
 
 
 def _same_quantity(first: Quantity, second: Quantity) -> bool:
-    is_exact = first.is_exact and second.is_exact
+    """`first` is the row's."""
+    num_exact = first.is_exact + second.is_exact
+    if second.unit.startswith(BASE) and not first.unit:
+        return first.number == number_in_base(second.number, second.unit)
     if not same_unit(first.unit, second.unit):
         return False
-    if same_number(first.number, second.number, is_exact=is_exact):
+    if same_number(first.number, second.number, num_exact=num_exact):
         return True
     # 50% equals 0.5, and also 50.
     if "%" not in (first.unit, second.unit) or first.unit == second.unit:
         return False
     shares = [value.number / 100 if value.unit == "%" else value.number for value in (first, second)]
-    return same_number(shares[0], shares[1], is_exact=is_exact)
+    return same_number(shares[0], shares[1], num_exact=num_exact)
 
 
 def _same_listing(first: Listing, second: Listing) -> bool:

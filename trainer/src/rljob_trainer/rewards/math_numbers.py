@@ -23,6 +23,51 @@ _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))")
 _ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}(?:\.\.\.|\\l?dots|\\cdots)")
 
+# Fractions in words behind a number: `3 and a half`, `3 quarters`, `1 half`.
+_FRACTIONS = {
+    "half": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "ten-thousandth": 10**4,
+    "hundred-thousandth": 10**5,
+    "ten-millionth": 10**7,
+    "hundred-millionth": 10**8,
+    "tenth": 10,
+    "twelfth": 12,
+    "sixteenth": 16,
+    "twentieth": 20,
+    "hundredth": 100,
+    "thousandth": 1000,
+    "millionth": 10**6,
+    "billionth": 10**9,
+}
+_COUNTS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_PART = "halves|" + "|".join(rf"{name}s?" for name in _FRACTIONS)
+_TEXT = r"(?:\\text\s{0,3}\{)?"
+AND_A_FRACTION = rf"\s{{0,3}}{_TEXT}\s{{0,3}}(?:\band|&)\s{{1,3}}(an?|{'|'.join(_COUNTS)}|\d)[\s-]{{1,3}}({_PART})"
+IN_FRACTIONS = rf"\s{{0,3}}{_TEXT}\s{{0,3}}\b({_PART})"
+_FRACTION_BEHIND = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z-])\s*\}}?", re.ASCII | re.IGNORECASE)
+
+
+def read_fraction(text: str, start: int, number: Fraction) -> tuple[Fraction, int] | None:
+    """The number with the fraction in words at `start`, and where that ends. Example: 3 and ` quarters` give 3/4."""
+    match = _FRACTION_BEHIND.match(text, start)
+    if not match:
+        return None
+    count, part = (match[1] or "").lower(), (match[2] or match[3]).lower()
+    below = _FRACTIONS["half" if part == "halves" else part.removesuffix("s")]
+    if not count:
+        # `5 third graders` are no fraction.
+        return (number / below, match.end()) if part.endswith("s") or number == 1 else None
+    above = int(count) if count.isdigit() else _COUNTS.index(count) + 1 if count in _COUNTS else 1
+    return number + Fraction(above, below), match.end()
+
 
 def read_number(text: str, start: int) -> tuple[Fraction, bool, int] | None:
     """The number at `start`, whether it is exact, and where it ends."""

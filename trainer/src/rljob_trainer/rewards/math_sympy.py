@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -20,6 +21,8 @@ RELATIVE_TOLERANCE = 1e-6
 DIGITS = 50
 EXACT_TOLERANCE = 1e-40
 """Of two constants without decimals, evaluated to `DIGITS` digits."""
+MAX_DIFFERENCE = 0.5
+"""From an exact number: beyond a million, `RELATIVE_TOLERANCE` alone would take the next integer for it."""
 POINTS = tuple(
     Fraction(numerator, denominator)
     for numerator, denominator in (
@@ -162,7 +165,10 @@ def _same_numbers(first: sympy.Expr, second: sympy.Expr) -> bool:
         return True
     if first.is_Rational and second.is_Rational:
         return False
-    return _near(first.evalf(DIGITS), second.evalf(DIGITS), _tolerance(first, second))
+    one, other = first.evalf(DIGITS), second.evalf(DIGITS)
+    if (first.is_Rational or second.is_Rational) and bool(sympy.Abs(one - other) >= MAX_DIFFERENCE):
+        return False
+    return _near(one, other, _tolerance(first, second))
 
 
 def _tolerance(first: sympy.Basic, second: sympy.Basic) -> float:
@@ -170,6 +176,8 @@ def _tolerance(first: sympy.Basic, second: sympy.Basic) -> float:
 
 
 def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
+    if tolerance == EXACT_TOLERANCE and first.is_Rational and second.is_Rational:
+        return bool(first == second)
     try:
         difference, size = sympy.Abs(first - second), sympy.Max(sympy.Abs(first), sympy.Abs(second))
         if not size.is_finite:
@@ -182,7 +190,7 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
     tolerance, num_real = _tolerance(first, second), 0
     is_natural = any(each.has(sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial) for each in (first, second))
-    points = NATURAL_POINTS if is_natural else POINTS
+    points = (NATURAL_POINTS if is_natural else POINTS) + (_unforeseen_point(first, second, is_natural),)
     for shift in range(len(points)):
         point = {symbol: _rational(points[(shift + 4 * index) % len(points)]) for index, symbol in enumerate(symbols)}
         try:
@@ -197,8 +205,15 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
     return num_real >= MIN_REAL_POINTS or bool(sympy.simplify(first - second).is_zero)
 
 
+def _unforeseen_point(first: sympy.Expr, second: sympy.Expr, is_natural: bool) -> Fraction:
+    """A point that depends on the two expressions, so that no response can be made equal at all points."""
+    number = zlib.crc32(f"{first} {second}".encode())
+    return Fraction(number % 13 + 6) if is_natural else Fraction(number % 9001 + 1000, 997)
+
+
 def _real_value_at(expression: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Expr | None:
-    value = expression.subs(point).doit().evalf(DIGITS)
+    value = expression.subs(point).doit()
+    value = value if value.is_Rational else value.evalf(DIGITS)
     return value if value.is_real and value.is_finite else None
 
 

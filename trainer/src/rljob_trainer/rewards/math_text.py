@@ -15,6 +15,7 @@ _REPLACED = {
     "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/",
     "∞": r"\infty ", "π": r"\pi ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
     "±": r"\pm ", "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "￥": "¥",
+    "\u0130": "I", "\u0131": "i", "\u017f": "s", "\u212a": "K",
 }  # fmt: skip
 _CHARACTERS = str.maketrans({**{chr(old): chr(new) for old, new in _FULL_WIDTH.items()}, **_REPLACED})
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
@@ -36,7 +37,7 @@ _NAMED = (
     (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ"),
     (re.compile(r"\\leqs?lant(?![a-zA-Z])|\\leq(?![a-zA-Z])"), r"\\le"),
     (re.compile(r"\\geqs?lant(?![a-zA-Z])|\\geq(?![a-zA-Z])"), r"\\ge"),
-    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne"),
+    (re.compile(r"\\neq(?![a-zA-Z])|\\not\s{0,3}="), r"\\ne "),
     (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
     (re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname)\s*\{\s*(and|or)\s*\}"), r" \1 "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from rljob_trainer.rewards.math_text import TEXT_COMMANDS
 
@@ -11,7 +12,10 @@ MAGNITUDES = {
     "thousand": 10**3,
     "million": 10**6,
     "billion": 10**9,
+    "bn": 10**9,
     "trillion": 10**12,
+    "lakh": 10**5,
+    "crore": 10**7,
     "dozen": 12,
     "万": 10**4,
     "萬": 10**4,
@@ -76,6 +80,8 @@ _TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
 _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()\[\]{}\\,;:!?\"]*")
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*([CF]?)\s*$")
 MAX_UNIT_WORDS = 4
+BASE = "base"
+"""Of a number with a base, such as `101_2`, the unit is this and the base."""
 _NO_UNITS = frozenset(
     (
         *(
@@ -108,6 +114,9 @@ _NO_UNITS = frozenset(
             "to",
             "out",
             "remainder",
+            "fewer",
+            "below",
+            "negative",
         ),
         *("pi", "theta", "alpha", "beta", "gamma", "delta", "lambda", "mu", "phi", "omega", "sin", "cos", "tan", "cot"),
         *("sec", "csc", "log", "ln", "exp", "sqrt"),
@@ -155,6 +164,14 @@ def same_unit(first: str, second: str) -> bool:
     if first in _SAME_UNIT and second in _SAME_UNIT:
         return False
     return not set(first.split()).isdisjoint(second.split())
+
+
+def number_in_base(number: Fraction, unit: str) -> Fraction | None:
+    """The value of a number whose unit is a base: `101` in `base2` is 5. None where the digits do not fit the base."""
+    try:
+        return Fraction(int(str(number), int(unit.removeprefix(BASE))))
+    except ValueError:
+        return None
 
 
 def _canonical(words: str) -> str:

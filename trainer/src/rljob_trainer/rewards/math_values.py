@@ -8,7 +8,7 @@ from datetime import date
 from fractions import Fraction
 from functools import lru_cache
 
-from rljob_trainer.rewards.math_numbers import read_number
+from rljob_trainer.rewards.math_numbers import read_fraction, read_number
 from rljob_trainer.rewards.math_text import (
     TEXT_COMMANDS,
     plain_characters,
@@ -16,7 +16,7 @@ from rljob_trainer.rewards.math_text import (
     split_outside_brackets,
     undecorated,
 )
-from rljob_trainer.rewards.math_units import CURRENCIES, MAGNITUDES, is_known_unit, read_unit
+from rljob_trainer.rewards.math_units import BASE, CURRENCIES, MAGNITUDES, is_known_unit, read_unit
 
 MAX_WORDS = 6
 MAX_DEPTH = 20
@@ -88,29 +88,33 @@ class Expression:
 
 Value = Quantity | Moment | Choice | Listing | Assignment | Words | Expression
 
-_SIGN = re.compile(r"\s*([-+])\s*")
-_MAGNITUDE = re.compile(rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(MAGNITUDES)})s?(?![A-Za-z])\s*\}}?", re.IGNORECASE)
+_SIGN = re.compile(r"\s*(?:([-+])|(?:\\text\s*\{\s*)?\b(negative|minus)\b\s*\}?)\s*", re.ASCII | re.IGNORECASE)
+_MAGNITUDE = re.compile(
+    rf"\s*(?:\\text\s*\{{\s*)?({'|'.join(MAGNITUDES)})s?(?![A-Za-z])\s*\}}?", re.ASCII | re.IGNORECASE
+)
 _CURRENCY = re.compile("|".join(re.escape(currency) for currency in CURRENCIES))
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 _CJK_DATE = re.compile(r"(\d{4})\s*年\s*(\d{1,2})\s*月\s*(\d{1,2})\s*日")
-_DAY_MONTH = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH},?\s+(\d{{4}})", re.IGNORECASE)
-_MONTH_DAY = re.compile(rf"{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?,?\s+(\d{{4}})", re.IGNORECASE)
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?(4)m)\.?", re.IGNORECASE)
+_DAY_MONTH = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH},?\s+(\d{{4}})", re.ASCII | re.IGNORECASE)
+_MONTH_DAY = re.compile(rf"{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?,?\s+(\d{{4}})", re.ASCII | re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?(?(4)m)\.?", re.ASCII | re.IGNORECASE)
 _RATIO_OF_TWO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)")
 
 # `C`, `(c)`, `[C]`, `C)`, `option C`, `\\text{C}`.
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer|letter)\s*)?(?:([A-J])|\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])\s*\))",
-    re.IGNORECASE,
+    re.ASCII | re.IGNORECASE,
 )
 _CHOICE_IN_FONT = re.compile(rf"^\\(?:{TEXT_COMMANDS})\s*\{{\s*(\(?[A-J][).:]?)\s*\}}")
 _ANOTHER_CHOICE = re.compile(r"\s*(?:and\b|or\b|,|&|/)?\s*\(?[A-J]\)?(?:\W|$)")
 _AFTER_CHOICE = re.compile(r"\s*[).:,]\s*|\s*$|\s+(?=[\d$\\(])")
-_SEPARATOR = re.compile(r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.IGNORECASE)
-_SEPARATOR_IN_BRACKETS = re.compile(r",\s*(?:and\b|or\b)?|;|\s(?:and|or)\s", re.IGNORECASE)
+_SEPARATOR = re.compile(
+    r",(?!\d{3}(?!\d))\s*(?:and\b|or\b)?|;|\s(?:and|or)\s|,(?=\d{3},\d{1,2}(?!\d))", re.ASCII | re.IGNORECASE
+)
+_SEPARATOR_IN_BRACKETS = re.compile(r",\s*(?:and\b|or\b)?|;|\s(?:and|or)\s", re.ASCII | re.IGNORECASE)
 _UNIT_AT_THE_END = re.compile(
     rf"(?<=\S)(?:\s*\\(?:{TEXT_COMMANDS})\s*\{{[^{{}}]*\}}(?:\^\{{?[23]\}}?)?|\s[A-Za-z/]{{2,}}(?:\^\{{?[23]\}}?)?)$"
 )
@@ -122,8 +126,9 @@ _VARIABLE = re.compile(
     r"(?:\\[A-Za-z]+|[A-Za-z]|[A-Z]{2,}|[A-Za-z]{3,})(?:_(?:\w|\{\w+\}))?(?:\s*\([^()]*\))?'?"
     r"|[a-z](?:\s*\+\s*[a-z])+|\\overline\s*\{[A-Z]+\}|\|[^|=]*\||m?\s*\\angle\s*[A-Z]{1,3}|\\(?:sin|cos|tan)\s*\(?(?:[A-Z]|\\[a-z]+)\)?"
 )
+_NO_SIDE = re.compile(r"\\(?:ne|not|neg|lnot|pm|mp|le|ge|lt|gt|approx|times|cdot|div)|not", re.ASCII | re.IGNORECASE)
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\mid\b|\\vert\b|\||:)\s*(.+?)\s*\\\}", re.DOTALL)
-_BASE = re.compile(r"\s*(?:_\s*\{?\s*(\d+)\s*\}?|\\pmod\s*\{?\s*(\d+)\s*\}?|\(?\s*\\?mod\s*(\d+)\s*\)?)")
+_BASE = re.compile(r"\s*(?:_\s*\{?\s*(\d+)\s*\}?|\\pmod\s*\{?\s*(\d+)\s*\}?|\(\s*\\?mod\s*(\d+)\s*\)|\\?mod\s*(\d+))")
 _WORDS_ONLY = re.compile(r"[^\W\d_]+(?:[ '\-/.]+[^\W\d_]+)*")
 _COMMAND = re.compile(r"\\(?:text|mathrm|operatorname|mathbf|mathbb|mathcal|begin|end)\s*\*?\s*\{[^{}]*\}|\\[A-Za-z]+")
 _FUNCTION = re.compile(
@@ -132,7 +137,7 @@ _FUNCTION = re.compile(
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1fff\u3040-\ud7ff]")
 _SENTENCE_WORD = re.compile(
     r"\b(?:so|is|if|as|we|it|by|to|in|of|get|the|thus|then|are|was|be|an|at|on|no|not|he|she|has|had|for|and|or)\b",
-    re.IGNORECASE,
+    re.ASCII | re.IGNORECASE,
 )
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}|\b[^\W\d_]{2,}\s+[^\W\d_]{2,}\b")
 
@@ -222,12 +227,12 @@ def _month(text: str) -> int:
 
 
 def _quantity(text: str) -> Quantity | None:
-    position, sign, unit = 0, 1, ""
+    position, sign, unit, has_sign = 0, 1, "", False
     for _ in range(3):  # a sign may stand in front of a currency, or behind it
         if match := _SIGN.match(text, position):
-            if position and text[position - 1] in "+-":
+            if has_sign:
                 return None
-            sign, position = (-sign if match[1] == "-" else sign), match.end()
+            sign, position, has_sign = (1 if match[1] == "+" else -1), match.end(), True
         elif match := _CURRENCY.match(text, position):
             if unit:
                 return None
@@ -237,17 +242,30 @@ def _quantity(text: str) -> Quantity | None:
     if found is None:
         return None
     number, is_exact, position = found
-    if match := _MAGNITUDE.match(text, position):
-        number, position = number * MAGNITUDES[match[1].lower()], match.end()
+    number, position = _with_words(text, position, number)
     rest = text[position:]
     if match := _BASE.fullmatch(rest):
-        rest, unit = "", "base" + next(filter(None, match.groups())) if rest.strip()[0] == "_" else "modulo"
+        rest, unit = "", BASE + match[1] if match[1] else "modulo"
+        # `12 mod 7` is 5; `12 \\pmod 7` and `12 (mod 7)` are what is equal to 12 modulo 7.
+        if match[4] and is_exact and int(match[4]) and number >= int(match[4]):
+            number %= int(match[4])
     if rest.strip():
         behind = read_unit(rest)
         if behind is None or (unit and behind != unit):
             return None
         unit = behind
     return Quantity(sign * number, is_exact, unit)
+
+
+def _with_words(text: str, position: int, number: Fraction) -> tuple[Fraction, int]:
+    """The number with the words behind it that change it, and where they end: `3 and a half million`, `5 tenths`."""
+    while True:
+        if fraction := read_fraction(text, position, number):
+            number, position = fraction
+        elif match := _MAGNITUDE.match(text, position):
+            number, position = number * MAGNITUDES[match[1].lower()], match.end()
+        else:
+            return number, position
 
 
 def _listing(text: str) -> Listing | None:
@@ -312,6 +330,8 @@ def _equation(text: str) -> Value | None:
     value = read_value(parts[-1])
     if value is None or isinstance(value, Words) or not all(map(_may_be_a_side, parts[:-1])):
         return None
+    if any(_is_another_number(_quantity(part), value) for part in parts[:-1]):
+        return Expression(text)  # `5 = 4` is false
     if _VARIABLE.fullmatch(undecorated(parts[0])):
         return Assignment(undecorated(parts[0]), value, text)
     if isinstance(value, Quantity) and not re.search(
@@ -321,8 +341,18 @@ def _equation(text: str) -> Value | None:
     return Expression(text) if _is_mathematical(text) else None
 
 
+def _is_another_number(side: Quantity | None, value: Value) -> bool:
+    return (
+        side is not None
+        and isinstance(value, Quantity)
+        and (side.unit == value.unit and side.is_exact and value.is_exact and side.number != value.number)
+    )
+
+
 def _may_be_a_side(text: str) -> bool:
     """Whether a text may stand on the left of `=`: mathematics, a quantity, nothing, or what the answer is called."""
+    if _NO_SIDE.fullmatch(text):
+        return False
     return not text or _is_mathematical(text) or _quantity(text) is not None or _words(text) is not None
 
 
@@ -331,7 +361,9 @@ def _words(text: str) -> Words | None:
     if not _WORDS_ONLY.fullmatch(text) or len(text.split()) > MAX_WORDS:
         return None
     # One or two letters are variables, and the names of functions and constants are mathematics.
-    if max(map(len, re.split(r"[ '\-/.]+", text))) < 3 or _FUNCTION.search(text):
+    if not _SENTENCE_WORD.fullmatch(text) and (
+        max(map(len, re.split(r"[ '\-/.]+", text))) < 3 or _FUNCTION.search(text)
+    ):
         return None
     return Words(" ".join(text.lower().replace("-", " ").split()))
 

@@ -1,0 +1,118 @@
+"""What the words around a number of a sentence make of it: a part of something larger, or what the answer is not."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+from rljob_trainer.rewards.math_numbers import AND_A_FRACTION
+
+MAX_BEFORE = 48
+"""Characters in front of a number that are looked at."""
+_IGNORECASE = re.ASCII | re.IGNORECASE
+
+# What makes a number behind it a part of something larger: an operator or `x >`; and words such as `1 out of`, `twice`
+# and `the square root of`, but not in front of an equation: `half of 10 = 5` is 5.
+_OPERATOR_BEFORE = re.compile(
+    r"""(?aix)
+    (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
+      | \\(?:pm|mp|times|cdot|div|le|ge|ne|lt|gt)
+      | (?:(?<=[\s$(])|^)[\w.)}\]]+\s*(?:[<>]=?|!=)
+      | (?<![A-Za-z])(?:ln|log|sin|cos|tan|sqrt|minus|plus|times|[bp]?mod)
+    )$"""
+)
+_WORDS_BEFORE = re.compile(
+    r"""(?aix)
+    (?: (?<![A-Za-z])(?:twice|thrice|double|triple
+          | (?:less|fewer|more|greater|larger|smaller|lower|higher)\s+than
+          | (?:half|third|quarter|root|square|cube|factorial|logarithm|power|reciprocal|percent|%)\s+of)
+      | \d\s+(?:out\s+of|of|in|to|r|remainder(?:\s+of)?)
+    )$"""
+)
+_OPERAND_BEFORE = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]|[)}\]$\d])$")
+_WORD_BEHIND = re.compile(
+    r"\s{0,3}\*?\s{0,3}(?:pi|sqrt|factorial|squared|cubed|sin|cos|tan|log|ln|alpha|beta|theta|times|over"
+    r"|is\s+(?:not|wrong|incorrect)|minus|plus|modulo|remainder|unknown|undefined|out\s+of"
+    r"|no\s+(?:real\s+)?solutions?|or\s+(?:more|less|fewer|greater|higher|lower)|fewer(?!\s+[A-Za-z])"
+    rf"|(?:[a-z]+\s+){{0,2}}below\s+(?:zero|freezing)|[a-z]+{AND_A_FRACTION}(?!-))(?![A-Za-z])"
+    r"|\s{0,3}\^\s{0,3}\{?\\circ\s{0,3}\}?\s{0,3}[CF]?\s{1,3}below(?![A-Za-z])"
+    r"|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
+)
+# `6, not 5` says what the answer is instead; `it is not 5` does not.
+_NOT_THIS = re.compile(
+    r"""(?aix)
+    (?: (?P<instead> (?:[.,;(-]|\d|\band|\bbut)[\s$]*(?:not|never)\b | \brather\s+than | \binstead\s+of | \bunlike )
+      | \b(?:not|never|cannot|neither) | n't
+      | \b(?:other\s+than | (?:anything|all)\s+but | except(?:\s+for)? | by\s+no\s+means | far\s+from | hardly)
+    )
+    (?:[\s}]+(?:be|a|an|the|is|equal|equals|to|exactly|option|choice|answer)\b){0,4} [\s}$(*_"'{\\=]*$"""
+)
+_NEGATION = re.compile(
+    r"\s*+(?:(?:[a-z]+ly|of\s+course|in\s+fact),?\s+){0,2}"
+    r"(?:\bnot\b|\bnever\b|\bcannot\b|n't\b|\bneither\b"
+    r"|\b(?:anything\s+but|other\s+than|except|by\s+no\s+means|far\s+from|hardly)\b)"
+    r"|.*(?:n't|\bcannot|\bnever|\bnot)\s+(?:be|is)\W*$",
+    _IGNORECASE,
+)
+_REFUSAL = re.compile(
+    r"\W*(?:(?:undefined|unknown|unclear|uncertain|indeterminate|impossible|unavailable)\b"
+    r"(?!\s+(?:number|quantity|value)\b)|(?:wrong|incorrect|false)\s*[:=])",
+    _IGNORECASE,
+)
+# `Yes, it does.`, and not `Yes? No.`
+_VERDICT = re.compile(
+    r"[*_\"'\s]*+(yes|no|true|false)\b[*_\"']*(?:[,.;:!\n]|\s+(?:because|since|as)\b)", re.ASCII | re.IGNORECASE
+)
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+
+
+class Denial(Enum):
+    """Whether the words in front of a value deny it."""
+
+    NONE = auto()
+    INSTEAD = auto()
+    """As in `6, not 5`, where another value is meant."""
+    ALONE = auto()
+    """As in `it is not 5`."""
+
+
+def denial(text: str, start: int) -> Denial:
+    """Whether the value that begins at `start` is said not to be the answer."""
+    match = _NOT_THIS.search(text[max(start - MAX_BEFORE, 0) : start])
+    if match is None:
+        return Denial.NONE
+    return Denial.INSTEAD if match["instead"] else Denial.ALONE
+
+
+def leading_verdict(text: str) -> str:
+    """`Yes` of `Yes, it does.`; empty where the text does not begin with a verdict, or has the opposite one as well."""
+    match = _VERDICT.match(text)
+    if not match:
+        return ""
+    opposite = _OPPOSITES[match[1].lower()]
+    is_taken_back = re.search(rf"\b{opposite}\b(?=[*_\"']*(?:[,.;:!?\n]|$))", text, re.ASCII | re.IGNORECASE)
+    return "" if is_taken_back else match[1]
+
+
+def end_of_negation(phrase: str, sentence: str) -> int | None:
+    """Where the words in `sentence` end that deny what follows `phrase`, such as `The answer is` and `definitely not`;
+    0 where the phrase itself does, None without such words."""
+    if _NEGATION.search(phrase):
+        return 0
+    match = _NEGATION.match(sentence)
+    return match.end() if match else None
+
+
+def is_refusal(sentence: str) -> bool:
+    """Whether the sentence behind "the answer is" says that there is none, or that the answer in it is wrong."""
+    return _REFUSAL.match(sentence) is not None
+
+
+def is_part_of_expression(text: str, start: int, end: int) -> bool:
+    """Whether the number belongs to something larger that the search for numbers cannot read: `x^2 + 2`, `12 pi`."""
+    before, shown = text[max(start - 4 * MAX_BEFORE, 0) : start].rstrip()[-MAX_BEFORE:], text[start:end]
+    if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, end):
+        return True
+    if "=" not in shown and _WORDS_BEFORE.search(before):
+        return True
+    return shown.lstrip()[:1] in ("+", "-") and _OPERAND_BEFORE.search(before) is not None
