@@ -55,7 +55,7 @@ test-long: $(INSTALLED) programs ## The tests marked "long": whole runs, outages
 
 # Of Kubernetes, built from Go modules where KUBEBUILDER_ASSETS names none; minutes the first time.
 programs: $(INSTALLED)
-	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
+	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
 
 demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine; results in runs/
 	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)

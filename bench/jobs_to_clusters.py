@@ -27,9 +27,9 @@ from rljob_bench.operators import (
 )
 from rljob_bench.report import OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import interleaved
-from rljob_testing.apiserver import ApiServer, running_apiserver
-from rljob_testing.go_programs import PROGRAMS
-from rljob_testing.job_place import cluster_job
+from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.go_programs import PROGRAMS
+from rljob_testing.operator.testbed import cluster_job
 
 NUM_JOBS, NUM_ROUNDS, WAIT_SECONDS = 100, 4, 180.0
 NO_DASHBOARDS = "http://127.0.0.1:9/{namespace}/{cluster}"

@@ -28,10 +28,11 @@ from rljob_bench.operators import (
     resident_mib,
 )
 from rljob_bench.report import OURS, Bar, Measurement, Report
-from rljob_testing.apiserver import ApiServer, running_apiserver
-from rljob_testing.job_place import cluster_job
-from rljob_testing.kuberay_stand_in import install_ray_cluster_resource, kuberay_stand_in
-from rljob_testing.ray_dashboard_stand_in import RunMoment, ray_dashboard_stand_in, run_state
+from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.operator import scripts
+from rljob_testing.operator.kuberay import install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.operator.ray_dashboard import ray_dashboard_stand_in
+from rljob_testing.operator.testbed import cluster_job
 
 NUM_JOBS, SECONDS, START_SECONDS = 20, 120.0, 120.0
 STEP_SECONDS = 5.0
@@ -41,12 +42,14 @@ COUNTER = re.compile(
 """Requests of service accounts: of the operator only, since all else here is an administrator."""
 
 
-def trains(age: float, environment: dict[str, object]) -> RunMoment:
+def trains(age: float, environment: dict[str, object]) -> scripts.RunMoment:
     """A step in `STEP_SECONDS`, for ever."""
     step = 1 + int(age / STEP_SECONDS)
     progress = {"step": step, "totalSteps": 1000, "rewardMean": 0.5, "tokensPerSecond": 100.0, "etaSeconds": 1000}
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return RunMoment(run_state=run_state(environment, "Running", 1, now, progress=progress | {"updatedAt": now}))
+    return scripts.RunMoment(
+        run_state=scripts.run_state(environment, "Running", 1, now, progress=progress | {"updatedAt": now})
+    )
 
 
 def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, float, float, float]:

@@ -23,7 +23,7 @@ from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, keep_cluster, kubeconfig_file, program_folder
-from rljob_testing.cluster_client import Kubectl
+from rljob_testing.cluster.kubectl import Kubectl
 
 NAMESPACE = "rljob-e2e"
 STORAGE_CLAIM = "rljob-storage"

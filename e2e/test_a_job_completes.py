@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from rljob_api.conditions import ConditionType
 from rljob_kind.progress import Progress
-from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
+from rljob_testing.cluster.kubectl import Kubectl, StatusRecording, recorded_statuses, wait_for
 
 JOB = "sort-digits"
 CLUSTER = f"{JOB}-1"
@@ -25,7 +25,7 @@ STEPS = 40
 class Finished:
     """A job that has run to its end."""
 
-    recording: Recording
+    recording: StatusRecording
     applied_at: float
     storage: Path
     """The folder of the job in the shared storage."""
@@ -37,7 +37,7 @@ class Finished:
 def finished(kubectl: Kubectl, storage: Path, jobs: Path) -> Iterator[Finished]:
     applied_at = time.time()
     kubectl("apply", "-f", str(jobs / f"{JOB}.yaml"))
-    with recorded(kubectl, JOB) as recording:
+    with recorded_statuses(kubectl, JOB) as recording:
         wait_for(recording.first_step, "the first training step", timeout_seconds=420)
         limits = "jsonpath={.items[*].spec.containers[0].resources.limits.nvidia\\.com/gpu}"
         gpus = kubectl("get", "pods", "-l", f"rljob.dev/job={JOB},rljob.dev/pool=main", "-o", limits).split()

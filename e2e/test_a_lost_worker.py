@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from rljob_api.conditions import ConditionType
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_testing.cluster_client import Kubectl, recorded, wait_for
+from rljob_testing.cluster.kubectl import Kubectl, recorded_statuses, wait_for
 
 NAME = "survivor"
 
@@ -22,7 +22,7 @@ def test_a_job_that_loses_a_worker_and_the_operator_goes_on(
     job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
     job["metadata"]["name"] = NAME
     kubectl("apply", "-f", "-", stdin=json.dumps(job))
-    with recorded(kubectl, NAME) as recording:
+    with recorded_statuses(kubectl, NAME) as recording:
         wait_for(lambda: recording.when(ConditionType.CHECKPOINTED), "a checkpoint", timeout_seconds=420)
         saved = kubectl.status(NAME).checkpoint
         assert saved is not None

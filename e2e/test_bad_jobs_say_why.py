@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.v1alpha1.status import Condition
-from rljob_testing.cluster_client import CommandFailed, Kubectl, wait_for
+from rljob_testing.cluster.kubectl import CommandFailed, Kubectl, wait_for
 
 
 def condition(kubectl: Kubectl, job: str, kind: str) -> Condition | None:

@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.conditions import ConditionType
-from rljob_testing.cluster_client import Kubectl, Recording, recorded, wait_for
+from rljob_testing.cluster.kubectl import Kubectl, StatusRecording, recorded_statuses, wait_for
 
 
 def job_text(jobs: Path, name: str, steps: int, *, has_pool_for_reference: bool = False) -> str:
@@ -38,11 +38,11 @@ def said(rljob: list[str], *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def running(kubectl: Kubectl, jobs: Path) -> Recording:
+def running(kubectl: Kubectl, jobs: Path) -> StatusRecording:
     """A job called `deleted` that has done a step and would go on for long; all that was seen until then."""
     text = job_text(jobs, "deleted", steps=2000, has_pool_for_reference=True)
     kubectl("apply", "-f", "-", stdin=text)
-    with recorded(kubectl, "deleted") as recording:
+    with recorded_statuses(kubectl, "deleted") as recording:
         wait_for(recording.first_step, "the first training step", timeout_seconds=420)
     return recording
 
@@ -82,7 +82,7 @@ def test_every_role_is_in_the_pods_of_its_pool(kubectl: Kubectl, storage: Path) 
 
 
 def test_a_deleted_job_saves_a_checkpoint_and_leaves_nothing(
-    running: Recording, kubectl: Kubectl, storage: Path
+    running: StatusRecording, kubectl: Kubectl, storage: Path
 ) -> None:
     step_seen = running.sightings[-1].status.progress
     assert step_seen is not None
@@ -109,7 +109,7 @@ def test_an_operator_killed_in_every_phase_changes_nothing(
     kubectl: Kubectl, jobs: Path, kill_operator: Callable[[], None]
 ) -> None:
     kubectl("apply", "-f", "-", stdin=job_text(jobs, "unwatched", steps=20))
-    with recorded(kubectl, "unwatched") as recording:
+    with recorded_statuses(kubectl, "unwatched") as recording:
         for what, reached in (
             ("the cluster was asked for", lambda: bool(kubectl.names("rayclusters", "rljob.dev/job=unwatched"))),
             ("the cluster is ready", lambda: recording.when(ConditionType.CLUSTER_READY) is not None),

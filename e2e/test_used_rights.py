@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rljob_testing.cluster_client import Kubectl
+from rljob_testing.cluster.kubectl import Kubectl
 
 Right = tuple[str, str, str]
 """API group, resource (with subresource), verb."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_below
-from rljob_testing.training_runs import Document, RunFiles
+from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_SAMPLED
 from rljob_trainer.observability.samples import SampleKind
 
@@ -44,7 +44,7 @@ class Recipe:
     name: str
     colour: str
     example: str = "quickstart.yaml"
-    algorithm: Document | None = None
+    algorithm: training_runs.Document | None = None
     """Instead of the recipe by its name alone."""
 
 
@@ -98,12 +98,12 @@ def main() -> int:
     return 0 if noise_table(on_noise) and are_fast else 1
 
 
-def job_of(recipe: Recipe, seed: int, *, is_noise: bool) -> Document:
+def job_of(recipe: Recipe, seed: int, *, is_noise: bool) -> training_runs.Document:
     """The example, changed."""
     num_steps = NUM_NOISE_STEPS if is_noise else NUM_STEPS
     # The example drops groups for GRPO, which is no part of that recipe.
-    algorithm: Document = recipe.algorithm or {"type": recipe.name, "dropZeroVarianceGroups": False}
-    changes: Document = {
+    algorithm: training_runs.Document = recipe.algorithm or {"type": recipe.name, "dropZeroVarianceGroups": False}
+    changes: training_runs.Document = {
         "steps": num_steps,
         "seed": seed,
         "batchSize": 32,
@@ -134,7 +134,7 @@ def result(runs: Runs, recipe: Recipe, seed: int, *, is_noise: bool) -> Result:
     return found
 
 
-def accuracies(run: RunFiles) -> Scores:
+def accuracies(run: training_runs.RunFiles) -> Scores:
     """From the texts, because the run's own scores can be noise."""
     found = {}
     for step in scores(run):

@@ -2,8 +2,8 @@
 
     python proof/golden.py
 
-The cases are those of the tests (`rljob_testing.golden`), each checked against its own tolerance before it is measured.
-verl's numbers are in 32 bits, rounded to 7 digits.
+The cases are those of the tests (`rljob_testing.golden`), each checked against its own tolerance before it is
+measured. verl's numbers are in 32 bits, rounded to 7 digits.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ import time
 
 import torch
 
-from rljob_testing.golden import GoldenCase, check, largest_difference
-from rljob_testing.golden_advantages import ADVANTAGE_CASES
-from rljob_testing.golden_corrections import CORRECTION_CASES
-from rljob_testing.golden_losses import LOSS_CASES
+from rljob_testing.golden import advantage_cases, correction_cases, loss_cases, verl_cases
 
 
 def main() -> int:
     """Raises AssertionError where a case is further off than its test allows."""
-    by_function: dict[str, list[GoldenCase]] = {}
-    for case in (*ADVANTAGE_CASES, *LOSS_CASES, *CORRECTION_CASES):
-        check(case)
+    by_function: dict[str, list[verl_cases.GoldenCase]] = {}
+    for case in (*advantage_cases.ADVANTAGE_CASES, *loss_cases.LOSS_CASES, *correction_cases.CORRECTION_CASES):
+        verl_cases.check(case)
         by_function.setdefault(case.function, []).append(case)
     print(f"{time.strftime('%Y-%m-%d')}, torch {torch.__version__}, Python {platform.python_version()}\n")
     print("| function | cases | numbers | largest difference |")
     print("|---|---|---|---|")
     for function, cases in by_function.items():
         count = sum(each.found.numel() for case in cases for each in case.compare())
-        print(f"| {function} | {len(cases)} | {count} | {max(map(largest_difference, cases)):.1e} |")
+        print(f"| {function} | {len(cases)} | {count} | {max(map(verl_cases.largest_difference, cases)):.1e} |")
     return 0
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rljob_proof.curves import Scores, draw, last, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_below
-from rljob_testing.training_runs import Document, RunFiles
+from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_GREEDY
 
 EXAMPLE = "reward_model/ppo.yaml"
@@ -60,11 +60,11 @@ def trained_model(folder: Path) -> Path:
     return model
 
 
-def run(runs: Runs, model: Path, seed: int, num_steps: int) -> RunFiles:
+def run(runs: Runs, model: Path, seed: int, num_steps: int) -> training_runs.RunFiles:
     """The example with this model."""
     rewards = example_rewards()
     rewards[0] = {"name": PREFERENCE, "type": "RewardModel", "rewardModel": {"source": str(model)}}
-    changes: Document = {
+    changes: training_runs.Document = {
         "seed": seed,
         "steps": num_steps,
         "rewards": list(rewards),
@@ -74,7 +74,7 @@ def run(runs: Runs, model: Path, seed: int, num_steps: int) -> RunFiles:
     return runs.ended(f"seed-{seed}", example_job(EXAMPLE, changes, checkpoint_every=num_steps))
 
 
-def example_rewards() -> list[Document]:
+def example_rewards() -> list[training_runs.Document]:
     """Those of the example, the model first."""
     spec = example_job(EXAMPLE, {}, checkpoint_every=1)["spec"]
     assert isinstance(spec, dict)

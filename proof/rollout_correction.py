@@ -17,7 +17,7 @@ from pathlib import Path
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
 from rljob_proof.runs import REPOSITORY, example_job, runs_below
-from rljob_testing.training_runs import Document, RunFiles
+from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_SAMPLED, LOGPROB_DIFF_MEAN, STALENESS_MEAN
 
 MAX_POINTS_BEHIND = 0.05
@@ -80,9 +80,11 @@ def main() -> int:
     return 0 if behind <= MAX_POINTS_BEHIND else 1
 
 
-def job_of(variant: Variant, seed: int, steps: int, sync_every: int, learning_rate: float | None) -> Document:
+def job_of(
+    variant: Variant, seed: int, steps: int, sync_every: int, learning_rate: float | None
+) -> training_runs.Document:
     """The quickstart, changed."""
-    changes: Document = {
+    changes: training_runs.Document = {
         "steps": steps,
         "seed": seed,
         "evaluation": {"everySteps": 2 * sync_every},
@@ -94,7 +96,7 @@ def job_of(variant: Variant, seed: int, steps: int, sync_every: int, learning_ra
     return example_job("quickstart.yaml", changes, checkpoint_every=8 * sync_every)
 
 
-def curve_of(run: RunFiles) -> Curve:
+def curve_of(run: training_runs.RunFiles) -> Curve:
     """From the run's metrics."""
     staleness, difference = (mean(run.series(name)) for name in (STALENESS_MEAN, LOGPROB_DIFF_MEAN))
     return Curve(scores(run), last(scores(run, EVAL_SAMPLED)), staleness, difference)

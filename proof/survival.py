@@ -35,8 +35,8 @@ from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder, repository
-from rljob_testing.cluster_client import Kubectl, wait_for
-from rljob_testing.training_runs import Document, RunFiles, merged
+from rljob_testing.cluster.kubectl import Kubectl, wait_for
+from rljob_testing.training import training_runs
 
 NAMESPACE, CLAIM = "rljob-proof", "rljob-storage"
 NODE_SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"
@@ -84,7 +84,7 @@ class Job:
     def lose(self, group: str) -> None:
         self.place.kubectl("delete", self.pod(group), "--force", "--grace-period=0")
 
-    def patch(self, spec: Document) -> None:
+    def patch(self, spec: training_runs.Document) -> None:
         self.place.kubectl("patch", "rljob", self.name, "--type=merge", "--patch", json.dumps({"spec": spec}))
 
     def wait(self, look: Callable[[RLJobStatus], object], what: str, seconds: float = 300) -> None:
@@ -201,7 +201,7 @@ class Case:
     attempts: int = 2
     reasons: tuple[Reason, ...] = ()
     """One of them is why the first attempt ended; empty where there is one attempt."""
-    policy: Document | None = None
+    policy: training_runs.Document | None = None
     times_steps: int = 1
     on_both_nodes: bool = False
 
@@ -297,10 +297,10 @@ def nodes_of(place: Place, case: Case) -> Iterator[None]:
         run(["kubectl", "annotate", "namespace", NAMESPACE, f"{NODE_SELECTOR}=rljob.dev/node=gpu"])
 
 
-def document(name: str, case: Case, num_steps: int) -> Document:
+def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
     """The job of the end-to-end tests, with more checkpoints."""
     job = YAML(typ="safe", pure=True).load((repository() / "e2e" / "jobs" / "sort-digits.yaml").read_text())
-    return merged(
+    return training_runs.merged(
         job,
         {
             "metadata": {"name": name},
@@ -327,7 +327,7 @@ def found_problems(
     for attempt in attempts[1:]:
         if (attempt.resumed_from_step or 0) < saved_step:
             yield f"attempt {attempt.number} resumed at {attempt.resumed_from_step}, {saved_step} was saved"
-    steps = RunFiles(place.storage / name / "run").training_steps()
+    steps = training_runs.RunFiles(place.storage / name / "run").training_steps()
     if steps != list(range(1, num_steps + 1)):
         yield f"recorded steps are not 1 to {num_steps}, each once"
     yield from fenced(place.storage / name / "checkpoints", attempts)

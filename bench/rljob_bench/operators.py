@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 from ruamel.yaml import YAML
 
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.go_programs import ensure_program, module_folder
-from rljob_testing.operator_process import OperatorProcess, OperatorSetup, prepare_account
-from rljob_testing.ports import free_ports
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.cluster.go_programs import ensure_program, module_folder
+from rljob_testing.network import free_ports
+from rljob_testing.operator import operator_process
+from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.settings import inherited_environment
 
 NUM_IN_FLIGHT = 16
@@ -88,7 +89,9 @@ def our_operator(
 ) -> Iterator[int]:
     """Runs ours, of a checkout, until the end of the context. Yields its process id."""
     folder.mkdir(parents=True, exist_ok=True)
-    setup = OperatorSetup(folder, server.url, server.certificate, prepare_account(server), dashboards, namespaces, {})
+    setup = operator_process.OperatorSetup(
+        folder, server.url, server.certificate, operator_process.prepare_account(server), dashboards, namespaces, {}
+    )
     described = OperatorProcess(setup)
     sources = os.pathsep.join(str(checkout / each / "src") for each in ("crds", "operator"))
     environment = dict(described.environment) | {"PYTHONPATH": sources}
@@ -104,7 +107,7 @@ def our_operator(
 def kuberay_operator(server: ApiServer, folder: Path, *arguments: str) -> Iterator[int]:
     """Runs KubeRay's operator until the end of the context. Yields its process id."""
     folder.mkdir(parents=True, exist_ok=True)
-    setup = OperatorSetup(folder, server.url, server.certificate, server.token, "", [], {})
+    setup = operator_process.OperatorSetup(folder, server.url, server.certificate, server.token, "", [], {})
     metrics, probes = free_ports(2)
     command = [
         str(ensure_program("kuberay-operator")),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rljob_bench.report import Bar, Measurement
 from rljob_planner.plan_types import Peak
-from rljob_testing.fsdp_memory_oracle import MemoryCase, Tracked, planned, tracked
+from rljob_testing.planner import memory_oracle
 
 DENSE = (
     "Qwen/Qwen3-0.6B",
@@ -35,16 +35,18 @@ class MemoryGroup:
     """One measurement. `case` is completed by a model."""
 
     title: str
-    case: MemoryCase
+    case: memory_oracle.MemoryCase
 
 
 def memory_groups() -> list[MemoryGroup]:
     """All of them."""
-    shards = MemoryCase("", num_shards=8, tokens_of_rank=TOKENS)
+    shards = memory_oracle.MemoryCase("", num_shards=8, tokens_of_rank=TOKENS)
     layouts = {
         "8 shards": shards,
-        "2 replicas x 8 shards": MemoryCase("", num_shards=8, num_replicas=2, tokens_of_rank=TOKENS),
-        "8 shards, 4 sequence ranks": MemoryCase("", num_shards=8, sequence_parallel=4, tokens_of_rank=TOKENS // 4),
+        "2 replicas x 8 shards": memory_oracle.MemoryCase("", num_shards=8, num_replicas=2, tokens_of_rank=TOKENS),
+        "8 shards, 4 sequence ranks": memory_oracle.MemoryCase(
+            "", num_shards=8, sequence_parallel=4, tokens_of_rank=TOKENS // 4
+        ),
     }
     found = []
     for name, case in layouts.items():
@@ -58,9 +60,9 @@ def memory_groups() -> list[MemoryGroup]:
     return found
 
 
-def measured(case: MemoryCase) -> tuple[Tracked, Peak]:
+def measured(case: memory_oracle.MemoryCase) -> tuple[memory_oracle.Tracked, Peak]:
     """The tracker's count, and the planner's."""
-    return tracked(case.oracle()), planned(case)
+    return memory_oracle.peak_by_tracker(case.oracle()), memory_oracle.peak_by_planner(case)
 
 
 def memory_measurements(*, is_quick: bool) -> Iterator[Measurement]:
@@ -70,7 +72,7 @@ def memory_measurements(*, is_quick: bool) -> Iterator[Measurement]:
         yield of_memory(group.title, {name: measured(group.case.changed(model=name)) for name in models})
 
 
-def of_memory(title: str, results: dict[str, tuple[Tracked, Peak]]) -> Measurement:
+def of_memory(title: str, results: dict[str, tuple[memory_oracle.Tracked, Peak]]) -> Measurement:
     """Sizes in GB (1e9 bytes)."""
     rows: dict[str, tuple[float | None, ...]] = {}
     errors: dict[str, float] = {}

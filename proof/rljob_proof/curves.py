@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rljob_testing.training_runs import RunFiles
+from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_GREEDY
 
 Scores = Mapping[int, float]
 """By the number of steps before them."""
 
 
-def scores(run: RunFiles, name: str = EVAL_GREEDY) -> Scores:
+def scores(run: training_runs.RunFiles, name: str = EVAL_GREEDY) -> Scores:
     """A metric of the evaluations of a run."""
     return {int(row["step"]): row[name] for row in run.metrics() if name in row}
 

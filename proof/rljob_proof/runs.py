@@ -14,9 +14,8 @@ from ruamel.yaml import YAML
 from rljob_api.constants import RUN_STATE_FILE_NAME
 from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunPhase
-from rljob_testing.ray_cluster import ray_cluster
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, RunFiles, merged
+from rljob_testing.ray_clusters import local_ray
+from rljob_testing.training import training_runs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_CPUS = 3
@@ -30,11 +29,11 @@ class Runs:
     folder: Path
     ray_address: str
 
-    def ended(self, name: str, job: Document) -> RunFiles:
+    def ended(self, name: str, job: training_runs.Document) -> training_runs.RunFiles:
         """What a run has written, which is made unless it is complete. Raises SystemExit where another job was run
         there, and where the run fails."""
         place = self.folder / name
-        trainer = RunTrainer(place)
+        trainer = training_runs.RunTrainer(place)
         job_file, state = place / "job.yaml", trainer.files.folder / RUN_STATE_FILE_NAME
         if job_file.exists() and json.loads(job_file.read_text()) != job:
             raise SystemExit(f"{job_file}: another job was run there; choose another --folder, or remove {place}")
@@ -52,12 +51,12 @@ class Runs:
 def runs_below(folder: Path) -> Iterator[Runs]:
     """Those that are complete there are not made again, and one that was interrupted goes on from its checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    with ray_cluster(NUM_CPUS, folder / "ray.log") as address:
+    with local_ray.ray_cluster(NUM_CPUS, folder / "ray.log") as address:
         yield Runs(folder, address)
 
 
-def example_job(name: str, training: Document, *, checkpoint_every: int) -> Document:
+def example_job(name: str, training: training_runs.Document, *, checkpoint_every: int) -> training_runs.Document:
     """A file of examples/ with its spec.training changed; mappings are merged. Nothing is exported."""
-    job = cast(Document, YAML(typ="safe").load((REPOSITORY / "examples" / name).read_text()))
-    checkpoint: Document = {"everySteps": checkpoint_every, "exportHuggingFace": "Never"}
-    return merged(job, {"spec": {"training": training, "checkpoint": checkpoint}})
+    job = cast(training_runs.Document, YAML(typ="safe").load((REPOSITORY / "examples" / name).read_text()))
+    checkpoint: training_runs.Document = {"everySteps": checkpoint_every, "exportHuggingFace": "Never"}
+    return training_runs.merged(job, {"spec": {"training": training, "checkpoint": checkpoint}})

@@ -14,13 +14,13 @@ from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.status import Progress
-from rljob_testing.valid_job import REMOVED, edited, valid_job
+from rljob_testing.jobs.valid_job import REMOVED, valid_job
 
 NOW = "2026-01-31T12:00:00Z"
 
 
 def trainer_job(edits: dict[str, object] | None = None) -> TrainerJob:
-    return TrainerJob(name="example", spec=RLJob.from_wire(edited(valid_job(), edits or {})).spec)
+    return TrainerJob(name="example", spec=RLJob.from_wire(valid_job(edits or {})).spec)
 
 
 def run_state() -> RunState:
@@ -38,7 +38,7 @@ def test_a_job_survives_the_handover() -> None:
 
 def test_what_equals_its_default_is_left_out_but_the_version_is_written() -> None:
     written = json.loads(dump_job(trainer_job()))
-    spec = edited(valid_job(), {"spec.pools[0].nodes": REMOVED})["spec"]
+    spec = valid_job({"spec.pools[0].nodes": REMOVED})["spec"]
     assert written == {"contractVersion": CONTRACT_VERSION, "name": "example", "spec": spec}
 
 
@@ -97,7 +97,7 @@ def test_the_run_state_survives() -> None:
 
 def test_the_full_wire_form_writes_defaults_and_no_nulls() -> None:
     volume = {"name": "scratch", "mountPath": "/scratch", "type": "EmptyDir", "emptyDir": {}}
-    job = RLJob.from_wire(edited(valid_job(), {"spec.volumes": [volume]}))
+    job = RLJob.from_wire(valid_job({"spec.volumes": [volume]}))
     wire = job.to_full_wire()
     assert RLJob.from_wire(wire) == job
     assert "status" not in wire

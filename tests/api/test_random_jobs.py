@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_file import load_job_text
 from rljob_api.yaml_text import read_yaml, to_yaml
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 
-FULL = edited(
-    valid_job(),
+FULL = valid_job(
     {
         "spec.env": [{"name": "A", "value": "1"}],
         "spec.volumes": [{"name": "s", "mountPath": "/s", "type": "EmptyDir", "emptyDir": {"sizeLimit": "1Gi"}}],

@@ -12,7 +12,7 @@ from rljob_api.job_file import load_job_text
 from rljob_api.scalars import FORMS
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.yaml_text import to_yaml
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 
 T = "spec.training."
 SECOND = {"spec.pools[1]": {"name": "second"}}
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[dict[str, object], list[str]]] = {
 def test_the_message(name: str) -> None:
     edits, expected = CASES[name]
     with pytest.raises(JobFileError) as caught:
-        load_job_text(to_yaml(edited(valid_job(), edits)))
+        load_job_text(to_yaml(valid_job(edits)))
     found = [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
     assert sorted(found) == sorted(expected)
 
@@ -148,7 +148,7 @@ QUANTITY = (
 )
 def test_what_a_value_must_be_is_said_so_that_the_advice_leads_to_one(path: str, value: object, message: str) -> None:
     with pytest.raises(JobFileError) as caught:
-        load_job_text(to_yaml(edited(valid_job(), {path: value})))
+        load_job_text(to_yaml(valid_job({path: value})))
     [problem] = caught.value.problems
     assert problem.path.startswith(path)
     assert problem.message.startswith(message)

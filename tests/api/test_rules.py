@@ -9,8 +9,8 @@ from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES, immutable_changes, violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
-from rljob_testing.rule_examples import BAD, GOOD
-from rljob_testing.valid_job import Bad, edited, valid_job
+from rljob_testing.jobs.rule_examples import BAD, GOOD
+from rljob_testing.jobs.valid_job import Bad, valid_job
 
 GOOD_CASES = [(name, edits) for name, examples in GOOD.items() for edits in examples]
 BAD_CASES = [(name, bad) for name, examples in BAD.items() for bad in examples]
@@ -24,14 +24,14 @@ def test_every_rule_has_good_and_bad_examples() -> None:
 
 @pytest.mark.parametrize(("rule", "edits"), GOOD_CASES, ids=[name for name, _ in GOOD_CASES])
 def test_a_good_example_is_accepted(rule: str, edits: dict[str, object]) -> None:
-    job = RLJob.from_wire(edited(valid_job(), edits))
+    job = RLJob.from_wire(valid_job(edits))
     assert rule not in {found.rule for found in violations(job)}
 
 
 @pytest.mark.parametrize(("rule", "bad"), BAD_CASES, ids=[name for name, _ in BAD_CASES])
 def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: Bad) -> None:
     with pytest.raises(ValidationError) as caught:
-        RLJob.from_wire(edited(valid_job(), bad.edits))
+        RLJob.from_wire(valid_job(bad.edits))
     errors = caught.value.errors()
     assert {error["type"] for error in errors} == {RULE_ERROR}
     assert {error["ctx"]["rule"] for error in errors} == {rule, *bad.also}
@@ -52,7 +52,7 @@ def test_amounts_of_huge_pages_are_judged_although_cel_cannot(
     resources: dict[str, object], rule: str, place: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
-        RLJob.from_wire(edited(valid_job(), {"spec.head.resources": resources}))
+        RLJob.from_wire(valid_job({"spec.head.resources": resources}))
     [error] = caught.value.errors()
     assert error["ctx"]["rule"] == f"Resources.{rule}"
     assert wire_path(error["loc"]).startswith(f"spec.head.resources.{place}.hugepages-")
@@ -61,7 +61,7 @@ def test_amounts_of_huge_pages_are_judged_although_cel_cannot(
 def test_all_violations_are_reported_together() -> None:
     edits = {"spec.training.rollout.groupSize": 1, "spec.training.batchSize": 7, "metadata.name": "UPPER"}
     with pytest.raises(ValidationError) as caught:
-        RLJob.from_wire(edited(valid_job(), edits))
+        RLJob.from_wire(valid_job(edits))
     assert [wire_path(error["loc"]) for error in caught.value.errors()] == [
         "metadata.name",
         "spec.training.batchSize",
@@ -84,7 +84,7 @@ def test_a_violation_says_what_is_wrong_the_value_seen_and_what_to_do() -> None:
 
 
 def _spec(edits: dict[str, object]) -> RLJobSpec:
-    return RLJob.from_wire(edited(valid_job(), edits)).spec
+    return RLJob.from_wire(valid_job(edits)).spec
 
 
 def test_only_suspend_and_run_policy_may_change() -> None:
@@ -100,7 +100,7 @@ def test_a_default_written_out_is_no_change() -> None:
 
 
 def test_no_error_shows_a_secret() -> None:
-    job = edited(valid_job(), {"spec.env": [{"name": "HF_TOKEN", "value": "hf_SECRETVALUE"}]})
+    job = valid_job({"spec.env": [{"name": "HF_TOKEN", "value": "hf_SECRETVALUE"}]})
     with pytest.raises(ValidationError) as caught:
         RLJob.from_wire(job)
     [error] = caught.value.errors()

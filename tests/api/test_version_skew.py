@@ -34,7 +34,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_testing.valid_job import REMOVED, Wire, edited, valid_job
+from rljob_testing.jobs.valid_job import REMOVED, Wire, edited, valid_job
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
 from rljob_trainer.controller.checkpointing import state_of
@@ -52,8 +52,7 @@ def golden(name: str) -> Wire:
 
 
 def test_unknown_fields_are_left_out_at_any_depth_and_named() -> None:
-    wire = edited(
-        valid_job(),
+    wire = valid_job(
         {
             "foo": 1,
             "spec.training.bar": {"baz": None},
@@ -85,18 +84,18 @@ def test_what_is_known_is_read_whatever_the_policy(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS])
 def test_what_is_known_is_read_as_strictly_as_ever(policy: Policy) -> None:
     with pytest.raises(ValidationError) as caught:
-        read_document(RLJob, edited(valid_job(), {"foo": None, "spec.training.seed": "zero"}), policy)
+        read_document(RLJob, valid_job({"foo": None, "spec.training.seed": "zero"}), policy)
     assert [error["loc"] for error in caught.value.errors()] == [("spec", "training", "seed")]
 
 
 def test_only_empty_unknown_fields_are_left_out_where_others_would_matter() -> None:
     empty: Wire = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
-    reading = read_document(RLJob, edited(valid_job(), empty), TRAINER_JOB)
+    reading = read_document(RLJob, valid_job(empty), TRAINER_JOB)
     assert reading.value == RLJob.from_wire(valid_job())
     assert set(reading.unknown_fields) == set(empty)
     for value in (0, False, {"x": None}, "text"):
         with pytest.raises(ValidationError) as caught:
-            read_document(RLJob, edited(valid_job(), empty | {"spec.e": value}), TRAINER_JOB)
+            read_document(RLJob, valid_job(empty | {"spec.e": value}), TRAINER_JOB)
         assert [error["loc"] for error in caught.value.errors()] == [("spec", "e")]
 
 
@@ -217,7 +216,7 @@ def test_what_only_the_operator_carries_out_keeps_no_trainer_from_running() -> N
 def test_of_the_run_policy_the_trainer_is_told_what_it_reads() -> None:
     """So an image that knows fewer of its fields, and refuses what it does not know, runs the job."""
     policy = {"provisioningDeadlineSeconds": 77, "elastic": {"minNodes": 1}, "stallDeadlineSeconds": 60}
-    spec = RLJob.from_wire(edited(valid_job(), {"spec.runPolicy": policy})).spec
+    spec = RLJob.from_wire(valid_job({"spec.runPolicy": policy})).spec
     written = json.loads(dump_job(TrainerJob(name="example", spec=spec)))
     assert written["spec"]["runPolicy"] == {"provisioningDeadlineSeconds": 77}
     assert load_job(json.dumps(written)).spec.run_policy.provisioning_deadline_seconds == 77
@@ -229,7 +228,7 @@ def test_defaults_that_a_server_filled_in_do_not_reach_the_trainer() -> None:
     filled_in = RLJobSpec.from_wire(spec.to_full_wire())
     assert filled_in.model_fields_set > spec.model_fields_set
     written = json.loads(dump_job(TrainerJob(name="example", spec=filled_in)))
-    assert written["spec"] == edited(valid_job(), {"spec.pools[0].nodes": REMOVED})["spec"]
+    assert written["spec"] == valid_job({"spec.pools[0].nodes": REMOVED})["spec"]
 
 
 def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_testing.apiserver import ApiServer, install_definition, running_apiserver
+from rljob_testing.cluster.api_server import ApiServer, install_definition, running_apiserver
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from rljob_api.job_file import resolved_job_text
 from rljob_api.pydantic_messages import is_echo
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.rljob_client import create, delete, get_table, merge
-from rljob_testing.valid_job import REMOVED, edited, valid_job
+from rljob_testing.cluster import job_requests
+from rljob_testing.jobs.valid_job import REMOVED, valid_job
 
 pytestmark = pytest.mark.apiserver
 
@@ -28,10 +28,10 @@ NOW = "2026-01-31T12:00:00Z"
 @pytest.fixture
 def stored(api: httpx.Client) -> Iterator[str]:
     """The name of a stored valid job."""
-    answer = create(api, valid_job(), keep=True)
+    answer = job_requests.create(api, valid_job(), keep=True)
     assert answer.status == 201, answer.message
     yield "example"
-    delete(api, "example")
+    job_requests.delete(api, "example")
 
 
 def test_the_crd_is_established_and_structural(api: httpx.Client) -> None:
@@ -76,14 +76,14 @@ def test_defaults_are_the_ones_of_the_types(api: httpx.Client) -> None:
         "spec.volumes": [{"name": "s", "mountPath": "/s", "type": "EmptyDir", "emptyDir": {}}],
         "spec.checkpoint.storage": {"persistentVolumeClaim": "c"},
     }
-    job = edited(valid_job(), edits)
+    job = valid_job(edits)
     ours = RLJob.from_wire(job).model_dump(mode="json", by_alias=True)["spec"]
-    assert create(api, job).at("spec") == _without_nulls(ours)
+    assert job_requests.create(api, job).at("spec") == _without_nulls(ours)
 
 
 def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None:
     job = valid_job()
-    stored = job | {"spec": create(api, job).at("spec")}
+    stored = job | {"spec": job_requests.create(api, job).at("spec")}
     assert RLJob.from_wire(stored) == RLJob.from_wire(job)
 
 
@@ -134,10 +134,10 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
     ids=str,
 )
 def test_a_wrong_type_or_bound_is_refused_on_both_sides(api: httpx.Client, edits: dict[str, object]) -> None:
-    job = edited(valid_job(), edits)
+    job = valid_job(edits)
     with pytest.raises(ValidationError):
         RLJob.from_wire(job)
-    assert create(api, job).status == 422
+    assert job_requests.create(api, job).status == 422
 
 
 @pytest.mark.parametrize(
@@ -164,16 +164,16 @@ def test_a_wrong_type_or_bound_is_refused_on_both_sides(api: httpx.Client, edits
 def test_an_unusual_but_valid_form_is_accepted_on_both_sides_with_one_meaning(
     api: httpx.Client, edits: dict[str, object]
 ) -> None:
-    job = edited(valid_job(), edits)
-    answer = create(api, job)
+    job = valid_job(edits)
+    answer = job_requests.create(api, job)
     assert answer.status == 201, answer.message
     assert RLJob.from_wire(job | {"spec": answer.at("spec")}) == RLJob.from_wire(job)
 
 
 def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Client) -> None:
     clipped = {"dualClipRatio": None, "clipRatioHigh": 0.28}
-    job = edited(valid_job(), {"spec.training.algorithm": {"type": "DrGRPO", "loss": {"clipped": clipped}}})
-    assert create(api, job).at("spec", "training", "algorithm") == {
+    job = valid_job({"spec.training.algorithm": {"type": "DrGRPO", "loss": {"clipped": clipped}}})
+    assert job_requests.create(api, job).at("spec", "training", "algorithm") == {
         "type": "DrGRPO",
         "advantage": {},
         "loss": {"clipped": {"clipRatioHigh": 0.28}},
@@ -192,9 +192,9 @@ def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Cl
 
 
 def test_the_resolved_form_is_taken_and_read_as_the_same_learning_rule(api: httpx.Client) -> None:
-    job = RLJob.from_wire(edited(valid_job(), {"spec.training.algorithm.type": "DrGRPO"}))
+    job = RLJob.from_wire(valid_job({"spec.training.algorithm.type": "DrGRPO"}))
     text = resolved_job_text(job.metadata, job.spec)
-    answer = create(api, YAML(typ="safe", pure=True).load(text))
+    answer = job_requests.create(api, YAML(typ="safe", pure=True).load(text))
     assert answer.status == 201, answer.message
     stored = RLJob.from_wire(valid_job() | {"spec": answer.at("spec")})
     assert resolve_algorithm(stored.spec.training.algorithm) == resolve_algorithm(job.spec.training.algorithm)
@@ -202,20 +202,20 @@ def test_the_resolved_form_is_taken_and_read_as_the_same_learning_rule(api: http
 
 @pytest.mark.parametrize("path", ["spec.nope", "spec.training.optimizer.learning_rate", "spec.pools[0].template.nope"])
 def test_an_unknown_field_is_refused_on_both_sides(api: httpx.Client, path: str) -> None:
-    job = edited(valid_job(), {path: 1})
+    job = valid_job({path: 1})
     with pytest.raises(ValidationError) as caught:
         RLJob.from_wire(job)
     assert {error["type"] for error in caught.value.errors() if not is_echo(error)} == {"extra_forbidden"}
-    answer = create(api, job)
+    answer = job_requests.create(api, job)
     assert answer.status == 400
     assert f'unknown field "{path}"' in answer.message
 
 
 def test_status_is_written_only_through_its_subresource(api: httpx.Client, stored: str) -> None:
     progress = {"step": 3, "totalSteps": 10, "updatedAt": NOW}
-    assert merge(api, stored, {"status": {"phase": "Running", "progress": progress}}).status == 200
+    assert job_requests.merge(api, stored, {"status": {"phase": "Running", "progress": progress}}).status == 200
     assert "status" not in api.get(f"/apis/rljob.dev/v1alpha1/namespaces/default/rljobs/{stored}").json()
-    answer = merge(api, stored, {"status": {"progress": progress}, "spec": {"image": "x"}}, "/status")
+    answer = job_requests.merge(api, stored, {"status": {"progress": progress}, "spec": {"image": "x"}}, "/status")
     assert answer.at("status", "progress") == progress
     spec = answer.at("spec")
     assert isinstance(spec, dict)
@@ -233,8 +233,8 @@ def test_columns_show_phase_reason_progress_attempt_gpus_and_age(api: httpx.Clie
         "counters": {"attempts": 2, "failedAttempts": 1},
         "attempts": attempts,
     }
-    assert merge(api, stored, {"status": status}, "/status").status == 200
-    names, cells = get_table(api, stored)
+    assert job_requests.merge(api, stored, {"status": status}, "/status").status == 200
+    names, cells = job_requests.get_table(api, stored)
     assert names == [
         *("Name", "Phase", "Reason", "Step", "Reward", "Ckpt", "Attempt", "GPUs"),
         *("Total", "Failures", "Cluster", "Age"),
@@ -253,13 +253,15 @@ def test_columns_show_phase_reason_progress_attempt_gpus_and_age(api: httpx.Clie
     ],
 )
 def test_the_spec_is_immutable(api: httpx.Client, stored: str, patch: dict[str, object], path: str) -> None:
-    answer = merge(api, stored, {"spec": patch})
+    answer = job_requests.merge(api, stored, {"spec": patch})
     assert answer.status == 422
     assert f"{path}: Invalid value" in answer.message
     assert "cannot be changed while the job exists; create a job of another name" in answer.message
 
 
 def test_run_policy_may_change(api: httpx.Client, stored: str) -> None:
-    answer = merge(api, stored, {"spec": {"runPolicy": {"activeDeadlineSeconds": 60, "cleanup": "KeepCluster"}}})
+    answer = job_requests.merge(
+        api, stored, {"spec": {"runPolicy": {"activeDeadlineSeconds": 60, "cleanup": "KeepCluster"}}}
+    )
     assert answer.status == 200, answer.message
     assert answer.at("spec", "runPolicy", "activeDeadlineSeconds") == 60

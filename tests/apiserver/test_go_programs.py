@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing import go_programs
-from rljob_testing.go_programs import PROGRAMS, BuildError, ensure_local_program, ensure_program
+from rljob_testing.cluster import go_programs
+from rljob_testing.cluster.go_programs import PROGRAMS, BuildError, ensure_local_program, ensure_program
 
 GO = """\
 #!/bin/sh
@@ -46,7 +46,7 @@ def test_a_program_is_built_once(builds: Path) -> None:
 
 
 def test_two_processes_build_once(builds: Path) -> None:
-    program = "from rljob_testing.go_programs import ensure_program; print(ensure_program('etcd'))"
+    program = "from rljob_testing.cluster.go_programs import ensure_program; print(ensure_program('etcd'))"
     support = Path(go_programs.__file__).parents[1]
     command = [sys.executable, "-c", program]
     running = [subprocess.Popen(command, cwd=support, stdout=subprocess.PIPE, text=True) for _ in range(2)]

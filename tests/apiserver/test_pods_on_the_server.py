@@ -12,9 +12,9 @@ from rljob_api.job_checks import job_warnings
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import Manifest
-from rljob_testing.doubtful_pods import EDITS, Edits, job_with, pods_of, raw_pods_of
-from rljob_testing.operator_jobs import specs
-from rljob_testing.rljob_client import create
+from rljob_testing.cluster import job_requests
+from rljob_testing.operator import pod_edits
+from rljob_testing.operator.any_spec import any_specs
 
 pytestmark = pytest.mark.apiserver
 
@@ -27,7 +27,7 @@ NO_NUMBER = [{"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["ab
 GREATER = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": NO_NUMBER}}}
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
-STRICTER: list[Edits] = [
+STRICTER: list[pod_edits.Edits] = [
     # The API server takes the pods; they would wait for ever, fail on their node, or say what they do not mean.
     {HEAD + "resources": {"limits": {"kubernetes.io/gpu": 1}}},
     {HEAD + "resources": {"limits": {"rdma/hca": "1k"}}},
@@ -63,15 +63,15 @@ def refusals(http: httpx.Client, pods: list[Manifest]) -> list[str]:
     return found
 
 
-def spec_or_reason(edits: Edits) -> RLJobSpec | str:
+def spec_or_reason(edits: pod_edits.Edits) -> RLJobSpec | str:
     try:
-        return RLJob.from_wire(job_with(edits)).spec
+        return RLJob.from_wire(pod_edits.job_with(edits)).spec
     except ValidationError as error:
         return str(error)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(EDITS)
+@given(pod_edits.EDITS)
 # Values that are too rare to be found.
 @example({HEAD + "resources": {"requests": {"memory": 2**53 + 1}, "limits": {"memory": 2**53}}})
 @example({HEAD + "resources": {"requests": {"memory": str(2**53 + 1)}, "limits": {"memory": 2**53}}})
@@ -87,12 +87,12 @@ def spec_or_reason(edits: Edits) -> RLJobSpec | str:
 @example({HEAD + "template.annotations": {"controller.kubernetes.io/pod-deletion-cost": "high"}})
 @example({HEAD + "template.annotations": {"seccomp.security.alpha.kubernetes.io/pod": "unconfined"}})
 @example({HEAD + "template.priorityClassName": "A"})
-def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: Edits) -> None:
+def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: pod_edits.Edits) -> None:
     ours = spec_or_reason(edits)
-    of_pods = refusals(api, raw_pods_of(edits) if isinstance(ours, str) else pods_of(ours))
+    of_pods = refusals(api, pod_edits.raw_pods_of(edits) if isinstance(ours, str) else pod_edits.pods_of(ours))
     note(f"ours: {ours if isinstance(ours, str) else 'valid'}\npods: {of_pods or 'taken'}")
     assert isinstance(ours, str) == bool(of_pods)
-    answer = create(api, job_with(edits))
+    answer = job_requests.create(api, pod_edits.job_with(edits))
     note(f"job: {answer.message or 'taken'}")
     if "hugepages-2Mi" in str(edits):
         # CEL does not compare requests of huge pages with limits (`resources.py`); the operator refuses these jobs.
@@ -102,19 +102,19 @@ def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: Edits)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(specs())
+@given(any_specs())
 def test_the_pods_of_any_valid_job_are_taken(apiserver_with_classes: httpx.Client, spec: RLJobSpec) -> None:
-    assert refusals(apiserver_with_classes, pods_of(spec)) == []
+    assert refusals(apiserver_with_classes, pod_edits.pods_of(spec)) == []
 
 
 @pytest.mark.parametrize("edits", STRICTER, ids=str)
-def test_where_rljob_is_stricter_the_pods_would_be_taken(api: httpx.Client, edits: Edits) -> None:
+def test_where_rljob_is_stricter_the_pods_would_be_taken(api: httpx.Client, edits: pod_edits.Edits) -> None:
     assert isinstance(spec_or_reason(edits), str)
-    assert create(api, job_with(edits)).status == 422
-    assert refusals(api, raw_pods_of(edits)) == []
+    assert job_requests.create(api, pod_edits.job_with(edits)).status == 422
+    assert refusals(api, pod_edits.raw_pods_of(edits)) == []
 
 
-WARNED: list[Edits] = [
+WARNED: list[pod_edits.Edits] = [
     {HEAD + "resources": {"limits": {"memory": "400m"}}},
     {HEAD + "template.nodeSelector": {"failure-domain.beta.kubernetes.io/zone": "a"}},
     {HEAD + "template.nodeSelector": {"failure-domain.beta.kubernetes.io/region": "a"}},
@@ -141,9 +141,9 @@ WARNED: list[Edits] = [
 
 
 @pytest.mark.parametrize("edits", WARNED, ids=str)
-def test_what_the_server_warns_of_we_warn_of(api: httpx.Client, edits: Edits) -> None:
-    job = RLJob.from_wire(job_with(edits))
-    head, _ = pods_of(job.spec)
+def test_what_the_server_warns_of_we_warn_of(api: httpx.Client, edits: pod_edits.Edits) -> None:
+    job = RLJob.from_wire(pod_edits.job_with(edits))
+    head, _ = pod_edits.pods_of(job.spec)
     answer = api.post(PODS, params={"dryRun": "All"}, json=head)
     assert answer.status_code == 201
     assert "299" in answer.headers.get("warning", "")

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from rljob_api.v1alpha1.rules import RULES
-from rljob_testing.rljob_client import create
-from rljob_testing.rule_examples import BAD, GOOD
-from rljob_testing.valid_job import Bad, edited, valid_job
+from rljob_testing.cluster import job_requests
+from rljob_testing.jobs.rule_examples import BAD, GOOD
+from rljob_testing.jobs.valid_job import Bad, valid_job
 
 pytestmark = pytest.mark.apiserver
 
@@ -19,13 +19,13 @@ MESSAGES = {rule.name: rule.message for rule in RULES}
 
 @pytest.mark.parametrize(("rule", "edits"), GOOD_CASES, ids=[name for name, _ in GOOD_CASES])
 def test_a_good_example_is_accepted(api: httpx.Client, rule: str, edits: dict[str, object]) -> None:
-    answer = create(api, edited(valid_job(), edits))
+    answer = job_requests.create(api, valid_job(edits))
     assert answer.status == 201, f"{rule}: {answer.message}"
 
 
 @pytest.mark.parametrize(("rule", "bad"), BAD_CASES, ids=[name for name, _ in BAD_CASES])
 def test_a_bad_example_is_refused_with_our_text_at_our_path(api: httpx.Client, rule: str, bad: Bad) -> None:
-    answer = create(api, edited(valid_job(), bad.edits))
+    answer = job_requests.create(api, valid_job(bad.edits))
     assert answer.status == 422
     assert f'{bad.path}: Invalid value: "object": {MESSAGES[rule]}' in answer.message
     expected = {MESSAGES[name] for name in (rule, *bad.also)}

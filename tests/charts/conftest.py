@@ -7,24 +7,24 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rljob_testing.apiserver import ApiServer, running_apiserver
-from rljob_testing.chart import NAMESPACE, Helm
-from rljob_testing.go_programs import ensure_program
+from rljob_testing.cluster import charts
+from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.go_programs import ensure_program
 
 JOB_NAMESPACES = ("team-a", "team-b", "others")
 
 
 @pytest.fixture(scope="session")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+def helm(tmp_path_factory: pytest.TempPathFactory) -> charts.Helm:
     """Helm without a cluster."""
-    return Helm(ensure_program("helm"), tmp_path_factory.mktemp("helm"))
+    return charts.Helm(ensure_program("helm"), tmp_path_factory.mktemp("helm"))
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ApiServer]:
     """A running API server with the namespaces that the tests speak of."""
     with running_apiserver() as server:
-        for name in (NAMESPACE, *JOB_NAMESPACES):
+        for name in (charts.NAMESPACE, *JOB_NAMESPACES):
             namespace = {"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
             server.http.post("/api/v1/namespaces", json=namespace).raise_for_status()
         yield server

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 import httpx
 import pytest
 
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.chart import NAMESPACE, Helm, Manifest, at, connected, items_at, only
+from rljob_testing.cluster import charts
+from rljob_testing.cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.apiserver
 
-OPERATOR = f"system:serviceaccount:{NAMESPACE}:rljob-operator"
-SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/rljob-operator-token-key"
+OPERATOR = f"system:serviceaccount:{charts.NAMESPACE}:rljob-operator"
+SECRET = f"/api/v1/namespaces/{charts.NAMESPACE}/secrets/rljob-operator-token-key"
 PATHS = {
     "Secret": "/api/v1/namespaces/{}/secrets",
     "Service": "/api/v1/namespaces/{}/services",
@@ -37,10 +37,10 @@ Edit = Callable[[dict[str, object], dict[str, object]], object]
 
 
 @pytest.mark.parametrize("settings", [(), ("watchNamespaces={team-a,team-b}",)], ids=["cluster-wide", "namespaced"])
-def test_every_manifest_is_accepted(http: httpx.Client, helm: Helm, settings: tuple[str, ...]) -> None:
+def test_every_manifest_is_accepted(http: httpx.Client, helm: charts.Helm, settings: tuple[str, ...]) -> None:
     kinds = set()
     for manifest in helm.rendered(*settings, *FULL, FULL_SPREAD, with_crd=True):
-        kind, metadata = str(manifest["kind"]), at(manifest, "metadata")
+        kind, metadata = str(manifest["kind"]), charts.at(manifest, "metadata")
         assert isinstance(metadata, Mapping)
         path = PATHS[kind].format(metadata.get("namespace", ""))
         answer = http.post(path, params=STRICT_DRY_RUN, json=manifest)
@@ -50,22 +50,22 @@ def test_every_manifest_is_accepted(http: httpx.Client, helm: Helm, settings: tu
     assert kinds == (set(PATHS) - {"ClusterRole", "ClusterRoleBinding"}) | of_one_mode
 
 
-def pod(helm: Helm) -> tuple[dict[str, object], dict[str, object]]:
+def pod(helm: charts.Helm) -> tuple[dict[str, object], dict[str, object]]:
     """The Deployment's pod as one of its own, and its only container."""
-    template = at(only(helm.rendered(), "Deployment"), "spec", "template")
-    spec = at(template, "spec")
+    template = charts.at(charts.only(helm.rendered(), "Deployment"), "spec", "template")
+    spec = charts.at(template, "spec")
     assert isinstance(spec, dict)
-    (container,) = items_at(spec, "containers")
+    (container,) = charts.items_at(spec, "containers")
     assert isinstance(container, dict)
-    metadata = {"name": "operator", "labels": at(template, "metadata", "labels")}
+    metadata = {"name": "operator", "labels": charts.at(template, "metadata", "labels")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, container
 
 
-def admitted(http: httpx.Client, manifest: Manifest) -> httpx.Response:
-    return http.post(f"/api/v1/namespaces/{NAMESPACE}/pods", params=STRICT_DRY_RUN, json=manifest)
+def admitted(http: httpx.Client, manifest: charts.Manifest) -> httpx.Response:
+    return http.post(f"/api/v1/namespaces/{charts.NAMESPACE}/pods", params=STRICT_DRY_RUN, json=manifest)
 
 
-def test_pod_security_at_its_strictest_admits_the_operator(http: httpx.Client, helm: Helm) -> None:
+def test_pod_security_at_its_strictest_admits_the_operator(http: httpx.Client, helm: charts.Helm) -> None:
     manifest, _ = pod(helm)
     answer = admitted(http, manifest)
     assert answer.status_code == 201, answer.text
@@ -81,7 +81,7 @@ def test_pod_security_at_its_strictest_admits_the_operator(http: httpx.Client, h
     ],
 )
 def test_pod_security_would_have_refused_anything_less(
-    http: httpx.Client, helm: Helm, edit: Edit, complaint: str
+    http: httpx.Client, helm: charts.Helm, edit: Edit, complaint: str
 ) -> None:
     manifest, container = pod(helm)
     spec = manifest["spec"]
@@ -93,11 +93,11 @@ def test_pod_security_would_have_refused_anything_less(
 
 
 @pytest.fixture
-def release(server: ApiServer, helm: Helm) -> Iterator[Helm]:
+def release(server: ApiServer, helm: charts.Helm) -> Iterator[charts.Helm]:
     """Helm connected to the server; whatever was installed is gone afterwards."""
-    connection = connected(helm, server)
+    connection = charts.connected(helm, server)
     yield connection
-    if "rljob-operator" in connection("list", "--short", f"--namespace={NAMESPACE}"):
+    if "rljob-operator" in connection("list", "--short", f"--namespace={charts.NAMESPACE}"):
         connection.uninstall()
     server.http.delete(SECRET)
     definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
@@ -137,7 +137,7 @@ def wait_until_authorized(http: httpx.Client, namespace: str) -> None:
         time.sleep(0.1)
 
 
-def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, release: Helm) -> None:
+def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, release: charts.Helm) -> None:
     release.install("watchNamespaces={team-a,team-b}")
     for namespace in ("team-a", "team-b"):
         wait_until_authorized(http, namespace)
@@ -146,18 +146,18 @@ def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, rele
         assert allowed(http, namespace, "", "secrets", "create")
         assert not allowed(http, namespace, "", "secrets", "get")
         assert not allowed(http, namespace, "coordination.k8s.io", "leases", "create")
-    for namespace in ("others", NAMESPACE, ""):
+    for namespace in ("others", charts.NAMESPACE, ""):
         assert not allowed(http, namespace, "rljob.dev", "rljobs", "list")
         assert not allowed(http, namespace, "", "secrets", "create")
         assert not allowed(http, namespace, "", "pods", "list")
-    assert allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "update", "rljob-operator")
-    assert not allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "update", "another")
+    assert allowed(http, charts.NAMESPACE, "coordination.k8s.io", "leases", "update", "rljob-operator")
+    assert not allowed(http, charts.NAMESPACE, "coordination.k8s.io", "leases", "update", "another")
     assert allowed(http, "kube-node-lease", "coordination.k8s.io", "leases", "get", "node-1")
     assert not allowed(http, "kube-node-lease", "coordination.k8s.io", "leases", "list")
 
 
 def test_a_cluster_wide_operator_reads_jobs_everywhere_and_leases_only_at_home(
-    http: httpx.Client, release: Helm
+    http: httpx.Client, release: charts.Helm
 ) -> None:
     release.install()
     wait_until_authorized(http, "others")
@@ -166,20 +166,20 @@ def test_a_cluster_wide_operator_reads_jobs_everywhere_and_leases_only_at_home(
     assert not allowed(http, "others", "networking.k8s.io", "networkpolicies", "delete")
     assert not allowed(http, "others", "", "secrets", "list")
     assert not allowed(http, "others", "coordination.k8s.io", "leases", "create")
-    assert allowed(http, NAMESPACE, "coordination.k8s.io", "leases", "create")
+    assert allowed(http, charts.NAMESPACE, "coordination.k8s.io", "leases", "create")
 
 
 def key_of(http: httpx.Client) -> object:
     return http.get(SECRET).raise_for_status().json()["data"]
 
 
-def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: Helm) -> None:
+def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: charts.Helm) -> None:
     release.install()
     first = key_of(http)
     release.install("replicas=2", "numWorkers=4")
     assert key_of(http) == first
     # An administrator exchanges it for 32 letters n, in base64.
-    exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": at(first, "key")}
+    exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": charts.at(first, "key")}
     merge = {"Content-Type": "application/merge-patch+json"}
     http.patch(SECRET, headers=merge, json={"data": exchanged}).raise_for_status()
     release.install()
@@ -192,12 +192,12 @@ def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: 
     assert key_of(http) == exchanged
 
 
-def test_two_installations_have_different_keys(http: httpx.Client, release: Helm) -> None:
+def test_two_installations_have_different_keys(http: httpx.Client, release: charts.Helm) -> None:
     release.install()
-    first = at(key_of(http), "key")
+    first = charts.at(key_of(http), "key")
     release.uninstall()
     http.delete(SECRET).raise_for_status()
     release.install()
-    second = at(key_of(http), "key")
+    second = charts.at(key_of(http), "key")
     assert first != second
     assert len(str(first)) == len(str(second)) == 88  # 64 characters in base64

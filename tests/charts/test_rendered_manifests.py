@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_operator.settings import PREFIX, parse_settings
-from rljob_testing.chart import CHART, Helm, HelmError, Manifest, at, granted, items_at, of_kind, only
+from rljob_testing.cluster import charts
 
 REPOSITORY = Path(__file__).parents[2]
 TWO_NAMESPACES = "watchNamespaces={team-a,team-b}"
@@ -39,17 +39,17 @@ LEASE_ROLE = ("rljob-system", "rljob-operator-lease")
 NODES_ROLE = ("kube-node-lease", "rljob-operator-nodes-rljob-system")
 
 
-def pod_of(manifests: list[Manifest]) -> object:
-    return at(only(manifests, "Deployment"), "spec", "template", "spec")
+def pod_of(manifests: list[charts.Manifest]) -> object:
+    return charts.at(charts.only(manifests, "Deployment"), "spec", "template", "spec")
 
 
-def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
-    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+def test_helm_finds_nothing_to_complain_about(helm: charts.Helm) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(charts.CHART))
 
 
-def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: Helm) -> None:
+def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: charts.Helm) -> None:
     manifests = helm.rendered()
-    assert sorted(granted(only(manifests, "ClusterRole"))) == sorted(IN_JOB_NAMESPACES)
+    assert sorted(charts.granted(charts.only(manifests, "ClusterRole"))) == sorted(IN_JOB_NAMESPACES)
     assert rights_by_role(manifests) == {LEASE_ROLE: sorted(FOR_THE_LEASE), NODES_ROLE: OF_NODES}
     assert bound(manifests) == {
         ("ClusterRole", "rljob-operator", ""),
@@ -58,17 +58,17 @@ def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: Helm) -> None
     }
 
 
-def rights_by_role(manifests: list[Manifest]) -> dict[tuple[object, object], list[tuple[str, str, str]]]:
+def rights_by_role(manifests: list[charts.Manifest]) -> dict[tuple[object, object], list[tuple[str, str, str]]]:
     """What each Role allows, by its namespace and name."""
     return {
-        (at(role, "metadata", "namespace"), at(role, "metadata", "name")): sorted(granted(role))
-        for role in of_kind(manifests, "Role")
+        (charts.at(role, "metadata", "namespace"), charts.at(role, "metadata", "name")): sorted(charts.granted(role))
+        for role in charts.of_kind(manifests, "Role")
     }
 
 
-def test_namespaced_rights_are_the_same_in_each_namespace_and_nowhere_else(helm: Helm) -> None:
+def test_namespaced_rights_are_the_same_in_each_namespace_and_nowhere_else(helm: charts.Helm) -> None:
     manifests = helm.rendered(TWO_NAMESPACES)
-    assert of_kind(manifests, "ClusterRole") == of_kind(manifests, "ClusterRoleBinding") == []
+    assert charts.of_kind(manifests, "ClusterRole") == charts.of_kind(manifests, "ClusterRoleBinding") == []
     assert rights_by_role(manifests) == {
         ("team-a", "rljob-operator"): sorted(IN_JOB_NAMESPACES),
         ("team-b", "rljob-operator"): sorted(IN_JOB_NAMESPACES),
@@ -83,32 +83,36 @@ def test_namespaced_rights_are_the_same_in_each_namespace_and_nowhere_else(helm:
     }
 
 
-def bound(manifests: list[Manifest]) -> set[tuple[object, object, object]]:
+def bound(manifests: list[charts.Manifest]) -> set[tuple[object, object, object]]:
     """(kind of role, its name, namespace) of every binding, once all are seen to bind the operator and nobody else."""
     found = set()
-    for binding in of_kind(manifests, "ClusterRoleBinding") + of_kind(manifests, "RoleBinding"):
+    for binding in charts.of_kind(manifests, "ClusterRoleBinding") + charts.of_kind(manifests, "RoleBinding"):
         operator = {"kind": "ServiceAccount", "name": "rljob-operator", "namespace": "rljob-system"}
-        assert items_at(binding, "subjects") == [operator]
-        metadata = at(binding, "metadata")
-        namespace = at(metadata, "namespace") if binding["kind"] == "RoleBinding" else ""
-        found.add((at(binding, "roleRef", "kind"), at(binding, "roleRef", "name"), namespace))
+        assert charts.items_at(binding, "subjects") == [operator]
+        metadata = charts.at(binding, "metadata")
+        namespace = charts.at(metadata, "namespace") if binding["kind"] == "RoleBinding" else ""
+        found.add((charts.at(binding, "roleRef", "kind"), charts.at(binding, "roleRef", "name"), namespace))
     return found
 
 
-def test_only_the_operators_own_lease_can_be_changed(helm: Helm) -> None:
-    roles = [role for role in of_kind(helm.rendered(), "Role") if at(role, "metadata", "namespace") == "rljob-system"]
-    rules = items_at(only(roles, "Role"), "rules")
+def test_only_the_operators_own_lease_can_be_changed(helm: charts.Helm) -> None:
+    roles = [
+        role
+        for role in charts.of_kind(helm.rendered(), "Role")
+        if charts.at(role, "metadata", "namespace") == "rljob-system"
+    ]
+    rules = charts.items_at(charts.only(roles, "Role"), "rules")
     assert [(rule["verbs"], rule.get("resourceNames")) for rule in rules] == [
         (["create"], None),
         (["get", "update"], ["rljob-operator"]),
     ]
-    container = at(pod_of(helm.rendered()), "containers", 0)
-    assert {"name": "RLJOB_OPERATOR_LEASE_NAME", "value": "rljob-operator"} in items_at(container, "env")
+    container = charts.at(pod_of(helm.rendered()), "containers", 0)
+    assert {"name": "RLJOB_OPERATOR_LEASE_NAME", "value": "rljob-operator"} in charts.items_at(container, "env")
 
 
-def test_names_of_digits_stay_text(helm: Helm) -> None:
+def test_names_of_digits_stay_text(helm: charts.Helm) -> None:
     text = helm(
-        *("template", "2024", str(CHART), "--namespace=2025"),
+        *("template", "2024", str(charts.CHART), "--namespace=2025"),
         *("--set-json", 'watchNamespaces=["2026"]', "--set-string", "fullnameOverride=2027,priorityClassName=2028"),
         *("--set", "metrics.serviceMonitor.enabled=true,replicas=2,crds.install=false"),
     )
@@ -127,22 +131,22 @@ def scalars(value: object) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("settings", [(), (TWO_NAMESPACES,)])
-def test_no_right_is_a_wildcard(helm: Helm, settings: tuple[str, ...]) -> None:
+def test_no_right_is_a_wildcard(helm: charts.Helm, settings: tuple[str, ...]) -> None:
     manifests = helm.rendered(*settings)
-    for role in of_kind(manifests, "ClusterRole") + of_kind(manifests, "Role"):
-        for right in granted(role):
+    for role in charts.of_kind(manifests, "ClusterRole") + charts.of_kind(manifests, "Role"):
+        for right in charts.granted(role):
             assert "*" not in right
 
 
-def test_the_operator_reads_what_the_chart_sets(helm: Helm) -> None:
+def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     settings = (TWO_NAMESPACES, "trainer.image=registry.local:5000/trainer:9", "numWorkers=3", "logLevel=debug")
-    variables = items_at(pod_of(helm.rendered(*settings)), "containers", 0, "env")
+    variables = charts.items_at(pod_of(helm.rendered(*settings)), "containers", 0, "env")
     metadata = {"metadata.name": "operator-1", "metadata.namespace": "rljob-system"}
     environment = {
         str(variable["name"]): str(
             variable["value"]
             if "value" in variable
-            else metadata[str(at(variable, "valueFrom", "fieldRef", "fieldPath"))]
+            else metadata[str(charts.at(variable, "valueFrom", "fieldRef", "fieldPath"))]
         )
         for variable in variables
     }
@@ -156,53 +160,54 @@ def test_the_operator_reads_what_the_chart_sets(helm: Helm) -> None:
     assert found.leader_election
     assert found.num_workers == 3
     assert found.log_level == "debug"
-    ports = {at(port, "name"): at(port, "containerPort") for port in ports_of(helm)}
+    ports = {charts.at(port, "name"): charts.at(port, "containerPort") for port in ports_of(helm)}
     assert ports == {"health": found.health_port, "metrics": found.metrics_port}
-    mounts = {at(mount, "name"): at(mount, "mountPath") for mount in mounts_of(helm)}
+    mounts = {charts.at(mount, "name"): charts.at(mount, "mountPath") for mount in mounts_of(helm)}
     assert mounts["token-keys"] == str(found.token_keys_folder)
     # A variable with a misspelt name would be ignored: each name must stand in the operator's code.
     code = (REPOSITORY / "operator/src/rljob_operator/settings.py").read_text()
     assert {name for name in environment if f'"{name.removeprefix(PREFIX)}"' not in code} == set()
 
 
-def ports_of(helm: Helm) -> list[Manifest]:
-    return items_at(pod_of(helm.rendered()), "containers", 0, "ports")
+def ports_of(helm: charts.Helm) -> list[charts.Manifest]:
+    return charts.items_at(pod_of(helm.rendered()), "containers", 0, "ports")
 
 
-def mounts_of(helm: Helm) -> list[Manifest]:
-    return items_at(pod_of(helm.rendered()), "containers", 0, "volumeMounts")
+def mounts_of(helm: charts.Helm) -> list[charts.Manifest]:
+    return charts.items_at(pod_of(helm.rendered()), "containers", 0, "volumeMounts")
 
 
-def test_the_pods_have_the_labels_that_jobs_let_in_and_everything_else_selects(helm: Helm) -> None:
+def test_the_pods_have_the_labels_that_jobs_let_in_and_everything_else_selects(helm: charts.Helm) -> None:
     manifests = helm.rendered("replicas=2", "podLabels.team=a")
-    labels = at(only(manifests, "Deployment"), "spec", "template", "metadata", "labels")
+    labels = charts.at(charts.only(manifests, "Deployment"), "spec", "template", "metadata", "labels")
     assert isinstance(labels, dict)
     assert labels["team"] == "a"
-    variables = {at(each, "name"): each for each in items_at(pod_of(manifests), "containers", 0, "env")}
-    told = dict(pair.split("=") for pair in str(at(variables["RLJOB_OPERATOR_POD_LABELS"], "value")).split(","))
+    variables = {charts.at(each, "name"): each for each in charts.items_at(pod_of(manifests), "containers", 0, "env")}
+    told = dict(pair.split("=") for pair in str(charts.at(variables["RLJOB_OPERATOR_POD_LABELS"], "value")).split(","))
     assert told == {"app.kubernetes.io/name": "rljob-operator", "app.kubernetes.io/instance": "rljob-operator"}
     for selector in (
-        at(only(manifests, "Deployment"), "spec", "selector", "matchLabels"),
-        at(only(manifests, "PodDisruptionBudget"), "spec", "selector", "matchLabels"),
-        at(only(manifests, "NetworkPolicy"), "spec", "podSelector", "matchLabels"),
-        at(only(manifests, "Service"), "spec", "selector"),
+        charts.at(charts.only(manifests, "Deployment"), "spec", "selector", "matchLabels"),
+        charts.at(charts.only(manifests, "PodDisruptionBudget"), "spec", "selector", "matchLabels"),
+        charts.at(charts.only(manifests, "NetworkPolicy"), "spec", "podSelector", "matchLabels"),
+        charts.at(charts.only(manifests, "Service"), "spec", "selector"),
     ):
         assert selector == told
     assert told.items() <= labels.items()
 
 
-def test_a_disruption_budget_is_made_only_where_a_replica_can_be_spared(helm: Helm) -> None:
-    assert of_kind(helm.rendered(), "PodDisruptionBudget") == []
-    assert at(only(helm.rendered("replicas=3"), "PodDisruptionBudget"), "spec", "maxUnavailable") == 1
+def test_a_disruption_budget_is_made_only_where_a_replica_can_be_spared(helm: charts.Helm) -> None:
+    assert charts.of_kind(helm.rendered(), "PodDisruptionBudget") == []
+    assert charts.at(charts.only(helm.rendered("replicas=3"), "PodDisruptionBudget"), "spec", "maxUnavailable") == 1
 
 
-def test_the_network_policy_lets_in_only_readers_of_metrics(helm: Helm) -> None:
-    policy = at(
-        only(helm.rendered(TWO_NAMESPACES, "networkPolicy.apiServer.cidrs={10.0.0.1/32}"), "NetworkPolicy"), "spec"
+def test_the_network_policy_lets_in_only_readers_of_metrics(helm: charts.Helm) -> None:
+    policy = charts.at(
+        charts.only(helm.rendered(TWO_NAMESPACES, "networkPolicy.apiServer.cidrs={10.0.0.1/32}"), "NetworkPolicy"),
+        "spec",
     )
-    assert at(policy, "policyTypes") == ["Ingress", "Egress"]
-    assert at(policy, "ingress") == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
-    names, api_server, dashboards = items_at(policy, "egress")
+    assert charts.at(policy, "policyTypes") == ["Ingress", "Egress"]
+    assert charts.at(policy, "ingress") == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+    names, api_server, dashboards = charts.items_at(policy, "egress")
     assert names == {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
     assert api_server == {
         "ports": [{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}],
@@ -222,26 +227,30 @@ def test_the_network_policy_lets_in_only_readers_of_metrics(helm: Helm) -> None:
     }
 
 
-def test_the_crd_is_the_generated_one(helm: Helm) -> None:
+def test_the_crd_is_the_generated_one(helm: charts.Helm) -> None:
     generated = REPOSITORY / "crds" / "rljobs.yaml"
-    copy = CHART / "files" / "rljobs.yaml"
+    copy = charts.CHART / "files" / "rljobs.yaml"
     assert copy.read_text() == generated.read_text(), f"cp crds/rljobs.yaml {copy.relative_to(REPOSITORY)}"
-    rendered = only(helm.rendered(with_crd=True), "CustomResourceDefinition")
+    rendered = charts.only(helm.rendered(with_crd=True), "CustomResourceDefinition")
     expected = YAML(typ="safe").load(generated.read_text())
     assert rendered["spec"] == expected["spec"]
-    assert at(rendered, "metadata", "name") == "rljobs.rljob.dev"
-    assert at(rendered, "metadata", "annotations") == {"helm.sh/resource-policy": "keep"}
-    assert of_kind(helm.rendered("crds.install=false", with_crd=True), "CustomResourceDefinition") == []
-    unkept = at(only(helm.rendered("crds.keep=false", with_crd=True), "CustomResourceDefinition"), "metadata")
+    assert charts.at(rendered, "metadata", "name") == "rljobs.rljob.dev"
+    assert charts.at(rendered, "metadata", "annotations") == {"helm.sh/resource-policy": "keep"}
+    assert charts.of_kind(helm.rendered("crds.install=false", with_crd=True), "CustomResourceDefinition") == []
+    unkept = charts.at(
+        charts.only(helm.rendered("crds.keep=false", with_crd=True), "CustomResourceDefinition"), "metadata"
+    )
     assert isinstance(unkept, dict)
     assert "annotations" not in unkept
 
 
-def test_every_image_has_a_tag_or_a_digest(helm: Helm) -> None:
+def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
     def images(*settings: str) -> list[object]:
-        containers = items_at(pod_of(helm.rendered(*settings)), "containers")
-        told = [each for each in items_at(containers[0], "env") if each["name"] == "RLJOB_OPERATOR_TRAINER_IMAGE"]
-        return [at(container, "image") for container in containers] + [at(told[0], "value")]
+        containers = charts.items_at(pod_of(helm.rendered(*settings)), "containers")
+        told = [
+            each for each in charts.items_at(containers[0], "env") if each["name"] == "RLJOB_OPERATOR_TRAINER_IMAGE"
+        ]
+        return [charts.at(container, "image") for container in containers] + [charts.at(told[0], "value")]
 
     assert images() == ["rljob-operator:0.1.0", "rljob-trainer:0.1.0"]
     digest = f"sha256:{'0a' * 32}"
@@ -267,19 +276,19 @@ def test_every_image_has_a_tag_or_a_digest(helm: Helm) -> None:
         ("watchNamespace={a}", "additional properties 'watchNamespace' not allowed"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(helm: Helm, setting: str, where: str) -> None:
-    with pytest.raises(HelmError, match=re.escape(where)):
+def test_a_wrong_value_is_refused_by_its_name(helm: charts.Helm, setting: str, where: str) -> None:
+    with pytest.raises(charts.HelmError, match=re.escape(where)):
         helm.rendered(setting)
 
 
-def test_an_existing_key_is_mounted_and_none_is_made(helm: Helm) -> None:
+def test_an_existing_key_is_mounted_and_none_is_made(helm: charts.Helm) -> None:
     manifests = helm.rendered("tokenKey.existingSecret=mine")
-    assert of_kind(manifests, "Secret") == []
-    volumes = {at(volume, "name"): volume for volume in items_at(pod_of(manifests), "volumes")}
+    assert charts.of_kind(manifests, "Secret") == []
+    volumes = {charts.at(volume, "name"): volume for volume in charts.items_at(pod_of(manifests), "volumes")}
     assert volumes["token-keys"]["secret"] == {"secretName": "mine", "defaultMode": 0o440}
 
 
-def test_where_the_pods_run_is_up_to_the_installer(helm: Helm) -> None:
+def test_where_the_pods_run_is_up_to_the_installer(helm: charts.Helm) -> None:
     pod = pod_of(
         helm.rendered(
             "nodeSelector.pool=system",
@@ -290,21 +299,21 @@ def test_where_the_pods_run_is_up_to_the_installer(helm: Helm) -> None:
             "priorityClassName=high",
         )
     )
-    assert at(pod, "nodeSelector") == {"pool": "system"}
-    assert at(pod, "tolerations") == [{"key": "system"}]
-    assert at(pod, "topologySpreadConstraints") == [{"maxSkew": 1}]
-    assert at(pod, "affinity") == {"podAntiAffinity": {"x": 1}}
-    assert at(pod, "imagePullSecrets") == [{"name": "registry"}]
-    assert at(pod, "priorityClassName") == "high"
+    assert charts.at(pod, "nodeSelector") == {"pool": "system"}
+    assert charts.at(pod, "tolerations") == [{"key": "system"}]
+    assert charts.at(pod, "topologySpreadConstraints") == [{"maxSkew": 1}]
+    assert charts.at(pod, "affinity") == {"podAntiAffinity": {"x": 1}}
+    assert charts.at(pod, "imagePullSecrets") == [{"name": "registry"}]
+    assert charts.at(pod, "priorityClassName") == "high"
 
 
-def test_the_service_monitor_finds_the_service(helm: Helm) -> None:
-    assert of_kind(helm.rendered(), "ServiceMonitor") == []
+def test_the_service_monitor_finds_the_service(helm: charts.Helm) -> None:
+    assert charts.of_kind(helm.rendered(), "ServiceMonitor") == []
     manifests = helm.rendered("metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prometheus")
-    monitor, service = only(manifests, "ServiceMonitor"), only(manifests, "Service")
-    assert at(monitor, "metadata", "labels", "release") == "prometheus"
-    wanted, there = at(monitor, "spec", "selector", "matchLabels"), at(service, "metadata", "labels")
+    monitor, service = charts.only(manifests, "ServiceMonitor"), charts.only(manifests, "Service")
+    assert charts.at(monitor, "metadata", "labels", "release") == "prometheus"
+    wanted, there = charts.at(monitor, "spec", "selector", "matchLabels"), charts.at(service, "metadata", "labels")
     assert isinstance(wanted, dict)
     assert isinstance(there, dict)
     assert wanted.items() <= there.items()
-    assert at(monitor, "spec", "endpoints", 0, "port") == at(service, "spec", "ports", 0, "name")
+    assert charts.at(monitor, "spec", "endpoints", 0, "port") == charts.at(service, "spec", "ports", 0, "name")

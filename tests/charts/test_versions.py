@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from rljob_testing.chart import CHART, at
+from rljob_testing.cluster import charts
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKERFILES = [REPOSITORY / "images" / name / "Dockerfile" for name in ("operator", "trainer")]
@@ -17,14 +17,14 @@ DOCKERFILES = [REPOSITORY / "images" / name / "Dockerfile" for name in ("operato
 
 def test_chart_images_and_packages_have_one_version() -> None:
     packages = {
-        str(at(tomllib.loads((REPOSITORY / place / "pyproject.toml").read_text()), "project", "version"))
+        str(charts.at(tomllib.loads((REPOSITORY / place / "pyproject.toml").read_text()), "project", "version"))
         for place in ("crds", "operator", "trainer")
     }
     assert len(packages) == 1
     version = packages.pop()
-    chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text())
+    chart = YAML(typ="safe").load((charts.CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert at(values(), "trainer", "image") == f"rljob-trainer:{version}"
+    assert charts.at(values(), "trainer", "image") == f"rljob-trainer:{version}"
     for dockerfile in DOCKERFILES:
         assert re.findall(r"^ARG VERSION=(.*)$", dockerfile.read_text(), flags=re.MULTILINE) == [version]
 
@@ -32,11 +32,11 @@ def test_chart_images_and_packages_have_one_version() -> None:
 def test_the_chart_names_the_ray_of_the_trainer_image() -> None:
     for device in ("cpu", "gpu"):
         pins = (REPOSITORY / "constraints" / f"pins-{device}.txt").read_text()
-        assert f"ray=={at(values(), 'trainer', 'rayVersion')}\n" in pins
+        assert f"ray=={charts.at(values(), 'trainer', 'rayVersion')}\n" in pins
 
 
 def values() -> object:
-    return YAML(typ="safe").load((CHART / "values.yaml").read_text())
+    return YAML(typ="safe").load((charts.CHART / "values.yaml").read_text())
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)

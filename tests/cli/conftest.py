@@ -12,22 +12,22 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_cli.__main__ import main
-from rljob_testing.apiserver import ApiServer, running_apiserver
-from rljob_testing.command_line import JOB, Workplace
-from rljob_testing.job_cluster import JobCluster, StandInKubelet, install_crd, new_namespace, running_kubelet
+from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet, install_crd, new_namespace, running_kubelet
+from rljob_testing.cli.rljob_command import SMALL_JOB, JobFolder
+from rljob_testing.cluster.api_server import ApiServer, running_apiserver
 
 Rljob = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Workplace:
+def workplace(tmp_path: Path) -> JobFolder:
     """A fresh workplace."""
     package = tmp_path / "code" / "rljob_trainer"
     package.mkdir(parents=True)
     shutil.copy(Path(__file__).parent / "stand_in_trainer.py", package / "__main__.py")
     (package / "__init__.py").touch()
-    (tmp_path / "job.yaml").write_text(JOB)
-    return Workplace(tmp_path)
+    (tmp_path / "job.yaml").write_text(SMALL_JOB)
+    return JobFolder(tmp_path)
 
 
 @pytest.fixture
@@ -95,5 +95,5 @@ def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 @pytest.fixture
 def small(job_cluster: JobCluster) -> JobCluster:
     """A namespace with one job, called `small`, that no operator has looked at."""
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     return job_cluster

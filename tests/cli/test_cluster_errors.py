@@ -17,9 +17,9 @@ from kubernetes.config import incluster_config
 from ruamel.yaml import YAML
 
 from rljob_cli import settings
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
@@ -124,7 +124,7 @@ def test_a_certificate_that_is_not_trusted(
 
 @pytest.mark.parametrize("command", ["delete", "status", "logs", "explain", "suspend", "resume", "stop", "retry"])
 def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rljob, command: str) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     for name in ("", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254):
         code, output, errors = rljob(command, "--", name)
         assert (code, output) == (2, "")
@@ -136,7 +136,7 @@ def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rl
 
 
 def test_output_that_cannot_be_written(job_cluster: JobCluster) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "rljob_cli", "list"],
@@ -181,7 +181,7 @@ def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluste
 
 
 def test_explain_says_what_it_can_without_a_right_to_events(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     server, namespace = job_cluster.server, job_cluster.namespace
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get"]}]

@@ -13,8 +13,9 @@ from typer.main import get_command
 from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
 from rljob_operator.reconcile.endings import _EXIT_REASONS
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, StandInKubelet, full_status, kubeconfig_text
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet, kubeconfig_text
+from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM
 from rljob_trainer.observability import metrics
@@ -143,7 +144,7 @@ def test_the_role_for_people_suffices_for_every_command(
     job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, job_cluster.namespace))
 
     file = tmp_path / "job.yaml"
-    file.write_text(JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n")
+    file.write_text(SMALL_JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n")
     assert rljob("submit", str(file))[0] == 0
     file.write_text(file.read_text() + "  runPolicy: {gracePeriodSeconds: 60}\n")
     assert rljob("submit", str(file))[0] == 0
@@ -153,7 +154,7 @@ def test_the_role_for_people_suffices_for_every_command(
     state = {"running": {"startedAt": SINCE}}
     status = {"name": "driver", "ready": True, "restartCount": 0, "image": "i", "imageID": "i", "state": state}
     job_cluster.create_pod("head", labels, ["ray", "driver"], {"containerStatuses": [status]})
-    job_cluster.write_status("small", full_status())
+    job_cluster.write_status("small", job_statuses.full_status())
     kubelet.logs[f"{job_cluster.namespace}/head/driver"] = [b"a line\n"]
     assert rljob("logs", "small") == (0, "a line\n", "")
     steering = (["suspend", "small"], ["resume", "small"], ["stop", "small"])

@@ -13,7 +13,7 @@ from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import Devices, DeviceType
 from rljob_cli.local.adapted_job import plan_for_machine
-from rljob_testing.job_cluster import JobCluster
+from rljob_testing.cli.job_cluster import JobCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOBS = sorted(path for path in EXAMPLES.rglob("*.yaml") if "kind: RLJob" in path.read_text())

@@ -14,13 +14,14 @@ from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.cluster.explain import explanation
 from rljob_cli.cluster.objects import Event, Pod
 from rljob_cli.cluster.stored_job import stored_job
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, condition, full_status
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
-VALID = condition("SpecValid", "True", "Valid", CREATED)
+VALID = job_statuses.condition("SpecValid", "True", "Valid", CREATED)
 ATTEMPT = {"number": 1, "cluster": "small-1", "started": "2026-01-31T12:10:00Z"}
 STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
 
@@ -33,7 +34,7 @@ def explained(
     flags: str = "",
 ) -> str:
     metadata = {"name": "small", "namespace": "team-a", "uid": "u", "creationTimestamp": CREATED}
-    spec = YAML(typ="safe", pure=True).load(JOB + STORAGE + more)["spec"]
+    spec = YAML(typ="safe", pure=True).load(SMALL_JOB + STORAGE + more)["spec"]
     job = stored_job({"metadata": metadata, "spec": spec, "status": dict(status)})
     return "\n".join(line.plain for line in explanation(job, pods or [], warnings or [], NOW, flags))
 
@@ -56,7 +57,7 @@ def warning(name: str, reason: str, message: str, seen: str, count: int) -> Even
 
 def test_a_pool_that_cannot_be_scheduled() -> None:
     message = "1 of 2 pods of pool main: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
-    stuck = condition("ClusterReady", "False", "Unschedulable", "2026-01-31T12:10:20Z", message)
+    stuck = job_statuses.condition("ClusterReady", "False", "Unschedulable", "2026-01-31T12:10:20Z", message)
     scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     pods = [
         pod("small-1-main-a", {"conditions": [scheduling]}),
@@ -125,13 +126,13 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
     ],
 )
 def test_what_keeps_a_pod_is_said_in_the_words_of_whoever_knows(status: dict[str, object], trouble: str) -> None:
-    waits = condition("ClusterReady", "False", "PodsPending", CREATED)
+    waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)
     text = explained({"conditions": [VALID, waits]}, [pod("p", status)])
     assert f"Pods that are not ready:\n  p (main): {trouble}\n" in text
 
 
 def test_what_is_long_loses_its_middle() -> None:
-    waits = condition("ClusterReady", "False", "ImagePullFailed", CREATED)
+    waits = job_statuses.condition("ClusterReady", "False", "ImagePullFailed", CREATED)
     message = "cannot pull " + "registry.example.com/" * 30 + "trainer: no such host"
     status = {"containerStatuses": [waiting_container("ray", "ErrImagePull", message)]}
     line = next(
@@ -144,7 +145,7 @@ def test_what_is_long_loses_its_middle() -> None:
 
 
 def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
-    waits = condition("ClusterReady", "False", "PodsPending", CREATED)
+    waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)
     pods = [pod(f"p{number:02}", {}) for number in range(20)]
     warnings = [warning("p01", f"Reason{number}", "m", CREATED, 1) for number in range(9)]
     text = explained({"conditions": [VALID, waits]}, pods, warnings)
@@ -154,7 +155,7 @@ def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
 
 
 def test_a_job_that_trains_hangs_on_nothing() -> None:
-    assert explained(full_status(), more="  runPolicy: {activeDeadlineSeconds: 3600}\n") == (
+    assert explained(job_statuses.full_status(), more="  runPolicy: {activeDeadlineSeconds: 3600}\n") == (
         "RLJob team-a/small: Running, 30m old\n"
         "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
         "\n"
@@ -167,7 +168,7 @@ def test_a_job_that_trains_hangs_on_nothing() -> None:
 
 
 def test_a_job_without_a_checkpoint_says_what_would_be_lost() -> None:
-    none = condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
+    none = job_statuses.condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
     text = explained({"conditions": [VALID, none]})
     assert (
         f"Nothing keeps it from going on.\nNo checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}\n" in text
@@ -177,7 +178,11 @@ def test_a_job_without_a_checkpoint_says_what_would_be_lost() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"conditions": [condition("Failed", "True", "ConfigurationError", "2026-01-31T12:20:00Z", "exit code 2")]},
+        {
+            "conditions": [
+                job_statuses.condition("Failed", "True", "ConfigurationError", "2026-01-31T12:20:00Z", "exit code 2")
+            ]
+        },
         {"suspendedAt": "2026-01-31T12:20:00Z"},
         {"nextAttempt": {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}},
     ],
@@ -194,8 +199,10 @@ def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mappi
 
 
 def test_a_failure_says_how_to_go_on() -> None:
-    failed = condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1\n  division by zero")
-    status = full_status() | {"phase": "Failed", "attempts": [ATTEMPT], "conditions": [VALID, failed]}
+    failed = job_statuses.condition(
+        "Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1\n  division by zero"
+    )
+    status = job_statuses.full_status() | {"phase": "Failed", "attempts": [ATTEMPT], "conditions": [VALID, failed]}
     text = explained(status, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
     assert text == (
         "RLJob team-a/small: Failed, 30m old\n"
@@ -217,9 +224,11 @@ def test_a_failure_says_how_to_go_on() -> None:
 
 
 def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
-    status = full_status()
+    status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
-    status["conditions"][4] = condition("Progressing", "False", "Stopping", CREATED, "the trainer was asked to stop")
+    status["conditions"][4] = job_statuses.condition(
+        "Progressing", "False", "Stopping", CREATED, "the trainer was asked to stop"
+    )
     text = explained(status, more="  runPolicy: {gracePeriodSeconds: 300}\n")
     assert text.endswith(
         "What comes next:\n  the trainer saves a checkpoint and ends, within 5m (runPolicy.gracePeriodSeconds)"
@@ -227,9 +236,11 @@ def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
 
 
 def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one() -> None:
-    status = full_status()
+    status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
-    status["conditions"][1] = condition("ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready")
+    status["conditions"][1] = job_statuses.condition(
+        "ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready"
+    )
     text = explained(status)
     assert "It is waiting for: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
     assert text.endswith(
@@ -244,7 +255,7 @@ def test_a_deadline_that_has_passed_is_due() -> None:
 
 
 def test_a_success_says_where_the_model_is() -> None:
-    complete = condition("Complete", "True", "Succeeded", CREATED)
+    complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
     status = {"phase": "Complete", "conditions": [VALID, complete], "exportUri": "pvc://results/small/run/export"}
     assert explained(status).endswith(
         "What comes next:\n  the model: pvc://results/small/run/export\n"
@@ -266,7 +277,7 @@ def test_a_job_that_no_operator_has_seen() -> None:
 
 
 def test_a_reason_of_a_newer_operator_does_not_stop_it() -> None:
-    later = condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
+    later = job_statuses.condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})
     assert "It is waiting for: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
     assert "What to do: Update rljob; this version does not know the reason.\n" in text
@@ -302,10 +313,10 @@ def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
 def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
     job_cluster: JobCluster, rljob: Rljob
 ) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
-    waits = condition("ClusterReady", "False", "PodsPending", CREATED)
+    waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)
     job_cluster.write_status("small", {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [VALID, waits]})
     for name, uid in (("mine", metadata["uid"]), ("other", "another-job")):
         job_cluster.create_pod(name, {"rljob.dev/job-uid": uid, "rljob.dev/pool": "main"}, ["ray"], {})

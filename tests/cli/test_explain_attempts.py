@@ -14,13 +14,13 @@ from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.cluster.explain import explanation
 from rljob_cli.cluster.stored_job import stored_job
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import condition
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
-VALID = condition("SpecValid", "True", "Valid", CREATED)
-TRAINING = condition("Progressing", "True", "Training", "2026-01-31T12:20:00Z")
+VALID = job_statuses.condition("SpecValid", "True", "Valid", CREATED)
+TRAINING = job_statuses.condition("Progressing", "True", "Training", "2026-01-31T12:20:00Z")
 CHECKPOINT = {"step": 10, "uri": "pvc://results/small/checkpoints/step-000010", "digest": "d", "savedAt": CREATED}
 ENDED = {
     "number": 1,
@@ -61,7 +61,7 @@ def explained(
     status: Mapping[str, object], spec: Mapping[str, object] | None = None, annotations: Mapping[str, str] | None = None
 ) -> list[str]:
     metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED, "annotations": annotations or {}}
-    wanted = YAML(typ="safe", pure=True).load(JOB)["spec"]
+    wanted = YAML(typ="safe", pure=True).load(SMALL_JOB)["spec"]
     wanted["checkpoint"] = {"storage": {"persistentVolumeClaim": "results"}}
     job = stored_job({"metadata": metadata, "spec": wanted | dict(spec or {}), "status": dict(status)})
     return [line for text in explanation(job, [], [], NOW) for line in text.plain.split("\n")]
@@ -157,7 +157,7 @@ def test_a_job_that_is_being_suspended() -> None:
 def test_a_job_that_is_suspended() -> None:
     status = {
         "phase": "Suspended",
-        "conditions": [VALID, condition("ClusterReady", "False", "Suspended", CREATED)],
+        "conditions": [VALID, job_statuses.condition("ClusterReady", "False", "Suspended", CREATED)],
         "attempts": [ENDED | {"outcome": "Stopped", "reason": "Suspended"}],
         "counters": COUNTERS,
         "suspendedAt": "2026-01-31T12:25:00Z",
@@ -173,7 +173,9 @@ def test_a_job_that_is_suspended() -> None:
 
 
 def test_a_trainer_that_is_not_heard_of() -> None:
-    silent = condition("Progressing", "Unknown", "DashboardUnreachable", "2026-01-31T12:21:00Z", "timed out")
+    silent = job_statuses.condition(
+        "Progressing", "Unknown", "DashboardUnreachable", "2026-01-31T12:21:00Z", "timed out"
+    )
     status = {
         "conditions": [VALID, silent],
         "attempts": [ENDED, RUNNING | {"silentSince": "2026-01-31T12:20:30Z"}],
@@ -197,9 +199,9 @@ def test_a_trainer_that_is_not_heard_of() -> None:
 )
 def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[str, object], end: str) -> None:
     attempt = {"number": 3, "cluster": "small-3", "state": "Provisioning", "started": "2026-01-31T12:10:00Z"}
-    pending = condition("ClusterReady", "False", "PodsPending", "2026-01-31T12:02:00Z")
+    pending = job_statuses.condition("ClusterReady", "False", "PodsPending", "2026-01-31T12:02:00Z")
     # Of the attempt before.
-    submitted = condition("JobSubmitted", "True", "Submitted", CREATED)
+    submitted = job_statuses.condition("JobSubmitted", "True", "Submitted", CREATED)
     status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
     lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
     assert "It is waiting for (attempt 3): ClusterReady=False, reason PodsPending, for 20m" in lines
@@ -297,7 +299,7 @@ def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
     assert f"What to do: {EXPLANATIONS[reason].advice}" in lines
     assert re.fullmatch(r"[A-Z`].*\.", EXPLANATIONS[reason].means)
     assert re.fullmatch(r"[A-Z`].*\.", EXPLANATIONS[reason].advice)
-    waits = condition("Progressing", "False", reason.value, CREATED, "m")
+    waits = job_statuses.condition("Progressing", "False", reason.value, CREATED, "m")
     assert f"What to do: {EXPLANATIONS[reason].advice}" in explained({"conditions": [VALID, waits]})
 
 

@@ -10,8 +10,8 @@ from ruamel.yaml import YAML
 
 from rljob_cli.cluster.explain import explanation
 from rljob_cli.cluster.stored_job import stored_job
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import condition
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
@@ -23,11 +23,13 @@ def explained(
     reason: str, message: str, model: Mapping[str, object], pool: Mapping[str, object], outcome: str = "Failed"
 ) -> list[str]:
     """Of a job that has ended; the lines about its memory."""
-    wanted = YAML(typ="safe", pure=True).load(JOB)["spec"]
+    wanted = YAML(typ="safe", pure=True).load(SMALL_JOB)["spec"]
     wanted["pools"] = [{"name": "main", "nodes": 1, "gpusPerNode": 4, **pool}]
     wanted["training"]["model"] = {"source": "Qwen/Qwen3-4B", **model}
     wanted["training"]["rollout"] = {**wanted["training"].get("rollout", {}), "gpuMemoryUtilization": 0.9}
-    valid = condition("SpecValid", "True", "MemoryTooSmall", CREATED, "by an estimate the memory is too small")
+    valid = job_statuses.condition(
+        "SpecValid", "True", "MemoryTooSmall", CREATED, "by an estimate the memory is too small"
+    )
     status = {
         "phase": outcome,
         "conditions": [valid],

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.local.run import job_variables
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 
 ON_A_CLUSTER = [
     ("x", "x"),
@@ -37,7 +37,7 @@ def test_references_in_variables_mean_what_they_mean_on_a_cluster(value: str, ex
         {"name": "LATER", "value": "z"},
     ]
     env_from = [{"prefix": "MAP_", "configMapRef": {"name": "some"}}]
-    spec = RLJob.from_wire(edited(valid_job(), {"spec.env": env, "spec.envFrom": env_from})).spec
+    spec = RLJob.from_wire(valid_job({"spec.env": env, "spec.envFrom": env_from})).spec
     exported = {"KEPT": "exported", "HOME": "/home/me", "MAP_a": "mapped", "OTHER": "unseen", "FIRST": "exported, too"}
     assert job_variables(spec, {"RLJOB_RUN_FOLDER": "/runs/x"}, exported) == {
         "FIRST": "1",
@@ -54,7 +54,7 @@ def test_a_reference_to_a_secret_that_is_not_exported_is_refused() -> None:
         {"name": "PLAIN", "value": "exit-$$(P)"},
         {"name": "REFERS", "value": "exit-$(P)"},
     ]
-    spec = RLJob.from_wire(edited(valid_job(), {"spec.env": env})).spec
+    spec = RLJob.from_wire(valid_job({"spec.env": env})).spec
     with pytest.raises(CliError, match="export P, with the value for this run") as refused:
         job_variables(spec, {}, {})
     said = "spec.env[3].value: $(P) comes from a Secret or ConfigMap, which `rljob run` does not read"
@@ -66,5 +66,5 @@ def test_a_reference_to_a_secret_that_is_not_exported_is_refused() -> None:
 @pytest.mark.parametrize(("name", "expected"), [("HOME", "/home/me"), ("RLJOB_POD_NAME", "$(RLJOB_POD_NAME)")])
 def test_a_source_without_a_prefix_may_have_any_key_but_those_that_rljob_sets(name: str, expected: str) -> None:
     edits = {"spec.env": [{"name": "A", "value": f"$({name})"}], "spec.envFrom": [{"secretRef": {"name": "some"}}]}
-    spec = RLJob.from_wire(edited(valid_job(), edits)).spec
+    spec = RLJob.from_wire(valid_job(edits)).spec
     assert job_variables(spec, {}, {"HOME": "/home/me", "RLJOB_POD_NAME": "mine"}) == {"A": expected}

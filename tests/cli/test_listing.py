@@ -14,8 +14,9 @@ from ruamel.yaml import YAML
 from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_cli.cluster.listing import list_lines, show_list
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, full_status
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
@@ -39,7 +40,7 @@ def job(status: object, name: str = "small") -> StoredJob:
 
 
 def test_the_table_says_why_and_on_how_many_gpus() -> None:
-    jobs = [job(full_status()), job(FAILED, "big"), job({}, "waiting-for-an-operator")]
+    jobs = [job(job_statuses.full_status()), job(FAILED, "big"), job({}, "waiting-for-an-operator")]
     assert [line.plain for line in list_lines(jobs, NOW, everywhere=False)] == [
         "NAME                     PHASE     REASON       STEP   REWARD  CKPT  ATTEMPT  GPUS  AGE",
         "small                    Running                12/80  0.4125  10    1              30m",
@@ -74,7 +75,7 @@ def test_the_columns_are_those_of_kubectl() -> None:
 def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
     status: object, row: list[str], place: str
 ) -> None:
-    jobs = [job(full_status()), job(status, "bad"), job({}, "z")]
+    jobs = [job(job_statuses.full_status()), job(status, "bad"), job({}, "z")]
     out, notes = io.StringIO(), io.StringIO()
     consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
     show_list(jobs, None, NOW, *consoles, everywhere=False)
@@ -100,7 +101,7 @@ def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljo
     code, output, errors = rljob("list", "-o", form)
     assert (code, errors) == (0, "")
     assert load(output, form) == {"apiVersion": "v1", "kind": "List", "items": []}
-    wanted = YAML(typ="safe", pure=True).load(JOB)
+    wanted = YAML(typ="safe", pure=True).load(SMALL_JOB)
     for name in ("a", "b"):
         job_cluster.create_job({**wanted, "metadata": {"name": name}})
     code, output, errors = rljob("list", "--output", form)
@@ -117,7 +118,7 @@ def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljo
 
 @pytest.mark.apiserver
 def test_all_namespaces_and_wide_columns(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     attempts = [{"number": 12, "cluster": "small-12", "started": CREATED, "outcome": "Evacuated", "state": "Moved"}]
     job_cluster.write_status("small", FAILED | {"attempts": attempts})
     code, output, errors = rljob("list", "-A", "-o", "wide")

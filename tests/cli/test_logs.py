@@ -14,8 +14,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_cli.cluster.watching import Clock
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, StandInKubelet, condition
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
+from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
@@ -24,12 +25,12 @@ Rljob = Callable[..., tuple[int, str, str]]
 SINCE = "2026-01-31T12:30:00Z"
 RUNNING = {"running": {"startedAt": SINCE}}
 ATTEMPT = {"number": 1, "cluster": "small-1", "started": SINCE}
-PENDING = condition("ClusterReady", "False", "PodsPending", SINCE, "0 of 2 pods are ready")
+PENDING = job_statuses.condition("ClusterReady", "False", "PodsPending", SINCE, "0 of 2 pods are ready")
 
 
 @pytest.fixture
 def small(job_cluster: JobCluster) -> JobCluster:
-    text = JOB.replace("nodes: 1", "nodes: 2") + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+    text = SMALL_JOB.replace("nodes: 1", "nodes: 2") + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
     job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
     job_cluster.write_status("small", {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [PENDING]})
     return job_cluster
@@ -295,7 +296,7 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
     small: JobCluster, rljob: Rljob
 ) -> None:
     message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
-    failed = condition("Failed", "True", "ApplicationError", SINCE, message)
+    failed = job_statuses.condition("Failed", "True", "ApplicationError", SINCE, message)
     attempts = [ATTEMPT | {"submissions": 1}]
     small.write_status("small", {"phase": "Failed", "conditions": [failed], "attempts": attempts})
     for follow in ([], ["--follow"]):
@@ -312,7 +313,7 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
 
 def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster: JobCluster, rljob: Rljob) -> None:
     storage = "{persistentVolumeClaim: results, subPath: team/my runs}"
-    text = JOB + f"  checkpoint: {{storage: {storage}}}\n"
+    text = SMALL_JOB + f"  checkpoint: {{storage: {storage}}}\n"
     job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
     ended = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
     job_cluster.write_status("small", {"attempts": [ATTEMPT | {"submissions": 1} | ended]})
@@ -322,7 +323,7 @@ def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster
 
 
 def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljob: Rljob) -> None:
-    failed = condition("Failed", "True", "ProvisioningDeadlineExceeded", SINCE, "no node has 32 GPUs")
+    failed = job_statuses.condition("Failed", "True", "ProvisioningDeadlineExceeded", SINCE, "no node has 32 GPUs")
     small.write_status("small", {"phase": "Failed", "conditions": [failed]})
     code, _, errors = rljob("logs", "small")
     assert code == 1
@@ -336,7 +337,7 @@ def test_the_log_of_a_job_that_has_ended_is_there_while_its_cluster_is_kept(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
 ) -> None:
     create_pod(small, "small-1-head-a", "head", state={"terminated": {"exitCode": 0}})
-    small.write_status("small", {"conditions": [condition("Complete", "True", "Succeeded", SINCE)]})
+    small.write_status("small", {"conditions": [job_statuses.condition("Complete", "True", "Succeeded", SINCE)]})
     kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"all of it\n"]
     assert rljob("logs", "small") == (0, "all of it\n", "")
 

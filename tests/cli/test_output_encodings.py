@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rljob_api.job_file import load_job_text
-from rljob_testing.command_line import Workplace
+from rljob_testing.cli.rljob_command import JobFolder
 from rljob_testing.settings import inherited_environment
 
 FEW_CHARACTERS = [
@@ -19,7 +19,7 @@ FEW_CHARACTERS = [
 
 
 @pytest.mark.parametrize("variables", FEW_CHARACTERS, ids=["ascii", "latin-1", "locale C"])
-def test_a_message_about_any_text_is_printed(workplace: Workplace, variables: dict[str, str]) -> None:
+def test_a_message_about_any_text_is_printed(workplace: JobFolder, variables: dict[str, str]) -> None:
     text = workplace.job_file.read_text().replace("steps: 3", "steps: 十")
     workplace.job_file.write_text(text, encoding="utf-8")
     process = workplace.command("validate", "job.yaml", **variables)
@@ -32,7 +32,7 @@ def test_a_message_about_any_text_is_printed(workplace: Workplace, variables: di
     ]
 
 
-def test_a_job_for_programs_is_utf8(workplace: Workplace) -> None:
+def test_a_job_for_programs_is_utf8(workplace: JobFolder) -> None:
     text = workplace.job_file.read_text() + "  env: [{name: GREETING, value: '你好 😀'}]\n"
     workplace.job_file.write_text(text, encoding="utf-8")
     process = workplace.command("validate", "--resolved", "job.yaml", PYTHONIOENCODING="ascii")
@@ -42,7 +42,7 @@ def test_a_job_for_programs_is_utf8(workplace: Workplace) -> None:
     assert load_job_text(resolved).spec.env[0].value == "你好 😀"
 
 
-def test_a_run_whose_output_is_closed_runs(workplace: Workplace) -> None:
+def test_a_run_whose_output_is_closed_runs(workplace: JobFolder) -> None:
     command = [sys.executable, "-m", "rljob_cli", "run", "job.yaml", "--code", "code"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command],

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api.job_file import load_job_file
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.apiserver
 

@@ -16,24 +16,24 @@ from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.local.run import explain_exit
-from rljob_testing.command_line import Workplace
+from rljob_testing.cli.rljob_command import JobFolder
 
 WaitFor = Callable[[Callable[[], bool]], None]
 Rljob = Callable[..., tuple[int, str, str]]
 
 
-def told(workplace: Workplace, attempt: int) -> dict[str, str]:
+def told(workplace: JobFolder, attempt: int) -> dict[str, str]:
     return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
 
 
-def num_steps_in(workplace: Workplace) -> int:
+def num_steps_in(workplace: JobFolder) -> int:
     """Rows of the metrics; the stand-in reports a step before it writes its row."""
     metrics = workplace.run_folder / "metrics.jsonl"
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
 @pytest.fixture
-def refused(workplace: Workplace, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def refused(workplace: JobFolder, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What `rljob run` says, in this process, before it starts the trainer."""
     monkeypatch.chdir(workplace.folder)
 
@@ -53,7 +53,7 @@ def alive(pid: int) -> bool:
     return "zombie" not in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_run_hands_the_whole_contract_over_and_says_where_it_runs_and_how_it_ended(workplace: Workplace) -> None:
+def test_a_run_hands_the_whole_contract_over_and_says_where_it_runs_and_how_it_ended(workplace: JobFolder) -> None:
     code, output = workplace.run(RAY_ADDRESS="10.0.0.1:6379", PYTHONPATH="/somewhere", CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
     environment = told(workplace, 1)
@@ -83,7 +83,7 @@ def test_a_run_hands_the_whole_contract_over_and_says_where_it_runs_and_how_it_e
     assert "image:" not in text
 
 
-def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: Workplace) -> None:
+def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFolder) -> None:
     job = workplace.job_file.read_text().replace("nodes: 1, gpusPerNode: 1", "nodes: 2, gpusPerNode: 4")
     workplace.job_file.write_text(job)
     code, output = workplace.run("--ray", "10.0.0.1:6379", CUDA_VISIBLE_DEVICES="")
@@ -103,7 +103,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: Workpl
     [("10.0.0.1:6379", "10.0.0.1:6379"), ("http://10.0.0.1:8265", "auto"), ("", "auto")],
     ids=["of a Ray job", "a dashboard", "none"],
 )
-def test_auto_is_the_cluster_that_the_environment_names(workplace: Workplace, named: str, expected: str) -> None:
+def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, named: str, expected: str) -> None:
     code, output = workplace.run("--ray", "auto", RAY_ADDRESS=named)
     assert code == 0, output
     assert told(workplace, 1)["RAY_ADDRESS"] == expected
@@ -114,7 +114,7 @@ def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -
     assert "--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out" in output
 
 
-def test_the_run_folder_keeps_what_the_recipe_stands_for(workplace: Workplace) -> None:
+def test_the_run_folder_keeps_what_the_recipe_stands_for(workplace: JobFolder) -> None:
     with workplace.job_file.open("a") as file:
         file.write("    algorithm: {type: DrGRPO, advantage: {groupRelative: {normalizeByStd: true}}}\n")
     assert workplace.run("--workers", "1")[0] == 0
@@ -126,7 +126,7 @@ def test_the_run_folder_keeps_what_the_recipe_stands_for(workplace: Workplace) -
 
 
 def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_counted(
-    workplace: Workplace, refused: Callable[..., str]
+    workplace: JobFolder, refused: Callable[..., str]
 ) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  env:\n" + "".join(f"  - {{name: TEXT_{n}, value: {'x' * 4000}}}\n" for n in range(17)))
@@ -134,7 +134,7 @@ def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_co
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
 
-def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_counted(workplace: Workplace) -> None:
+def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_counted(workplace: JobFolder) -> None:
     # Linux takes at most 128 KiB in one variable; PYTHONPATH grows by the job's folders.
     code, output = workplace.run(PYTHONPATH="/nowhere:" * 14_560)
     assert code == 2
@@ -143,7 +143,7 @@ def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_co
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
 
-def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(workplace: Workplace) -> None:
+def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(workplace: JobFolder) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  env: [{name: CODE, value: '75'}, {name: STAND_IN, value: exit-$(CODE)}]\n")
     code, output = workplace.run(mode="finish")
@@ -152,7 +152,7 @@ def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(w
     assert output.endswith("to go on: rljob run job.yaml --code code\n")
 
 
-def test_advice_repeats_the_options_that_were_given(workplace: Workplace, refused: Callable[..., str]) -> None:
+def test_advice_repeats_the_options_that_were_given(workplace: JobFolder, refused: Callable[..., str]) -> None:
     options = ("--run-folder", "my runs/1", "--workers", "1")
     again = "rljob run job.yaml --resume --workers 1 --run-folder 'my runs/1' --code code"
     code, output = workplace.run(*options, mode="lost")
@@ -165,7 +165,7 @@ def test_advice_repeats_the_options_that_were_given(workplace: Workplace, refuse
 
 
 @pytest.mark.parametrize(("mode", "code"), [("exit-1", 1), ("killed", 137)])
-def test_the_trainers_exit_code_is_passed_on_and_explained(workplace: Workplace, mode: str, code: int) -> None:
+def test_the_trainers_exit_code_is_passed_on_and_explained(workplace: JobFolder, mode: str, code: int) -> None:
     seen, output = workplace.run(mode=mode)
     assert seen == code
     assert f"exit code {code}: {explain_exit(code, None, was_killed_on_request=False)}\n" in output
@@ -185,7 +185,7 @@ def test_every_exit_code_is_explained(code: int, text: str) -> None:
     assert text in explain_exit(code, None, was_killed_on_request=False)
 
 
-def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplace: Workplace) -> None:
+def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:
     code, output = workplace.run(mode="exit-0")
     assert code == 1
     assert "the trainer ended as if all were done, and the job is not complete" in output
@@ -193,7 +193,7 @@ def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplac
     assert json.loads((workplace.run_folder / "attempts.jsonl").read_text().splitlines()[-1])["exitCode"] == 1
 
 
-def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: Workplace, refused: Callable[..., str]) -> None:
+def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: JobFolder, refused: Callable[..., str]) -> None:
     assert workplace.run()[0] == 0
     before = (workplace.run_folder / "metrics.jsonl").read_text()
     assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume --code code` goes on" in refused()
@@ -202,24 +202,24 @@ def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: Workplac
     assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: Workplace) -> None:
+def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: JobFolder) -> None:
     assert workplace.run(mode="exit-2")[0] == 2
     assert workplace.run()[0] == 0
     assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_resuming_nothing_is_refused(workplace: Workplace, refused: Callable[..., str]) -> None:
+def test_resuming_nothing_is_refused(workplace: JobFolder, refused: Callable[..., str]) -> None:
     output = refused("--resume")
     assert f"{workplace.run_folder}: there is no run to resume; `rljob run job.yaml --code code` starts one\n" in output
 
 
-def test_resume_is_refused_where_the_job_says_never(workplace: Workplace, refused: Callable[..., str]) -> None:
+def test_resume_is_refused_where_the_job_says_never(workplace: JobFolder, refused: Callable[..., str]) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  checkpoint: {resume: Never}\n")
     assert "spec.checkpoint.resume: is Never" in refused("--resume")
 
 
-def test_a_folder_of_something_else_is_left_alone(workplace: Workplace, refused: Callable[..., str]) -> None:
+def test_a_folder_of_something_else_is_left_alone(workplace: JobFolder, refused: Callable[..., str]) -> None:
     folder = workplace.folder / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("x")
@@ -229,7 +229,7 @@ def test_a_folder_of_something_else_is_left_alone(workplace: Workplace, refused:
 
 
 def test_two_runs_cannot_use_one_folder_at_once(
-    workplace: Workplace, wait_for: WaitFor, refused: Callable[..., str]
+    workplace: JobFolder, wait_for: WaitFor, refused: Callable[..., str]
 ) -> None:
     first = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
@@ -238,7 +238,7 @@ def test_two_runs_cannot_use_one_folder_at_once(
     first.communicate(timeout=120)
 
 
-def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: Workplace, wait_for: WaitFor) -> None:
+def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: JobFolder, wait_for: WaitFor) -> None:
     process = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
     process.send_signal(signal.SIGINT)
@@ -252,7 +252,7 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: Workplace, wait_for: Wai
     assert rows == [1, 2, 3]
 
 
-def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: Workplace, wait_for: WaitFor) -> None:
+def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: JobFolder, wait_for: WaitFor) -> None:
     process = workplace.start(mode="starting")
     wait_for((workplace.run_folder / "rljob-run-state.json").exists)
     process.send_signal(signal.SIGINT)
@@ -262,7 +262,7 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: Workplace,
     assert "to go on: rljob run job.yaml --code code\n" in output
 
 
-def test_ctrl_c_while_a_run_goes_on_says_that_its_checkpoints_are_kept(workplace: Workplace, wait_for: WaitFor) -> None:
+def test_ctrl_c_while_a_run_goes_on_says_that_its_checkpoints_are_kept(workplace: JobFolder, wait_for: WaitFor) -> None:
     assert workplace.run()[0] == 0
     process = workplace.start("--resume", mode="starting")
     wait_for(lambda: '"attempt":2' in (workplace.run_folder / "rljob-run-state.json").read_text())
@@ -283,7 +283,7 @@ def test_ctrl_c_while_a_run_goes_on_says_that_its_checkpoints_are_kept(workplace
     ],
 )
 def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(
-    workplace: Workplace, wait_for: WaitFor, mode: str, step: int, lost: str
+    workplace: JobFolder, wait_for: WaitFor, mode: str, step: int, lost: str
 ) -> None:
     process = workplace.start(mode=mode)
     wait_for(lambda: num_steps_in(workplace) == step)
@@ -301,13 +301,13 @@ def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(
     assert not alive(trainer)
 
 
-def test_a_process_that_the_trainer_left_behind_is_ended(workplace: Workplace) -> None:
+def test_a_process_that_the_trainer_left_behind_is_ended(workplace: JobFolder) -> None:
     code, _ = workplace.run(mode="orphan")
     assert code == 0
     assert not alive(int((workplace.run_folder / "orphan.pid").read_text()))
 
 
-def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: Workplace, wait_for: WaitFor) -> None:
+def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: JobFolder, wait_for: WaitFor) -> None:
     process = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
     trainer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
@@ -318,7 +318,7 @@ def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: Work
     assert workplace.run("--resume")[0] == 0
 
 
-def test_a_bad_file_is_refused_before_anything_is_made(workplace: Workplace, refused: Callable[..., str]) -> None:
+def test_a_bad_file_is_refused_before_anything_is_made(workplace: JobFolder, refused: Callable[..., str]) -> None:
     workplace.job_file.write_text(workplace.job_file.read_text().replace("steps: 3", "stepz: 3"))
     output = refused()
     assert "job.yaml:" in output
@@ -328,7 +328,7 @@ def test_a_bad_file_is_refused_before_anything_is_made(workplace: Workplace, ref
 
 @pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py", "queue.py", "sched.py"])
 def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made(
-    workplace: Workplace, refused: Callable[..., str], name: str
+    workplace: JobFolder, refused: Callable[..., str], name: str
 ) -> None:
     file = workplace.folder / name
     file.parent.mkdir(exist_ok=True)
@@ -345,7 +345,7 @@ def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made
 
 
 def test_a_missing_trainer_is_said_plainly(
-    workplace: Workplace, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    workplace: JobFolder, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_cli.local.run.find_spec", lambda _: None)
     assert "the trainer is not installed" in refused()

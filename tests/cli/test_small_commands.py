@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
-from rljob_testing.command_line import Workplace
+from rljob_testing.cli.rljob_command import JobFolder
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_the_starter_file_can_only_be_written_where_there_is_a_folder(rljob: Rlj
     assert "nowhere/job.yaml: cannot be written (No such file or directory)" in errors
 
 
-def test_plots_are_drawn_again_from_the_metrics(workplace: Workplace) -> None:
+def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
     workplace.run_folder.mkdir(parents=True)
     rows = ({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5} for step in (1, 2, 3))
     (workplace.run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -82,7 +82,7 @@ def test_plots_are_drawn_again_from_the_metrics(workplace: Workplace) -> None:
     assert (workplace.run_folder / "plots" / "reward.png").exists()
 
 
-def test_plotting_something_else_is_refused(workplace: Workplace) -> None:
+def test_plotting_something_else_is_refused(workplace: JobFolder) -> None:
     process = workplace.command("plot", "code")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -14,8 +14,9 @@ from ruamel.yaml import YAML
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.cluster.status import attempt_text, job_lines
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, condition, full_status
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
@@ -36,7 +37,7 @@ def printed(stored: StoredJob, *, is_terminal: bool = False) -> str:
 
 
 def test_everything_about_a_job_that_runs() -> None:
-    assert printed(job(full_status())) == (
+    assert printed(job(job_statuses.full_status())) == (
         "RLJob team-a/small   Running   age 30m\n"
         "  step         12/80, 10s ago\n"
         "  reward       0.4125\n"
@@ -59,7 +60,7 @@ def test_everything_about_a_job_that_runs() -> None:
 
 def test_a_failure_shows_its_whole_message_and_nothing_that_steers_a_terminal() -> None:
     message = "reward my_rewards:score failed\nTraceback:\n  ZeroDivisionError: \x1b[31mdivision by zero"
-    failed = condition("Failed", "True", "ApplicationError", "2026-01-31T12:29:00Z", message)
+    failed = job_statuses.condition("Failed", "True", "ApplicationError", "2026-01-31T12:29:00Z", message)
     attempt = {"number": 1, "cluster": "small-1", "started": CREATED, "ended": "2026-01-31T12:29:00Z"}
     ended = attempt | {"outcome": "Failed", "reason": "ApplicationError", "resumedFromStep": 5}
     assert printed(job({"phase": "Failed", "attempts": [ended], "conditions": [failed]})) == (
@@ -77,9 +78,11 @@ def test_a_failure_shows_its_whole_message_and_nothing_that_steers_a_terminal() 
 
 
 def test_a_job_that_has_ended_has_no_time_left() -> None:
-    status = full_status()
+    status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
-    status["conditions"].append(condition("Complete", "True", "Succeeded", "2026-01-31T12:29:55Z", "80 of 80 steps"))
+    status["conditions"].append(
+        job_statuses.condition("Complete", "True", "Succeeded", "2026-01-31T12:29:55Z", "80 of 80 steps")
+    )
     ended = {"ended": "2026-01-31T12:29:55Z", "outcome": "Succeeded", "reason": "Succeeded"}
     attempts = [{"number": 1, "cluster": "small-1", "started": "2026-01-31T12:02:00Z", **ended}]
     text = printed(job(status | {"attempts": attempts, "exportUri": "pvc://results/small/run/export"}))
@@ -96,20 +99,20 @@ def test_a_job_that_nobody_has_seen_yet() -> None:
 
 
 def test_on_a_terminal_the_same_text_has_colours() -> None:
-    text = printed(job(full_status()), is_terminal=True)
+    text = printed(job(job_statuses.full_status()), is_terminal=True)
     assert "\x1b[32mTrue\x1b[0m" in text
     assert "\x1b[1mRLJob team-a/small\x1b[0m   Running   age 30m\n" in text
 
 
 def test_square_brackets_in_messages_are_not_markup() -> None:
-    waiting = condition("ClusterReady", "False", "Creating", CREATED, "[bold]pods[/bold]")
+    waiting = job_statuses.condition("ClusterReady", "False", "Creating", CREATED, "[bold]pods[/bold]")
     assert "[bold]pods[/bold]" in printed(job({"conditions": [waiting]}))
 
 
 @pytest.mark.apiserver
 def test_the_command_shows_what_the_server_has(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
-    job_cluster.write_status("small", full_status())
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    job_cluster.write_status("small", job_statuses.full_status())
     code, output, errors = rljob("status", "small")
     assert (code, errors) == (0, "")
     assert output.startswith(f"RLJob {job_cluster.namespace}/small   Running   age ")
@@ -121,7 +124,7 @@ def test_the_command_shows_what_the_server_has(job_cluster: JobCluster, rljob: R
 
 @pytest.mark.apiserver
 def test_programs_get_the_object_itself(job_cluster: JobCluster, rljob: Rljob) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     code, output, _ = rljob("status", "small", "-o", "json")
     assert code == 0
     shown = json.loads(output)
@@ -174,7 +177,7 @@ def attempted(
     status: Mapping[str, object], spec: Mapping[str, object] | None = None, annotations: Mapping[str, str] | None = None
 ) -> StoredJob:
     metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED, "annotations": annotations or {}}
-    valid = condition("SpecValid", "True", "Valid", CREATED)
+    valid = job_statuses.condition("SpecValid", "True", "Valid", CREATED)
     return stored_job({"metadata": metadata, "spec": spec or {}, "status": {"conditions": [valid], **status}})
 
 
@@ -261,11 +264,11 @@ def test_of_many_attempts_the_newest_are_shown() -> None:
 
 def test_what_need_not_be_true_is_not_coloured_as_if_it_had_to() -> None:
     conditions = [
-        condition("Suspended", "False", "Resumed", CREATED),
-        condition("Retrying", "False", "NextAttemptStarted", CREATED),
-        condition("ClusterReady", "False", "PodsPending", CREATED),
-        condition("Finished", "True", "OutOfMemory", CREATED, "a\nb"),
-        condition("Failed", "True", "OutOfMemory", CREATED, "a\nb"),
+        job_statuses.condition("Suspended", "False", "Resumed", CREATED),
+        job_statuses.condition("Retrying", "False", "NextAttemptStarted", CREATED),
+        job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED),
+        job_statuses.condition("Finished", "True", "OutOfMemory", CREATED, "a\nb"),
+        job_statuses.condition("Failed", "True", "OutOfMemory", CREATED, "a\nb"),
     ]
     output = io.StringIO()
     console = Console(file=output, highlight=False, force_terminal=True, width=120)

@@ -16,17 +16,9 @@ from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.steering import delete
 from rljob_cli.cluster.watching import Clock
 from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster, kubeconfig_text
-from rljob_testing.steered_jobs import (
-    BETWEEN,
-    COUNTERS,
-    ENDED,
-    RUNNING,
-    annotation,
-    steer,
-    suspend,
-)
+from rljob_testing.cli import job_statuses, steering
+from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 pytestmark = pytest.mark.apiserver
 
@@ -40,24 +32,24 @@ def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: s
     with pytest.raises(
         CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
     ):
-        steer(small, command)
+        steering.steer(small, command)
     http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
 def test_waiting_ends_with_the_job(small: JobCluster) -> None:
-    small.write_status("small", RUNNING)
-    code, lines = steer(small, "suspend", [lambda: small.delete_job("small")])
+    small.write_status("small", job_statuses.RUNNING)
+    code, lines = steering.steer(small, "suspend", [lambda: small.delete_job("small")])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
 def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> None:
-    small.write_status("small", RUNNING)
+    small.write_status("small", job_statuses.RUNNING)
 
     def made_again() -> None:
         small.delete_job("small")
-        small.create_job(YAML(typ="safe", pure=True).load(JOB))
+        small.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
 
-    code, lines = steer(small, "stop", [made_again])
+    code, lines = steering.steer(small, "stop", [made_again])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
@@ -65,15 +57,18 @@ def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    small.write_status("small", RUNNING)
-    code, lines = steer(small, "suspend", [interrupt])
+    small.write_status("small", job_statuses.RUNNING)
+    code, lines = steering.steer(small, "suspend", [interrupt])
     assert (code, lines[-1]) == (130, "stopped waiting; what was asked for is done all the same")
-    assert suspend(small) is True
+    assert steering.suspend(small) is True
 
 
 @pytest.mark.parametrize("command", ["suspend", "stop", "retry"])
 def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, command: str) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN})
+    small.write_status(
+        "small",
+        {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
+    )
     http, namespace = small.server.http, small.namespace
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list"]}]
@@ -89,8 +84,12 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
     token = str(answer.json()["status"]["token"])
     file.write_text(kubeconfig_text(small.server.url, small.server.certificate, token, namespace))
     with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
-        steer(small, command, kubeconfig=file)
-    assert (suspend(small), annotation(small, ANNOTATION_STOP), annotation(small, ANNOTATION_RETRY)) == (
+        steering.steer(small, command, kubeconfig=file)
+    assert (
+        steering.suspend(small),
+        steering.annotation(small, ANNOTATION_STOP),
+        steering.annotation(small, ANNOTATION_RETRY),
+    ) == (
         False,
         None,
         None,
@@ -102,7 +101,7 @@ def test_a_server_that_does_not_answer_is_said(small: JobCluster, tmp_path: Path
     file = tmp_path / "nobody"
     file.write_text(kubeconfig_text("https://127.0.0.1:1", small.server.certificate, "t", small.namespace))
     with pytest.raises(ClusterUnreachableError):
-        steer(small, command, kubeconfig=file)
+        steering.steer(small, command, kubeconfig=file)
 
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -110,7 +109,7 @@ STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results, subPath: run
 
 
 def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB + STORAGE))
+    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB + STORAGE))
     code, output, errors = rljob("delete", "small")
     assert (code, errors) == (0, "")
     assert output == (
@@ -121,7 +120,7 @@ def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rlj
 
 
 def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     for name in ("head", "worker"):
@@ -146,7 +145,7 @@ def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None
 
 
 def test_ctrl_c_while_waiting_says_that_the_job_is_deleted(job_cluster: JobCluster) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(JOB))
+    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     job_cluster.create_pod("head", {"rljob.dev/job-uid": metadata["uid"]}, ["ray"], {})

@@ -9,21 +9,8 @@ import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.errors import CliError
-from rljob_testing.job_cluster import JobCluster, condition, full_status
-from rljob_testing.steered_jobs import (
-    ASKED,
-    ATTEMPT,
-    BETWEEN,
-    COMPLETE,
-    COUNTERS,
-    ENDED,
-    FAILED,
-    RUNNING,
-    SINCE,
-    annotation,
-    says,
-    steer,
-)
+from rljob_testing.cli import job_statuses, steering
+from rljob_testing.cli.job_cluster import JobCluster
 
 Rljob = Callable[..., tuple[int, str, str]]
 
@@ -31,9 +18,9 @@ pytestmark = pytest.mark.apiserver
 
 
 def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster) -> None:
-    small.write_status("small", RUNNING)
-    code, lines = steer(small, "stop")
-    assert (code, annotation(small, ANNOTATION_STOP)) == (0, ASKED)
+    small.write_status("small", job_statuses.RUNNING)
+    code, lines = steering.steer(small, "stop")
+    assert (code, steering.annotation(small, ANNOTATION_STOP)) == (0, steering.ASKED)
     assert lines == [
         f"RLJob {small.namespace}/small will be stopped: its trainer saves a checkpoint within 2m"
         " (runPolicy.gracePeriodSeconds), then its cluster is removed, and the job is Failed, StoppedByUser",
@@ -43,70 +30,84 @@ def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster
 
 
 def test_stop_waits_for_the_end_whatever_it_is(small: JobCluster) -> None:
-    small.write_status("small", RUNNING)
-    result = FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
-    code, lines = steer(small, "stop", [lambda: None, says(small, result=result)])
+    small.write_status("small", job_statuses.RUNNING)
+    result = job_statuses.FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
+    code, lines = steering.steer(small, "stop", [lambda: None, steering.operator_writes(small, result=result)])
     assert code == 0
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
-    assert steer(small, "stop") == (0, [f"RLJob {small.namespace}/small has ended already (Failed, StoppedByUser)"])
+    assert steering.steer(small, "stop") == (
+        0,
+        [f"RLJob {small.namespace}/small has ended already (Failed, StoppedByUser)"],
+    )
 
 
 def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
-    small.write_status("small", RUNNING)
-    steer(small, "stop")
+    small.write_status("small", job_statuses.RUNNING)
+    steering.steer(small, "stop")
     where = f"RLJob {small.namespace}/small"
     version = small.job("small")["metadata"]["resourceVersion"]  # type: ignore[index]
-    assert steer(small, "stop")[1][0] == f"{where} was asked to stop already, at {ASKED}"
+    assert steering.steer(small, "stop")[1][0] == f"{where} was asked to stop already, at {steering.ASKED}"
     assert small.job("small")["metadata"]["resourceVersion"] == version  # type: ignore[index]
-    stop = {"reason": "StoppedByUser", "requestedAt": SINCE}
-    handled = {"stop": ASKED}
-    small.write_status("small", {"attempts": [ATTEMPT | {"stop": stop}], "handledRequests": handled})
-    assert steer(small, "stop")[1][0] == f"{where} is being stopped already, since {SINCE}"
+    stop = {"reason": "StoppedByUser", "requestedAt": job_statuses.SINCE}
+    handled = {"stop": steering.ASKED}
+    small.write_status("small", {"attempts": [job_statuses.ATTEMPT | {"stop": stop}], "handledRequests": handled})
+    assert steering.steer(small, "stop")[1][0] == f"{where} is being stopped already, since {job_statuses.SINCE}"
     # It was retried, and the request of before still stands there.
-    small.write_status("small", {"attempts": [ENDED, ATTEMPT | {"number": 2}]})
+    small.write_status("small", {"attempts": [job_statuses.ENDED, job_statuses.ATTEMPT | {"number": 2}]})
     small.server.http.patch(
         f"{small.jobs}/small",
         headers={"Content-Type": "application/merge-patch+json"},
         json={"metadata": {"annotations": {ANNOTATION_STOP: "before"}}},
     ).raise_for_status()
     small.write_status("small", {"handledRequests": {"stop": "before"}})
-    assert steer(small, "stop")[1][0].startswith(f"{where} will be stopped: ")
-    assert annotation(small, ANNOTATION_STOP) == ASKED
+    assert steering.steer(small, "stop")[1][0].startswith(f"{where} will be stopped: ")
+    assert steering.annotation(small, ANNOTATION_STOP) == steering.ASKED
 
 
 @pytest.mark.parametrize("request_text", ["", "long " * 60])
 def test_what_the_operator_notes_of_any_request_is_known_again(small: JobCluster, request_text: str) -> None:
-    small.write_status("small", RUNNING)
+    small.write_status("small", job_statuses.RUNNING)
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
     headers = {"Content-Type": "application/merge-patch+json"}
     small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
-    assert "was asked to stop already" in steer(small, "stop")[1][0]
+    assert "was asked to stop already" in steering.steer(small, "stop")[1][0]
     noted = hashlib.sha256(request_text.encode()).hexdigest()
     small.write_status("small", {"handledRequests": {"stop": noted}})
-    assert "will be stopped: " in steer(small, "stop")[1][0]
+    assert "will be stopped: " in steering.steer(small, "stop")[1][0]
 
 
 def test_stop_leaves_a_cluster_that_is_to_be_kept(small: JobCluster, rljob: Rljob) -> None:
     headers = {"Content-Type": "application/merge-patch+json"}
     patch = {"spec": {"runPolicy": {"cleanup": "KeepCluster"}}}
     small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
-    small.write_status("small", RUNNING)
+    small.write_status("small", job_statuses.RUNNING)
     code, output, errors = rljob("stop", "small")
     assert (code, errors) == (0, "")
     assert ", then its cluster is kept (runPolicy.cleanup), and the job is Failed, StoppedByUser\n" in output
 
 
 def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobCluster) -> None:
-    status = full_status() | {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED, "phase": "Failed"}
+    status = job_statuses.full_status() | {
+        "attempts": [job_statuses.ENDED],
+        "counters": job_statuses.COUNTERS,
+        "result": job_statuses.FAILED,
+        "phase": "Failed",
+    }
     small.write_status("small", status)
-    second = ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Provisioning"}
+    second = job_statuses.ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Provisioning"}
     steps = [
         lambda: None,
-        says(small, phase="Provisioning", result=None, attempts=[ENDED, second], handledRequests={"retry": ASKED}),
-        says(small, phase="Running", attempts=[ENDED, second | {"state": "Running"}]),
+        steering.operator_writes(
+            small,
+            phase="Provisioning",
+            result=None,
+            attempts=[job_statuses.ENDED, second],
+            handledRequests={"retry": steering.ASKED},
+        ),
+        steering.operator_writes(small, phase="Running", attempts=[job_statuses.ENDED, second | {"state": "Running"}]),
     ]
-    code, lines = steer(small, "retry", steps)
-    assert (code, annotation(small, ANNOTATION_RETRY)) == (0, ASKED)
+    code, lines = steering.steer(small, "retry", steps)
+    assert (code, steering.annotation(small, ANNOTATION_RETRY)) == (0, steering.ASKED)
     assert lines == [
         f"RLJob {small.namespace}/small: attempt 2 begins now, from step 10, with all retries given back",
         "waiting: Failed, OutOfMemory",
@@ -117,49 +118,68 @@ def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobClus
 
 def test_a_retry_that_somebody_asked_for_at_length_is_recognized_by_its_digest(small: JobCluster) -> None:
     request = "x" * 300
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    small.write_status(
+        "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
+    )
     small.annotate("small", {ANNOTATION_RETRY: request})
-    second = ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Running"}
+    second = job_statuses.ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Running"}
     handled = {"retry": hashlib.sha256(request.encode()).hexdigest()}
-    steps = [lambda: None, says(small, result=None, attempts=[ENDED, second], handledRequests=handled)]
-    code, lines = steer(small, "retry", steps)
+    steps = [
+        lambda: None,
+        steering.operator_writes(small, result=None, attempts=[job_statuses.ENDED, second], handledRequests=handled),
+    ]
+    code, lines = steering.steer(small, "retry", steps)
     assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 runs")
 
 
 def test_a_retry_that_fails_again_is_told_from_the_failure_before(small: JobCluster) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
-    again = FAILED | {"reason": "ImagePullFailed", "message": "no such image"}
-    steps = [lambda: None, says(small, result=again, handledRequests={"retry": ASKED})]
-    code, lines = steer(small, "retry", steps)
+    small.write_status(
+        "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
+    )
+    again = job_statuses.FAILED | {"reason": "ImagePullFailed", "message": "no such image"}
+    steps = [lambda: None, steering.operator_writes(small, result=again, handledRequests={"retry": steering.ASKED})]
+    code, lines = steering.steer(small, "retry", steps)
     assert code == 1
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, ImagePullFailed: no such image"
 
 
 def test_retry_between_two_attempts_means_now(small: JobCluster) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN})
-    code, lines = steer(small, "retry")
+    small.write_status(
+        "small",
+        {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
+    )
+    code, lines = steering.steer(small, "retry")
     assert code == 0
     assert lines[0] == (
         f"RLJob {small.namespace}/small: attempt 2 begins now, instead of at 2026-01-31T12:31:00Z, from the beginning:"
         " there is no checkpoint, with all retries given back"
     )
-    assert steer(small, "retry")[1][0] == (
-        f"RLJob {small.namespace}/small was asked for another attempt already, at {ASKED}"
+    assert steering.steer(small, "retry")[1][0] == (
+        f"RLJob {small.namespace}/small was asked for another attempt already, at {steering.ASKED}"
     )
 
 
-STOPPING = ATTEMPT | {"state": "Stopping", "stop": {"reason": "StoppedByUser", "requestedAt": SINCE}}
+STOPPING = job_statuses.ATTEMPT | {
+    "state": "Stopping",
+    "stop": {"reason": "StoppedByUser", "requestedAt": job_statuses.SINCE},
+}
 
 
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        ({"result": COMPLETE}, "is Complete, so there is nothing to retry; for further steps submit another job"),
         (
-            {"conditions": [condition("Complete", "True", "Succeeded", SINCE)]},
+            {"result": job_statuses.COMPLETE},
+            "is Complete, so there is nothing to retry; for further steps submit another job",
+        ),
+        (
+            {"conditions": [job_statuses.condition("Complete", "True", "Succeeded", job_statuses.SINCE)]},
             "is Complete, so there is nothing to retry",
         ),
-        ({"attempts": [ATTEMPT]}, "attempt 1 is Running, so there is nothing to retry; stop it first with `rljob stop"),
+        (
+            {"attempts": [job_statuses.ATTEMPT]},
+            "attempt 1 is Running, so there is nothing to retry; stop it first with `rljob stop",
+        ),
         ({"attempts": [STOPPING]}, "is still ending; retry when `rljob status small --context here` says that it has"),
         ({}, r"no attempt has failed, so there is nothing to retry \(Unseen\); wait"),
     ],
@@ -169,27 +189,34 @@ def test_where_there_is_nothing_to_retry_it_is_refused(
 ) -> None:
     small.write_status("small", status)
     with pytest.raises(CliError, match=f"^RLJob {small.namespace}/small: {message}"):
-        steer(small, "retry")
-    assert annotation(small, ANNOTATION_RETRY) is None
+        steering.steer(small, "retry")
+    assert steering.annotation(small, ANNOTATION_RETRY) is None
 
 
 def test_a_retry_waits_for_a_stop_that_nobody_has_seen(small: JobCluster) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN})
-    steer(small, "stop")
+    small.write_status(
+        "small",
+        {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
+    )
+    steering.steer(small, "stop")
     with pytest.raises(CliError, match="is still ending; retry when "):
-        steer(small, "retry")
+        steering.steer(small, "retry")
 
 
 BEFORE, BEFORE_THAT = "2026-01-31T12:29:00Z", "2026-01-31T12:28:00Z"
 
 
 def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    small.write_status(
+        "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
+    )
     small.annotate("small", {ANNOTATION_RETRY: BEFORE})
-    stopped = FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
-    handled = {"retry": BEFORE, "stop": ASKED}
-    code, lines = steer(small, "stop", [lambda: None, says(small, result=stopped, handledRequests=handled)])
-    assert (code, annotation(small, ANNOTATION_STOP)) == (0, ASKED)
+    stopped = job_statuses.FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
+    handled = {"retry": BEFORE, "stop": steering.ASKED}
+    code, lines = steering.steer(
+        small, "stop", [lambda: None, steering.operator_writes(small, result=stopped, handledRequests=handled)]
+    )
+    assert (code, steering.annotation(small, ANNOTATION_STOP)) == (0, steering.ASKED)
     assert lines[0] == (
         f"RLJob {small.namespace}/small will be stopped: nothing of it runs, and the job is Failed, StoppedByUser"
     )
@@ -197,21 +224,27 @@ def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) ->
 
 
 def test_of_a_stop_and_a_retry_that_nobody_has_seen_the_later_one_counts(small: JobCluster) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": FAILED})
+    small.write_status(
+        "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
+    )
     # The retry takes this stop back.
     small.annotate("small", {ANNOTATION_STOP: BEFORE_THAT, ANNOTATION_RETRY: BEFORE})
-    assert "was asked for another attempt already" in steer(small, "retry")[1][0]
-    assert "will be stopped: " in steer(small, "stop")[1][0]
-    assert annotation(small, ANNOTATION_STOP) == ASKED
-    assert "was asked to stop already" in steer(small, "stop")[1][0]
+    assert "was asked for another attempt already" in steering.steer(small, "retry")[1][0]
+    assert "will be stopped: " in steering.steer(small, "stop")[1][0]
+    assert steering.annotation(small, ANNOTATION_STOP) == steering.ASKED
+    assert "was asked to stop already" in steering.steer(small, "stop")[1][0]
     # And this stop the retry.
     small.annotate("small", {ANNOTATION_STOP: BEFORE, ANNOTATION_RETRY: BEFORE_THAT})
-    assert "attempt 2 begins now" in steer(small, "retry")[1][0]
-    assert annotation(small, ANNOTATION_RETRY) == ASKED
+    assert "attempt 2 begins now" in steering.steer(small, "retry")[1][0]
+    assert steering.annotation(small, ANNOTATION_RETRY) == steering.ASKED
 
 
 def test_what_is_complete_cannot_be_stopped_whatever_was_asked_for(small: JobCluster) -> None:
-    small.write_status("small", {"attempts": [ENDED], "counters": COUNTERS, "result": COMPLETE})
+    small.write_status(
+        "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.COMPLETE}
+    )
     small.annotate("small", {ANNOTATION_RETRY: BEFORE})
-    assert steer(small, "stop")[1] == [f"RLJob {small.namespace}/small has ended already (Complete, Succeeded)"]
-    assert annotation(small, ANNOTATION_STOP) is None
+    assert steering.steer(small, "stop")[1] == [
+        f"RLJob {small.namespace}/small has ended already (Complete, Succeeded)"
+    ]
+    assert steering.annotation(small, ANNOTATION_STOP) is None

@@ -15,8 +15,9 @@ from rljob_cli.cluster.job_state import attempt_state, ending, phase
 from rljob_cli.cluster.listing import list_lines
 from rljob_cli.cluster.status import job_lines
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import Json, condition, full_status
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import Json
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
@@ -38,7 +39,7 @@ def newer_status() -> Json:
     new: Json = {"mood": {"deep": ["news"]}}
     attempt = {"number": 3, "cluster": "small-3", "state": "Migrating", "started": CREATED, "outcome": "Moved", **new}
     stop = {"reason": "Preempted", "requestedAt": CREATED, **new}
-    status = full_status() | {
+    status = job_statuses.full_status() | {
         "phase": "Migrating",
         "reason": "QuotaReserved",
         "gpus": 4,
@@ -51,7 +52,7 @@ def newer_status() -> Json:
     conditions = status["conditions"]
     assert isinstance(conditions, list)
     status["conditions"] = [{**each, **new} for each in conditions] + [
-        condition("QuotaReserved", "Perhaps", "Borrowed", CREATED)
+        job_statuses.condition("QuotaReserved", "Perhaps", "Borrowed", CREATED)
     ]
     for field in ("progress", "checkpoint"):
         part = status[field]
@@ -82,7 +83,7 @@ def test_an_unknown_way_to_end_is_an_end() -> None:
 
 
 def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> None:
-    failed = condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
+    failed = job_statuses.condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
     stored = job({"phase": "Failed", "result": {"outcome": 1}, "conditions": [failed]})
     assert [part.split(" (")[0] for part in stored.unread if part.startswith("status.result")]
     end = ending(stored.status)
@@ -119,7 +120,7 @@ def test_what_cannot_be_read_is_left_out_and_named(status: object, unread: tuple
 
 def test_no_text_of_a_status_can_steer_a_terminal() -> None:
     red = "\x1b[31mR\x07"
-    bad = condition("ClusterReady", "False", red, CREATED, f"a {red}\nb {red}")
+    bad = job_statuses.condition("ClusterReady", "False", red, CREATED, f"a {red}\nb {red}")
     result = {"outcome": red, "reason": red, "message": red, "at": CREATED}
     attempt = {"number": 1, "cluster": red, "started": CREATED, "state": red, "reason": red, "message": red}
     common = {"phase": red, "reason": red, "conditions": [bad], "attempts": [attempt], "exportUri": red, red: 1}
@@ -152,12 +153,12 @@ def test_more_attempts_than_this_version_lists_lose_the_oldest() -> None:
 
 
 def test_the_spec_of_a_newer_crd_hides_nothing_that_can_be_read() -> None:
-    spec = YAML(typ="safe", pure=True).load(JOB)["spec"]
+    spec = YAML(typ="safe", pure=True).load(SMALL_JOB)["spec"]
     spec["training"]["algorithm"] = {"type": "Telepathy"}
     spec["pools"][0]["nodes"] = 3
     spec["checkpoint"] = {"storage": {"persistentVolumeClaim": "results", "mirror": "b"}, "resume": "Sometimes"}
     spec["runPolicy"] = {"cleanup": "Archive", "maxAppRetries": 7, "mood": "good"}
-    stored = job(full_status(), spec)
+    stored = job(job_statuses.full_status(), spec)
     assert stored.pool_sizes == {"main": 3}
     assert stored.storage is not None
     assert stored.storage.persistent_volume_claim == "results"

@@ -9,13 +9,13 @@ from threading import Thread
 
 import pytest
 
-from rljob_testing.command_line import JOB
-from rljob_testing.job_cluster import JobCluster
+from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.cli.rljob_command import SMALL_JOB
 
 pytestmark = pytest.mark.apiserver
 
 Rljob = Callable[..., tuple[int, str, str]]
-ON_CLUSTER = JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
+ON_CLUSTER = SMALL_JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
 NEXT = (
     "next: rljob status small --watch   until it has ended\n"
     "      rljob logs small --follow    what the training prints\n"
@@ -197,7 +197,7 @@ def test_what_is_wrong_in_the_file_is_said_without_a_cluster(
 def test_storage_that_only_a_cluster_needs_is_asked_for_before_anything_is_created(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
-    file.write_text(JOB)
+    file.write_text(SMALL_JOB)
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (

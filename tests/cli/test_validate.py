@@ -15,7 +15,7 @@ from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_file, load_job_text
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.validate import validate_file
-from rljob_testing.command_line import Workplace
+from rljob_testing.cli.rljob_command import JobFolder
 
 Rljob = Callable[..., tuple[int, str, str]]
 JOB = """\
@@ -273,7 +273,7 @@ def test_a_missing_file_is_a_problem_without_a_source_line(tmp_path: Path) -> No
     )
 
 
-def test_a_reward_in_a_file_called_like_a_module_of_python_is_refused_by_name(workplace: Workplace) -> None:
+def test_a_reward_in_a_file_called_like_a_module_of_python_is_refused_by_name(workplace: JobFolder) -> None:
     text = workplace.job_file.read_text()
     rewards = "rewards: [{type: Function, function: {path: 'numbers:score'}}]"
     workplace.job_file.write_text(text.replace("rewards: [{type: MathAnswer}]", rewards))

@@ -21,7 +21,8 @@ from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.watching import Clock, watch_job
 from rljob_cli.errors import ClusterUnreachableError
-from rljob_testing.job_cluster import JobCluster, condition, full_status, kubeconfig_text
+from rljob_testing.cli import job_statuses
+from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
 from rljob_testing.settings import inherited_environment
 from rljob_testing.tcp_gate import TcpGate
 
@@ -63,11 +64,13 @@ def says(cluster: JobCluster, *conditions: dict[str, object], phase: str = "Runn
     return lambda: cluster.write_status("small", {"phase": phase, "conditions": list(conditions)})
 
 
-VALID = condition("SpecValid", "True", "Valid", SINCE)
-PENDING = condition("ClusterReady", "False", "PodsPending", SINCE, "0 of 2 pods are ready")
-READY = condition("ClusterReady", "True", "Ready", SINCE)
-COMPLETE = condition("Complete", "True", "Succeeded", SINCE, "80 steps")
-FAILED = condition("Failed", "True", "ApplicationError", SINCE, "exit code 1\nZeroDivisionError: division by zero")
+VALID = job_statuses.condition("SpecValid", "True", "Valid", SINCE)
+PENDING = job_statuses.condition("ClusterReady", "False", "PodsPending", SINCE, "0 of 2 pods are ready")
+READY = job_statuses.condition("ClusterReady", "True", "Ready", SINCE)
+COMPLETE = job_statuses.condition("Complete", "True", "Succeeded", SINCE, "80 steps")
+FAILED = job_statuses.condition(
+    "Failed", "True", "ApplicationError", SINCE, "exit code 1\nZeroDivisionError: division by zero"
+)
 
 
 def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobCluster) -> None:
@@ -196,9 +199,9 @@ def test_ctrl_c_leaves_the_job_alone(small: JobCluster) -> None:
 
 def test_the_live_view_is_drawn_in_place_with_a_bar(small: JobCluster) -> None:
     def runs() -> None:
-        small.write_status("small", full_status())
+        small.write_status("small", job_statuses.full_status())
 
-    ends = full_status()
+    ends = job_statuses.full_status()
     assert isinstance(ends["conditions"], list)
     ends["conditions"].append(COMPLETE)
 

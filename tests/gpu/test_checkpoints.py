@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import torch
 
-from rljob_testing.device_place import Place
-from rljob_testing.engine_updates import drawn_rollout, made_actor, state_of
-from rljob_testing.same_numbers import assert_bitwise
-from rljob_testing.tiny_models import VOCABULARY, save_tiny_model
+from rljob_testing import compare
+from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.models import tiny_models
+from rljob_testing.training import engine_updates
 from rljob_trainer.checkpoints import save
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
@@ -29,29 +29,29 @@ def saved(actor: ActorWorker, root: Path) -> Path:
     return folder
 
 
-def test_what_was_saved_comes_back_to_the_last_bit(place: Place) -> None:
-    model = save_tiny_model("qwen3 tied", place.folder / "model")
-    first = made_actor(model, place.context)
+def test_what_was_saved_comes_back_to_the_last_bit(place: DevicePlace) -> None:
+    model = tiny_models.save("qwen3 tied", place.folder / "model")
+    first = engine_updates.build_actor(model, place.context)
     for step in range(SAVED_STEP):
-        first.update_policy(drawn_rollout(VOCABULARY, step), step)
+        first.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, step), step)
     folder = saved(first, place.folder / "checkpoints")
-    right = state_of(first.engine)
-    second = made_actor(model, place.context)
+    right = engine_updates.state_of(first.engine)
+    second = engine_updates.build_actor(model, place.context)
     second.load_checkpoint(folder, SAVED_STEP)
-    assert_bitwise(state_of(second.engine), right)
+    compare.assert_bitwise(engine_updates.state_of(second.engine), right)
     assert {each.device.type for _, each in second.engine.named_optimizer_state()} == {place.device.type}
-    rollout = drawn_rollout(VOCABULARY, SAVED_STEP)
+    rollout = engine_updates.drawn_rollout(tiny_models.VOCABULARY, SAVED_STEP)
     metrics = [each.update_policy(rollout, SAVED_STEP) for each in (first, second)]
     assert metrics[0] == metrics[1]
-    assert_bitwise(state_of(second.engine), state_of(first.engine))
+    compare.assert_bitwise(engine_updates.state_of(second.engine), engine_updates.state_of(first.engine))
 
 
-def test_copies_are_taken_before_training_goes_on(place: Place) -> None:
+def test_copies_are_taken_before_training_goes_on(place: DevicePlace) -> None:
     """The shards are written in the background, from memory of the host."""
-    model = save_tiny_model("qwen3 tied", place.folder / "model")
-    actor = made_actor(model, place.context)
-    actor.update_policy(drawn_rollout(VOCABULARY, 0), 0)
-    right = state_of(actor.engine)
+    model = tiny_models.save("qwen3 tied", place.folder / "model")
+    actor = engine_updates.build_actor(model, place.context)
+    actor.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, 0), 0)
+    right = engine_updates.state_of(actor.engine)
     root = place.folder / "checkpoints"
     folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
     is_updated = Event()
@@ -62,15 +62,15 @@ def test_copies_are_taken_before_training_goes_on(place: Place) -> None:
 
     with patch.object(save, "save_shard", held):
         actor.begin_checkpoint(folder)
-    actor.update_policy(drawn_rollout(VOCABULARY, 1), 1)
+    actor.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, 1), 1)
     is_updated.set()
     commit(root, folder, SAVED_STEP, 1, [actor.finish_checkpoint()], {})
     actor.load_checkpoint(folder, SAVED_STEP)
-    assert_bitwise(state_of(actor.engine), right)
+    compare.assert_bitwise(engine_updates.state_of(actor.engine), right)
 
 
-def test_random_generators_go_on_where_they_were(place: Place) -> None:
-    actor = made_actor(save_tiny_model("qwen3 tied", place.folder / "model"), place.context)
+def test_random_generators_go_on_where_they_were(place: DevicePlace) -> None:
+    actor = engine_updates.build_actor(tiny_models.save("qwen3 tied", place.folder / "model"), place.context)
     devices = {torch.device("cpu"), place.device}
     state = json.loads(json.dumps(actor.random_state()))
     drawn, again = [], []

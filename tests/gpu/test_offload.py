@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from rljob_testing.device_place import Place
-from rljob_testing.engine_updates import drawn_batch, engine_settings, state_of, update
-from rljob_testing.same_numbers import assert_bitwise
-from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing import compare
+from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.models import tiny_models
+from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings
 
@@ -18,27 +18,27 @@ EVERYTHING = OffloadSettings(parameters=True, gradients=True, optimizer=True)
 NUM_UPDATES = 4
 
 
-def trained(folder: Path, place: Place, offload: OffloadSettings) -> TrainEngine:
+def trained(folder: Path, place: DevicePlace, offload: OffloadSettings) -> TrainEngine:
     """After some updates of several micro-batches, with a departure after each."""
-    settings = engine_settings(folder, place.device, torch.bfloat16, max_tokens=64)
+    settings = engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=64)
     engine = TrainEngine(replace(settings, offload=offload))
     for _ in range(NUM_UPDATES):
-        update(engine, drawn_batch())
+        engine_updates.update(engine, engine_updates.drawn_batch())
         engine.optimizer_step(1e-3)
         engine.leave_device()
         engine.fetch_parameters()
     return engine
 
 
-def test_training_is_the_same_to_the_last_bit(place: Place) -> None:
-    folder = save_tiny_model("qwen3", place.folder / "model")
-    plain, away = (state_of(trained(folder, place, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
-    assert_bitwise(away, plain)
+def test_training_is_the_same_to_the_last_bit(place: DevicePlace) -> None:
+    folder = tiny_models.save("qwen3", place.folder / "model")
+    plain, away = (engine_updates.state_of(trained(folder, place, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
+    compare.assert_bitwise(away, plain)
 
 
-def test_what_leaves_is_free_by_the_allocator(place: Place) -> None:
+def test_what_leaves_is_free_by_the_allocator(place: DevicePlace) -> None:
     place.needs_gpu("a CPU's allocator keeps no count")
-    engine = trained(save_tiny_model("qwen3", place.folder / "model"), place, EVERYTHING)
+    engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
     list(engine.named_optimizer_state())
     engine.fetch_parameters(wait=True)
     num_parameter_bytes = engine.memory.parameters

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from rljob_testing.device_place import Place
-from rljob_testing.engine_updates import Update, drawn_batch, engine_settings, update
-from rljob_testing.same_numbers import difference
-from rljob_testing.tiny_models import save_deep_model
+from rljob_testing import compare
+from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.models import tiny_models
+from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.model import transformer_layers
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -21,7 +21,7 @@ RECOMPUTED = {0: [], 1: [0, 1, 2, 3, 4], 2: [0, 2, 4], 3: [0, 3]}
 """Of `gradient_checkpointing_every_nth_layer`, which layers run twice; 0 stands for none."""
 
 
-def watched_update(settings: TrainEngineSettings) -> tuple[Update, list[int]]:
+def watched_update(settings: TrainEngineSettings) -> tuple[engine_updates.Update, list[int]]:
     """And which layers ran twice in it."""
     engine = TrainEngine(settings)
     counts: Counter[int] = Counter()
@@ -35,39 +35,39 @@ def watched_update(settings: TrainEngineSettings) -> tuple[Update, list[int]]:
     layers = transformer_layers(engine.model)
     for number in range(len(layers)):
         counted(number)
-    found = update(engine, drawn_batch())
+    found = engine_updates.update(engine, engine_updates.drawn_batch())
     assert set(counts.values()) <= {1, 2}
     return found, [number for number, count in sorted(counts.items()) if count == 2]
 
 
-def test_gradients_are_those_of_kept_activations(place: Place) -> None:
-    folder = save_deep_model(place.folder / "model", NUM_LAYERS)
+def test_gradients_are_those_of_kept_activations(place: DevicePlace) -> None:
+    folder = tiny_models.save_deep(place.folder / "model", NUM_LAYERS)
     for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
-        results: dict[int, Update] = {}
+        results: dict[int, engine_updates.Update] = {}
         for every, recomputed in RECOMPUTED.items():
             settings = replace(
-                engine_settings(folder, place.device, dtype, gradient_checkpointing=every > 0),
+                engine_updates.engine_settings(folder, place.device, dtype, gradient_checkpointing=every > 0),
                 gradient_checkpointing_every_nth_layer=max(every, 1),
             )
             results[every], twice = watched_update(settings)
             assert twice == recomputed
         for every in (1, 2, 3):
-            found = difference(results[every].gradients, results[0].gradients)
+            found = compare.difference(results[every].gradients, results[0].gradients)
             assert place.note(f"{str(dtype).removeprefix('torch.')}, every {every}", found) <= limit
             assert results[every].loss == results[0].loss
 
 
-def test_less_is_kept_the_more_layers_are_recomputed(place: Place) -> None:
+def test_less_is_kept_the_more_layers_are_recomputed(place: DevicePlace) -> None:
     """By what is saved for the backward pass, and on GPUs by the allocator's peak."""
-    folder = save_deep_model(place.folder / "model", NUM_LAYERS)
+    folder = tiny_models.save_deep(place.folder / "model", NUM_LAYERS)
     kept: list[int] = []
     peaks: list[int] = []
     for every in (0, 2, 1):
         settings = replace(
-            engine_settings(folder, place.device, gradient_checkpointing=every > 0),
+            engine_updates.engine_settings(folder, place.device, gradient_checkpointing=every > 0),
             gradient_checkpointing_every_nth_layer=max(every, 1),
         )
-        engine, batch = TrainEngine(settings), drawn_batch([120] * 16)
+        engine, batch = TrainEngine(settings), engine_updates.drawn_batch([120] * 16)
         sizes: dict[int, int] = {}
 
         def note(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
@@ -76,12 +76,12 @@ def test_less_is_kept_the_more_layers_are_recomputed(place: Place) -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            update(engine, batch)
+            engine_updates.update(engine, batch)
         kept.append(sum(sizes.values()))
         place.note(f"every {every}, kept KiB", kept[-1] / 1024)
         if place.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-            update(engine, batch)
+            engine_updates.update(engine, batch)
             peaks.append(torch.cuda.max_memory_allocated())
             place.note(f"every {every}, peak KiB", peaks[-1] / 1024)
     assert kept[0] > 1.5 * kept[1] > 1.5 * 1.5 * kept[2]

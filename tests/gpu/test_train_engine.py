@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.device_place import Place
-from rljob_testing.engine_updates import (
-    drawn_batch,
-    engine_settings,
-    plain_logprobs_R,
-    plain_model,
-    plain_update,
-    state_of,
-    update,
-)
-from rljob_testing.same_numbers import difference
-from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing import compare
+from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.models import tiny_models
+from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
@@ -33,49 +25,56 @@ LARGEST_DIFFERENCE = 1e-5
 """In 32 bits, of the norm."""
 
 
-def test_float32_gives_the_numbers_of_transformers(place: Place) -> None:
-    folder, batch = save_tiny_model(TIED, place.folder / "model"), drawn_batch()
-    ours = update(TrainEngine(engine_settings(folder, place.device)), batch)
-    right = plain_update(plain_model(folder), batch)
+def test_float32_gives_the_numbers_of_transformers(place: DevicePlace) -> None:
+    folder, batch = tiny_models.save(TIED, place.folder / "model"), engine_updates.drawn_batch()
+    ours = engine_updates.update(TrainEngine(engine_updates.engine_settings(folder, place.device)), batch)
+    right = engine_updates.plain_update(engine_updates.plain_model(folder), batch)
     assert place.note("loss", abs(ours.loss - right.loss) / right.loss) < LARGEST_DIFFERENCE
-    assert place.note("gradient", difference(ours.gradients, right.gradients)) < LARGEST_DIFFERENCE
+    assert place.note("gradient", compare.difference(ours.gradients, right.gradients)) < LARGEST_DIFFERENCE
 
 
-def test_micro_batches_change_no_gradient(place: Place) -> None:
-    folder, batch = save_tiny_model(ARCHITECTURE, place.folder / "model"), drawn_batch()
+def test_micro_batches_change_no_gradient(place: DevicePlace) -> None:
+    folder, batch = tiny_models.save(ARCHITECTURE, place.folder / "model"), engine_updates.drawn_batch()
     one, many = (
-        update(TrainEngine(engine_settings(folder, place.device, max_tokens=each)), batch) for each in (4096, 70)
+        engine_updates.update(TrainEngine(engine_updates.engine_settings(folder, place.device, max_tokens=each)), batch)
+        for each in (4096, 70)
     )
-    assert place.note("gradient", difference(many.gradients, one.gradients)) < LARGEST_DIFFERENCE
+    assert place.note("gradient", compare.difference(many.gradients, one.gradients)) < LARGEST_DIFFERENCE
 
 
-def test_bfloat16_is_no_further_off_than_that_of_transformers(place: Place) -> None:
-    folder, batch = save_tiny_model(ARCHITECTURE, place.folder / "model"), drawn_batch()
-    engine = TrainEngine(engine_settings(folder, place.device, torch.bfloat16))
-    right_R = plain_logprobs_R(plain_model(folder), batch).detach()
-    theirs_R = plain_logprobs_R(plain_model(folder, place.device, torch.bfloat16), batch).detach()
+def test_bfloat16_is_no_further_off_than_that_of_transformers(place: DevicePlace) -> None:
+    folder, batch = tiny_models.save(ARCHITECTURE, place.folder / "model"), engine_updates.drawn_batch()
+    engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
+    right_R = engine_updates.plain_logprobs_R(engine_updates.plain_model(folder), batch).detach()
+    theirs_R = engine_updates.plain_logprobs_R(
+        engine_updates.plain_model(folder, place.device, torch.bfloat16), batch
+    ).detach()
     error = place.note("mean error", float((engine.forward(batch, 1.0).logprobs_N - right_R).abs().mean()))
     their_error = place.note("mean error of transformers", float((theirs_R - right_R).abs().mean()))
     assert 1e-4 < error <= 1.1 * their_error
     # A gradient in 16 bits points where the one in 32 bits does.
-    ours = update(engine, batch).gradients
-    exact = plain_update(plain_model(folder), batch).gradients
-    assert place.note("gradient", difference(ours, exact)) < 0.1
+    ours = engine_updates.update(engine, batch).gradients
+    exact = engine_updates.plain_update(engine_updates.plain_model(folder), batch).gradients
+    assert place.note("gradient", compare.difference(ours, exact)) < 0.1
 
 
-def test_fused_adamw_is_adamw(place: Place) -> None:
+def test_fused_adamw_is_adamw(place: DevicePlace) -> None:
     """Against the formulas of arXiv 1711.05101 in 64 bits, for three updates."""
     spec = Optimizer(learning_rate=1e-2, beta1=0.8, beta2=0.9, weight_decay=0.1, max_gradient_norm=1e6)
-    folder = save_tiny_model(ARCHITECTURE, place.folder / "model")
-    engine = TrainEngine(engine_settings(folder, place.device, optimizer=spec))
+    folder = tiny_models.save(ARCHITECTURE, place.folder / "model")
+    engine = TrainEngine(engine_updates.engine_settings(folder, place.device, optimizer=spec))
     assert engine.optimizer is not None
     assert all(group["fused"] for group in engine.optimizer.param_groups)
-    weights = {name: tensor.double() for name, tensor in state_of(engine).items() if not name.startswith("exp_avg")}
+    weights = {
+        name: tensor.double()
+        for name, tensor in engine_updates.state_of(engine).items()
+        if not name.startswith("exp_avg")
+    }
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("step.")}
     means = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     squares = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for number in (1, 2, 3):
-        gradients = update(engine, drawn_batch(seed=number)).gradients
+        gradients = engine_updates.update(engine, engine_updates.drawn_batch(seed=number)).gradients
         norm = engine.optimizer_step(spec.learning_rate)
         assert math.isclose(
             norm, math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values())), rel_tol=1e-5
@@ -86,17 +85,17 @@ def test_fused_adamw_is_adamw(place: Place) -> None:
             root = (squares[name] / (1 - spec.beta2**number)).sqrt() + spec.epsilon
             weights[name] *= 1 - spec.learning_rate * spec.weight_decay
             weights[name] -= spec.learning_rate * means[name] / (1 - spec.beta1**number) / root
-    found = {name: tensor.double() for name, tensor in state_of(engine).items() if name in weights}
-    assert place.note("weights", difference(found, weights)) < 1e-6
+    found = {name: tensor.double() for name, tensor in engine_updates.state_of(engine).items() if name in weights}
+    assert place.note("weights", compare.difference(found, weights)) < 1e-6
 
 
-def test_the_host_waits_at_most_once_per_micro_batch(place: Place) -> None:
+def test_the_host_waits_at_most_once_per_micro_batch(place: DevicePlace) -> None:
     """By torch's own count, beyond what an update costs however many micro-batches it has."""
     place.needs_gpu("a CPU has nothing to wait for")
-    folder = save_tiny_model(ARCHITECTURE, place.folder / "model")
+    folder = tiny_models.save(ARCHITECTURE, place.folder / "model")
     length, few_rows, many_rows = 64, 4, 12
-    engine = TrainEngine(engine_settings(folder, place.device, torch.bfloat16, max_tokens=length))
-    few, many = (num_waits(engine, drawn_batch([length] * rows)) for rows in (few_rows, many_rows))
+    engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=length))
+    few, many = (num_waits(engine, engine_updates.drawn_batch([length] * rows)) for rows in (few_rows, many_rows))
     num_more = many_rows - few_rows
     place.note("waits per micro-batch", (many - few) / num_more)
     assert many - few <= num_more, f"{few} waits, and {many} with {num_more} micro-batches more"

@@ -1,4 +1,4 @@
-"""Every advantage against numbers that verl 0.9.1 computed; `rljob_testing.golden` says what they are."""
+"""Every advantage against numbers that verl 0.9.1 computed; `rljob_testing.golden.verl_cases` says what they are."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Mapping
 import pytest
 
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_testing.golden import GOLDEN, GoldenCase, check
-from rljob_testing.golden_advantages import ADVANTAGE_CASES
+from rljob_testing.golden import advantage_cases, verl_cases
 
 
-@pytest.mark.parametrize("case", ADVANTAGE_CASES, ids=str)
-def test_is_verls(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", advantage_cases.ADVANTAGE_CASES, ids=str)
+def test_is_verls(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
 def test_every_type_has_golden_numbers() -> None:
     others = {"discounted returns", "whitening"}
-    assert {case.function for case in ADVANTAGE_CASES} == {*AdvantageType, *others} - {AdvantageType.FUNCTION}
+    assert {case.function for case in advantage_cases.ADVANTAGE_CASES} == {*AdvantageType, *others} - {
+        AdvantageType.FUNCTION
+    }
 
 
 class Read(dict[str, object]):
@@ -35,8 +36,8 @@ class Read(dict[str, object]):
 
 @pytest.mark.parametrize("kind", ["advantages", "returns"])
 def test_every_golden_number_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Read(GOLDEN[kind])
-    monkeypatch.setitem(GOLDEN, kind, read)
-    for case in ADVANTAGE_CASES:
+    read = Read(verl_cases.GOLDEN[kind])
+    monkeypatch.setitem(verl_cases.GOLDEN, kind, read)
+    for case in advantage_cases.ADVANTAGE_CASES:
         case.compare()
     assert read.names == set(read)

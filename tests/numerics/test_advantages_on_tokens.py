@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.token_rows import on_workers, rows_of
+from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import (
     KL_PENALTIES,
@@ -77,7 +77,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> TokenI
     }
     groups_B = torch.tensor([row.group for row in rows], dtype=torch.int64)
     rewards_B = torch.tensor([row.reward for row in rows], dtype=dtype)
-    return TokenInputs(rewards_B, groups_B, rows_of(*(len(row.tokens) for row in rows)), columns)
+    return TokenInputs(rewards_B, groups_B, token_rows.rows_of(*(len(row.tokens) for row in rows)), columns)
 
 
 def found_by(
@@ -90,7 +90,7 @@ def found_by(
     def compute(rows: list[Row], reduce: Reduce) -> TokenAdvantages:
         return for_tokens(inputs_of(rows, dtype), reduce)
 
-    parts = on_workers(workers, compute)
+    parts = token_rows.on_workers(workers, compute)
     assert {part.advantages_N.dtype for part in parts} == {dtype}
     returns = [part.returns_N for part in parts if part.returns_N is not None]
     return torch.cat([part.advantages_N for part in parts]).tolist(), torch.cat(returns).tolist() if returns else None

@@ -14,8 +14,8 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing.algorithm_module import MODULE
-from rljob_testing.token_rows import on_workers, rows_of
+from rljob_testing.training import token_rows
+from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
 from rljob_trainer.algorithms.interfaces import (
@@ -42,7 +42,7 @@ from rljob_trainer.workers import columns
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of this test's own, importable."""
     name = f"algorithms_of_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / f"{name}.py").write_text(ALGORITHM_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name
 
@@ -63,13 +63,13 @@ def responses(*rewards: float) -> ResponseInputs:
 
 
 def token_inputs(rewards: list[float], lengths: list[int], **columns_N: Tensor) -> TokenInputs:
-    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), rows_of(*lengths), columns_N)
+    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), token_rows.rows_of(*lengths), columns_N)
 
 
 def loss_inputs(logprobs: list[float], **columns_N: Tensor) -> LossInputs:
     logprobs_N = torch.tensor(logprobs, requires_grad=True)
     return LossInputs(
-        rows_of(len(logprobs)), logprobs_N, logprobs_N.detach() + 0.5, torch.ones(len(logprobs)), columns_N
+        token_rows.rows_of(len(logprobs)), logprobs_N, logprobs_N.detach() + 0.5, torch.ones(len(logprobs)), columns_N
     )
 
 
@@ -90,7 +90,7 @@ def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None
         assert estimator.for_tokens is not None
         return estimator.for_tokens(part, reduce).advantages_N.tolist()
 
-    assert on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
+    assert token_rows.on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
 
 
 def test_columns_are_those_that_are_declared(module: str) -> None:
@@ -114,7 +114,7 @@ def test_a_plain_loss(module: str) -> None:
 
 
 def test_a_worker_without_tokens_takes_part_in_the_graph(module: str) -> None:
-    inputs = LossInputs(rows_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
+    inputs = LossInputs(token_rows.rows_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
     found = loss_of(f"{module}:reinforce").compute(inputs)
     assert found.losses_N.requires_grad
     assert found.losses_N.shape == (0,)
@@ -279,7 +279,7 @@ def test_the_recipes_parts_have_their_settings() -> None:
     )
     loss = policy_loss(resolve_algorithm(clipped))
     ratios_N, advantages_N = torch.tensor([0.5, 1.5, 9.0]), torch.tensor([-1.0, 1.0, -1.0])
-    found = loss.compute(LossInputs(rows_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
+    found = loss.compute(LossInputs(token_rows.rows_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
     assert found.losses_N.tolist() == pytest.approx([0.9, -1.3, 2.0])
     assert set(found.sums) == {"pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"}
 

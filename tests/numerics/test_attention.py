@@ -12,7 +12,7 @@ from torch.nn.attention import varlen
 from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rljob_testing.tiny_models import ARCHITECTURES, FLAT, tiny_model
+from rljob_testing.models import tiny_models
 from rljob_trainer.engines.train.attention import (
     FLAT_IMPLEMENTATION,
     PADDED_TYPES,
@@ -217,16 +217,16 @@ def test_flat_rows_by_hand() -> None:
         FlatRows((2, 0), CPU)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
 def test_who_gets_flat_rows(name: str) -> None:
-    plan = choose_attention(ARCHITECTURES[name]())
+    plan = choose_attention(tiny_models.ARCHITECTURES[name]())
     reasons = {
         "gemma2": ("eager", "its attention is soft-capped"),
         "gpt_oss": ("eager", "its attention is not torch's scaled dot product"),
         "nemotron": ("sdpa", "its layers are not told where rows begin"),
         "qwen3_next": ("sdpa", "it has layers of type linear_attention"),
     }
-    assert plan.is_flat == (name in FLAT)
+    assert plan.is_flat == (name in tiny_models.FLAT)
     assert (plan.implementation, plan.reason) == reasons.get(name, (FLAT_IMPLEMENTATION, ""))
 
 
@@ -274,7 +274,7 @@ def test_frequencies_that_follow_the_longest_row_limit_the_rows(config: PreTrain
     ],
 )
 def test_flat_rows_are_refused_by_layers_that_need_more(name: str, message: str) -> None:
-    model = tiny_model(name)
+    model = tiny_models.make(name)
     register_flat_attention()
     use_attention(model, FLAT_IMPLEMENTATION)
     rows = FlatRows((2, 3), CPU)

@@ -25,10 +25,9 @@ from rljob_api.v1alpha1.algorithm import Algorithm, AlgorithmType
 from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.model import Critic, CriticOptimizer
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
-from rljob_testing.replayed_steps import Replay, ReplayedRun, kept_gradients, replayed_run, whole
-from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
-from rljob_testing.tiny_models import CLASSIFIER_SIZES
+from rljob_testing import compare
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.output_head import VALUE_WEIGHT, Head
@@ -42,7 +41,7 @@ PPO = Algorithm(
     kl=Kl(coefficient=0.05, placement=KlPlacement.REWARD, estimator=KlEstimator.K1),
 )
 CRITIC = Critic(optimizer=CriticOptimizer(learning_rate=1e-3), value_clip_range=0.05)
-REPLAY = Replay(PPO, Optimizer(learning_rate=3e-4), mini_batch_size=2, num_epochs_per_batch=2, critic=CRITIC)
+REPLAY = replays.Replay(PPO, Optimizer(learning_rate=3e-4), mini_batch_size=2, num_epochs_per_batch=2, critic=CRITIC)
 """Four updates per step, of both models."""
 CASES = {
     "one": (1, REPLAY),
@@ -85,28 +84,28 @@ class WarmUp:
     """Of the policy, after each."""
 
 
-def state_of(run: ReplayedRun) -> dict[str, torch.Tensor]:
+def state_of(run: replays.ReplayedRun) -> dict[str, torch.Tensor]:
     assert run.critic is not None
     engine = run.critic.engine
-    moments = {f"optimizer.{name}": each for name, each in whole(engine.named_optimizer_state()).items()}
-    return {**whole(engine.named_shards()), **moments}
+    moments = {f"optimizer.{name}": each for name, each in replays.whole(engine.named_optimizer_state()).items()}
+    return {**replays.whole(engine.named_shards()), **moments}
 
 
-def two_steps(replay: Replay, context: WorkerContext) -> Steps:
-    run = replayed_run(replay, context)
+def two_steps(replay: replays.Replay, context: WorkerContext) -> Steps:
+    run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with kept_gradients(run.critic.engine) as gradients:
+    with replays.kept_gradients(run.critic.engine) as gradients:
         return Steps(gradients, run.steps(0, 2))
 
 
 def resumed(root: Path, context: WorkerContext) -> Resumed:
-    run = replayed_run(REPLAY, context)
+    run = replays.replayed_run(REPLAY, context)
     run.steps(0, SAVED_STEP)
     folder = run.save(root, SAVED_STEP)
     saved = state_of(run)
     run.steps(SAVED_STEP, SAVED_STEP + 1)
     later = state_of(run)
-    again = replayed_run(REPLAY, context)
+    again = replays.replayed_run(REPLAY, context)
     again.load(folder, SAVED_STEP)
     loaded = state_of(again)
     again.steps(SAVED_STEP, SAVED_STEP + 1)
@@ -116,7 +115,7 @@ def resumed(root: Path, context: WorkerContext) -> Resumed:
 def warm_up(context: WorkerContext) -> WarmUp:
     optimizer = Optimizer(learning_rate=1e-3, warmup_steps=2)
     critic = CRITIC.model_copy(update={"warmup_steps": 1})
-    run = replayed_run(replace(REPLAY, optimizer=optimizer, critic=critic), context)
+    run = replays.replayed_run(replace(REPLAY, optimizer=optimizer, critic=critic), context)
     found = WarmUp([], [], [])
     for step in range(2):
         before = run.state(), state_of(run)
@@ -141,8 +140,10 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     root = tmp_path_factory.mktemp("checkpoints")
-    runs = [RankedRun(partial(two_steps, replay), num_ranks) for num_ranks, replay in CASES.values()]
-    *steps, found, [warmed] = run_on_ranks([*runs, RankedRun(partial(resumed, root), 2), RankedRun(warm_up, 1)])
+    runs = [gloo_ranks.RankedRun(partial(two_steps, replay), num_ranks) for num_ranks, replay in CASES.values()]
+    *steps, found, [warmed] = gloo_ranks.run_on_ranks(
+        [*runs, gloo_ranks.RankedRun(partial(resumed, root), 2), gloo_ranks.RankedRun(warm_up, 1)]
+    )
     assert isinstance(warmed, WarmUp)
     return Seen(
         {name: [each for each in ranks if isinstance(each, Steps)] for name, ranks in zip(CASES, steps, strict=True)},
@@ -157,9 +158,9 @@ def test_what_it_learns_does_not_depend_on_how_it_is_computed(seen: Seen, name: 
     assert len(one.gradients) == 8
     assert len(seen.steps[name]) == CASES[name][0]
     for found in seen.steps[name]:
-        assert max(map(difference, found.gradients, one.gradients)) < RELATIVE
+        assert max(map(compare.difference, found.gradients, one.gradients)) < compare.RELATIVE
         for mine, right in zip(found.metrics, one.metrics, strict=True):
-            assert_same_metrics(mine, right)
+            compare.assert_same_metrics(mine, right)
 
 
 def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
@@ -176,9 +177,9 @@ def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
 def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
     assert len(seen.resumed) == 2
     for rank in seen.resumed:
-        assert_bitwise(rank.loaded, rank.saved)
-        assert_bitwise(rank.later_resumed, rank.later)
-        assert difference(rank.later, rank.saved) > 0
+        compare.assert_bitwise(rank.loaded, rank.saved)
+        compare.assert_bitwise(rank.later_resumed, rank.later)
+        assert compare.difference(rank.later, rank.saved) > 0
 
 
 def test_in_the_warm_up_the_critic_learns_alone(seen: Seen) -> None:
@@ -199,10 +200,16 @@ def random_model(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
     if kind == "gemma2":
         config = Gemma2Config(
-            **CLASSIFIER_SIZES, num_labels=1, sliding_window=4, attn_logit_softcapping=5.0, query_pre_attn_scalar=8
+            **tiny_models.CLASSIFIER_SIZES,
+            num_labels=1,
+            sliding_window=4,
+            attn_logit_softcapping=5.0,
+            query_pre_attn_scalar=8,
         )
         return Gemma2ForTokenClassification(config)
-    return Qwen3ForTokenClassification(Qwen3Config(**CLASSIFIER_SIZES, num_labels=1, tie_word_embeddings=True))
+    return Qwen3ForTokenClassification(
+        Qwen3Config(**tiny_models.CLASSIFIER_SIZES, num_labels=1, tie_word_embeddings=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
@@ -215,7 +222,7 @@ def test_values_are_those_of_a_token_classifier(tmp_path: Path, kind: str) -> No
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(2, 64, (length,), generator=generator) for length in (9, 2, 23)]
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group"):
+    with gloo_ranks.process_group_of_one(tmp_path / "group"):
         values_R = TrainEngine(settings_of(tmp_path / "model")).values(batch_of_rows(rows))
     with torch.no_grad():
         expected = [right(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
@@ -238,7 +245,7 @@ def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: 
     policy = Qwen3ForCausalLM(config)
     policy.save_pretrained(tmp_path / "model")
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group"):
+    with gloo_ranks.process_group_of_one(tmp_path / "group"):
         engine = TrainEngine(settings_of(tmp_path / "model"))
         values_R = engine.values(batch_of_rows([torch.arange(2, 12)]))
         names = [name for name, _ in engine.named_shards()]

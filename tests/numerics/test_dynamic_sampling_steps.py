@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import SEED, Replay, ReplayedRollouts, ReplayedRun, prompts_of, replayed_run
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.controller.step_rows import StepRows
@@ -30,17 +29,17 @@ from rljob_trainer.observability.metrics import (
 
 DAPO = Algorithm.from_wire({"type": "DAPO"})
 PLAIN = Algorithm.from_wire({"type": "DAPO", "dynamicSampling": {"enabled": False}})
-REPLAY = Replay(DAPO, num_steps=3, mini_batch_size=2)
-PROMPTS = prompts_of(0, 18)
+REPLAY = replays.Replay(DAPO, num_steps=3, mini_batch_size=2)
+PROMPTS = replays.prompts_of(0, 18)
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
         yield context
 
 
-class Taken(ReplayedRollouts):
+class Taken(replays.ReplayedRollouts):
     """Gives what another run has taken, whatever is asked."""
 
     def __init__(self, rollout: Rollout) -> None:
@@ -68,7 +67,7 @@ def cursor() -> PromptCursor[PromptRow]:
     return PromptCursor(PROMPTS, seed=0, shuffle=False, digest="any")
 
 
-def step_of(run: ReplayedRun, stream: PromptCursor[PromptRow], number: int) -> dict[str, float]:
+def step_of(run: replays.ReplayedRun, stream: PromptCursor[PromptRow], number: int) -> dict[str, float]:
     """As the controller does it."""
     return run.training_step.run(stream.next_batch(run.replay.batch_size), number)[1]
 
@@ -82,7 +81,7 @@ def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, m
     fill = DynamicSampling.filled
     monkeypatch.setattr(DynamicSampling, "filled", lambda *arguments: taken.append(fill(*arguments)) or taken[-1])
     stream = cursor()
-    run = replayed_run(REPLAY, context, stream)
+    run = replays.replayed_run(REPLAY, context, stream)
     metrics = step_of(run, stream, 0)
     [found] = taken
     # Of the generator's rows, every other prompt's have equal scores of 1, the others' a mean of a half.
@@ -90,29 +89,29 @@ def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, m
     assert stream.next_batch(1) == [PROMPTS[7]]
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[LEARNED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
-    plain = replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rollout))
+    plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rollout))
     plain.training_step.run(PROMPTS[:4], 0)
     assert same(run.weights(), plain.weights())
-    untrained = replayed_run(REPLAY, context, cursor())
+    untrained = replays.replayed_run(REPLAY, context, cursor())
     assert not same(run.weights(), untrained.weights())
 
 
 def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses of a later round are drawn anew, and as if all prompts had been asked at once."""
     rounds: list[list[int]] = []
-    begin = ReplayedRollouts.begin
+    begin = replays.ReplayedRollouts.begin
 
     def noted(*arguments: object, **options: bool) -> Rollout:
         *_, seeds = arguments
         rounds.append(seeds.tolist())
         return begin(*arguments, **options)
 
-    monkeypatch.setattr(ReplayedRollouts, "begin", noted)
-    run = replayed_run(REPLAY, context, cursor())
+    monkeypatch.setattr(replays.ReplayedRollouts, "begin", noted)
+    run = replays.replayed_run(REPLAY, context, cursor())
     run.training_step.run(PROMPTS[:4], 1)
     assert [len(seeds) for seeds in rounds] == [16, 16]
     found = [seed for seeds in rounds for seed in seeds]
-    assert found == sample_seeds(SEED, TRAINING_STREAM, 1, 32).tolist()
+    assert found == sample_seeds(replays.SEED, TRAINING_STREAM, 1, 32).tolist()
     assert len(set(found)) == 32
 
 
@@ -124,7 +123,7 @@ def test_groups_that_only_hold_places_are_not_learned_from(context: WorkerContex
     runs = []
     for each in (algorithm, dropping):
         stream = cursor()
-        run = replayed_run(Replay(each, num_steps=3), context, stream)
+        run = replays.replayed_run(replays.Replay(each, num_steps=3), context, stream)
         runs.append((step_of(run, stream, 0), run.weights(), stream.state()))
     (metrics, weights, state), (dropped_metrics, dropped, dropped_state) = runs
     assert metrics[LEARNED_FRACTION] == dropped_metrics[LEARNED_FRACTION] == 0.5
@@ -134,17 +133,17 @@ def test_groups_that_only_hold_places_are_not_learned_from(context: WorkerContex
 
 def test_a_resumed_run_learns_from_the_same_prompts(context: WorkerContext, tmp_path: Path) -> None:
     stream = cursor()
-    whole = replayed_run(REPLAY, context, stream)
+    whole = replays.replayed_run(REPLAY, context, stream)
     expected = [step_of(whole, stream, number) for number in range(3)]
     before = cursor()
-    first = replayed_run(REPLAY, context, before)
+    first = replays.replayed_run(REPLAY, context, before)
     step_of(first, before, 0)
     folder, state = first.save(tmp_path, 1), before.state()
     # 7 of 18 prompts are used: 8 were drawn.
     assert (state.epoch, state.position) == (0, 7)
     after = cursor()
     after.restore(state)
-    resumed = replayed_run(REPLAY, context, after)
+    resumed = replays.replayed_run(REPLAY, context, after)
     resumed.load(folder, 1)
     assert [step_of(resumed, after, number) for number in (1, 2)] == expected[1:]
     assert same(resumed.state(), whole.state())

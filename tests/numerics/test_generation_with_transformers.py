@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PreTrainedModel
 
-from rljob_testing.replayed_steps import MODEL
-from rljob_testing.tiny_models import WINDOW, save_tiny_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import replays
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.errors import ConfigurationError
@@ -32,8 +32,8 @@ REQUESTS = [
 
 def folder_of(name: str, folder: Path) -> Path:
     """A tiny model's, with the tokenizer of another: its texts say nothing."""
-    save_tiny_model(name, folder)
-    for file in MODEL.glob("tokenizer*"):
+    tiny_models.save(name, folder)
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, folder)
     return folder
 
@@ -64,7 +64,7 @@ def test_logprobs_of_a_response_are_those_of_the_models_own_forward(name: str, a
     finished = engine.generate(REQUESTS)
     for request in REQUESTS:
         assert_own_logprobs(right, request, finished[request.request_id])
-    assert sum(len(each.token_ids) > WINDOW for each in finished.values()) > len(REQUESTS) / 2
+    assert sum(len(each.token_ids) > tiny_models.WINDOW for each in finished.values()) > len(REQUESTS) / 2
 
 
 def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> N
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(tmp_path)
-    for file in MODEL.glob("tokenizer*"):
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, tmp_path)
     engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
     with pytest.raises(ConfigurationError, match="HuggingFace does not generate with a 'mamba' model as its own"):
@@ -106,7 +106,7 @@ def test_the_comparison_keeps_to_the_models_positions(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=64, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
-    for file in MODEL.glob("tokenizer*"):
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, tmp_path)
     engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
     engine.update_weights(model.named_parameters(), 0)

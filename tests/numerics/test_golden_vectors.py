@@ -5,38 +5,30 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
-from rljob_testing.golden import GOLDEN, LOSSES, GoldenCase, check
-from rljob_testing.golden_losses import (
-    AGGREGATION_CASES,
-    AGGREGATIONS,
-    CLIPPED_CASES,
-    KL_CASES,
-    POLICY_LOSS_CASES,
-    POLICY_LOSSES,
-)
+from rljob_testing.golden import loss_cases, verl_cases
 
 
-@pytest.mark.parametrize("case", KL_CASES, ids=str)
-def test_kl_estimates_and_their_gradients(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", loss_cases.KL_CASES, ids=str)
+def test_kl_estimates_and_their_gradients(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
-@pytest.mark.parametrize("case", AGGREGATION_CASES, ids=str)
-def test_aggregation(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", loss_cases.AGGREGATION_CASES, ids=str)
+def test_aggregation(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
-@pytest.mark.parametrize("case", CLIPPED_CASES, ids=str)
-def test_clipped_surrogate(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", loss_cases.CLIPPED_CASES, ids=str)
+def test_clipped_surrogate(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
-@pytest.mark.parametrize("case", POLICY_LOSS_CASES, ids=str)
-def test_policy_losses_and_their_gradients(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", loss_cases.POLICY_LOSS_CASES, ids=str)
+def test_policy_losses_and_their_gradients(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
 def test_every_golden_number_is_compared() -> None:
-    assert set(POLICY_LOSSES) == set(LOSSES["policy_loss"])
-    assert {case.name for case in KL_CASES} == {*GOLDEN["kl"], *LOSSES["kl"]}
-    assert set(AGGREGATIONS.values()) == set(LossAggregation)
+    assert set(loss_cases.POLICY_LOSSES) == set(verl_cases.LOSSES["policy_loss"])
+    assert {case.name for case in loss_cases.KL_CASES} == {*verl_cases.GOLDEN["kl"], *verl_cases.LOSSES["kl"]}
+    assert set(loss_cases.AGGREGATIONS.values()) == set(LossAggregation)

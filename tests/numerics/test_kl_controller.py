@@ -14,9 +14,8 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlController
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import Replay, kept_gradients, replayed_run
-from rljob_testing.same_numbers import assert_bitwise, difference
+from rljob_testing import compare
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.algorithms.kl import next_coefficient
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -27,17 +26,19 @@ ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": TARGET, "horizon": HORIZO
 NUM_RESPONSES = 16
 
 
-def replay(recipe: str, placement: str, coefficient: float = COEFFICIENT, *, is_adaptive: bool = True) -> Replay:
+def replay(
+    recipe: str, placement: str, coefficient: float = COEFFICIENT, *, is_adaptive: bool = True
+) -> replays.Replay:
     """Two updates per step: in the second the policy is not the reference any more."""
     kl = {"coefficient": coefficient, "placement": placement, "controller": ADAPTIVE if is_adaptive else {}}
     algorithm = Algorithm.from_wire({"type": recipe, "kl": kl})
     critic = Critic(warmup_steps=1) if recipe == "PPO" else None
-    return Replay(algorithm, Optimizer(learning_rate=1e-4), num_steps=4, mini_batch_size=2, critic=critic)
+    return replays.Replay(algorithm, Optimizer(learning_rate=1e-4), num_steps=4, mini_batch_size=2, critic=critic)
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
         yield context
 
 
@@ -65,7 +66,7 @@ def test_a_fifth_of_the_horizon_moves_by_a_fifth_of_the_error(measured: float, r
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
 def test_each_step_has_what_the_step_before_made_of_it(context: WorkerContext, placement: str) -> None:
-    metrics = replayed_run(replay("GRPO", placement), context).steps(0, 4)
+    metrics = replays.replayed_run(replay("GRPO", placement), context).steps(0, 4)
     right = COEFFICIENT
     errors = []
     for step in metrics:
@@ -89,8 +90,8 @@ def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
         replay(recipe, placement, OTHER_COEFFICIENT, is_adaptive=False),
         replay(recipe, placement, is_adaptive=False),
     ):
-        run = replayed_run(case, context)
-        with kept_gradients(run.actor.engine) as gradients:
+        run = replays.replayed_run(case, context)
+        with replays.kept_gradients(run.actor.engine) as gradients:
             for step in range(2):
                 run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
                 is_told = case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
@@ -98,8 +99,8 @@ def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
         found.append(gradients)
     controlled, told, of_job = found
     for mine, theirs in zip(controlled, told, strict=True):
-        assert_bitwise(mine, theirs)
-    assert difference(controlled[-1], of_job[-1]) > 0.01
+        compare.assert_bitwise(mine, theirs)
+    assert compare.difference(controlled[-1], of_job[-1]) > 0.01
 
 
 def without_rows(generate: Callable[..., StepRows], *given: object) -> StepRows:
@@ -109,7 +110,7 @@ def without_rows(generate: Callable[..., StepRows], *given: object) -> StepRows:
 
 def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     for placement in ("Loss", "Reward"):
-        run = replayed_run(replay("GRPO", placement), context)
+        run = replays.replayed_run(replay("GRPO", placement), context)
         generated = run.training_step._generated
         monkeypatch.setattr(run.training_step, "_generated", partial(without_rows, generated))
         metrics = run.step(0)
@@ -120,15 +121,15 @@ def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatc
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
 def test_a_critic_that_learns_alone_leaves_it(context: WorkerContext, placement: str) -> None:
     """In its steps the policy is the reference, and their KL of 0 would take the coefficient down."""
-    steps = replayed_run(replay("PPO", placement), context).steps(0, 3)
+    steps = replays.replayed_run(replay("PPO", placement), context).steps(0, 3)
     assert [step[KL_COEFFICIENT] for step in steps[:2]] == [COEFFICIENT] * 2
     assert steps[2][KL_COEFFICIENT] != COEFFICIENT
 
 
 def test_a_checkpoint_has_it_only_where_it_changes(context: WorkerContext) -> None:
-    fixed = replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
+    fixed = replays.replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
     fixed.kl_coefficient.restore(OTHER_COEFFICIENT)
     assert (fixed.kl_coefficient.kept, fixed.kl_coefficient.value) == (None, COEFFICIENT)
-    without = replayed_run(replace(replay("GRPO", "Loss"), algorithm=Algorithm()), context)
+    without = replays.replayed_run(replace(replay("GRPO", "Loss"), algorithm=Algorithm()), context)
     assert without.training_step.kl_coefficient.kept is None
     assert KL_COEFFICIENT not in without.step(0)

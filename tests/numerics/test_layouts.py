@@ -8,8 +8,8 @@ import pytest
 from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_testing.tiny_models import ARCHITECTURES
-from rljob_testing.training_runs import merged, small_job
+from rljob_testing.models import tiny_models
+from rljob_testing.training import training_runs
 from rljob_trainer.controller.model_roles import layout_of
 from rljob_trainer.controller.run_checks import check_layouts, check_tensor_parallel
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -59,7 +59,7 @@ def heads(num_heads: int, num_key_value_heads: int) -> PreTrainedConfig:
         (heads(6, 6), 4, r"in spec\.roles: must divide the model's 6 heads of attention \(seen: 4\);"),
         (heads(12, 3), 2, r"must divide the model's 3 key and value heads or be a multiple of them \(seen: 2\);"),
         (
-            ARCHITECTURES["gemma2"](),
+            tiny_models.ARCHITECTURES["gemma2"](),
             2,
             r"needs flat rows, and a 'gemma2' model gets padded ones, because .* soft-capped \(seen: 2\);",
         ),
@@ -92,7 +92,7 @@ def test_models_that_do_not_divide_over_tensor_ranks_are_refused(
 
 
 def test_models_that_divide_over_tensor_ranks_are_taken(tmp_path: Path) -> None:
-    for config in (heads(4, 2), ARCHITECTURES["gpt_oss"]()):
+    for config in (heads(4, 2), tiny_models.ARCHITECTURES["gpt_oss"]()):
         config.save_pretrained(tmp_path)
         check_tensor_parallel(tmp_path, 2)
     heads(8, 2).save_pretrained(tmp_path)
@@ -113,12 +113,12 @@ def test_the_role_whose_layout_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_beside_adapters_the_reference_alone_takes_the_actors_layout() -> None:
-    job = small_job(
+    job = training_runs.small_job(
         num_workers=4,
         model={"lora": {}},
         algorithm={"type": "PPO", "kl": {"coefficient": 0.1}},
     )
     asked = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
-    spec = RLJob.from_wire(merged(job, asked)).spec
+    spec = RLJob.from_wire(training_runs.merged(job, asked)).spec
     assert layout_of(spec, "ref") == layout_of(spec, "actor") == ParallelLayout(2, 2, 2)
     assert layout_of(spec, "critic") == ParallelLayout(4)

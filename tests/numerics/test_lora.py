@@ -10,46 +10,43 @@ import torch
 from transformers import FalconConfig, PhimoeConfig
 
 from rljob_api.v1alpha1.model import Lora
-from rljob_testing.lora_runs import CASES, LORA, SAME_AS_ONE, OfRank, everything
-from rljob_testing.one_step import Outcome
-from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import MODEL
-from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
-from rljob_testing.tiny_models import ARCHITECTURES, COMMON
+from rljob_testing import compare
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, lora_runs, replays, step_cases
 from rljob_trainer.engines.train.lora import add_adapters, has_experts, is_adapter, linear_layers, target_layers
 from rljob_trainer.engines.train.model import build_on_meta
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.metrics import PPO_KL
 
-SCALING = LORA.alpha / LORA.rank
+SCALING = lora_runs.LORA.alpha / lora_runs.LORA.rank
 LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[OfRank]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[lora_runs.OfRank]]:
     """By the number of ranks."""
-    program = partial(everything, tmp_path_factory.mktemp("checkpoints"))
+    program = partial(lora_runs.all_runs_of_rank, tmp_path_factory.mktemp("checkpoints"))
     counts = (2, 1)
-    found = run_on_ranks([RankedRun(program, num_ranks) for num_ranks in counts])
+    found = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, num_ranks) for num_ranks in counts])
     return {
-        num_ranks: [each for each in of_ranks if isinstance(each, OfRank)]
+        num_ranks: [each for each in of_ranks if isinstance(each, lora_runs.OfRank)]
         for num_ranks, of_ranks in zip(counts, found, strict=True)
     }
 
 
-def outcome(ranks: dict[int, list[OfRank]], name: str) -> Outcome:
-    return ranks[CASES[name].num_ranks][0].steps[name]
+def outcome(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> step_cases.Outcome:
+    return ranks[lora_runs.CASES[name].num_ranks][0].steps[name]
 
 
-@pytest.mark.parametrize("name", SAME_AS_ONE)
-def test_gradients_are_those_of_one_worker_and_one_pass(ranks: dict[int, list[OfRank]], name: str) -> None:
+@pytest.mark.parametrize("name", lora_runs.SAME_AS_ONE)
+def test_gradients_are_those_of_one_worker_and_one_pass(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> None:
     found, right = outcome(ranks, name), outcome(ranks, "one")
     assert len(found.gradients) == len(right.gradients) == 2
-    assert max(map(difference, found.gradients, right.gradients)) < RELATIVE
-    assert_same_metrics(found.metrics, right.metrics)
+    assert max(map(compare.difference, found.gradients, right.gradients)) < compare.RELATIVE
+    compare.assert_same_metrics(found.metrics, right.metrics)
 
 
-def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, list[OfRank]]) -> None:
+def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     """y = x W' + s x A' B', and B is 0: the gradient of B is s G A', that of A is 0, where G is that of W."""
     [found, *_], [whole, *_] = outcome(ranks, "first").gradients, outcome(ranks, "all weights").gradients
     drawn = ranks[1][0].trained.first
@@ -59,13 +56,13 @@ def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, lis
         layer = name.partition(".lora_B.")[0]
         first = drawn[f"base_model.model.{layer.removeprefix('language_model.')}.lora_A.weight"]
         right[name] = SCALING * whole[f"{layer}.weight"] @ first.T
-    assert difference(of_seconds, right) < RELATIVE
+    assert compare.difference(of_seconds, right) < compare.RELATIVE
     of_firsts = [gradient for name, gradient in found.items() if ".lora_A." in name]
     assert len(found) == len(of_seconds) + len(of_firsts)
     assert not any(gradient.any() for gradient in of_firsts)
 
 
-def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[OfRank]]) -> None:
+def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for num_ranks, of_ranks in ranks.items():
         trained = of_ranks[0].trained
         names = {name for name in trained.last if not name.startswith("optimizer.")}
@@ -79,20 +76,20 @@ def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[OfRank]]) -> 
         assert num_ranks in (1, 2)
 
 
-def test_adapters_begin_the_same_on_any_number_of_ranks(ranks: dict[int, list[OfRank]]) -> None:
+def test_adapters_begin_the_same_on_any_number_of_ranks(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     one, two = (ranks[count][0].trained.first for count in (1, 2))
-    assert_bitwise(two, one)
+    compare.assert_bitwise(two, one)
     firsts = [tensor for name, tensor in one.items() if ".lora_A." in name]
     assert all(tensor.std() > 0 for tensor in firsts)
     assert not any(torch.equal(a, b) for at, a in enumerate(firsts) for b in firsts[:at] if a.shape == b.shape)
     assert not any(tensor.any() for name, tensor in one.items() if ".lora_B." in name)
 
 
-def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[OfRank]]) -> None:
+def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for of_ranks in ranks.values():
         for rank in of_ranks:
             trained = rank.trained
-            assert_bitwise(trained.base_after, trained.base)
+            compare.assert_bitwise(trained.base_after, trained.base)
             assert trained.merged.keys() == trained.base.keys()
             changed = {name for name, tensor in trained.merged.items() if not torch.equal(tensor, trained.base[name])}
             assert len(changed) == len(trained.adapters) / 2
@@ -105,7 +102,7 @@ def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[OfRa
                 torch.testing.assert_close(trained.merged[name].double(), right, rtol=0, atol=1e-6)
 
 
-def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[OfRank]]) -> None:
+def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for of_ranks in ranks.values():
         for rank in of_ranks:
             trained = rank.trained
@@ -113,27 +110,27 @@ def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[OfRan
             assert (trained.policy_logprobs - trained.base_logprobs).abs().max() > 0.01
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(ranks: dict[int, list[OfRank]]) -> None:
+def test_a_resumed_run_is_the_same_to_the_bit(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for rank in ranks[2]:
-        assert_bitwise(rank.resumed, rank.trained.last)
-        assert difference(rank.trained.saved, rank.trained.last) > 0.01
+        compare.assert_bitwise(rank.resumed, rank.trained.last)
+        assert compare.difference(rank.trained.saved, rank.trained.last) > 0.01
     [one] = ranks[1]
     for part in ("", "optimizer."):
         found, right = (
             {name: tensor for name, tensor in state.items() if name.startswith("optimizer.") == bool(part)}
             for state in (one.resumed, ranks[2][0].trained.last)
         )
-        assert difference(found, right) < 1e-3
+        assert compare.difference(found, right) < 1e-3
 
 
-def test_in_16_bits_it_is_near(ranks: dict[int, list[OfRank]]) -> None:
+def test_in_16_bits_it_is_near(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     found, right = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
-    assert 1e-4 < difference(found, right) < 0.5
+    assert 1e-4 < compare.difference(found, right) < 0.5
 
 
-def test_dropout_is_for_gradients_alone(ranks: dict[int, list[OfRank]]) -> None:
+def test_dropout_is_for_gradients_alone(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     dropped, whole = (outcome(ranks, name).gradients[0] for name in ("dropout", "first"))
-    assert difference(dropped, whole) > 0.1
+    assert compare.difference(dropped, whole) > 0.1
     for of_ranks in ranks.values():
         first, second = of_ranks[0].dropout_logprobs
         assert torch.equal(first, second)
@@ -143,7 +140,7 @@ def test_dropout_is_for_gradients_alone(ranks: dict[int, list[OfRank]]) -> None:
 
 
 def test_targets_are_linear_layers_of_the_decoder() -> None:
-    model = build_on_meta(MODEL)
+    model = build_on_meta(replays.MODEL)
     assert {name.rpartition(".")[2] for name in linear_layers(model)} == set(LINEAR)
     assert target_layers(model, ("k_proj", "self_attn.v_proj")) == [
         f"model.layers.{layer}.self_attn.{name}"
@@ -160,7 +157,7 @@ def test_targets_are_linear_layers_of_the_decoder() -> None:
 
 def test_routers_that_are_linear_layers_get_no_adapters(tmp_path: Path) -> None:
     """A router that gives its choice, too, has no product that an adapter's could be added to."""
-    PhimoeConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2).save_pretrained(tmp_path)
+    PhimoeConfig(**tiny_models.COMMON, num_local_experts=4, num_experts_per_tok=2).save_pretrained(tmp_path)
     model = build_on_meta(tmp_path)
     assert isinstance(model.get_submodule("model.layers.0.mlp.router"), torch.nn.Linear)
     assert {name.rpartition(".")[2] for name in linear_layers(model)} == {"k_proj", "o_proj", "q_proj", "v_proj"}
@@ -170,7 +167,7 @@ def test_routers_that_are_linear_layers_get_no_adapters(tmp_path: Path) -> None:
 
 def test_models_with_experts_are_known(tmp_path: Path) -> None:
     found = set()
-    for name, make_config in ARCHITECTURES.items():
+    for name, make_config in tiny_models.ARCHITECTURES.items():
         make_config().save_pretrained(tmp_path)
         model = build_on_meta(tmp_path)
         found |= {name} if has_experts(model) else set()

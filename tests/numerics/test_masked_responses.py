@@ -16,18 +16,8 @@ from torch import Tensor, nn
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
-from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import (
-    LONGEST_RESPONSE,
-    Pass,
-    Replay,
-    kept_gradients,
-    prompts_of,
-    replayed_run,
-    watched_passes,
-)
-from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_testing import compare
+from rljob_testing.training import gloo_ranks, plain_grpo, replays
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
@@ -35,25 +25,25 @@ from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, LEARNED
 from rljob_trainer.workers.columns import IS_TRUNCATED
 
 MASKING = Algorithm(mask_truncated_responses=True)
-REPLAY = Replay(MASKING, num_steps=1)
+REPLAY = replays.Replay(MASKING, num_steps=1)
 KL_COEFFICIENT, KL_TARGET, KL_HORIZON = 0.5, 0.35, 64
 Moved = TypeVar("Moved", bound=nn.Module)
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
         yield context
 
 
 def is_cut_off(tokens_R: Tensor) -> bool:
-    return len(tokens_R) == LONGEST_RESPONSE
+    return len(tokens_R) == replays.LONGEST_RESPONSE
 
 
 def test_responses_that_were_cut_off_are_neither_learned_from_nor_counted(context: WorkerContext) -> None:
-    rows = rows_of(REPLAY, 0)
-    advantages = group_advantages(rows, REPLAY.group_size)
-    model = plain_model()
+    rows = plain_grpo.rows_of(REPLAY, 0)
+    advantages = plain_grpo.group_advantages(rows, REPLAY.group_size)
+    model = plain_grpo.plain_model()
     learned = [
         (row.logprobs_R(model, 1.0), advantage)
         for row, advantage in zip(rows, advantages, strict=True)
@@ -61,37 +51,39 @@ def test_responses_that_were_cut_off_are_neither_learned_from_nor_counted(contex
     ]
     assert 0 < len(learned) < len(rows)
     num_tokens = sum(len(new_R) for new_R, _ in learned)
-    loss = torch.stack([clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in learned]).sum()
+    loss = torch.stack(
+        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in learned]
+    ).sum()
     (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    _, found = first_update(REPLAY, context)
-    assert difference(found, right) < RELATIVE
-    _, unmasked = first_update(replace(REPLAY, algorithm=Algorithm()), context)
-    assert difference(unmasked, right) > 0.01
-    metrics = replayed_run(REPLAY, context).step(0)
+    _, found = plain_grpo.first_update(REPLAY, context)
+    assert compare.difference(found, right) < compare.RELATIVE
+    _, unmasked = plain_grpo.first_update(replace(REPLAY, algorithm=Algorithm()), context)
+    assert compare.difference(unmasked, right) > 0.01
+    metrics = replays.replayed_run(REPLAY, context).step(0)
     assert metrics[LEARNED_FRACTION] == len(learned) / len(rows)
     assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(learned) / len(rows))
     assert metrics[ADVANTAGE_MEAN] == pytest.approx(sum(advantage for _, advantage in learned) / len(learned), abs=1e-6)
-    assert replayed_run(replace(REPLAY, algorithm=Algorithm()), context).step(0)[LEARNED_FRACTION] == 1.0
+    assert replays.replayed_run(replace(REPLAY, algorithm=Algorithm()), context).step(0)[LEARNED_FRACTION] == 1.0
 
 
 @pytest.mark.parametrize("placement", list(KlPlacement))
 def test_masked_responses_cost_a_pass_where_their_kl_counts(context: WorkerContext, placement: KlPlacement) -> None:
     algorithm = MASKING.model_copy(update={"kl": Kl(coefficient=0.1, placement=placement)})
-    run = replayed_run(replace(REPLAY, algorithm=algorithm), context)
+    run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
     assert run.reference is not None
-    with watched_passes(run.reference.engine) as referred, watched_passes(run.actor.engine) as passes:
+    with replays.watched_passes(run.reference.engine) as referred, replays.watched_passes(run.actor.engine) as passes:
         run.step(0)
-    rows = rows_of(REPLAY, 0)
+    rows = plain_grpo.rows_of(REPLAY, 0)
     lengths = [len(row.tokens_T) - 1 for row in rows]
     learned = [
         length for length, row in zip(lengths, rows, strict=True) if not is_cut_off(row.tokens_T[row.is_response_T])
     ]
-    update = Pass(sum(learned), len(learned))
+    update = replays.Pass(sum(learned), len(learned))
     if placement is KlPlacement.LOSS:
         assert (referred, passes) == ([update], [update])
     else:
-        all_rows = Pass(sum(lengths), len(rows))
+        all_rows = replays.Pass(sum(lengths), len(rows))
         assert (referred, passes) == ([all_rows], [all_rows, update])
 
 
@@ -102,8 +94,8 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     setting = {"coefficient": KL_COEFFICIENT, "estimator": "K2", "placement": "Reward", "controller": controller}
     wire = {"type": "ReinforcePlusPlus", "maskTruncatedResponses": True, "kl": setting}
     replay = replace(REPLAY, algorithm=Algorithm.from_wire(wire))
-    model, other = plain_model(), moved(plain_model())
-    rows = rows_of(replay, 0)
+    model, other = plain_grpo.plain_model(), moved(plain_grpo.plain_model())
+    rows = plain_grpo.rows_of(replay, 0)
     learned = [row for row in rows if not is_cut_off(row.tokens_T[row.is_response_T])]
     new = [row.logprobs_R(model, 1.0) for row in learned]
     with torch.no_grad():
@@ -118,14 +110,14 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     # That of a ratio of 1 is that of its logarithm.
     (-advantages_N * torch.cat(new)).mean().backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    run = replayed_run(replay, context)
+    run = replays.replayed_run(replay, context)
     assert run.reference is not None
     moved(run.reference.engine.model)
-    with kept_gradients(run.actor.engine) as gradients:
+    with replays.kept_gradients(run.actor.engine) as gradients:
         metrics = run.step(0)
-    assert difference(gradients[0], right) < RELATIVE
+    assert compare.difference(gradients[0], right) < compare.RELATIVE
     measured = float(torch.cat(kl).mean())
-    assert metrics[KL_LOSS] == pytest.approx(measured, rel=RELATIVE)
+    assert metrics[KL_LOSS] == pytest.approx(measured, rel=compare.RELATIVE)
     error = measured / KL_TARGET - 1
     assert 0.05 < abs(error) < 0.2
     factor = 1 + error * len(learned) / KL_HORIZON
@@ -150,10 +142,10 @@ def all_cut_off(generate: Callable[..., StepRows], *given: object) -> StepRows:
 def test_a_step_of_which_everything_was_cut_off_changes_nothing(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = replayed_run(REPLAY, context)
+    run = replays.replayed_run(REPLAY, context)
     monkeypatch.setattr(run.training_step, "_generated", partial(all_cut_off, run.training_step._generated))
     before = run.weights()
-    metrics = run.training_step.run(prompts_of(0, REPLAY.batch_size), 0)[1]
+    metrics = run.training_step.run(replays.prompts_of(0, REPLAY.batch_size), 0)[1]
     assert metrics[LEARNED_FRACTION] == 0.0
     assert ADVANTAGE_MEAN not in metrics
     after = run.weights()

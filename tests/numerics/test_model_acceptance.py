@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralConfig, PreTrainedConfig, PreTrainedModel
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.tiny_models import ARCHITECTURES, FLAT, VOCABULARY, save_tiny_model, tiny_model
+from rljob_testing.models import tiny_models
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.acceptance import Logprobs, check_acceptance, sample_rows
 from rljob_trainer.engines.train.attention import (
@@ -52,7 +52,7 @@ PADDED_ROWS = AttentionPlan(False, "eager", "as asked for", None)
 
 def random_rows(lengths: Sequence[int]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(3, VOCABULARY, (length + 1,), generator=generator) for length in lengths]
+    return [torch.randint(3, tiny_models.VOCABULARY, (length + 1,), generator=generator) for length in lengths]
 
 
 def batch_of(rows: Sequence[Tensor], num_prompt_tokens: int) -> TokenBatch:
@@ -133,9 +133,9 @@ def assert_same_buffers(model: nn.Module, right: PreTrainedModel) -> None:
     torch.testing.assert_close(dict(model.named_buffers()), dict(right.named_buffers()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
 def test_a_loaded_model_is_that_of_from_pretrained(name: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(name, tmp_path)
+    folder = tiny_models.save(name, tmp_path)
     right = from_pretrained(folder)
     model = loaded(folder)
     assert_same_buffers(model, right)
@@ -148,9 +148,9 @@ def test_a_loaded_model_is_that_of_from_pretrained(name: str, tmp_path: Path) ->
     accept(model)
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", tiny_models.FLAT)
 def test_flat_and_padded_rows_have_the_gradient_of_the_models_own_forward(name: str) -> None:
-    model = tiny_model(name)
+    model = tiny_models.make(name)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
     right = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
     padded = gradients(planned_logprobs(model, rows, PADDED_ROWS), model)
@@ -168,21 +168,21 @@ def use_flat_attention(model: nn.Module) -> None:
 
 
 def test_memory_for_a_model_is_given_without_drawing_random_weights(tmp_path: Path) -> None:
-    model = build_on_meta(save_tiny_model("gemma3", tmp_path))
+    model = build_on_meta(tiny_models.save("gemma3", tmp_path))
     before = torch.get_rng_state()
     materialize(model, CPU)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_buffer_that_nothing_fills_is_refused(tmp_path: Path) -> None:
-    model = build_on_meta(save_tiny_model("llama", tmp_path))
+    model = build_on_meta(tiny_models.save("llama", tmp_path))
     model.model.norm.register_buffer("scale", torch.ones(3, device="meta"), persistent=False)  # type: ignore[union-attr]
     with pytest.raises(ConfigurationError, match=r"does not say how buffer 'model\.norm\.scale' is filled"):
         materialize(model, CPU)
 
 
 def test_recomputed_activations_know_their_rows() -> None:
-    model = tiny_model("qwen3")
+    model = tiny_models.make("qwen3")
     use_flat_attention(model)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
     right = gradients(planned_logprobs(model, rows), model)
@@ -218,14 +218,14 @@ def refused(model_type: str, build: Callable[[], object]) -> float:
 
 
 def test_rows_that_see_each_other_are_refused() -> None:
-    model = tiny_model("qwen3_next")
+    model = tiny_models.make("qwen3_next")
     use_flat_attention(model)
     assert refused("qwen3_next", lambda: accept(model, lambda rows: planned_logprobs(model, rows, FLAT_ROWS))) > 0.1
 
 
 def test_a_window_that_is_ignored_is_seen_even_if_it_is_longer_than_the_rows() -> None:
     model = AutoModelForCausalLM.from_config(long_window(), dtype=torch.float32, attn_implementation="eager").eval()
-    model.load_state_dict(tiny_model("mistral").state_dict())
+    model.load_state_dict(tiny_models.make("mistral").state_dict())
     use_flat_attention(model)
     accept(model)
 
@@ -241,14 +241,14 @@ def test_a_window_that_is_ignored_is_seen_even_if_it_is_longer_than_the_rows() -
 
 
 def long_window() -> MistralConfig:
-    config = ARCHITECTURES["mistral"]()
+    config = tiny_models.ARCHITECTURES["mistral"]()
     config.sliding_window = 100
     assert isinstance(config, MistralConfig)
     return config
 
 
 def test_what_is_no_number_is_refused_and_so_is_what_another_rank_refuses() -> None:
-    model = tiny_model("llama")
+    model = tiny_models.make("llama")
     own = TokenModel(model, choose_attention(model.config), None).own_logprobs
 
     def spoiled(rows: Sequence[Tensor]) -> list[Tensor]:
@@ -266,7 +266,7 @@ def test_a_model_that_cannot_be_called_is_refused() -> None:
         raise AttributeError("no last_hidden_state")
 
     with pytest.raises(ConfigurationError, match=r"cannot call a 'llama' model \(AttributeError: no last_hidden"):
-        accept(tiny_model("llama"), missing)
+        accept(tiny_models.make("llama"), missing)
 
 
 def test_positions_go_by_other_names() -> None:
@@ -274,12 +274,12 @@ def test_positions_go_by_other_names() -> None:
 
 
 def test_sample_rows_avoid_special_tokens_and_positions_that_do_not_exist() -> None:
-    config = ARCHITECTURES["llama"]()
-    config.eos_token_id = list(range(2, VOCABULARY - 1))
+    config = tiny_models.ARCHITECTURES["llama"]()
+    config.eos_token_id = list(range(2, tiny_models.VOCABULARY - 1))
     config.max_position_embeddings = 20
     rows = sample_rows(config)
     assert [len(row) for row in rows] == [5, 17, 20]
-    assert {int(token) for row in rows for token in row} == {VOCABULARY - 1}
+    assert {int(token) for row in rows for token in row} == {tiny_models.VOCABULARY - 1}
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def engine_of(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Train
 def test_an_engine_gives_the_distribution_of_from_pretrained(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = save_tiny_model(name, tmp_path / "model")
+    folder = tiny_models.save(name, tmp_path / "model")
     right = from_pretrained(folder)
     with caplog.at_level(logging.INFO):
         engine = engine_of(folder)
@@ -318,7 +318,7 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(
 @pytest.mark.parametrize("name", ["gemma3", "qwen3 tied", "phi", "qwen3_moe"])
 def test_an_engine_of_half_precision_takes_over_what_was_accepted(name: str, tmp_path: Path) -> None:
     """It is built a second time, and what no file holds is filled in beside weights that are there already."""
-    folder = save_tiny_model(name, tmp_path / "model")
+    folder = tiny_models.save(name, tmp_path / "model")
     right = from_pretrained(folder)
     engine = engine_of(folder, torch.bfloat16)
     assert_same_buffers(engine.model.language_model, right)
@@ -347,6 +347,6 @@ def test_an_engine_without_a_soft_cap_is_refused(
     what: str, spoiled: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the head, as if no configuration named it so; of attention, which sdpa ignores silently."""
-    folder = save_tiny_model("gemma2", tmp_path / "model")
+    folder = tiny_models.save("gemma2", tmp_path / "model")
     monkeypatch.setattr(f"rljob_trainer.engines.train.{what}", spoiled)
     assert refused("gemma2", lambda: engine_of(folder)) > 0.1

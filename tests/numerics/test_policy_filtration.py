@@ -17,10 +17,8 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.plain_grpo import clipped_losses, first_update, group_advantages, plain_model, rows_of
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import SEED, Replay, kept_gradients, replayed_run
-from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_testing import compare
+from rljob_testing.training import gloo_ranks, plain_grpo, replays
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
 from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -38,7 +36,7 @@ def filtration(**wire: object) -> PolicyFiltration:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
         yield context
 
 
@@ -136,23 +134,25 @@ def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batc
     context: WorkerContext, scope: str
 ) -> None:
     algorithm = Algorithm.from_wire({"policyFiltration": {"type": "MaxRandom", "scope": scope}})
-    replay = Replay(algorithm, num_steps=1)
-    rows = rows_of(replay, 0)
+    replay = replays.Replay(algorithm, num_steps=1)
+    rows = plain_grpo.rows_of(replay, 0)
     scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
-    advantages = group_advantages(rows, replay.group_size)
+    advantages = plain_grpo.group_advantages(rows, replay.group_size)
     groups_B = torch.arange(16) // 4
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
-    drawn_B = filtered_rows(how, scores_B, groups_B, everything_B, SEED, 0)
-    model = plain_model()
+    drawn_B = filtered_rows(how, scores_B, groups_B, everything_B, replays.SEED, 0)
+    model = plain_grpo.plain_model()
     taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
-    loss = torch.stack([clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]).sum()
+    loss = torch.stack(
+        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]
+    ).sum()
     (loss / sum(len(new_R) for new_R, _ in taken)).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    _, found = first_update(replay, context)
-    assert difference(found, right) < RELATIVE
-    _, undrawn = first_update(replace(replay, algorithm=Algorithm()), context)
-    assert difference(undrawn, right) > 0.01
-    metrics = replayed_run(replay, context).step(0)
+    _, found = plain_grpo.first_update(replay, context)
+    assert compare.difference(found, right) < compare.RELATIVE
+    _, undrawn = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
+    assert compare.difference(undrawn, right) > 0.01
+    metrics = replays.replayed_run(replay, context).step(0)
     assert metrics[DISTINCT_FRACTION] == len(set(drawn_B.tolist())) / 16 < 1
     assert metrics[LEARNED_FRACTION] == 1
 
@@ -161,12 +161,12 @@ def test_the_critic_learns_from_what_was_drawn(context: WorkerContext) -> None:
     """A critic that expects nothing has the score of its response to learn at each token, and for now its head alone
     has a gradient: the mean of -score x (what the head reads of the token)."""
     algorithm = Algorithm.from_wire({"type": "PPO", "policyFiltration": {"type": "MaxRandom"}})
-    replay = Replay(algorithm, num_steps=1, critic=Critic())
-    rows = rows_of(replay, 0)
+    replay = replays.Replay(algorithm, num_steps=1, critic=Critic())
+    rows = plain_grpo.rows_of(replay, 0)
     scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
-    drawn_B = filtered_rows(how, scores_B, torch.arange(16) // 4, everything_B, SEED, 0)
-    decoder = plain_model().get_decoder()
+    drawn_B = filtered_rows(how, scores_B, torch.arange(16) // 4, everything_B, replays.SEED, 0)
+    decoder = plain_grpo.plain_model().get_decoder()
 
     def head_gradient(taken: list[int]) -> dict[str, torch.Tensor]:
         sums, num_tokens = torch.zeros(()), 0
@@ -177,13 +177,13 @@ def test_the_critic_learns_from_what_was_drawn(context: WorkerContext) -> None:
             sums, num_tokens = sums - row.score * hidden_RH.sum(0), num_tokens + len(hidden_RH)
         return {VALUE_WEIGHT: sums[None] / num_tokens}
 
-    run = replayed_run(replay, context)
+    run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with kept_gradients(run.critic.engine) as gradients:
+    with replays.kept_gradients(run.critic.engine) as gradients:
         run.step(0)
     [update] = gradients
     found = {VALUE_WEIGHT: update.pop(NAME_PREFIX + VALUE_WEIGHT)}
     assert not any(each.any() for each in update.values())
     right = head_gradient(drawn_B.tolist())
-    assert difference(found, right) < RELATIVE
-    assert difference(head_gradient(list(range(16))), right) > 0.01
+    assert compare.difference(found, right) < compare.RELATIVE
+    assert compare.difference(head_gradient(list(range(16))), right) > 0.01

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.kl import KlEstimator
 from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, Clipped
-from rljob_testing.token_rows import rows_of
+from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.kl import kl_estimate, kl_in_reward, kl_sums
 from rljob_trainer.algorithms.policy_losses import clipped_surrogate
@@ -25,7 +25,9 @@ def computed(
     logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, low: float, high: float, dual: float
 ) -> TokenLosses:
     settings = Clipped(clip_ratio_low=low, clip_ratio_high=high, dual_clip_ratio=dual)
-    return clipped_surrogate(LossInputs(rows_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings)
+    return clipped_surrogate(
+        LossInputs(token_rows.rows_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings
+    )
 
 
 def surrogate(
@@ -229,6 +231,6 @@ def test_k1_and_k3_average_to_the_true_kl() -> None:
 
 def test_kl_in_reward_sums_over_response_tokens_without_gradient() -> None:
     kl_N = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
-    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, rows_of(2, 1, 0)), 0.1)
+    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, token_rows.rows_of(2, 1, 0)), 0.1)
     torch.testing.assert_close(rewards_B, torch.tensor([0.85, -0.2, 0.5]))
     assert not rewards_B.requires_grad

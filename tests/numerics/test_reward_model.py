@@ -25,8 +25,8 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
-from rljob_testing.tiny_models import CLASSIFIER_SIZES
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -46,7 +46,7 @@ from rljob_trainer.workers.columns import (
 )
 from rljob_trainer.workers.reward_model import RewardModelSettings, RewardModelWorker, conversations
 
-SIZES = {**CLASSIFIER_SIZES, "max_position_embeddings": 32}
+SIZES = {**tiny_models.CLASSIFIER_SIZES, "max_position_embeddings": 32}
 NAME = "preference"
 LENGTHS = (9, 1, 23, 2, 14)
 TURNS = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
@@ -136,9 +136,9 @@ def laid_out(folder: Path, layout: Layout, context: WorkerContext) -> torch.Tens
 def laid_out_scores(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     folder = tmp_path_factory.mktemp("qwen3")
     random_model("qwen3").save_pretrained(folder)
-    runs = [RankedRun(partial(laid_out, folder, layout), layout.num_ranks) for layout in LAYOUTS.values()]
+    runs = [gloo_ranks.RankedRun(partial(laid_out, folder, layout), layout.num_ranks) for layout in LAYOUTS.values()]
     found = {}
-    for (name, layout), ranks in zip(LAYOUTS.items(), run_on_ranks(runs), strict=True):
+    for (name, layout), ranks in zip(LAYOUTS.items(), gloo_ranks.run_on_ranks(runs), strict=True):
         parts = [each for each in ranks if isinstance(each, torch.Tensor)]
         assert len(parts) == layout.num_ranks
         if layout.sequence_parallel == 2:
@@ -161,7 +161,7 @@ def test_windows_and_capped_attention_are_those_of_the_model(tmp_path: Path) -> 
     folder = tmp_path / "gemma2"
     random_model("gemma2").save_pretrained(folder)
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group") as context:
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
         scores_B = scores_of(RewardModelWorker(context, settings_of(folder)), batch_of(rows()))
     torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
 
@@ -177,7 +177,7 @@ def test_a_model_without_a_head_for_one_score_is_refused(tmp_path: Path, num_lab
         file = folder / "model.safetensors"
         save_file({name: each for name, each in load_file(file).items() if name != VALUE_WEIGHT}, file)
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group") as context, pytest.raises(ConfigurationError) as raised:
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context, pytest.raises(ConfigurationError) as raised:
         RewardModelWorker(context, settings_of(folder))
     assert raised.match(message.replace("rewardModel.source", "spec.training.model.source"))
 
@@ -185,7 +185,7 @@ def test_a_model_without_a_head_for_one_score_is_refused(tmp_path: Path, num_lab
 def test_a_row_beyond_the_models_positions_is_refused_on_all_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
-    [messages] = run_on_ranks([RankedRun(partial(failure_of, folder), 2)])
+    [messages] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(failure_of, folder), 2)])
     assert len(messages) == 2
     for message in messages:
         assert "rewardModel.source: prompt and response have 23 of this model's tokens, and it reads at most 22" in str(
@@ -200,7 +200,7 @@ def test_a_row_that_is_longer_than_a_micro_batch_goes_alone(tmp_path: Path) -> N
     (tmp_path / "group").mkdir()
     settings = settings_of(folder)
     settings = replace(settings, engine=replace(settings.engine, max_tokens_per_micro_batch=10))
-    with only_rank(tmp_path / "group") as context:
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
         scores_B = scores_of(RewardModelWorker(context, settings), batch_of(rows()))
     torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
 
@@ -213,7 +213,7 @@ def test_an_end_token_that_is_the_padding_is_not_the_last_token(tmp_path: Path) 
     model.save_pretrained(folder)
     ended = [torch.cat([row, torch.tensor([1])]) for row in rows()]
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group") as context:
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
         scores_B = scores_of(RewardModelWorker(context, settings_of(folder)), batch_of(ended))
     torch.testing.assert_close(scores_B, expected(folder, ended), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(scores_B, expected(folder, rows()), rtol=1e-5, atol=1e-6)
@@ -273,7 +273,7 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
         },
     )
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group") as context:
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
         worker = RewardModelWorker(context, settings_of(folder, reads_tokens=False))
         with pytest.raises(RewardError, match=r"rewardModel\.source: a prompt and its response have none of this"):
             scores_of(worker, batch)
@@ -300,7 +300,7 @@ def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None
         },
     )
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group") as context:
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
         scores_B = scores_of(RewardModelWorker(context, settings_of(folder, reads_tokens=False)), batch)
     right_B = expected(folder, [torch.tensor(ids("u:ab;a:g\ne;")), torch.tensor(ids("cdfg"))])
     torch.testing.assert_close(scores_B, right_B, rtol=1e-5, atol=1e-6)

@@ -24,19 +24,9 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutCorrectionType,
     RolloutRejection,
 )
-from rljob_testing.golden import ROWS, GoldenCase, check
-from rljob_testing.golden_corrections import CORRECTIONS, LOG_RATIOS_N, MASK_CASES, REJECTIONS, WEIGHT_CASES, WEIGHTS
-from rljob_testing.plain_grpo import (
-    Row,
-    clipped_losses,
-    first_update,
-    group_advantages,
-    plain_model,
-    rows_of,
-)
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import MODEL, SEED, Replay, ReplayedRollouts, prompts_of, replayed_run
-from rljob_testing.same_numbers import RELATIVE, difference
+from rljob_testing import compare
+from rljob_testing.golden import correction_cases, verl_cases
+from rljob_testing.training import gloo_ranks, plain_grpo, replays
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.controller.rollout_phase import prompt_batch
@@ -80,22 +70,22 @@ ALGORITHM = Algorithm(
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("group")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
         yield context
 
 
 def test_every_golden_case_is_looked_at() -> None:
-    assert set(CORRECTIONS) == {*WEIGHTS, *REJECTIONS}
+    assert set(correction_cases.CORRECTIONS) == {*correction_cases.WEIGHTS, *correction_cases.REJECTIONS}
 
 
-@pytest.mark.parametrize("case", WEIGHT_CASES, ids=str)
-def test_weights_are_verls(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", correction_cases.WEIGHT_CASES, ids=str)
+def test_weights_are_verls(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
-@pytest.mark.parametrize("case", MASK_CASES, ids=str)
-def test_masks_are_verls(case: GoldenCase) -> None:
-    check(case)
+@pytest.mark.parametrize("case", correction_cases.MASK_CASES, ids=str)
+def test_masks_are_verls(case: verl_cases.GoldenCase) -> None:
+    verl_cases.check(case)
 
 
 def slow_weights(rows: list[list[float]], weights: RolloutCorrection) -> list[float]:
@@ -177,9 +167,11 @@ def segments_of(rows: list[list[float]]) -> Segments:
     return Segments.of([len(row) for row in rows], torch.device("cpu"))
 
 
-def plain_gradient(replay: Replay, rows: list[Row], *, is_rejecting: bool) -> tuple[dict[str, Tensor], Tensor]:
+def plain_gradient(
+    replay: replays.Replay, rows: list[plain_grpo.Row], *, is_rejecting: bool
+) -> tuple[dict[str, Tensor], Tensor]:
     """Of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
-    model, advantages = plain_model(), group_advantages(rows, replay.group_size)
+    model, advantages = plain_grpo.plain_model(), plain_grpo.group_advantages(rows, replay.group_size)
     old = [row.logprobs_R(model, 1.0) for row in rows]
     ratios = [(each.detach() - row.rollout_logprobs_R) for each, row in zip(old, rows, strict=True)]
     kept = [
@@ -187,7 +179,7 @@ def plain_gradient(replay: Replay, rows: list[Row], *, is_rejecting: bool) -> tu
     ]
     num_tokens = sum(int(each.sum()) for each in kept)
     for new_R, advantage, ratio_R, kept_R in zip(old, advantages, ratios, kept, strict=True):
-        losses_R = clipped_losses(new_R, new_R.detach(), advantage) * ratio_R.exp().clamp(max=2.0)
+        losses_R = plain_grpo.clipped_losses(new_R, new_R.detach(), advantage) * ratio_R.exp().clamp(max=2.0)
         torch.autograd.backward(losses_R[kept_R].sum() / num_tokens, retain_graph=True)
     gradient = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     return gradient, torch.cat(ratios)
@@ -199,14 +191,14 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
     algorithm = ALGORITHM
     if not is_rejecting:
         algorithm = Algorithm(rollout_correction=RolloutCorrection(type=TRUNCATED_TOKEN))
-    replay = Replay(algorithm, OPTIMIZER, num_steps=1)
-    rows = rows_of(replay, 0)
-    _, found = first_update(replay, context)
+    replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
+    rows = plain_grpo.rows_of(replay, 0)
+    _, found = plain_grpo.first_update(replay, context)
     right, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
-    assert difference(found, right) < RELATIVE
-    _, uncorrected = first_update(replace(replay, algorithm=Algorithm()), context)
-    assert difference(found, uncorrected) > 0.1
-    metrics = replayed_run(replay, context).step(0)
+    assert compare.difference(found, right) < compare.RELATIVE
+    _, uncorrected = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
+    assert compare.difference(found, uncorrected) > 0.1
+    metrics = replays.replayed_run(replay, context).step(0)
     ratios_N = log_ratios_N.exp()
     is_kept_N = (ratios_N >= 0.01) & (ratios_N <= 20.0) if is_rejecting else ratios_N >= 0
     weights_N = ratios_N[is_kept_N].clamp(max=2.0)
@@ -229,15 +221,15 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
         assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", correction_cases.WEIGHTS)
 def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
-    engine = replayed_run(Replay(), context).actor.engine
-    golden, weights = CORRECTIONS[name]["metrics"], WEIGHTS[name]
+    engine = replays.replayed_run(replays.Replay(), context).actor.engine
+    golden, weights = correction_cases.CORRECTIONS[name]["metrics"], correction_cases.WEIGHTS[name]
     agreement, sums = UpdateSums(), UpdateSums()
     # In two parts, as in two micro-batches.
-    for part in LOG_RATIOS_N.tensor_split(2):
+    for part in correction_cases.LOG_RATIOS_N.tensor_split(2):
         add_agreement(agreement, part)
-    for part in correction_weights(LOG_RATIOS_N, ROWS, weights).tensor_split(2):
+    for part in correction_weights(correction_cases.LOG_RATIOS_N, verl_cases.ROWS, weights).tensor_split(2):
         sums.add(weight_sums(part, weights.max_ratio), len(part))
     found = agreement_metrics(agreement, engine) | update_metrics(sums, engine, 1)
     for metric in (CORRECTION_MEAN, CORRECTION_SAMPLE_SIZE, ROLLOUT_KL, ROLLOUT_K3_KL):
@@ -245,7 +237,7 @@ def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
 
 
 def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:
-    engine = replayed_run(Replay(), context).actor.engine
+    engine = replays.replayed_run(replays.Replay(), context).actor.engine
     agreement = UpdateSums()
     add_agreement(agreement, torch.tensor([0.0, 200.0]))
     found = agreement_metrics(agreement, engine)
@@ -254,21 +246,27 @@ def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext)
 
 
 def test_nothing_is_rejected_where_nothing_is_learned_from(context: WorkerContext) -> None:
-    run = replayed_run(Replay(), context)
-    batch = ReplayedRollouts().run(prompts_of(0, 2), 2, run.replay.plan(1).sampling, torch.tensor([SEED])).batch
+    run = replays.replayed_run(replays.Replay(), context)
+    batch = (
+        replays.ReplayedRollouts()
+        .run(replays.prompts_of(0, 2), 2, run.replay.plan(1).sampling, torch.tensor([replays.SEED]))
+        .batch
+    )
     batch = batch.with_columns({IS_LEARNED: torch.zeros(4, dtype=torch.bool)})
     batch = batch.union(run.actor.compute_logprobs(batch))
-    _, metrics = without_rejected(batch, REJECTIONS[next(iter(REJECTIONS))], run.actor.engine)
+    _, metrics = without_rejected(
+        batch, correction_cases.REJECTIONS[next(iter(correction_cases.REJECTIONS))], run.actor.engine
+    )
     assert metrics == {REJECTED_FRACTION: 0.0}
 
 
 def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
-    replay = Replay(optimizer=OPTIMIZER, num_steps=8)
-    run = replayed_run(replay, context)
-    engine = HfEngine(HfSettings(MODEL, torch.device("cpu"), torch.float32, 16))
-    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32, SEED)
+    replay = replays.Replay(optimizer=OPTIMIZER, num_steps=8)
+    run = replays.replayed_run(replay, context)
+    engine = HfEngine(HfSettings(replays.MODEL, torch.device("cpu"), torch.float32, 16))
+    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32, replays.SEED)
     sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
-    request = prompt_batch(prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + SEED})
+    request = prompt_batch(replays.prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + replays.SEED})
 
     def generated(*, syncs: bool) -> tuple[int, Tensor]:
         """The version that says it has sampled, and what it gave to its tokens."""

@@ -23,10 +23,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import Replay, kept_gradients
-from rljob_testing.same_numbers import RELATIVE, difference
-from rljob_testing.tiny_models import tiny_model
+from rljob_testing import compare
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX, TrainEngine
@@ -40,7 +39,7 @@ LENGTHS = (9, 4, 13, 6, 7)
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("group")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
         yield context
 
 
@@ -96,10 +95,10 @@ def plain(folder: Path) -> tuple[PreTrainedModel, Tensor, list[Tensor]]:
     return model, aux.detach(), logits
 
 
-def engine_gradient(replay: Replay) -> tuple[dict[str, Tensor], dict[str, float]]:
+def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str, float]]:
     engine = TrainEngine(replay.engine_settings(1))
     num_tokens = sum(LENGTHS) - len(LENGTHS)
-    with kept_gradients(engine) as gradients:
+    with replays.kept_gradients(engine) as gradients:
         engine.forward_backward(batch(), lambda _, found: -found.logprobs_N.sum() / num_tokens, 1.0)
         engine.optimizer_step(1e-3)
     return gradients[0], engine.take_routing()
@@ -112,9 +111,11 @@ def test_the_auxiliary_loss_is_that_of_the_models_class(tmp_path: Path, is_check
     model, aux, logits = plain(folder)
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     for max_tokens in (4096, 20):
-        replay = Replay(model=folder, max_tokens_per_micro_batch=max_tokens, gradient_checkpointing=is_checkpointed)
+        replay = replays.Replay(
+            model=folder, max_tokens_per_micro_batch=max_tokens, gradient_checkpointing=is_checkpointed
+        )
         found, metrics = engine_gradient(replay)
-        assert difference(found, right) < RELATIVE
+        assert compare.difference(found, right) < compare.RELATIVE
         assert metrics[ROUTER_LOSS] == pytest.approx(float(aux), rel=1e-5)
         counts_LE = torch.stack(
             [torch.bincount(each.topk(NUM_CHOSEN).indices.flatten(), minlength=NUM_EXPERTS) for each in logits]
@@ -131,8 +132,8 @@ def test_without_it_in_the_configuration_nothing_is_added(tmp_path: Path, caplog
     folder = model_in(tmp_path, has_loss=False)
     model, _, _ = plain(folder)
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    found, metrics = engine_gradient(Replay(model=folder))
-    assert difference(found, right) < RELATIVE
+    found, metrics = engine_gradient(replays.Replay(model=folder))
+    assert compare.difference(found, right) < compare.RELATIVE
     assert ROUTER_LOSS not in metrics
     assert metrics[EXPERT_LOAD_MAX] > 1
     assert "auxiliary" not in caplog.text
@@ -142,7 +143,7 @@ def test_without_it_in_the_configuration_nothing_is_added(tmp_path: Path, caplog
 def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
     """DeepSeek V3 chooses with a bias beside its logits, and within groups."""
     torch.manual_seed(4)
-    model = tiny_model("deepseek_v3")
+    model = tiny_models.make("deepseek_v3")
     biases = {name: each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")}
     for each in biases.values():
         each.copy_(torch.randn(each.shape))
@@ -162,7 +163,9 @@ def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
             for layer in range(len(experts))
         ]
     ).double()
-    _, metrics = engine_gradient(Replay(model=tmp_path, gradient_checkpointing=True, max_tokens_per_micro_batch=20))
+    _, metrics = engine_gradient(
+        replays.Replay(model=tmp_path, gradient_checkpointing=True, max_tokens_per_micro_batch=20)
+    )
     assert metrics[EXPERT_LOAD_MAX] == pytest.approx(float((counts_LE.amax(dim=1) / counts_LE.mean(dim=1)).max()))
     assert metrics[EXPERTS_UNUSED] == pytest.approx(float((counts_LE == 0).double().mean()))
     assert ROUTER_LOSS not in metrics

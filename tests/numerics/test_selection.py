@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rljob_testing.token_rows import on_workers, rows_of
+from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.interfaces import OneWorker, Reduce
 from rljob_trainer.algorithms.selection import Threshold, drawn_keys, largest, nth_largest, ordered_keys
 
 
 def drawn(logprobs_N: Tensor, *lengths: int) -> Tensor:
     """For all tokens."""
-    return drawn_keys(logprobs_N, rows_of(*lengths), torch.arange(len(logprobs_N)))
+    return drawn_keys(logprobs_N, token_rows.rows_of(*lengths), torch.arange(len(logprobs_N)))
 
 
 KEY = st.one_of(st.integers(0, 2**32 - 1), st.integers(2**31 - 3, 2**31 + 3), st.integers(0, 3))
@@ -34,7 +34,7 @@ def test_the_nth_largest_is_that_of_all_sorted(workers: list[list[int]], nth: in
     ordered = sorted((key for keys in workers for key in keys), reverse=True)
     key = ordered[min(nth, len(ordered)) - 1] if ordered else -1
     expected = Threshold(key, sum(each > key for each in ordered), ordered.count(key))
-    assert set(on_workers(workers, bound)) == {expected if ordered else Threshold(-1, 0, 0)}
+    assert set(token_rows.on_workers(workers, bound)) == {expected if ordered else Threshold(-1, 0, 0)}
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,7 +49,7 @@ def test_exactly_so_many_are_taken_and_ties_are_drawn(workers: list[list[int]], 
         places_C = largest(values_N.float(), num_wanted, reduce, lambda places_C: draws_N[places_C])
         return [part[place] for place in places_C.tolist()]
 
-    found = sorted(each for mine in on_workers(parts, taken) for each in mine)
+    found = sorted(each for mine in token_rows.on_workers(parts, taken) for each in mine)
     assert found == sorted((each for part in parts for each in part), reverse=True)[:num_wanted][::-1]
 
 

@@ -14,10 +14,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing import covariance_loss
-from rljob_testing.plain_grpo import plain_model, rollout_of, rows_of
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import Replay, replayed_run
+from rljob_testing.training import gloo_ranks, plain_grpo, replays, user_functions
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import Loss, TrainEngine
 from rljob_trainer.engines.train.token_batch import TokenBatch
@@ -26,18 +23,18 @@ from rljob_trainer.observability.metrics import ENTROPY
 from rljob_trainer.workers.columns import SQUARES
 
 OTB: dict[str, object] = {"advantage": {"type": "OptimalTokenBaseline"}}
-WANTING: dict[str, object] = {"loss": {"type": "Function", "function": {"path": covariance_loss.PATH}}}
+WANTING: dict[str, object] = {"loss": {"type": "Function", "function": {"path": user_functions.COVARIANCE_PATH}}}
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("rank")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
         yield context
 
 
-def replay_of(wire: dict[str, object]) -> Replay:
+def replay_of(wire: dict[str, object]) -> replays.Replay:
     """Two updates, so that old log-probabilities are computed whatever the advantage needs."""
-    return Replay(Algorithm.from_wire(wire), num_steps=1, mini_batch_size=2)
+    return replays.Replay(Algorithm.from_wire(wire), num_steps=1, mini_batch_size=2)
 
 
 @dataclass
@@ -95,7 +92,7 @@ def test_passes_give_them_to_whom_asks(
     of_old: bool,
     of_updates: bool,
 ) -> None:
-    run = replayed_run(replay_of(wire), context)
+    run = replays.replayed_run(replay_of(wire), context)
     asked = watched(run.actor.engine, monkeypatch)
     found = []
     compute_logprobs = run.group.compute_logprobs
@@ -109,9 +106,9 @@ def test_passes_give_them_to_whom_asks(
 
 def test_they_are_those_of_the_model(context: WorkerContext) -> None:
     replay = replace(replay_of(OTB), temperature=0.7)
-    run, model = replayed_run(replay, context), plain_model()
-    column = run.actor.compute_logprobs(rollout_of(replay, 0)).ragged_column(SQUARES)
-    for row, squares_T in zip(rows_of(replay, 0), column.row_tensors(), strict=True):
+    run, model = replays.replayed_run(replay, context), plain_grpo.plain_model()
+    column = run.actor.compute_logprobs(plain_grpo.rollout_of(replay, 0)).ragged_column(SQUARES)
+    for row, squares_T in zip(plain_grpo.rows_of(replay, 0), column.row_tensors(), strict=True):
         with torch.no_grad():
             right_R = row.all_logprobs_RV(model, 0.7).exp().square().sum(dim=1)
         torch.testing.assert_close(squares_T[row.is_response_T], right_R, rtol=1e-5, atol=1e-6)
@@ -123,7 +120,7 @@ def test_for_entropy_only_updates_ask(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch, coefficient: float, of_updates: Entropy
 ) -> None:
     wire = {"entropyCoefficient": coefficient, "kl": {"coefficient": 0.1, "placement": "Loss"}}
-    run = replayed_run(replay_of(wire), context)
+    run = replays.replayed_run(replay_of(wire), context)
     assert run.reference is not None
     asked, of_reference = (watched(each.engine, monkeypatch) for each in (run.actor, run.reference))
     metrics = run.step(0)

@@ -12,37 +12,8 @@ from functools import partial
 import pytest
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
-from rljob_testing import failing_loss
-from rljob_testing.one_step import Layout, Outcome
-from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import (
-    SEED,
-    Pass,
-    ReplayedRollouts,
-    prompts_of,
-)
-from rljob_testing.same_numbers import RELATIVE, assert_bitwise, assert_same_metrics, difference
-from rljob_testing.update_runs import (
-    CASES,
-    EXPERTS,
-    FILTERED,
-    LOSSES,
-    MORE_HEADS,
-    NUM_STEPS,
-    OTHER_AGGREGATIONS,
-    REPLAY,
-    RESUMED_STEPS,
-    SAME_AS_ONE,
-    SAVED_STEP,
-    TOKEN_ADVANTAGES,
-    LongRun,
-    OfRank,
-    Replicas,
-    Resumed,
-    Uneven,
-    everything,
-    write_other_models,
-)
+from rljob_testing import compare
+from rljob_testing.training import gloo_ranks, invariance_runs, replays, step_cases, user_functions
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.engines.train.attention_kernels import Kernel
@@ -64,28 +35,28 @@ from rljob_trainer.observability.metrics import (
 class Seen:
     """What the ranks have done; by the number of ranks, or by the name of the case."""
 
-    steps: dict[str, list[Outcome]]
-    long: dict[int, list[LongRun]]
-    resumed: dict[int, list[Resumed]]
-    uneven: dict[int, list[Uneven]]
+    steps: dict[str, list[step_cases.Outcome]]
+    long: dict[int, list[invariance_runs.LongRun]]
+    resumed: dict[int, list[invariance_runs.Resumed]]
+    uneven: dict[int, list[invariance_runs.Uneven]]
     failures: dict[int, list[str]]
-    other_models: dict[int, list[dict[str, Outcome]]]
-    replicas: list[Replicas]
+    other_models: dict[int, list[dict[str, step_cases.Outcome]]]
+    replicas: list[invariance_runs.Replicas]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     root = tmp_path_factory.mktemp("checkpoints")
-    write_other_models(root)
-    program = partial(everything, root)
+    invariance_runs.write_other_models(root)
+    program = partial(invariance_runs.all_runs_of_rank, root)
     counts = (2, 1, 4)
-    found = run_on_ranks([RankedRun(program, num_ranks) for num_ranks in counts])
+    found = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, num_ranks) for num_ranks in counts])
     of_ranks = {
-        num_ranks: [each for each in ranks if isinstance(each, OfRank)]
+        num_ranks: [each for each in ranks if isinstance(each, invariance_runs.OfRank)]
         for num_ranks, ranks in zip(counts, found, strict=True)
     }
     return Seen(
-        {name: [rank.steps[name] for rank in of_ranks[case.num_ranks]] for name, case in CASES.items()},
+        {name: [rank.steps[name] for rank in of_ranks[case.num_ranks]] for name, case in invariance_runs.CASES.items()},
         {num_ranks: [rank.long for rank in ranks if rank.long] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.resumed for rank in ranks] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.uneven for rank in ranks if rank.uneven] for num_ranks, ranks in of_ranks.items()},
@@ -95,17 +66,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     )
 
 
-def assert_same(found: Outcome, right: Outcome) -> None:
+def assert_same(found: step_cases.Outcome, right: step_cases.Outcome) -> None:
     assert len(found.gradients) == len(right.gradients)
-    assert max(map(difference, found.gradients, right.gradients)) < RELATIVE
-    assert_same_metrics(found.metrics, right.metrics)
+    assert max(map(compare.difference, found.gradients, right.gradients)) < compare.RELATIVE
+    compare.assert_same_metrics(found.metrics, right.metrics)
 
 
-@pytest.mark.parametrize("name", SAME_AS_ONE)
+@pytest.mark.parametrize("name", invariance_runs.SAME_AS_ONE)
 def test_gradients_and_metrics_are_those_of_one_worker_and_one_pass(seen: Seen, name: str) -> None:
     [one] = seen.steps["one"]
     assert len(one.gradients) == 2
-    assert len(seen.steps[name]) == CASES[name].num_ranks
+    assert len(seen.steps[name]) == invariance_runs.CASES[name].num_ranks
     for outcome in seen.steps[name]:
         assert_same(outcome, one)
 
@@ -114,10 +85,10 @@ def test_the_layouts_are_those_that_were_meant(seen: Seen) -> None:
     kernels = {name: set[Kernel]().union(*(rank.kernels for rank in ranks)) for name, ranks in seen.steps.items()}
     assert Kernel.PADDED in kernels["one"]
     assert Kernel.PER_ROW not in kernels["one"]
-    for name, case in CASES.items():
-        if case.layout is Layout.PADDED:
+    for name, case in invariance_runs.CASES.items():
+        if case.layout is step_cases.Layout.PADDED:
             assert kernels[name] == set()
-        if case.layout is Layout.PER_ROW:
+        if case.layout is step_cases.Layout.PER_ROW:
             assert Kernel.PER_ROW in kernels[name]
             assert Kernel.PADDED not in kernels[name]
 
@@ -133,7 +104,10 @@ def test_replicas_hold_whole_copies_and_sum_gradients_once_per_update(seen: Seen
         assert rank.num_passes > 1
 
 
-@pytest.mark.parametrize(("model", "num_ranks"), [(MORE_HEADS, 4), (EXPERTS, 2), (EXPERTS, 4)])
+@pytest.mark.parametrize(
+    ("model", "num_ranks"),
+    [(invariance_runs.MORE_HEADS, 4), (invariance_runs.EXPERTS, 2), (invariance_runs.EXPERTS, 4)],
+)
 def test_heads_that_are_repeated_and_experts_in_any_layout(seen: Seen, model: str, num_ranks: int) -> None:
     [one] = seen.other_models[1]
     assert len(seen.other_models[num_ranks]) == num_ranks
@@ -141,7 +115,7 @@ def test_heads_that_are_repeated_and_experts_in_any_layout(seen: Seen, model: st
         assert_same(outcomes[model], one[model])
 
 
-@pytest.mark.parametrize("aggregation", OTHER_AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", invariance_runs.OTHER_AGGREGATIONS)
 @pytest.mark.parametrize("other", ["micro", "two"])
 def test_every_aggregation_is_that_of_one_worker(seen: Seen, aggregation: LossAggregation, other: str) -> None:
     for outcome in seen.steps[f"{aggregation} {other}"]:
@@ -149,7 +123,7 @@ def test_every_aggregation_is_that_of_one_worker(seen: Seen, aggregation: LossAg
 
 
 def test_aggregations_differ(seen: Seen) -> None:
-    cases = ["one", *(f"{each} one" for each in OTHER_AGGREGATIONS)]
+    cases = ["one", *(f"{each} one" for each in invariance_runs.OTHER_AGGREGATIONS)]
     losses = {seen.steps[each][0].metrics[POLICY_LOSS] for each in cases}
     assert len(losses) == len(LossAggregation)
 
@@ -157,7 +131,7 @@ def test_aggregations_differ(seen: Seen) -> None:
 @pytest.mark.parametrize("other", ["micro-batches", "two workers"])
 def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: Seen, other: str) -> None:
     [one] = seen.steps["covariance"]
-    assert difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
+    assert compare.difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
     for outcome in seen.steps[f"covariance, {other}"]:
         assert_same(outcome, one)
         # What the pass costs is shown, and named as a span once for each of the two updates.
@@ -167,12 +141,12 @@ def test_a_loss_that_looks_at_the_whole_mini_batch_is_that_of_one_worker(seen: S
     assert "whole_pass" not in seen.steps["one"][0].spans
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", invariance_runs.LOSSES)
 def test_every_loss_is_that_of_one_worker(seen: Seen, name: str) -> None:
     """In micro-batches, too, and with the rows in another order. In the first update of the step the policies are the
     same, in the second they differ."""
     [one] = seen.steps[name]
-    assert difference(one.gradients[1], seen.steps["one"][0].gradients[1]) > 0.1
+    assert compare.difference(one.gradients[1], seen.steps["one"][0].gradients[1]) > 0.1
     for outcome in seen.steps[f"{name}, two workers"]:
         assert_same(outcome, one)
     if name.endswith("Cov"):
@@ -180,7 +154,7 @@ def test_every_loss_is_that_of_one_worker(seen: Seen, name: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["two workers", "two sequence ranks"])
-@pytest.mark.parametrize("name", TOKEN_ADVANTAGES)
+@pytest.mark.parametrize("name", invariance_runs.TOKEN_ADVANTAGES)
 def test_every_advantage_on_tokens_is_that_of_one_worker(seen: Seen, name: str, other: str) -> None:
     [one] = seen.steps[name]
     # K1 has a sign.
@@ -189,7 +163,7 @@ def test_every_advantage_on_tokens_is_that_of_one_worker(seen: Seen, name: str, 
         assert_same(outcome, one)
 
 
-@pytest.mark.parametrize("name", FILTERED)
+@pytest.mark.parametrize("name", invariance_runs.FILTERED)
 def test_two_workers_learn_from_the_responses_that_one_has_drawn(seen: Seen, name: str) -> None:
     [one] = seen.steps[name]
     assert 0.4 < one.metrics[DISTINCT_FRACTION] < 1
@@ -202,7 +176,7 @@ def test_corrected_losses_are_those_of_one_worker(seen: Seen) -> None:
     [one], [rejected] = seen.steps["corrected"], seen.steps["corrected, rejected"]
     assert 0.2 < rejected.metrics[REJECTED_FRACTION] < 0.8
     assert one.metrics[CORRECTION_BOUNDED] > 0.1
-    assert difference(one.gradients[0], rejected.gradients[0]) > 0.1
+    assert compare.difference(one.gradients[0], rejected.gradients[0]) > 0.1
     for outcome in seen.steps["corrected, two sequence ranks"]:
         assert_same(outcome, one)
     for outcome in seen.steps["corrected, rejected, two workers"]:
@@ -212,7 +186,7 @@ def test_corrected_losses_are_those_of_one_worker(seen: Seen) -> None:
 def test_kl_in_the_reward_is_that_of_the_response(seen: Seen) -> None:
     """Two workers have the responses in another order than the rollout."""
     [one], [without] = seen.steps["advantage"], seen.steps["advantage, no KL"]
-    assert difference(one.gradients[0], without.gradients[0]) > 0.1
+    assert compare.difference(one.gradients[0], without.gradients[0]) > 0.1
     assert one.metrics[KL_LOSS] > 0
     for outcome in seen.steps["advantage, two workers"]:
         assert_same(outcome, one)
@@ -230,45 +204,48 @@ def test_an_advantage_on_tokens_sees_groups_and_kl_of_what_is_learned_from(seen:
 def test_half_precision_on_two_workers_is_near(seen: Seen, name: str) -> None:
     [one] = seen.steps["one"]
     for outcome in seen.steps[name]:
-        assert 1e-4 < difference(outcome.gradients[0], one.gradients[0]) < 0.1
+        assert 1e-4 < compare.difference(outcome.gradients[0], one.gradients[0]) < 0.1
 
 
 def test_ten_steps_on_two_workers_are_those_of_one(seen: Seen) -> None:
     [one] = seen.long[1]
-    assert len({step[LEARNING_RATE] for step in one.metrics}) > NUM_STEPS // 2
+    assert len({step[LEARNING_RATE] for step in one.metrics}) > invariance_runs.NUM_STEPS // 2
     # The KL's coefficient follows what was measured.
-    assert len({step[KL_COEFFICIENT] for step in one.metrics}) == NUM_STEPS
+    assert len({step[KL_COEFFICIENT] for step in one.metrics}) == invariance_runs.NUM_STEPS
     for rank in seen.long[2]:
-        assert len(rank.metrics) == NUM_STEPS
+        assert len(rank.metrics) == invariance_runs.NUM_STEPS
         for found, right in zip(rank.metrics, one.metrics, strict=True):
-            assert_same_metrics(found, right)
+            compare.assert_same_metrics(found, right)
 
 
 @pytest.mark.parametrize("name", ["long, four workers", "long, padded", "long, row by row"])
 def test_ten_steps_in_another_way_are_those_of_one_worker(seen: Seen, name: str) -> None:
     """The second in small micro-batches, and with activations that are computed again."""
     [one] = seen.long[1]
-    assert len(seen.steps[name]) == CASES[name].num_ranks
+    assert len(seen.steps[name]) == invariance_runs.CASES[name].num_ranks
     for rank in seen.steps[name]:
         for found, right in zip([*rank.earlier, rank.metrics], one.metrics, strict=True):
-            assert_same_metrics(found, right)
+            compare.assert_same_metrics(found, right)
 
 
 def test_the_same_twice_and_a_resumed_run_are_equal_to_the_last_bit(seen: Seen) -> None:
     for rank, resumed in zip(seen.long[2], seen.resumed[2], strict=True):
-        assert_bitwise(resumed.loaded, rank.saved)
-        assert_bitwise(resumed.later, rank.later)
-        assert resumed.metrics == rank.metrics[SAVED_STEP : SAVED_STEP + RESUMED_STEPS]
-        assert difference(rank.later, rank.saved) > RELATIVE
+        compare.assert_bitwise(resumed.loaded, rank.saved)
+        compare.assert_bitwise(resumed.later, rank.later)
+        assert (
+            resumed.metrics
+            == rank.metrics[invariance_runs.SAVED_STEP : invariance_runs.SAVED_STEP + invariance_runs.RESUMED_STEPS]
+        )
+        assert compare.difference(rank.later, rank.saved) > compare.RELATIVE
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_another_number_of_workers_goes_on_from_the_same_state(seen: Seen, num_ranks: int) -> None:
     right = seen.long[2][0]
     for resumed in seen.resumed[num_ranks]:
-        assert_bitwise(resumed.loaded, right.saved)
-        for found, expected in zip(resumed.metrics, right.metrics[SAVED_STEP:], strict=False):
-            assert_same_metrics(found, expected)
+        compare.assert_bitwise(resumed.loaded, right.saved)
+        for found, expected in zip(resumed.metrics, right.metrics[invariance_runs.SAVED_STEP :], strict=False):
+            compare.assert_same_metrics(found, expected)
 
 
 def test_a_worker_without_anything_to_learn_from_takes_part(seen: Seen) -> None:
@@ -279,14 +256,16 @@ def test_a_worker_without_anything_to_learn_from_takes_part(seen: Seen) -> None:
     assert first.passes == one.passes
     assert len(first.passes) > 2
     # A pass over one token for every pass of its peer, for the collectives' sake.
-    assert second.passes == [Pass(1, 1)] * len(first.passes)
+    assert second.passes == [replays.Pass(1, 1)] * len(first.passes)
 
 
 def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
     """Of every other prompt all responses are worth the same, and are left out."""
-    rows = REPLAY.batch_size * REPLAY.group_size
-    seeds = sample_seeds(SEED, TRAINING_STREAM, 0, rows)
-    rollout = ReplayedRollouts().run(prompts_of(0, 4), 4, REPLAY.plan(2).sampling, seeds)
+    rows = invariance_runs.REPLAY.batch_size * invariance_runs.REPLAY.group_size
+    seeds = sample_seeds(replays.SEED, TRAINING_STREAM, 0, rows)
+    rollout = replays.ReplayedRollouts().run(
+        replays.prompts_of(0, 4), 4, invariance_runs.REPLAY.plan(2).sampling, seeds
+    )
     lengths = rollout.lengths_B.tolist()
     learned = [length for row, length in enumerate(lengths) if row // 4 % 2 == 0]
     metrics = [rank.metrics[0] for rank in seen.long[2]]
@@ -309,5 +288,5 @@ def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
 def test_a_loss_that_fails_on_one_rank_is_told_by_all(seen: Seen) -> None:
     assert seen.failures[1] == [""]
     [told] = set(seen.failures[2] + seen.failures[4])
-    assert failing_loss.PATH in told
-    assert failing_loss.MESSAGE in told
+    assert user_functions.FAILING_PATH in told
+    assert user_functions.MESSAGE in told

@@ -24,25 +24,8 @@ from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing import covariance_loss
-from rljob_testing.plain_grpo import (
-    clipped_losses,
-    first_update,
-    group_advantages,
-    plain_model,
-    rollout_of,
-    rows_of,
-)
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import (
-    LONGEST_PROMPT,
-    SEED,
-    Replay,
-    kept_gradients,
-    replayed_run,
-)
-from rljob_testing.same_numbers import RELATIVE, difference
-from rljob_testing.training_runs import small_job
+from rljob_testing import compare
+from rljob_testing.training import gloo_ranks, plain_grpo, replays, training_runs, user_functions
 from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -69,7 +52,7 @@ ALGORITHM = Algorithm(
     entropy_coefficient=0.1,
     kl=Kl(coefficient=0.5, estimator=KlEstimator.K3, placement=KlPlacement.LOSS),
 )
-SEVERAL_UPDATES = Replay(
+SEVERAL_UPDATES = replays.Replay(
     ALGORITHM, OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
 )
 LARGEST_KL = 10.0
@@ -78,14 +61,14 @@ LARGEST_KL = 10.0
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("group")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
         yield context
 
 
-def plain_run(replay: Replay) -> PreTrainedModel:
+def plain_run(replay: replays.Replay) -> PreTrainedModel:
     """GRPO as its papers say, on the replayed rollouts, with an entropy bonus and the K3 estimate of KL(new || initial
     model); every term is a mean over the tokens of the mini-batch."""
-    model, initial_model, spec = plain_model(), plain_model(), replay.optimizer
+    model, initial_model, spec = plain_grpo.plain_model(), plain_grpo.plain_model(), replay.optimizer
     entropy_weight, kl_weight = replay.algorithm.entropy_coefficient, replay.algorithm.kl.coefficient
     adamw = torch.optim.AdamW(
         model.parameters(),
@@ -96,8 +79,8 @@ def plain_run(replay: Replay) -> PreTrainedModel:
         foreach=False,
     )
     for step in range(replay.num_steps):
-        rows = rows_of(replay, step)
-        advantages = group_advantages(rows, replay.group_size)
+        rows = plain_grpo.rows_of(replay, step)
+        advantages = plain_grpo.group_advantages(rows, replay.group_size)
         with torch.no_grad():
             old = [row.logprobs_R(model, replay.temperature) for row in rows]
             initial = [row.logprobs_R(initial_model, replay.temperature) for row in rows]
@@ -113,7 +96,7 @@ def plain_run(replay: Replay) -> PreTrainedModel:
                     entropy_R = -(all_RV.exp() * all_RV).sum(dim=1)
                     log_ratio_R = initial[row] - new_R
                     kl_R = (log_ratio_R.exp() - log_ratio_R - 1).clamp(max=LARGEST_KL)
-                    losses_R = clipped_losses(new_R, old[row], advantages[row])
+                    losses_R = plain_grpo.clipped_losses(new_R, old[row], advantages[row])
                     losses_R = losses_R - entropy_weight * entropy_R + kl_weight * kl_R
                     torch.autograd.backward(losses_R.sum() / num_tokens)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.max_gradient_norm)
@@ -130,25 +113,25 @@ def moved(found: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def test_several_updates_of_a_batch_are_those_of_plain_torch(context: WorkerContext) -> None:
-    start = named(plain_model())
-    run = replayed_run(SEVERAL_UPDATES, context)
+    start = named(plain_grpo.plain_model())
+    run = replays.replayed_run(SEVERAL_UPDATES, context)
     metrics = run.steps(0, SEVERAL_UPDATES.num_steps)
     # The old log-probabilities stay those of before the step, so that in later updates tokens are clipped.
     assert all(step[CLIP_FRACTION] > 0.02 for step in metrics)
     found, right = run.weights(), named(plain_run(SEVERAL_UPDATES))
-    assert difference(moved(found, start), moved(right, start)) < 1e-4
+    assert compare.difference(moved(found, start), moved(right, start)) < 1e-4
     assert max(float((found[name] - right[name]).abs().max()) for name in right) < 1e-5
 
 
 def test_training_in_half_precision_keeps_weights_in_full(context: WorkerContext) -> None:
-    replay = Replay(optimizer=Optimizer(learning_rate=SMALL_STEP))
-    _, right = first_update(replay, context)
-    run = replayed_run(replace(replay, compute_dtype=torch.bfloat16), context)
+    replay = replays.Replay(optimizer=Optimizer(learning_rate=SMALL_STEP))
+    _, right = plain_grpo.first_update(replay, context)
+    run = replays.replayed_run(replace(replay, compute_dtype=torch.bfloat16), context)
     before = run.weights()
     seen: set[torch.dtype] = set()
     layer = run.actor.engine.model.language_model.get_submodule("model.layers.1.mlp")
     hook = layer.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
-    with kept_gradients(run.actor.engine) as gradients:
+    with replays.kept_gradients(run.actor.engine) as gradients:
         run.step(0)
     hook.remove()
     assert seen == {torch.bfloat16}
@@ -166,11 +149,11 @@ def test_training_in_half_precision_keeps_weights_in_full(context: WorkerContext
 @pytest.mark.usefixtures("context")
 @torch.no_grad()
 def test_a_frozen_model_in_half_precision_holds_half() -> None:
-    replay = Replay(compute_dtype=torch.bfloat16)
+    replay = replays.Replay(compute_dtype=torch.bfloat16)
     engine = TrainEngine(replay.engine_settings(1, is_trained=False))
     assert {tensor.dtype for _, tensor in engine.named_shards()} == {torch.bfloat16}
-    rows, model = rows_of(replay, 0), plain_model()
-    found_R = engine.forward(token_batch(rollout_of(replay, 0)), 1.0).logprobs_N
+    rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
+    found_R = engine.forward(token_batch(plain_grpo.rollout_of(replay, 0)), 1.0).logprobs_N
     right_R = torch.cat([row.logprobs_R(model, 1.0) for row in rows])
     assert 1e-3 < float((found_R - right_R).abs().mean()) < 0.1
 
@@ -178,7 +161,7 @@ def test_a_frozen_model_in_half_precision_holds_half() -> None:
 def test_checkpointing_keeps_less_for_the_backward_pass(context: WorkerContext) -> None:
     kept: dict[bool, int] = {}
     for is_checkpointed in (False, True):
-        run = replayed_run(Replay(optimizer=OPTIMIZER, gradient_checkpointing=is_checkpointed), context)
+        run = replays.replayed_run(replays.Replay(optimizer=OPTIMIZER, gradient_checkpointing=is_checkpointed), context)
         sizes: dict[int, int] = {}
 
         def note(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
@@ -195,8 +178,8 @@ def test_checkpointing_keeps_less_for_the_backward_pass(context: WorkerContext) 
 @torch.no_grad()
 def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) -> None:
     replay = replace(SEVERAL_UPDATES, temperature=TEMPERATURE)
-    rows, model = rows_of(replay, 0), plain_model()
-    run, batch = replayed_run(replay, context), rollout_of(replay, 0)
+    rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
+    run, batch = replays.replayed_run(replay, context), plain_grpo.rollout_of(replay, 0)
     tokens = token_batch(batch)
     found = run.actor.engine.forward(tokens, TEMPERATURE, Entropy.VALUE, with_squares=True)
     all_RV = torch.cat([row.all_logprobs_RV(model, TEMPERATURE) for row in rows])
@@ -217,7 +200,7 @@ def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) 
 
 def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerContext) -> None:
     """The generator's log-probabilities are of what the cut left, the trainer's of all tokens."""
-    whole, cut = (replayed_run(Replay(top_k=top_k), context).step(0) for top_k in (0, 5))
+    whole, cut = (replays.replayed_run(replays.Replay(top_k=top_k), context).step(0) for top_k in (0, 5))
     assert whole[LOGPROB_DIFF_MAX] > whole[LOGPROB_DIFF_MEAN] > 0
     assert whole.keys() - cut.keys() == {
         LOGPROB_DIFF_MAX,
@@ -231,25 +214,25 @@ def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerConte
 
 def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
     """Its gradient must not change with a bonus of next to nothing, which needs the entropy's own gradient."""
-    loss = Loss(type=LossType.FUNCTION, function=Function(path=covariance_loss.PATH))
+    loss = Loss(type=LossType.FUNCTION, function=Function(path=user_functions.COVARIANCE_PATH))
     without, with_bonus = (
-        first_update(Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
+        plain_grpo.first_update(replays.Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
         for each in (0.0, 1e-9)
     )
-    assert difference(with_bonus, without) < RELATIVE
+    assert compare.difference(with_bonus, without) < compare.RELATIVE
 
 
 def test_rows_beyond_a_rotary_limit_are_refused(context: WorkerContext) -> None:
-    run = replayed_run(SEVERAL_UPDATES, context)
+    run = replays.replayed_run(SEVERAL_UPDATES, context)
     model = run.actor.engine.model
-    longest = max(token_batch(rollout_of(SEVERAL_UPDATES, 0)).read_lengths)
+    longest = max(token_batch(plain_grpo.rollout_of(SEVERAL_UPDATES, 0)).read_lengths)
     model.attention = replace(model.attention, max_row_tokens=longest)
-    run.actor.engine.forward(token_batch(rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
+    run.actor.engine.forward(token_batch(plain_grpo.rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
     model.attention = replace(model.attention, max_row_tokens=longest - 1)
     with pytest.raises(
         ConfigurationError, match=rf"maxNewTokens: a sequence of {longest} tokens is beyond {longest - 1}"
     ):
-        run.actor.engine.forward(token_batch(rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
+        run.actor.engine.forward(token_batch(plain_grpo.rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
 
 
 @pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
@@ -262,7 +245,7 @@ def test_the_workers_get_what_the_job_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The settings of the runs above, as they come out of a job."""
-    replay = Replay(
+    replay = replays.Replay(
         Algorithm(kl=Kl(coefficient=0.1)),
         Optimizer(learning_rate=2e-4, warmup_steps=3),
         num_steps=7,
@@ -279,7 +262,7 @@ def test_the_workers_get_what_the_job_says(
         sequence_parallel=num_workers,
     )
     place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
-    document = small_job(
+    document = training_runs.small_job(
         num_workers=num_workers,
         model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
@@ -291,7 +274,7 @@ def test_the_workers_get_what_the_job_says(
         miniBatchSize=2,
         numEpochsPerBatch=3,
         maxTokensPerMicroBatch=500,
-        seed=SEED,
+        seed=replays.SEED,
     )
     spec = document["spec"]
     assert isinstance(spec, dict)
@@ -304,7 +287,9 @@ def test_the_workers_get_what_the_job_says(
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
     monkeypatch.setattr(factories, "RolloutWorker", lambda *_, per_request_seeds: per_request_seeds)
     actor, reference, has_seeds = (
-        role.factory(context, {}) for role in model_roles(job, Models(model), LONGEST_PROMPT)[:3] if role.factory
+        role.factory(context, {})
+        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:3]
+        if role.factory
     )
     assert has_seeds is (num_workers == 1)
     assert actor == replay.actor_settings(num_workers)

@@ -15,28 +15,26 @@ from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing import failing_loss
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import Replay, replayed_run
-from rljob_testing.same_numbers import RELATIVE, assert_bitwise, difference
+from rljob_testing import compare
+from rljob_testing.training import gloo_ranks, replays, user_functions
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, NonFiniteUpdateError
 from rljob_trainer.observability.metrics import GRADIENT_NORM, NUM_SKIPPED_UPDATES, STALENESS_MAX, STALENESS_MEAN
 from rljob_trainer.workers.actor import ActorWorker
 
-REPLAY = Replay(optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.1))
+REPLAY = replays.Replay(optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.1))
 """One update per step."""
 TWO_UPDATES = replace(REPLAY, mini_batch_size=2)
 NAN = float("nan")
 ON_TOKENS = Algorithm(
-    advantage=Advantage(type=AdvantageType.FUNCTION, function=Function(path=failing_loss.ADVANTAGE_PATH))
+    advantage=Advantage(type=AdvantageType.FUNCTION, function=Function(path=user_functions.FAILING_ADVANTAGE_PATH))
 )
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with only_rank(tmp_path_factory.mktemp("group")) as context:
+    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
         yield context
 
 
@@ -58,7 +56,7 @@ def scaled_gradients(actor: ActorWorker, factors: Iterable[float]) -> Iterator[N
 
 
 def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) -> None:
-    run, without_them = replayed_run(REPLAY, context), replayed_run(REPLAY, context)
+    run, without_them = replays.replayed_run(REPLAY, context), replays.replayed_run(REPLAY, context)
     for each in (run, without_them):
         assert each.step(0)[NUM_SKIPPED_UPDATES] == 0
     before = run.state()
@@ -67,7 +65,7 @@ def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) ->
         with scaled_gradients(run.actor, [factor]):
             metrics = run.step(step)
         assert (str(metrics[GRADIENT_NORM]), metrics[NUM_SKIPPED_UPDATES]) == (norm, 1)
-        assert_bitwise(run.state(), before)
+        compare.assert_bitwise(run.state(), before)
     metrics = run.step(3)
     assert metrics[NUM_SKIPPED_UPDATES] == 0
     right = without_them.step(3)
@@ -76,13 +74,13 @@ def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) ->
     assert {name: metrics[name] for name in metrics.keys() - of_age} == {
         name: right[name] for name in right.keys() - of_age
     }
-    assert_bitwise(run.state(), without_them.state())
-    assert difference(run.state(), before) > RELATIVE
+    compare.assert_bitwise(run.state(), without_them.state())
+    assert compare.difference(run.state(), before) > compare.RELATIVE
 
 
 def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
     """Counted across steps, and anew after one that was made."""
-    run = replayed_run(TWO_UPDATES, context)
+    run = replays.replayed_run(TWO_UPDATES, context)
     factors = [NAN, NAN, NAN, NAN, 1.0, NAN, NAN, NAN, NAN, NAN]
     with scaled_gradients(run.actor, factors):
         assert [step[NUM_SKIPPED_UPDATES] for step in run.steps(0, 4)] == [2, 2, 1, 2]
@@ -92,11 +90,11 @@ def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
 
 def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: WorkerContext) -> None:
     """Where one step has so many updates that they would end the run."""
-    algorithm = failing_loss.with_loss(failing_loss.NO_NUMBER_PATH)
-    run = replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
+    algorithm = user_functions.with_loss(user_functions.NO_NUMBER_PATH)
+    run = replays.replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
     with (
-        failing_loss.failing(),
-        pytest.raises(AlgorithmFunctionError, match=f"{failing_loss.NO_NUMBER_PATH} gave NaN or infinity for 1 of"),
+        user_functions.failing(),
+        pytest.raises(AlgorithmFunctionError, match=f"{user_functions.NO_NUMBER_PATH} gave NaN or infinity for 1 of"),
     ):
         run.step(0)
 
@@ -104,18 +102,22 @@ def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: Worke
 @pytest.mark.parametrize(
     ("algorithm", "path", "kind"),
     [
-        (failing_loss.with_loss(failing_loss.PATH), failing_loss.PATH, AlgorithmFunctionError),
-        (failing_loss.with_loss(failing_loss.WHOLE_PASS_PATH), failing_loss.WHOLE_PASS_PATH, CollectiveFunctionError),
-        (ON_TOKENS, failing_loss.ADVANTAGE_PATH, CollectiveFunctionError),
+        (user_functions.with_loss(user_functions.FAILING_PATH), user_functions.FAILING_PATH, AlgorithmFunctionError),
+        (
+            user_functions.with_loss(user_functions.FAILING_WHOLE_PASS_PATH),
+            user_functions.FAILING_WHOLE_PASS_PATH,
+            CollectiveFunctionError,
+        ),
+        (ON_TOKENS, user_functions.FAILING_ADVANTAGE_PATH, CollectiveFunctionError),
     ],
 )
 def test_a_failure_tells_whether_others_may_wait(
     context: WorkerContext, algorithm: Algorithm, path: str, kind: type[AlgorithmFunctionError]
 ) -> None:
     """After a `CollectiveFunctionError` the controller asks nothing more of the workers."""
-    run = replayed_run(replace(REPLAY, algorithm=algorithm), context)
-    with failing_loss.failing(), pytest.raises(AlgorithmFunctionError) as caught:
+    run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
+    with user_functions.failing(), pytest.raises(AlgorithmFunctionError) as caught:
         run.step(0)
     assert type(caught.value) is kind
     assert f"{path} raised ZeroDivisionError" in str(caught.value)
-    assert failing_loss.MESSAGE in str(caught.value)
+    assert user_functions.MESSAGE in str(caught.value)

@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rljob_testing.golden import check
-from rljob_testing.golden_losses import VALUE_LOSS_CASE
+from rljob_testing.golden import loss_cases, verl_cases
 from rljob_trainer.algorithms.interfaces import OneWorker
 from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.algorithms.value_losses import clipped_value_loss, explained_variance
 
 
 def test_the_clipped_loss_is_verls() -> None:
-    check(VALUE_LOSS_CASE)
+    verl_cases.check(loss_cases.VALUE_LOSS_CASE)
 
 
 @pytest.mark.parametrize("clip_range", [None, 0.25])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, HrmTextConfig, PreTrainedModel
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
-from rljob_testing.tiny_models import ARCHITECTURES, COMMON, save_tiny_model, tiny_model
+from rljob_testing.models import tiny_models
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.weight_conversion import (
@@ -33,12 +33,12 @@ WEIGHTS = "model.safetensors"
 def split_in_files() -> PreTrainedModel:
     """Files hold gate and up projections as one, and gate, queries, keys and values as one."""
     torch.manual_seed(0)
-    config = HrmTextConfig(**{**COMMON, "num_key_value_heads": 2})
+    config = HrmTextConfig(**{**tiny_models.COMMON, "num_key_value_heads": 2})
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    **{name: lambda name=name: tiny_model(name) for name in ARCHITECTURES},  # type: ignore[misc]
+    **{name: lambda name=name: tiny_models.make(name) for name in tiny_models.ARCHITECTURES},  # type: ignore[misc]
     "hrm_text": split_in_files,
 }
 
@@ -106,11 +106,11 @@ def test_a_models_tensors_become_those_of_its_files(name: str, tmp_path: Path) -
 
 def refusal(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
     """The error for a folder of Mixtral whose tensors have been changed."""
-    save_tiny_model("mixtral", folder)
+    tiny_models.save("mixtral", folder)
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    model = tiny_model("mixtral")
+    model = tiny_models.make("mixtral")
     with pytest.raises(ConfigurationError) as caught:
         load_weights(model, model, folder, "")
     return str(caught.value)
@@ -159,9 +159,9 @@ def test_only_what_is_stacked_is_read_by_rows() -> None:
 
 
 def test_what_transformers_keeps_in_32_bits_is_handed_over_in_them() -> None:
-    tensors = tensors_of(tiny_model("deepseek_v3"))
-    kept = float32_names(tiny_model("deepseek_v3"), tensors)
+    tensors = tensors_of(tiny_models.make("deepseek_v3"))
+    kept = float32_names(tiny_models.make("deepseek_v3"), tensors)
     assert kept == {"model.layers.1.mlp.gate.e_score_correction_bias"}
     found = dict(whole_tensors(tensors.items(), torch.bfloat16, kept=kept))
     assert {name for name, tensor in found.items() if tensor.dtype == torch.float32} == kept
-    assert float32_names(tiny_model("qwen3"), tensors_of(tiny_model("qwen3"))) == frozenset()
+    assert float32_names(tiny_models.make("qwen3"), tensors_of(tiny_models.make("qwen3"))) == frozenset()

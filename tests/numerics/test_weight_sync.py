@@ -16,8 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutEngine
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -103,12 +103,14 @@ def most_bytes_held(context: WorkerContext) -> tuple[int, int]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     for name in MODELS:
-        save_tiny_model(name, root / name)
+        tiny_models.save(name, root / name)
     return root
 
 
 def test_every_rank_hands_over_the_bits_of_the_files(folders: Path) -> None:
-    runs = run_on_ranks([RankedRun(partial(handed_over, folders), num_ranks) for num_ranks in (1, 2)])
+    runs = gloo_ranks.run_on_ranks(
+        [gloo_ranks.RankedRun(partial(handed_over, folders), num_ranks) for num_ranks in (1, 2)]
+    )
     for ranks in runs:
         for of_rank in ranks:
             assert isinstance(of_rank, dict)
@@ -122,6 +124,6 @@ def test_every_rank_hands_over_the_bits_of_the_files(folders: Path) -> None:
 
 
 def test_at_most_two_buckets_exist_beyond_the_shards() -> None:
-    for most, seen in run_on_ranks([RankedRun(most_bytes_held, 2)])[0]:  # type: ignore[misc]
+    for most, seen in gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(most_bytes_held, 2)])[0]:  # type: ignore[misc]
         assert seen == 16 * BUCKET_BYTES
         assert BUCKET_BYTES < most <= 2 * BUCKET_BYTES

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from rljob_api.crdgen.manifest import custom_resource_definition
-from rljob_testing.apiserver import ApiServer, install_definition, running_apiserver
-from rljob_testing.job_place import JobPlace, new_place
-from rljob_testing.kuberay_stand_in import KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
-from rljob_testing.operator_process import OperatorProcess, prepare_account
-from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, ray_dashboard_stand_in
+from rljob_testing.cluster.api_server import ApiServer, install_definition, running_apiserver
+from rljob_testing.operator import operator_process
+from rljob_testing.operator.kuberay import KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.ray_dashboard import RayDashboardStandIn, ray_dashboard_stand_in
+from rljob_testing.operator.testbed import Testbed, new_testbed
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def server(bare_server: ApiServer) -> ApiServer:
 @pytest.fixture(scope="session")
 def account_token(bare_server: ApiServer) -> str:
     """A token of the operator's service account."""
-    return prepare_account(bare_server)
+    return operator_process.prepare_account(bare_server)
 
 
 @pytest.fixture(scope="session")
@@ -54,21 +55,21 @@ def dashboards(bare_server: ApiServer) -> Iterator[RayDashboardStandIn]:
 
 
 @pytest.fixture
-def place(
+def testbed(
     server: ApiServer,
     kuberay: KubeRayStandIn,
     dashboards: RayDashboardStandIn,
     account_token: str,
     tmp_path: Path,
-) -> JobPlace:
+) -> Testbed:
     """A namespace without an operator; one that is made there makes short pauses."""
-    return new_place(server, kuberay, dashboards, account_token, tmp_path)
+    return new_testbed(server, kuberay, dashboards, account_token, tmp_path)
 
 
 @pytest.fixture
-def operator(place: JobPlace) -> Iterator[OperatorProcess]:
+def operator(testbed: Testbed) -> Iterator[OperatorProcess]:
     """An operator for that namespace, at work."""
-    process = place.operator()
+    process = testbed.operator()
     process.start()
     try:
         process.wait_until_healthy()

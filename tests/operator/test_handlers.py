@@ -32,11 +32,9 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
-from rljob_testing.hand_clock import heard_clock
-from rljob_testing.job_place import JobPlace
-from rljob_testing.operator_process import OPERATOR_NAMESPACE, OperatorSetup
-from rljob_testing.ports import free_port
-from rljob_testing.quiet_http import QuietHandler
+from rljob_testing.network import QuietHandler, free_port
+from rljob_testing.operator import manual_clock, operator_process
+from rljob_testing.operator.testbed import Testbed
 
 CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
 
@@ -137,23 +135,23 @@ class CountedObjects(KubeObjects):
 
 
 @asynccontextmanager
-async def lease_objects(place: JobPlace) -> AsyncIterator[CountedObjects]:
+async def lease_objects(testbed: Testbed) -> AsyncIterator[CountedObjects]:
     """With the operator's rights."""
-    connection = await load_connection(str(place.setup.kubeconfig()))
+    connection = await load_connection(str(testbed.setup.kubeconfig()))
     async with KubeClient(connection, Metrics(), CLOCK) as client:
         yield CountedObjects(client)
 
 
 @pytest.mark.apiserver
-def test_a_lease_that_is_not_renewed_changes_hands(place: JobPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
 
     async def test() -> None:
-        async with lease_objects(place) as ours, lease_objects(place) as theirs:
-            lease = Lease(ours, CLOCK, OPERATOR_NAMESPACE, "hands")
-            our_clock, their_clock = heard_clock(), heard_clock()
-            first = Leadership(ours, our_clock.clock, OPERATOR_NAMESPACE, "hands", "first")
-            second = Leadership(theirs, their_clock.clock, OPERATOR_NAMESPACE, "hands", "second")
+        async with lease_objects(testbed) as ours, lease_objects(testbed) as theirs:
+            lease = Lease(ours, CLOCK, operator_process.OPERATOR_NAMESPACE, "hands")
+            our_clock, their_clock = manual_clock.synchronized_clock(), manual_clock.synchronized_clock()
+            first = Leadership(ours, our_clock.clock, operator_process.OPERATOR_NAMESPACE, "hands", "first")
+            second = Leadership(theirs, their_clock.clock, operator_process.OPERATOR_NAMESPACE, "hands", "second")
             await first.acquire()
             holding = asyncio.create_task(first.hold())
             taking = asyncio.create_task(second.acquire())
@@ -201,7 +199,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
 
     async def test() -> None:
         port = free_port()
-        setup = OperatorSetup(tmp_path, f"http://127.0.0.1:{port}", None, "token", "", [], {})
+        setup = operator_process.OperatorSetup(tmp_path, f"http://127.0.0.1:{port}", None, "token", "", [], {})
 
         async def hang(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
             await asyncio.Event().wait()
@@ -210,7 +208,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
         connection = await load_connection(str(setup.kubeconfig()))
         clock = asyncio.get_running_loop().time
         async with KubeClient(connection, Metrics(), CLOCK) as client:
-            leader = Leadership(KubeObjects(client), CLOCK, OPERATOR_NAMESPACE, "cut-off", "leader")
+            leader = Leadership(KubeObjects(client), CLOCK, operator_process.OPERATOR_NAMESPACE, "cut-off", "leader")
             started = clock()
             with pytest.raises(LeadershipLostError, match="could not be renewed for 1 s"):
                 await leader.hold()
@@ -282,14 +280,14 @@ def slow_api() -> Iterator[SlowApi]:
 
 
 def settings_for(url: str, folder: Path) -> Settings:
-    setup = OperatorSetup(folder, url, None, "token", "http://{namespace}.{cluster}", [], {})
+    setup = operator_process.OperatorSetup(folder, url, None, "token", "http://{namespace}.{cluster}", [], {})
     return parse_settings(
         {
             "KUBECONFIG": str(setup.kubeconfig()),
             "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
             "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(folder),
             "RLJOB_OPERATOR_POD_NAME": "busy-0",
-            "RLJOB_OPERATOR_POD_NAMESPACE": OPERATOR_NAMESPACE,
+            "RLJOB_OPERATOR_POD_NAMESPACE": operator_process.OPERATOR_NAMESPACE,
             "RLJOB_OPERATOR_LEASE_NAME": "busy",
         }
     )
@@ -304,7 +302,7 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
         with slow_api() as api:
             url = f"http://127.0.0.1:{api.server.server_address[1]}"
             # No time passes: however slow this machine is, it leads.
-            lease = LeaseThread(settings_for(url, tmp_path), Metrics(), heard_clock().clock)
+            lease = LeaseThread(settings_for(url, tmp_path), Metrics(), manual_clock.synchronized_clock().clock)
             assert not lease.may_act()
             lease.start()
             await lease.acquired()
@@ -357,8 +355,10 @@ def test_a_lease_that_is_lost_ends_the_work_and_forbids_it_before(
 
 
 def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:
-    clock = heard_clock()
-    leader = Leadership(cast(KubeObjects, RenewingObjects()), clock.clock, OPERATOR_NAMESPACE, "paused", "leader")
+    clock = manual_clock.synchronized_clock()
+    leader = Leadership(
+        cast(KubeObjects, RenewingObjects()), clock.clock, operator_process.OPERATOR_NAMESPACE, "paused", "leader"
+    )
     asyncio.run(leader.acquire())
     assert leader.is_certain
     clock.pass_by(9.9)
@@ -382,5 +382,9 @@ class RenewingObjects:
         raise NotFoundError(f"{kind.plural} {namespace}/{name}")
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
-        assert (kind, namespace, text_at(manifest, "spec", "holderIdentity")) == (LEASES, OPERATOR_NAMESPACE, "leader")
+        assert (kind, namespace, text_at(manifest, "spec", "holderIdentity")) == (
+            LEASES,
+            operator_process.OPERATOR_NAMESPACE,
+            "leader",
+        )
         return True

@@ -14,7 +14,7 @@ from rljob_operator.kube.errors import ForbiddenError, KubeError, UnavailableErr
 from rljob_operator.kube.explaining_events import KEPT_SECONDS, ExplainingEvents, by_pod
 from rljob_operator.kube.objects import CORE_EVENTS, KubeObjects, ResourceType
 from rljob_operator.raw_json import JsonObject
-from rljob_testing.hand_clock import HandClock, heard_clock
+from rljob_testing.operator import manual_clock
 
 FAILED_MOUNT: JsonObject = {"reason": "FailedMount", "involvedObject": {"kind": "Pod", "uid": "p1"}}
 
@@ -36,13 +36,13 @@ class Api:
         return (FAILED_MOUNT,)
 
 
-def in_world(test: Callable[[Api, HandClock, ExplainingEvents], Coroutine[None, None, None]]) -> None:
-    api, clock = Api(), heard_clock()
+def in_world(test: Callable[[Api, manual_clock.ManualClock, ExplainingEvents], Coroutine[None, None, None]]) -> None:
+    api, clock = Api(), manual_clock.synchronized_clock()
     asyncio.run(test(api, clock, ExplainingEvents(cast(KubeObjects, api), clock.clock)))
 
 
 def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
-    async def test(api: Api, clock: HandClock, events: ExplainingEvents) -> None:
+    async def test(api: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         found = await asyncio.gather(*(events.of_pods("team") for _ in range(100)))
         assert found == [(FAILED_MOUNT,)] * 100
         assert api.asked == [("team", "involvedObject.kind=Pod,type=Warning")]
@@ -61,7 +61,7 @@ def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
 
 @pytest.mark.parametrize("error", [ForbiddenError("not allowed"), UnavailableError("too many requests")])
 def test_what_cannot_be_read_is_what_was_read_last(error: KubeError, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(api: Api, clock: HandClock, events: ExplainingEvents) -> None:
+    async def test(api: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         await events.of_pods("team")
         api.error = error
         for _ in range(3):
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_what_was_read_last(error: KubeError, caplog: pyt
 def test_no_answer_is_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explaining_events, "TIMEOUT_SECONDS", 0.05)
 
-    async def test(api: Api, _: HandClock, events: ExplainingEvents) -> None:
+    async def test(api: Api, _: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         api.seconds = 600.0
         async with asyncio.timeout(120):
             assert await events.of_pods("team") == ()

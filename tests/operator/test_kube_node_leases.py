@@ -12,7 +12,7 @@ from rljob_operator.kube.errors import ForbiddenError, KubeError, NotFoundError,
 from rljob_operator.kube.node_leases import NodeLeases
 from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
 from rljob_operator.raw_json import JsonObject
-from rljob_testing.hand_clock import HandClock, heard_clock
+from rljob_testing.operator import manual_clock
 
 
 class Leases:
@@ -31,8 +31,8 @@ class Leases:
         return {"spec": {"renewTime": self.renewed}}
 
 
-def made() -> tuple[Leases, HandClock, NodeLeases]:
-    leases, clock = Leases(), heard_clock()
+def made() -> tuple[Leases, manual_clock.ManualClock, NodeLeases]:
+    leases, clock = Leases(), manual_clock.synchronized_clock()
     return leases, clock, NodeLeases(cast(KubeObjects, leases), clock.clock)
 
 

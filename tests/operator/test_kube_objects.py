@@ -27,9 +27,9 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, merge_patch, without_nulls
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster
-from rljob_testing.api_proxy import SeenRequest, seen_request
-from rljob_testing.job_place import cluster_job
-from rljob_testing.valid_job import edited
+from rljob_testing.jobs.valid_job import edited
+from rljob_testing.operator import api_proxy
+from rljob_testing.operator.testbed import cluster_job
 
 Json = dict[str, object]
 TIME = "2026-01-31T12:00:00Z"
@@ -391,5 +391,5 @@ def test_paths() -> None:
 def test_the_proxy_of_these_tests_knows_what_a_request_asks_for(
     method: str, path: str, seen: tuple[str, str, str, str]
 ) -> None:
-    assert seen_request(method, path) == SeenRequest(*seen)
-    assert seen_request("GET", "/apis/ray.io/v1") is None
+    assert api_proxy.seen_request(method, path) == api_proxy.SeenRequest(*seen)
+    assert api_proxy.seen_request("GET", "/apis/ray.io/v1") is None

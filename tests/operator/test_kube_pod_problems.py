@@ -11,7 +11,7 @@ from rljob_api.conditions import Reason
 from rljob_operator.kube import pod_problems
 from rljob_operator.kube.pod_problems import is_ready, needs_events
 from rljob_operator.reconcile.observed import ObservedPod, PodProblem
-from rljob_testing.hand_clock import HandClock, heard_clock
+from rljob_testing.operator import manual_clock
 
 Json = Mapping[str, object]
 NOW = datetime(2026, 1, 31, 12, 0, 30, tzinfo=UTC)
@@ -21,7 +21,7 @@ READY = {"type": "Ready", "status": "True"}
 
 def observed_pod(raw: Json, now: datetime, events: Iterable[Json] = ()) -> ObservedPod:
     """By an operator that has just heard the time."""
-    return pod_problems.observed_pod(raw, now, heard_clock(now).ages, events)
+    return pod_problems.observed_pod(raw, now, manual_clock.synchronized_clock(now).ages, events)
 
 
 def pod(phase: str = "Pending", **status: object) -> dict[str, object]:
@@ -85,7 +85,7 @@ def test_a_pod_that_nobody_removes_is_overdue_after_a_minute(gone_by: str | None
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_jump_of_the_clock_makes_no_pod_overdue_nor_hides_one(hours: int) -> None:
-    clock = heard_clock(NOW)
+    clock = manual_clock.synchronized_clock(NOW)
     clock.server_time += timedelta(hours=hours)
     clock.hear()
     gone_by = (clock.server_time + timedelta(seconds=30)).isoformat()
@@ -113,7 +113,7 @@ def not_ready(since: str = "2026-01-31T12:00:10Z", containers: str = "True", pha
 
 
 def test_a_node_is_silent_since_kubernetes_took_the_readiness_of_its_pods() -> None:
-    clock = heard_clock(NOW)
+    clock = manual_clock.synchronized_clock(NOW)
 
     def seconds(raw: Json) -> float:
         return pod_problems.observed_pod(raw, clock.clock.now(), clock.ages).node_silent_seconds
@@ -128,7 +128,7 @@ def test_a_node_is_silent_since_kubernetes_took_the_readiness_of_its_pods() -> N
 
 
 def test_the_silence_of_a_node_is_measured_and_not_subtracted() -> None:
-    clock = HandClock(NOW)
+    clock = manual_clock.ManualClock(NOW)
     clock.hear()
     pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
     clock.server_time += timedelta(hours=1)

@@ -7,57 +7,57 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_testing.hand_clock import NOON, WRONG, HandClock, heard_clock
+from rljob_testing.operator import manual_clock
 
 HALF = timedelta(seconds=0.5)
 """What the header leaves out of a time, on average."""
 
 
 def test_before_the_first_answer_it_is_the_nodes_time() -> None:
-    clock = HandClock()
-    assert clock.clock.now() == WRONG
+    clock = manual_clock.ManualClock()
+    assert clock.clock.now() == manual_clock.WRONG
     assert not clock.clock.is_steady
     clock.hear()
-    assert clock.clock.now() == NOON + HALF
+    assert clock.clock.now() == manual_clock.NOON + HALF
 
 
 def test_it_goes_on_by_the_monotonic_clock() -> None:
-    clock = heard_clock()
+    clock = manual_clock.synchronized_clock()
     clock.pass_by(3600.25)
-    assert clock.clock.now() == NOON + HALF + timedelta(seconds=3600.25)
+    assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=3600.25)
 
 
 def test_half_of_the_time_of_an_answer_is_its_way_here() -> None:
-    clock = HandClock()
+    clock = manual_clock.ManualClock()
     clock.hear(answer_seconds=1.0)
     # Written at 12:00:01 by the header, and half a second old when it came.
-    assert clock.clock.now() == NOON + timedelta(seconds=1.0) + HALF + timedelta(seconds=0.5)
+    assert clock.clock.now() == manual_clock.NOON + timedelta(seconds=1.0) + HALF + timedelta(seconds=0.5)
 
 
 def test_an_answer_that_took_long_says_nothing() -> None:
-    clock = HandClock()
+    clock = manual_clock.ManualClock()
     clock.hear(answer_seconds=3.0)
-    assert clock.clock.now() == WRONG
+    assert clock.clock.now() == manual_clock.WRONG
 
 
 @pytest.mark.parametrize("date", ["", "soon", "Sat, 99 Jan 2026 12:00:00 GMT"])
 def test_a_header_that_is_no_time_is_left_out(date: str) -> None:
-    clock = heard_clock()
+    clock = manual_clock.synchronized_clock()
     clock.clock.hear(date, clock.seconds)
-    assert clock.clock.now() == NOON + HALF
+    assert clock.clock.now() == manual_clock.NOON + HALF
 
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_jump_of_the_servers_clock_is_not_followed_and_told_once(
     hours: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = heard_clock()
+    clock = manual_clock.synchronized_clock()
     clock.server_time += timedelta(hours=hours)
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
             clock.pass_by(60)
             clock.hear()
-    assert clock.clock.now() == NOON + HALF + timedelta(minutes=10)
+    assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(minutes=10)
     assert not clock.clock.is_steady
     assert len(caplog.records) == 1
     assert f"jumped by {hours * 3600} s" in caplog.text
@@ -67,19 +67,19 @@ def test_a_jump_of_the_servers_clock_is_not_followed_and_told_once(
 
 
 def test_a_small_difference_is_followed_slowly() -> None:
-    clock = heard_clock()
+    clock = manual_clock.synchronized_clock()
     clock.server_time += timedelta(seconds=3)
     clock.pass_by(100)
     clock.hear()
     # One hundredth of the hundred seconds.
-    assert clock.clock.now() == NOON + HALF + timedelta(seconds=101)
+    assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=101)
     clock.pass_by(1000)
     clock.hear()
-    assert clock.clock.now() == NOON + HALF + timedelta(seconds=1103)
+    assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=1103)
 
 
 def test_it_never_goes_back() -> None:
-    clock = heard_clock()
+    clock = manual_clock.synchronized_clock()
     clock.pass_by(100)
     before = clock.clock.now()
     clock.server_time -= timedelta(seconds=3)
@@ -92,8 +92,8 @@ def test_it_never_goes_back() -> None:
 
 
 def test_an_age_counts_from_its_time_stamp() -> None:
-    clock = heard_clock(datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC))
-    since = NOON - timedelta(seconds=30)
+    clock = manual_clock.synchronized_clock(datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC))
+    since = manual_clock.NOON - timedelta(seconds=30)
     assert clock.ages.seconds("u", "silent", since) == 30.5
     clock.pass_by(10)
     assert clock.ages.seconds("u", "silent", since) == 40.5
@@ -101,8 +101,8 @@ def test_an_age_counts_from_its_time_stamp() -> None:
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_an_age_survives_a_jump(hours: int) -> None:
-    clock = heard_clock()
-    since = NOON - timedelta(seconds=30)
+    clock = manual_clock.synchronized_clock()
+    since = manual_clock.NOON - timedelta(seconds=30)
     clock.ages.seconds("u", "silent", since)
     clock.server_time += timedelta(hours=hours)
     clock.hear()
@@ -117,9 +117,9 @@ def test_an_age_survives_a_jump(hours: int) -> None:
 
 
 def test_what_is_gone_is_forgotten() -> None:
-    clock = heard_clock()
-    clock.ages.seconds("u", "silent", NOON)
-    clock.ages.seconds("v", "silent", NOON)
+    clock = manual_clock.synchronized_clock()
+    clock.ages.seconds("u", "silent", manual_clock.NOON)
+    clock.ages.seconds("v", "silent", manual_clock.NOON)
     clock.pass_by(10)
     clock.ages.keep_only(["v"])
     assert clock.ages.seconds("u", "silent", None) == 0.0

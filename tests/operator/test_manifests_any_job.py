@@ -15,7 +15,8 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import Manifest
 from rljob_operator.manifests.ray_cluster import ray_cluster
-from rljob_testing.operator_jobs import DEFAULTS, IDENTITY, specs
+from rljob_testing.operator import samples
+from rljob_testing.operator.any_spec import any_specs
 
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
 HOST_FIELDS = {"hostNetwork", "hostPID", "hostIPC", "hostUsers", "hostAliases", "initContainers", "serviceAccountName"}
@@ -43,7 +44,7 @@ def templates(cluster: Manifest) -> Iterator[Manifest]:
 
 
 def made(job_spec: RLJobSpec) -> Manifest:
-    return ray_cluster(IDENTITY, job_spec, 1, DEFAULTS, "2c70e12b")
+    return ray_cluster(samples.IDENTITY, job_spec, 1, samples.DEFAULTS, "2c70e12b")
 
 
 def pod_security_faults(pod: Manifest) -> list[str]:
@@ -72,7 +73,7 @@ def pod_security_faults(pod: Manifest) -> list[str]:
 
 
 @settings(max_examples=60)
-@given(specs())
+@given(any_specs())
 def test_the_pods_pass_restricted_pod_security(job_spec: RLJobSpec) -> None:
     for template in templates(made(job_spec)):
         assert pod_security_faults(mapping(template["spec"])) == []
@@ -98,7 +99,7 @@ def values(container: Manifest) -> dict[str, JsonValue]:
 
 
 @settings(max_examples=60)
-@given(specs())
+@given(any_specs())
 def test_what_is_ours_stays_ours(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)
     head, *workers = templates(cluster)
@@ -106,7 +107,7 @@ def test_what_is_ours_stays_ours(job_spec: RLJobSpec) -> None:
         labels, pod = mapping(mapping(template["metadata"])["labels"]), mapping(template["spec"])
         assert labels["app.kubernetes.io/managed-by"] == "rljob-operator"
         assert labels["rljob.dev/job"] == "example"
-        assert labels["rljob.dev/job-uid"] == IDENTITY.uid
+        assert labels["rljob.dev/job-uid"] == samples.IDENTITY.uid
         assert labels["rljob.dev/attempt"] == "1"
         assert not any(
             name.startswith("ray.io/") for name in [*labels, *mapping(mapping(template["metadata"])["annotations"])]
@@ -137,7 +138,7 @@ def check_volumes(pod: Manifest) -> None:
 
 
 @settings(max_examples=60)
-@given(specs())
+@given(any_specs())
 def test_the_job_arrives_at_the_trainer_unchanged_and_no_text_of_it_at_a_shell(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)
     head, *workers = templates(cluster)

@@ -18,7 +18,7 @@ from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, Listi
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.workqueue import WorkQueue
-from rljob_testing.hand_clock import NOON, heard_clock
+from rljob_testing.operator import manual_clock
 
 KEY = JobKey("team", "job")
 OVER: Mapping[str, object] = {
@@ -82,7 +82,7 @@ def retry(value: str) -> dict[str, object]:
     ],
 )
 def test_a_job_that_is_over_needs_no_look_but_for_what_is_to_come(raw: JsonObject, seconds: float | None) -> None:
-    assert seconds_until_look(raw, heard_clock(NOON).clock.now()) == seconds
+    assert seconds_until_look(raw, manual_clock.synchronized_clock(manual_clock.NOON).clock.now()) == seconds
 
 
 class ApiObjects:
@@ -109,7 +109,7 @@ class World:
         self.api = ApiObjects()
         self.cache = ObjectCache((None,))
         self.queue: WorkQueue[JobKey] = WorkQueue(lambda: 0.5, lambda key: key.namespace)
-        clock = heard_clock(NOON)
+        clock = manual_clock.synchronized_clock(manual_clock.NOON)
         self.news = News(self.cache, self.queue, clock.clock)
         self.num_new_kinds = 0
         objects = cast(KubeObjects, self.api)

@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.api_proxy import Fault, SeenRequest, api_proxy, in_words
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.job_place import JobPlace, new_place
-from rljob_testing.kuberay_stand_in import KubeRayStandIn
-from rljob_testing.ray_dashboard_stand_in import Life as TrainerLife
-from rljob_testing.ray_dashboard_stand_in import RayDashboardStandIn, RunMoment, failing, run_state, succeeding
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.operator import api_proxy, scripts
+from rljob_testing.operator.kuberay import KubeRayStandIn
+from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
+from rljob_testing.operator.testbed import Testbed, new_testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -35,7 +34,7 @@ PAGE = "<html><body>The proxy has restarted.</body></html>"
 class Liar:
     """Answers in the server's place, once for each kind of request and state of the job."""
 
-    answer: Callable[[Liar, SeenRequest, str], Fault | None]
+    answer: Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
     """Given the request and the state."""
     to_writes: bool
     """Whether writes are answered so, which are not carried out; else reads."""
@@ -47,12 +46,12 @@ class Liar:
     """Number and state of the job's newest attempt, as the operator has written it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def fault(self, request: SeenRequest) -> Fault | None:
+    def fault(self, request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
         if request.verb == "watch" or request.resource == "events":
             return None
         with self.lock:
             state = self.state
-            is_told = (in_words(request), state) in self.told
+            is_told = (api_proxy.request_label(request), state) in self.told
             most = WRITES_PER_STATE if self.to_writes else READS_PER_STATE
             # Everything may be listed in any state.
             in_state = [what for what, before in self.told if before == state and not what.startswith("list all ")]
@@ -61,10 +60,10 @@ class Liar:
                 return None
             found = self.answer(self, request, state)
             if found is not None:
-                self.told.append((in_words(request), state))
+                self.told.append((api_proxy.request_label(request), state))
             return found
 
-    def note(self, request: SeenRequest, data: bytes) -> None:
+    def note(self, request: api_proxy.SeenRequest, data: bytes) -> None:
         with self.lock:
             if str(request) == "patch rljobs/status":
                 # Where it is refused, the answer is no job.
@@ -72,48 +71,48 @@ class Liar:
                 attempts = status.get("attempts") if isinstance(status, dict) else None
                 self.state = f"{attempts[-1]['number']} {attempts[-1]['state']}" if attempts else self.state
             elif request.verb in ("get", "list"):
-                self.heard.setdefault(in_words(request), []).append((self.state, data.decode()))
+                self.heard.setdefault(api_proxy.request_label(request), []).append((self.state, data.decode()))
 
 
-def no_json(_: Liar, __: SeenRequest, ___: str) -> Fault:
-    return Fault(200, "", body=PAGE)
+def no_json(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+    return api_proxy.Fault(200, "", body=PAGE)
 
 
-def a_page_that_is_not_found(_: Liar, __: SeenRequest, ___: str) -> Fault:
-    return Fault(404, "", body=PAGE)
+def a_page_that_is_not_found(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+    return api_proxy.Fault(404, "", body=PAGE)
 
 
-def half_json(_: Liar, request: SeenRequest, __: str) -> Fault:
-    return Fault(200, "", body='{"kind": "List", "metadata": {"name": "' + request.name)
+def half_json(_: Liar, request: api_proxy.SeenRequest, __: str) -> api_proxy.Fault:
+    return api_proxy.Fault(200, "", body='{"kind": "List", "metadata": {"name": "' + request.name)
 
 
-def of_another_kind(_: Liar, __: SeenRequest, ___: str) -> Fault:
-    return Fault(200, "", body=STATUS_OBJECT)
+def of_another_kind(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+    return api_proxy.Fault(200, "", body=STATUS_OBJECT)
 
 
-def of_other_objects(_: Liar, request: SeenRequest, __: str) -> Fault:
+def of_other_objects(_: Liar, request: api_proxy.SeenRequest, __: str) -> api_proxy.Fault:
     items = {"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "999999999"}, "items": []}
     other = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "other", "resourceVersion": "999999999"}}
-    return Fault(200, "", body=json.dumps(items if request.verb == "list" else other))
+    return api_proxy.Fault(200, "", body=json.dumps(items if request.verb == "list" else other))
 
 
-def cut_off(_: Liar, __: SeenRequest, ___: str) -> Fault:
-    return Fault(200, "", body=STATUS_OBJECT, num_sent=20)
+def cut_off(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+    return api_proxy.Fault(200, "", body=STATUS_OBJECT, num_sent=20)
 
 
-def oldest(liar: Liar, request: SeenRequest, _: str) -> Fault | None:
+def oldest(liar: Liar, request: api_proxy.SeenRequest, _: str) -> api_proxy.Fault | None:
     """The first answer to such a request."""
-    heard = liar.heard.get(in_words(request))
-    return Fault(200, "", body=heard[0][1]) if heard else None
+    heard = liar.heard.get(api_proxy.request_label(request))
+    return api_proxy.Fault(200, "", body=heard[0][1]) if heard else None
 
 
-def of_the_former_state(liar: Liar, request: SeenRequest, state: str) -> Fault | None:
+def of_the_former_state(liar: Liar, request: api_proxy.SeenRequest, state: str) -> api_proxy.Fault | None:
     """The last answer to such a request before the job was in this state."""
-    heard = [answer for before, answer in liar.heard.get(in_words(request), []) if before != state]
-    return Fault(200, "", body=heard[-1]) if heard else None
+    heard = [answer for before, answer in liar.heard.get(api_proxy.request_label(request), []) if before != state]
+    return api_proxy.Fault(200, "", body=heard[-1]) if heard else None
 
 
-Answer = Callable[[Liar, SeenRequest, str], Fault | None]
+Answer = Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
 LIES: Mapping[str, tuple[Answer, bool]] = {
     "no JSON": (no_json, False),
     "half of it": (half_json, False),
@@ -136,16 +135,16 @@ WRITES = {
 }
 
 
-def ending_when_seen(place: JobPlace, number: int, end: TrainerLife) -> TrainerLife:
+def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> scripts.Life:
     """A trainer that does not end before the operator has written that this attempt's is running, however slow it is:
     it asks for everything again when it ends."""
     is_seen = threading.Event()
 
-    def life(age: float, environment: Mapping[str, object]) -> RunMoment:
-        attempts = place.job(JOB).get("status", {}).get("attempts", [])
+    def life(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
+        attempts = testbed.job(JOB).get("status", {}).get("attempts", [])
         if any((each["number"], each["state"]) == (number, "Running") for each in attempts):
             is_seen.set()
-        running = RunMoment(run_state=run_state(environment, "Running", 1))
+        running = scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 1))
         return end(max(age, 1.0), dict(environment)) if is_seen.is_set() else running
 
     return life
@@ -162,33 +161,33 @@ class Outcome:
     """Those that were live at the same time at most, and all."""
 
 
-def live_with(place: JobPlace, lie: Answer, to_writes: bool) -> Outcome:
+def live_with(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
-    since = place.clusters_version()
-    for number, end in ((1, failing(75, ("WorkerLostError", "told"), "")), (2, succeeding(0.1))):
-        place.dashboard(f"{JOB}-{number}").life = ending_when_seen(place, number, end)
-    with api_proxy(place.server) as proxy:
-        operator = place.through(proxy.url).operator()
-        place.submit(JOB)
+    since = testbed.clusters_version()
+    for number, end in ((1, scripts.failing(75, ("WorkerLostError", "told"), "")), (2, scripts.succeeding(0.1))):
+        testbed.dashboard(f"{JOB}-{number}").life = ending_when_seen(testbed, number, end)
+    with api_proxy.running_proxy(testbed.server) as proxy:
+        operator = testbed.through(proxy.url).operator()
+        testbed.submit(JOB)
         liar = Liar(lie, to_writes)
         proxy.after = liar.note
         proxy.fault = liar.fault
         operator.start()
         try:
-            place.wait_for(JOB, "ClusterReady", "Removed", "False", seconds=300)
+            testbed.wait_for(JOB, "ClusterReady", "Removed", "False", seconds=300)
         except AssertionError as error:
             error.add_note(f"exit code {operator.exit_code()}: {operator.log()}")
             raise
         finally:
             operator.kill()
-    return Outcome(place.job(JOB)["status"], liar.told, operator.log(), place.most_live_clusters(since))
+    return Outcome(testbed.job(JOB)["status"], liar.told, operator.log(), testbed.most_live_clusters(since))
 
 
 @dataclass(frozen=True)
 class Life:
     """A job under way."""
 
-    place: JobPlace
+    testbed: Testbed
     outcome: Future[Outcome]
 
 
@@ -203,8 +202,8 @@ def lives(
     with ThreadPoolExecutor(len(LIES)) as threads:
         found = {}
         for name, (lie, to_writes) in LIES.items():
-            place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-            found[name] = Life(place, threads.submit(live_with, place, lie, to_writes))
+            testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+            found[name] = Life(testbed, threads.submit(live_with, testbed, lie, to_writes))
         yield found
 
 
@@ -220,6 +219,6 @@ def test_an_answer_that_is_no_answer_changes_nothing(lives: Mapping[str, Life], 
     ]
     assert outcome.clusters == (1, 2)
     for number in (1, 2):
-        assert life.place.dashboard(f"{JOB}-{number}").posts == [f"{JOB}-{number}-1"]
+        assert life.testbed.dashboard(f"{JOB}-{number}").posts == [f"{JOB}-{number}-1"]
     expected = WRITES if LIES[name][1] else READS
     assert {(request, state[0]) for request, state in outcome.told} >= expected, outcome.told

@@ -11,19 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.job_place import JobPlace, new_place
-from rljob_testing.kuberay_stand_in import STARTING, ClusterScript, KubeRayStandIn, PodScript
-from rljob_testing.operator_process import QUICK
-from rljob_testing.ray_dashboard_stand_in import (
-    Life,
-    RayDashboardStandIn,
-    RunMoment,
-    failing,
-    run_state,
-    running_for_ever,
-    succeeding,
-)
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.operator import operator_process, scripts
+from rljob_testing.operator.kuberay import KubeRayStandIn
+from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
+from rljob_testing.operator.testbed import Testbed, new_testbed
 
 pytestmark = pytest.mark.apiserver
 
@@ -35,25 +27,27 @@ LARGE_GROUP = {
     "bundles": [{"unit_resources": {"CPU": 1.0, "GPU": 8.0}}, {"unit_resources": {"CPU": 1.0, "GPU": 8.0}}],
 }
 PENDING_GROUP = {**LARGE_GROUP, "stats": {"scheduling_state": "PENDING"}}
-OUT_OF_MEMORY = PodScript(phase="Running", ready=False, ended=("OOMKilled", 137), restarts=1)
+OUT_OF_MEMORY = scripts.PodScript(phase="Running", ready=False, ended=("OOMKilled", 137), restarts=1)
 
 
-def stopped_by_somebody(age: float, environment: Mapping[str, object]) -> RunMoment:
+def stopped_by_somebody(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
     if age < 0.5:
-        return RunMoment(run_state=run_state(environment, "Running", 2))
-    return RunMoment("STOPPED", "Job was intentionally stopped.", run_state=run_state(environment, "Stopped", 2))
+        return scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
+    return scripts.RunMoment(
+        "STOPPED", "Job was intentionally stopped.", run_state=scripts.run_state(environment, "Stopped", 2)
+    )
 
 
-def ending_without_result(_: float, environment: Mapping[str, object]) -> RunMoment:
-    return RunMoment("SUCCEEDED", exit_code=0, run_state=run_state(environment, "Running", 3))
+def ending_without_result(_: float, environment: Mapping[str, object]) -> scripts.RunMoment:
+    return scripts.RunMoment("SUCCEEDED", exit_code=0, run_state=scripts.run_state(environment, "Running", 3))
 
 
-def losing_its_supervisor(_: float, __: Mapping[str, object]) -> RunMoment:
-    return RunMoment("FAILED", "Job supervisor actor died: SYSTEM_ERROR", "JOB_SUPERVISOR_ACTOR_DIED")
+def losing_its_supervisor(_: float, __: Mapping[str, object]) -> scripts.RunMoment:
+    return scripts.RunMoment("FAILED", "Job supervisor actor died: SYSTEM_ERROR", "JOB_SUPERVISOR_ACTOR_DIED")
 
 
-def not_starting(_: float, __: Mapping[str, object]) -> RunMoment:
-    return RunMoment("FAILED", "Failed to set up runtime environment", "RUNTIME_ENV_SETUP_FAILURE")
+def not_starting(_: float, __: Mapping[str, object]) -> scripts.RunMoment:
+    return scripts.RunMoment("FAILED", "Failed to set up runtime environment", "RUNTIME_ENV_SETUP_FAILURE")
 
 
 @dataclass(frozen=True)
@@ -65,14 +59,14 @@ class Scenario:
     message: tuple[str, ...]
     """All of these stand in its message."""
     edits: Mapping[str, object] = field(default_factory=dict)
-    script: ClusterScript = field(default_factory=ClusterScript)
-    life: Life = field(default_factory=succeeding)
+    script: scripts.ClusterScript = field(default_factory=scripts.ClusterScript)
+    life: scripts.Life = field(default_factory=scripts.succeeding)
     dashboard: Mapping[str, object] = field(default_factory=dict)
     """Attributes of the dashboard."""
 
 
-def waiting(reason: str, message: str) -> ClusterScript:
-    return ClusterScript({"main": PodScript(phase="Pending", ready=False, waiting=(reason, message))})
+def waiting(reason: str, message: str) -> scripts.ClusterScript:
+    return scripts.ClusterScript({"main": scripts.PodScript(phase="Pending", ready=False, waiting=(reason, message))})
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -85,9 +79,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("ClusterReady", "False", "Unschedulable"),
         ("1 of 2 pods of pool main", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu", "(pod unschedulable-1-"),
         edits={"spec.pools[0].nodes": 2, "spec.training.batchSize": 16},
-        script=ClusterScript(
+        script=scripts.ClusterScript(
             {
-                "main-0": PodScript(
+                "main-0": scripts.PodScript(
                     phase="Pending",
                     ready=False,
                     scheduling_message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
@@ -108,9 +102,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "crashing": Scenario(
         ("ClusterReady", "False", "ContainerCrashing"),
         ("container ray", "exit code 127"),
-        script=ClusterScript(
+        script=scripts.ClusterScript(
             {
-                "main": PodScript(
+                "main": scripts.PodScript(
                     ready=False, waiting=("CrashLoopBackOff", "back-off 5m0s"), ended=("Error", 127), restarts=4
                 )
             }
@@ -119,9 +113,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "mount": Scenario(
         ("ClusterReady", "False", "VolumeMountFailed"),
         ("FailedMount", 'configmap "my-rewards" not found'),
-        script=ClusterScript(
+        script=scripts.ClusterScript(
             {
-                "head": PodScript(
+                "head": scripts.PodScript(
                     phase="Pending",
                     ready=False,
                     event=("FailedMount", 'MountVolume.SetUp failed: configmap "my-rewards" not found'),
@@ -133,12 +127,12 @@ SCENARIOS: Mapping[str, Scenario] = {
     "creation": Scenario(
         ("ClusterReady", "False", "PodCreationFailed"),
         ("exceeded quota: gpus",),
-        script=ClusterScript(pod_creation_error='pods "x" is forbidden: exceeded quota: gpus'),
+        script=scripts.ClusterScript(pod_creation_error='pods "x" is forbidden: exceeded quota: gpus'),
     ),
     "not-taken": Scenario(
         ("ClusterReady", "False", "PodCreationFailed"),
         ("The RayCluster spec is invalid",),
-        script=ClusterScript(invalid="The RayCluster spec is invalid jobs/x: authOptions"),
+        script=scripts.ClusterScript(invalid="The RayCluster spec is invalid jobs/x: authOptions"),
     ),
     "few-gpus": Scenario(
         ("PlacementFeasible", "False", "InsufficientGPUs"), ("1 of 2 GPUs",), dashboard={"num_gpus_missing": 1}
@@ -146,7 +140,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "infeasible": Scenario(
         ("PlacementFeasible", "False", "PlacementGroupInfeasible"),
         ("rollout: 2 x {CPU: 1, GPU: 8}",),
-        life=lambda _, __: RunMoment(),
+        life=lambda _, __: scripts.RunMoment(),
         dashboard={"infeasible": [PENDING_GROUP, LARGE_GROUP]},
     ),
     "silent": Scenario(
@@ -171,24 +165,24 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("Failed", "True", "ApplicationError"),
         ("exit code 1", "RewardError: my_rewards.score raised ValueError: no number"),
         edits=NO_RETRIES,
-        life=failing(1, ("RewardError", "my_rewards.score raised ValueError: no number"), "a\nb\n"),
+        life=scripts.failing(1, ("RewardError", "my_rewards.score raised ValueError: no number"), "a\nb\n"),
     ),
     "no-words": Scenario(
         ("Failed", "True", "ApplicationError"),
         ("exit code 3", "ModuleNotFoundError: No module named 'rljob_trainer'"),
         edits=NO_RETRIES,
-        life=failing(3, None, "Traceback\nModuleNotFoundError: No module named 'rljob_trainer'\n"),
+        life=scripts.failing(3, None, "Traceback\nModuleNotFoundError: No module named 'rljob_trainer'\n"),
     ),
     "bad-file": Scenario(
         ("Failed", "True", "ConfigurationError"),
         ("exit code 2", "ConfigurationError: spec.training.dataset"),
-        life=failing(2, ("ConfigurationError", "spec.training.dataset: no such file"), ""),
+        life=scripts.failing(2, ("ConfigurationError", "spec.training.dataset: no such file"), ""),
     ),
     "lost-node": Scenario(
         ("Failed", "True", "InfrastructureError"),
         ("exit code 75", "WorkerLostError: node gone"),
         edits=NO_RETRIES,
-        life=failing(75, ("WorkerLostError", "node gone"), ""),
+        life=scripts.failing(75, ("WorkerLostError", "node gone"), ""),
     ),
     "lost-supervisor": Scenario(
         ("Failed", "True", "InfrastructureError"),
@@ -200,7 +194,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("Retrying", "True", "ApplicationError"),
         ("exit code 1",),
         edits={"spec.runPolicy.maxAppRetries": 1000},
-        life=failing(1, ("RewardError", "no number"), "a\nb\n"),
+        life=scripts.failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
     "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("not by the operator",), life=stopped_by_somebody),
     "no-result": Scenario(
@@ -217,29 +211,29 @@ def jobs(
     dashboards: RayDashboardStandIn,
     account_token: str,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[JobPlace]:
+) -> Iterator[Testbed]:
     """All of them, under way."""
     folder: Path = tmp_path_factory.mktemp("operator")
-    place = new_place(server, kuberay, dashboards, account_token, folder)
-    operator = place.with_pauses({**QUICK, "STOP_SECONDS": 4.0}).operator()
+    testbed = new_testbed(server, kuberay, dashboards, account_token, folder)
+    operator = testbed.with_pauses({**operator_process.QUICK, "STOP_SECONDS": 4.0}).operator()
     operator.start()
     try:
         for name, scenario in SCENARIOS.items():
-            place.script(f"{name}-1", scenario.script)
-            dashboard = place.dashboard(f"{name}-1")
+            testbed.script(f"{name}-1", scenario.script)
+            dashboard = testbed.dashboard(f"{name}-1")
             dashboard.life = scenario.life
             for attribute, value in scenario.dashboard.items():
                 setattr(dashboard, attribute, value)
-            place.submit(name, scenario.edits)
-        yield place
+            testbed.submit(name, scenario.edits)
+        yield testbed
         assert "mistake in the operator" not in operator.log(), operator.log()
     finally:
         operator.kill()
-        place.delete_all_jobs()
+        testbed.delete_all_jobs()
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_reason_is_told(jobs: JobPlace, name: str) -> None:
+def test_the_reason_is_told(jobs: Testbed, name: str) -> None:
     scenario = SCENARIOS[name]
     kind, status, reason = scenario.condition
     condition = jobs.wait_for(name, kind, reason, status)
@@ -249,8 +243,8 @@ def test_the_reason_is_told(jobs: JobPlace, name: str) -> None:
     assert len(condition["message"]) <= 1024
 
 
-def test_pods_that_come_too_late(jobs: JobPlace) -> None:
-    jobs.script("too-late-1", ClusterScript({"head": STARTING, "main": STARTING}))
+def test_pods_that_come_too_late(jobs: Testbed) -> None:
+    jobs.script("too-late-1", scripts.ClusterScript({"head": scripts.STARTING, "main": scripts.STARTING}))
     jobs.submit("too-late", NO_RETRIES)
     # Before that another step would be named as the one that was not done in time.
     jobs.wait(lambda: "0 of 2 pods ready" in jobs.condition("too-late", "ClusterReady").get("message", ""), "its pods")
@@ -260,14 +254,14 @@ def test_pods_that_come_too_late(jobs: JobPlace) -> None:
     assert "0 of 2 pods ready" in message
 
 
-def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
+def test_what_is_gone_while_the_trainer_runs(jobs: Testbed) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
-        jobs.dashboard(f"{name}-1").life = running_for_ever()
+        jobs.dashboard(f"{name}-1").life = scripts.running_for_ever()
         jobs.submit(name, NO_RETRIES)
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.wait_for(name, "Progressing", "Training")
-    jobs.script("no-head-1", ClusterScript(missing=("head-0",)))
-    jobs.script("no-memory-1", ClusterScript({"head": OUT_OF_MEMORY}))
+    jobs.script("no-head-1", scripts.ClusterScript(missing=("head-0",)))
+    jobs.script("no-memory-1", scripts.ClusterScript({"head": OUT_OF_MEMORY}))
     # Before its dashboard forgets the job: the pod's end explains that.
     jobs.wait(lambda: is_known_to_have_ended(jobs, "no-memory-1-head-0"), "the end of the head")
     jobs.dashboard("no-memory-1").forgets_jobs = True
@@ -276,18 +270,18 @@ def test_what_is_gone_while_the_trainer_runs(jobs: JobPlace) -> None:
     assert "head pod is gone" in jobs.wait_for("no-head", "Failed", "HeadLost")["message"]
     assert "was deleted" in jobs.wait_for("no-cluster", "Failed", "ClusterLost")["message"]
     assert "no longer knows" in jobs.wait_for("no-driver", "Failed", "DriverLost")["message"]
-    jobs.script("no-memory-1", ClusterScript({"head": PodScript(ended=("OOMKilled", 137), restarts=1)}))
+    jobs.script("no-memory-1", scripts.ClusterScript({"head": scripts.PodScript(ended=("OOMKilled", 137), restarts=1)}))
     assert "OOMKilled" in jobs.wait_for("no-memory", "Failed", "OutOfMemory")["message"]
 
 
-def is_known_to_have_ended(place: JobPlace, pod: str) -> bool:
-    [found] = [item for item in place.items("pods") if item["metadata"]["name"] == pod]
+def is_known_to_have_ended(testbed: Testbed, pod: str) -> bool:
+    [found] = [item for item in testbed.items("pods") if item["metadata"]["name"] == pod]
     containers = found.get("status", {}).get("containerStatuses", [])
     return any(each.get("lastState") for each in containers)
 
 
-def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: JobPlace) -> None:
-    jobs.dashboard("long-run-1").life = running_for_ever(2)
+def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: Testbed) -> None:
+    jobs.dashboard("long-run-1").life = scripts.running_for_ever(2)
     jobs.submit("long-run")
     jobs.wait_for("long-run", "Progressing", "Training")
     jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})

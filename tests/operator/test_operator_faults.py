@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.api_proxy import ApiProxy, Fault, SeenRequest, api_proxy
-from rljob_testing.apiserver import DEFINITIONS, ApiServer
-from rljob_testing.job_place import JobPlace
-from rljob_testing.kuberay_stand_in import STARTING, ClusterScript
-from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.ray_dashboard_stand_in import running_for_ever, succeeding
+from rljob_testing.cluster.api_server import DEFINITIONS, ApiServer
+from rljob_testing.operator import api_proxy, scripts
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -26,15 +24,15 @@ CLUSTERS_DEFINITION = f"{DEFINITIONS}/rayclusters.ray.io"
 
 
 @pytest.fixture
-def proxy(place: JobPlace) -> Iterator[ApiProxy]:
-    with api_proxy(place.server) as proxy:
+def proxy(testbed: Testbed) -> Iterator[api_proxy.ApiProxy]:
+    with api_proxy.running_proxy(testbed.server) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
     """An operator behind the proxy; started by the test."""
-    operator = place.through(proxy.url).operator("operator-watched")
+    operator = testbed.through(proxy.url).operator("operator-watched")
     try:
         yield operator
     finally:
@@ -49,7 +47,7 @@ class Shuffled:
         self._num_events: dict[str, int] = {}
         self.num_late = 0
 
-    def __call__(self, request: SeenRequest, event: bytes) -> list[bytes]:
+    def __call__(self, request: api_proxy.SeenRequest, event: bytes) -> list[bytes]:
         kind = request.resource
         number = self._num_events[kind] = self._num_events.get(kind, 0) + 1
         late = [self._held.pop(kind)] if kind in self._held else []
@@ -61,18 +59,18 @@ class Shuffled:
 
 
 def test_events_that_come_twice_and_in_another_order_change_nothing(
-    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     shuffled = proxy.events = Shuffled()
     watched.start()
     names = [f"shuffled-{number}" for number in range(3)]
     for name in names:
-        place.dashboard(f"{name}-1").life = succeeding(1.0)
-        place.submit(name)
+        testbed.dashboard(f"{name}-1").life = scripts.succeeding(1.0)
+        testbed.submit(name)
     for name in names:
-        place.wait_for(name, "Complete", "Succeeded")
-        assert [attempt["number"] for attempt in place.job(name)["status"]["attempts"]] == [1]
-        assert list(place.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
+        testbed.wait_for(name, "Complete", "Succeeded")
+        assert [attempt["number"] for attempt in testbed.job(name)["status"]["attempts"]] == [1]
+        assert list(testbed.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
     assert shuffled.num_late > 10
     made = [request for request in proxy.requests if str(request) == "create rayclusters"]
     assert len(made) == 3
@@ -81,33 +79,33 @@ def test_events_that_come_twice_and_in_another_order_change_nothing(
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_clock_that_jumps_an_hour_moves_no_deadline(
-    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess, hours: int
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess, hours: int
 ) -> None:
     watched.start()
     pending, running = f"pending{hours}".replace("-", "m"), f"running{hours}".replace("-", "m")
-    place.script(f"{pending}-1", ClusterScript({"main": STARTING}))
-    place.dashboard(f"{running}-1").life = running_for_ever()
-    place.submit(pending)
-    place.submit(running, {"spec.runPolicy.activeDeadlineSeconds": 1800})
-    place.wait_for(running, "Progressing", "Training")
-    place.wait_for(pending, "ClusterReady", "PodsPending", "False")
+    testbed.script(f"{pending}-1", scripts.ClusterScript({"main": scripts.STARTING}))
+    testbed.dashboard(f"{running}-1").life = scripts.running_for_ever()
+    testbed.submit(pending)
+    testbed.submit(running, {"spec.runPolicy.activeDeadlineSeconds": 1800})
+    testbed.wait_for(running, "Progressing", "Training")
+    testbed.wait_for(pending, "ClusterReady", "PodsPending", "False")
     proxy.seconds_ahead = 3600.0 * hours
     # Each write of a status brings an answer with the new time, and another pass follows it.
     for generation, seconds in ((2, 121), (3, 122)):
         for name in (pending, running):
-            place.change(name, {"spec": {"runPolicy": {"gracePeriodSeconds": seconds}}})
-            wait_until_seen(place, name, generation)
+            testbed.change(name, {"spec": {"runPolicy": {"gracePeriodSeconds": seconds}}})
+            wait_until_seen(testbed, name, generation)
     for name in (pending, running):
-        status = place.job(name)["status"]
+        status = testbed.job(name)["status"]
         assert "result" not in status, status
         assert [attempt["state"] for attempt in status["attempts"]][-1] in ("Provisioning", "Running"), status
     assert watched.log().count("clock has jumped") == 1
-    place.delete_all_jobs()
+    testbed.delete_all_jobs()
 
 
-def wait_until_seen(place: JobPlace, name: str, generation: int) -> None:
+def wait_until_seen(testbed: Testbed, name: str, generation: int) -> None:
     """Until a pass has seen this generation of a job."""
-    place.wait(lambda: place.job(name)["status"]["observedGeneration"] == generation, "a pass")
+    testbed.wait(lambda: testbed.job(name)["status"]["observedGeneration"] == generation, "a pass")
 
 
 @contextmanager
@@ -128,34 +126,34 @@ def without_counters(schema: dict[str, Any]) -> None:
     del schema["properties"]["status"]["properties"]["counters"]
 
 
-def test_under_an_older_definition_jobs_wait_and_go_on(place: JobPlace, watched: OperatorProcess) -> None:
-    with changed(place.server, JOBS_DEFINITION, without_counters):
-        place.wait(lambda: counters_are(place, is_kept=False), "the older definition to be served")
+def test_under_an_older_definition_jobs_wait_and_go_on(testbed: Testbed, watched: OperatorProcess) -> None:
+    with changed(testbed.server, JOBS_DEFINITION, without_counters):
+        testbed.wait(lambda: counters_are(testbed, is_kept=False), "the older definition to be served")
         watched.start()
-        place.submit("waits")
-        place.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
+        testbed.submit("waits")
+        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
         assert watched.metric("rljob_operator_definition_outdated") == 1
-        assert place.items("rayclusters") == []
-    place.wait(lambda: counters_are(place, is_kept=True), "the right definition to be served")
-    place.http.delete(PROBE).raise_for_status()
-    place.wait_for("waits", "Complete", "Succeeded")
+        assert testbed.items("rayclusters") == []
+    testbed.wait(lambda: counters_are(testbed, is_kept=True), "the right definition to be served")
+    testbed.http.delete(PROBE).raise_for_status()
+    testbed.wait_for("waits", "Complete", "Succeeded")
     assert watched.metric("rljob_operator_definition_outdated") == 0
 
 
-def counters_are(place: JobPlace, *, is_kept: bool) -> bool:
+def counters_are(testbed: Testbed, *, is_kept: bool) -> bool:
     """Whether the API server keeps them, or drops them, by a job that no operator looks at. For a moment after a change
     of the definition it serves nothing of it (503)."""
-    if place.http.get(PROBE).status_code == 404:
-        place.http.post(PROBE.rpartition("/")[0], json=place.wire("probe"))
+    if testbed.http.get(PROBE).status_code == 404:
+        testbed.http.post(PROBE.rpartition("/")[0], json=testbed.wire("probe"))
     status = {"counters": {"attempts": int(time.monotonic() * 10)}}
     headers = {"Content-Type": "application/merge-patch+json"}
-    answer = place.http.patch(f"{PROBE}/status", json={"status": status}, headers=headers)
+    answer = testbed.http.patch(f"{PROBE}/status", json={"status": status}, headers=headers)
     return answer.status_code == 200 and bool(answer.json().get("status", {}).get("counters")) == is_kept
 
 
-def patched_status(place: JobPlace, path: str, status: Mapping[str, Any]) -> dict[str, Any]:
+def patched_status(testbed: Testbed, path: str, status: Mapping[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/merge-patch+json"}
-    answer = place.http.patch(f"{path}/status", json={"status": status}, headers=headers)
+    answer = testbed.http.patch(f"{path}/status", json={"status": status}, headers=headers)
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
@@ -170,30 +168,30 @@ def of_the_next_version(schema: dict[str, Any]) -> None:
 
 
 def test_under_a_newer_definition_jobs_run_and_what_is_not_known_is_named_and_kept(
-    place: JobPlace, watched: OperatorProcess
+    testbed: Testbed, watched: OperatorProcess
 ) -> None:
-    with changed(place.server, JOBS_DEFINITION, of_the_next_version):
-        place.wait(lambda: place.served_spec().get("queue") == "research", "the newer definition to be served")
-        place.dashboard("newer-1").life = running_for_ever()
-        place.submit("newer")
-        assert place.job("newer")["spec"]["pools"][0]["spot"] is False
-        patched_status(place, f"{place.jobs}/newer", {"queuePosition": 3})
+    with changed(testbed.server, JOBS_DEFINITION, of_the_next_version):
+        testbed.wait(lambda: testbed.served_spec().get("queue") == "research", "the newer definition to be served")
+        testbed.dashboard("newer-1").life = scripts.running_for_ever()
+        testbed.submit("newer")
+        assert testbed.job("newer")["spec"]["pools"][0]["spot"] is False
+        patched_status(testbed, f"{testbed.jobs}/newer", {"queuePosition": 3})
         watched.start()
-        place.wait_for("newer", "Progressing", "Training")
-        patched_status(place, f"{place.jobs}/newer", {"counters": {"preemptions": 2}})
-        place.dashboard("newer-1").life = succeeding(0.1)
-        place.wait_for("newer", "Complete", "Succeeded")
-        place.wait_for("newer", "ClusterReady", "Removed", "False")
-        job = place.job("newer")
+        testbed.wait_for("newer", "Progressing", "Training")
+        patched_status(testbed, f"{testbed.jobs}/newer", {"counters": {"preemptions": 2}})
+        testbed.dashboard("newer-1").life = scripts.succeeding(0.1)
+        testbed.wait_for("newer", "Complete", "Succeeded")
+        testbed.wait_for("newer", "ClusterReady", "Removed", "False")
+        job = testbed.job("newer")
         status = job["status"]
         assert job["spec"]["queue"] == "research"
         assert (status["queuePosition"], status["counters"]["preemptions"], status["counters"]["attempts"]) == (3, 2, 1)
         assert [attempt["reason"] for attempt in status["attempts"]] == ["Succeeded"]
-        assert place.dashboard("newer-1").posts == ["newer-1-1"]
+        assert testbed.dashboard("newer-1").posts == ["newer-1-1"]
         (named,) = [line for line in watched.log().splitlines() if "spec.queue" in line]
         assert "spec.pools[0].spot" in named
         assert "level=error" not in watched.log()
-    place.wait(lambda: is_of_this_version(place.served_spec()), "the right definition to be served")
+    testbed.wait(lambda: is_of_this_version(testbed.served_spec()), "the right definition to be served")
 
 
 def is_of_this_version(served_spec: Mapping[str, Any]) -> bool:
@@ -214,58 +212,60 @@ def without_tokens(schema: dict[str, Any]) -> None:
     )
 
 
-def test_a_kuberay_that_is_too_old_is_named(place: JobPlace, watched: OperatorProcess) -> None:
+def test_a_kuberay_that_is_too_old_is_named(testbed: Testbed, watched: OperatorProcess) -> None:
     probe = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "probe"}}
     probe["spec"] = {"authOptions": {"mode": "token"}}  # type: ignore[assignment]
-    there = f"/apis/ray.io/v1/namespaces/{place.namespace}/rayclusters"
+    there = f"/apis/ray.io/v1/namespaces/{testbed.namespace}/rayclusters"
 
     def is_refused() -> bool:
-        answer = place.http.post(there, json=probe, params={"dryRun": "All", "fieldValidation": "Strict"})
+        answer = testbed.http.post(there, json=probe, params={"dryRun": "All", "fieldValidation": "Strict"})
         return answer.status_code == 400
 
-    with changed(place.server, CLUSTERS_DEFINITION, without_tokens):
-        place.wait(is_refused, "the older definition to be served")
+    with changed(testbed.server, CLUSTERS_DEFINITION, without_tokens):
+        testbed.wait(is_refused, "the older definition to be served")
         watched.start()
-        place.submit("modern")
-        refused = place.wait_for("modern", "Failed", "KubeRayTooOld")
+        testbed.submit("modern")
+        refused = testbed.wait_for("modern", "Failed", "KubeRayTooOld")
         assert "spec.authOptions" in refused["message"]
-        assert place.items("rayclusters") == []
-    place.wait(lambda: not is_refused(), "the right definition to be served")
+        assert testbed.items("rayclusters") == []
+    testbed.wait(lambda: not is_refused(), "the right definition to be served")
 
 
 def test_a_right_that_is_missing_is_told_and_waited_for(
-    place: JobPlace, proxy: ApiProxy, watched: OperatorProcess
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
-    def fault(request: SeenRequest) -> Fault | None:
-        return Fault(403, "Forbidden") if request.resource == "pods" else None
+    def fault(request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
+        return api_proxy.Fault(403, "Forbidden") if request.resource == "pods" else None
 
     proxy.fault = fault
     watched.start()
-    place.submit("blind")
-    told = place.wait_for("blind", "ClusterReady", "ReadForbidden", "Unknown")
+    testbed.submit("blind")
+    told = testbed.wait_for("blind", "ClusterReady", "ReadForbidden", "Unknown")
     assert "injected Forbidden" in told["message"]
-    assert place.items("rayclusters") == []
+    assert testbed.items("rayclusters") == []
     started, passes = time.monotonic(), watched.metric("rljob_operator_passes_total")
     time.sleep(1)
     passes = watched.metric("rljob_operator_passes_total") - passes
     assert passes <= 3 * (time.monotonic() - started), "nothing is asked over and over"
     proxy.fault = lambda _: None
-    place.wait_for("blind", "Complete", "Succeeded")
+    testbed.wait_for("blind", "Complete", "Succeeded")
 
 
-def test_an_operator_that_has_moved_lets_itself_in(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
+def test_an_operator_that_has_moved_lets_itself_in(
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
+) -> None:
     watched.start()
-    place.dashboard("moved-1").life = running_for_ever()
-    place.submit("moved")
-    place.wait_for("moved", "Progressing", "Training")
-    (policy,) = place.items("networkpolicies")
-    path = f"/apis/networking.k8s.io/v1/namespaces/{place.namespace}/networkpolicies/{policy['metadata']['name']}"
+    testbed.dashboard("moved-1").life = scripts.running_for_ever()
+    testbed.submit("moved")
+    testbed.wait_for("moved", "Progressing", "Training")
+    (policy,) = testbed.items("networkpolicies")
+    path = f"/apis/networking.k8s.io/v1/namespaces/{testbed.namespace}/networkpolicies/{policy['metadata']['name']}"
     right = copy.deepcopy(policy["spec"])
     policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] = {"kubernetes.io/metadata.name": "old"}
-    place.http.put(path, json=policy).raise_for_status()
-    place.dashboard("moved-1").down = True
-    place.wait(lambda: place.http.get(path).json()["spec"] == right, "the policy to name this operator again")
-    place.dashboard("moved-1").down = False
-    place.wait_for("moved", "Progressing", "Training")
+    testbed.http.put(path, json=policy).raise_for_status()
+    testbed.dashboard("moved-1").down = True
+    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == right, "the policy to name this operator again")
+    testbed.dashboard("moved-1").down = False
+    testbed.wait_for("moved", "Progressing", "Training")
     applied = [request for request in proxy.requests if str(request) == "patch networkpolicies"]
     assert len(applied) == 1

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rljob_testing.job_place import JobPlace
-from rljob_testing.operator_process import OperatorProcess
-from rljob_testing.ray_dashboard_stand_in import RunMoment, run_state
+from rljob_testing.operator import scripts
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver
 
@@ -28,29 +28,31 @@ class Trainer:
 
     step: int = 0
 
-    def moment(self, _: float, environment: Mapping[str, object]) -> RunMoment:
+    def moment(self, _: float, environment: Mapping[str, object]) -> scripts.RunMoment:
         """As of a life of a dashboard."""
         if self.step < 4:
-            return RunMoment(run_state=run_state(environment, "Running" if self.step else "Starting", self.step))
-        state = run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
-        return RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
+            return scripts.RunMoment(
+                run_state=scripts.run_state(environment, "Running" if self.step else "Starting", self.step)
+            )
+        state = scripts.run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
+        return scripts.RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
 
 
-def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess) -> None:
+def test_a_job_is_brought_to_complete(testbed: Testbed, operator: OperatorProcess) -> None:
     trainer = Trainer()
-    place.dashboard("sorter-1").life = trainer.moment
+    testbed.dashboard("sorter-1").life = trainer.moment
     # The memory of its GPUs is too small by an estimate, which keeps it from nothing.
     too_large = {
         "spec.training.model.source": "Qwen/Qwen3-32B",
         "spec.pools[0].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
     }
-    since = place.http.get(place.jobs).raise_for_status().json()["metadata"]["resourceVersion"]
-    place.submit("sorter", {"spec.pools[0].nodes": 2, "spec.training.batchSize": 16, **too_large})
+    since = testbed.http.get(testbed.jobs).raise_for_status().json()["metadata"]["resourceVersion"]
+    testbed.submit("sorter", {"spec.pools[0].nodes": 2, "spec.training.batchSize": 16, **too_large})
     seen: dict[str, int] = {}
     """Which came as the how many-th."""
     steps: list[int] = []
     phases: list[str] = []
-    for status in statuses(place, since, operator):
+    for status in statuses(testbed, since, operator):
         for condition in status.get("conditions", []):
             if condition["status"] == "True":
                 seen.setdefault(condition["type"], len(seen))
@@ -61,7 +63,7 @@ def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess
         if [each["reason"] for each in status.get("conditions", []) if each["type"] == "ClusterReady"] == ["Removed"]:
             break
     # Events are posted after the status that they tell of.
-    place.wait(lambda: told(place) >= TOLD, "the events; there are {}", lambda: told(place))
+    testbed.wait(lambda: told(testbed) >= TOLD, "the events; there are {}", lambda: told(testbed))
 
     assert sorted(ORDER, key=lambda kind: seen[kind]) == sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__)
     assert seen["JobSubmitted"] <= seen["Progressing"] <= seen["Complete"]
@@ -77,16 +79,16 @@ def test_a_job_is_brought_to_complete(place: JobPlace, operator: OperatorProcess
     [valid] = [each for each in status["conditions"] if each["type"] == "SpecValid"]
     assert (valid["status"], valid["reason"]) == ("True", "MemoryTooSmall")
     assert "pool main (L4) is too small" in valid["message"]
-    assert not any(place.items(kind) for kind in ("rayclusters", "pods"))
+    assert not any(testbed.items(kind) for kind in ("rayclusters", "pods"))
     shown = {"Name": "sorter", "Phase": "Complete", "Step": 4, "Reward": 1, "Ckpt": 4, "Attempt": 1}
-    assert {name: cell for name, cell in row(place, "sorter").items() if name in shown} == shown
+    assert {name: cell for name, cell in row(testbed, "sorter").items() if name in shown} == shown
 
 
-def statuses(place: JobPlace, since: str, operator: OperatorProcess) -> Iterator[dict[str, Any]]:
+def statuses(testbed: Testbed, since: str, operator: OperatorProcess) -> Iterator[dict[str, Any]]:
     """All that the status of the only job has been since a version, and the next one when there is one."""
     query = {"watch": "1", "resourceVersion": since}
     try:
-        with place.http.stream("GET", place.jobs, params=query, timeout=LONGEST_SECONDS) as events:
+        with testbed.http.stream("GET", testbed.jobs, params=query, timeout=LONGEST_SECONDS) as events:
             for line in events.iter_lines():
                 yield json.loads(line)["object"].get("status", {"phase": "New"})
     except httpx.ReadTimeout:
@@ -99,16 +101,16 @@ def note(values: list[Any], value: object) -> None:
         values.append(value)
 
 
-def told(place: JobPlace) -> set[str]:
+def told(testbed: Testbed) -> set[str]:
     """Reasons of the events about the job."""
-    events = place.items("events")
+    events = testbed.items("events")
     assert all(event["regarding"]["name"] == "sorter" for event in events if event["regarding"]["kind"] == "RLJob")
     return {event["reason"] for event in events}
 
 
-def row(place: JobPlace, name: str) -> dict[str, object]:
+def row(testbed: Testbed, name: str) -> dict[str, object]:
     """As `kubectl get` shows it."""
     accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
-    answer = place.http.get(f"{place.jobs}/{name}", headers=accept).raise_for_status().json()
+    answer = testbed.http.get(f"{testbed.jobs}/{name}", headers=accept).raise_for_status().json()
     columns = [column["name"] for column in answer["columnDefinitions"]]
     return dict(zip(columns, answer["rows"][0]["cells"], strict=True))

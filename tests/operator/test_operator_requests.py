@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.api_proxy import ApiProxy, Fault, SeenRequest, api_proxy
-from rljob_testing.job_place import JobPlace
-from rljob_testing.kuberay_stand_in import ClusterScript, PodScript
-from rljob_testing.operator_process import LEASE_RULES, LONG_LEASE, NODE_LEASE_RULES, RULES, OperatorProcess
-from rljob_testing.ray_dashboard_stand_in import running_for_ever
+from rljob_testing.operator import api_proxy, operator_process, scripts
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver
 
@@ -30,15 +28,17 @@ RARELY_USED = {
 
 
 @pytest.fixture
-def proxy(place: JobPlace) -> Iterator[ApiProxy]:
-    with api_proxy(place.server) as proxy:
+def proxy(testbed: Testbed) -> Iterator[api_proxy.ApiProxy]:
+    with api_proxy.running_proxy(testbed.server) as proxy:
         yield proxy
 
 
 @contextmanager
-def at_work(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
-    leading = place.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
-    operator = leading.with_pauses({**place.setup.shorter, **LONG_LEASE}).operator("operator-watched")
+def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
+    leading = testbed.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
+    operator = leading.with_pauses({**testbed.setup.shorter, **operator_process.LONG_LEASE}).operator(
+        "operator-watched"
+    )
     operator.start()
     try:
         operator.wait_until_healthy()
@@ -48,16 +48,16 @@ def at_work(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
 
 
 @pytest.fixture
-def watched(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
     """An operator whose requests are written down."""
-    with at_work(place, proxy) as operator:
+    with at_work(testbed, proxy) as operator:
         yield operator
 
 
 @pytest.fixture
-def unhurried(place: JobPlace, proxy: ApiProxy) -> Iterator[OperatorProcess]:
+def unhurried(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
     """The same with its real pauses."""
-    with at_work(place.with_pauses({}), proxy) as operator:
+    with at_work(testbed.with_pauses({}), proxy) as operator:
         yield operator
 
 
@@ -65,35 +65,39 @@ def allowed() -> set[tuple[str, str, str]]:
     """Verb, group and resource of everything in the role."""
     return {
         (verb, group, resource)
-        for rule in (*RULES, *LEASE_RULES, *NODE_LEASE_RULES)
+        for rule in (*operator_process.RULES, *operator_process.LEASE_RULES, *operator_process.NODE_LEASE_RULES)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
 
 
-def test_every_right_is_used_and_no_other(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
-    script = PodScript(phase="Pending", ready=False, event=("FailedMount", "no volume"), scheduled_seconds_ago=60)
-    place.script("stuck-1", ClusterScript({"head": script}))
-    place.submit("stuck")
-    place.submit("good", {"spec.runPolicy.ttlSecondsAfterFinished": 4})
-    place.wait_for("good", "Complete", "Succeeded")
-    place.wait_for("good", "ClusterReady", "Removed", "False")
-    place.wait(lambda: place.http.get(f"{place.jobs}/good").status_code == 404, "the job to be deleted")
-    place.wait_for("stuck", "ClusterReady", "VolumeMountFailed", "False")
-    place.wait(lambda: ("update", "coordination.k8s.io", "leases") in used(proxy), "the lease to be renewed")
+def test_every_right_is_used_and_no_other(
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
+) -> None:
+    script = scripts.PodScript(
+        phase="Pending", ready=False, event=("FailedMount", "no volume"), scheduled_seconds_ago=60
+    )
+    testbed.script("stuck-1", scripts.ClusterScript({"head": script}))
+    testbed.submit("stuck")
+    testbed.submit("good", {"spec.runPolicy.ttlSecondsAfterFinished": 4})
+    testbed.wait_for("good", "Complete", "Succeeded")
+    testbed.wait_for("good", "ClusterReady", "Removed", "False")
+    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/good").status_code == 404, "the job to be deleted")
+    testbed.wait_for("stuck", "ClusterReady", "VolumeMountFailed", "False")
+    testbed.wait(lambda: ("update", "coordination.k8s.io", "leases") in used(proxy), "the lease to be renewed")
     assert used(proxy) | RARELY_USED == allowed()
     # By itself: times and numbers may contain it.
     assert not re.search(r"\b403\b", watched.log())
 
 
-def used(proxy: ApiProxy) -> set[tuple[str, str, str]]:
+def used(proxy: api_proxy.ApiProxy) -> set[tuple[str, str, str]]:
     return {(seen.verb, seen.group, seen.resource) for seen in list(proxy.requests)}
 
 
-def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, unhurried: OperatorProcess) -> None:
-    place.submit("cheap")
-    place.wait_for("cheap", "ClusterReady", "Removed", "False")
+def test_a_job_costs_few_writes(testbed: Testbed, proxy: api_proxy.ApiProxy, unhurried: OperatorProcess) -> None:
+    testbed.submit("cheap")
+    testbed.wait_for("cheap", "ClusterReady", "Removed", "False")
     time.sleep(2)
     writes = Counter(str(seen) for seen in list(proxy.requests) if seen.is_write and seen.resource != "leases")
     print(f"writes of one job: {dict(writes)}")
@@ -104,13 +108,15 @@ def test_a_job_costs_few_writes(place: JobPlace, proxy: ApiProxy, unhurried: Ope
     assert unhurried.metric("rljob_operator_status_writes_total") == writes["patch rljobs/status"]
 
 
-def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiProxy, watched: OperatorProcess) -> None:
-    place.dashboard("still-1").life = running_for_ever()
-    place.submit("still")
-    place.wait_for("still", "Progressing", "Training")
+def test_nothing_is_written_while_nothing_changes(
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
+) -> None:
+    testbed.dashboard("still-1").life = scripts.running_for_ever()
+    testbed.submit("still")
+    testbed.wait_for("still", "Progressing", "Training")
     time.sleep(2)
     before = list(proxy.requests)
-    asked = place.dashboard("still-1").num_asked
+    asked = testbed.dashboard("still-1").num_asked
     # Of four looks, and longer than a progress that is told anew.
     time.sleep(4)
     since = Counter(str(seen) for seen in list(proxy.requests)[len(before) :] if seen.resource != "leases")
@@ -118,107 +124,109 @@ def test_nothing_is_written_while_nothing_changes(place: JobPlace, proxy: ApiPro
     assert set(since) <= {"list rljobs", "list rayclusters", "list pods"}, since
     assert all(number == 1 for number in since.values()), since
     # Looks of one request, though nothing happened that would call for one; and now and then groups and nodes.
-    assert 0 < place.dashboard("still-1").num_asked - asked <= 6
+    assert 0 < testbed.dashboard("still-1").num_asked - asked <= 6
     assert watched.probe("/healthz") == 200
 
 
-def test_an_avalanche_of_events_is_one_look(place: JobPlace, unhurried: OperatorProcess) -> None:
-    place.dashboard("busy-1").life = running_for_ever()
-    place.submit("busy")
-    place.wait_for("busy", "Progressing", "Training")
+def test_an_avalanche_of_events_is_one_look(testbed: Testbed, unhurried: OperatorProcess) -> None:
+    testbed.dashboard("busy-1").life = scripts.running_for_ever()
+    testbed.submit("busy")
+    testbed.wait_for("busy", "Progressing", "Training")
     time.sleep(2)
     started = time.monotonic()
-    passes, asked = unhurried.metric("rljob_operator_passes_total"), place.dashboard("busy-1").num_asked
+    passes, asked = unhurried.metric("rljob_operator_passes_total"), testbed.dashboard("busy-1").num_asked
     for number in range(100):
-        touch(place, "/api/v1", "pods", "busy-1-head-0", str(number))
-    place.change("busy", {"metadata": {"labels": {"touched": "yes"}}})
+        touch(testbed, "/api/v1", "pods", "busy-1-head-0", str(number))
+    testbed.change("busy", {"metadata": {"labels": {"touched": "yes"}}})
     time.sleep(2)
-    num_asked = place.dashboard("busy-1").num_asked - asked
+    num_asked = testbed.dashboard("busy-1").num_asked - asked
     num_passes = unhurried.metric("rljob_operator_passes_total") - passes
     looks = (time.monotonic() - started) / 1.5 + 2
     assert num_asked <= looks + 1
     assert num_passes <= looks
 
 
-def touch(place: JobPlace, group: str, plural: str, name: str, value: str) -> None:
-    path = f"{group}/namespaces/{place.namespace}/{plural}/{name}"
+def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> None:
+    path = f"{group}/namespaces/{testbed.namespace}/{plural}/{name}"
     patch = {"metadata": {"annotations": {"touched": value}}}
     headers = {"Content-Type": "application/merge-patch+json"}
-    place.http.patch(path, json=patch, headers=headers).raise_for_status()
+    testbed.http.patch(path, json=patch, headers=headers).raise_for_status()
 
 
 @pytest.mark.usefixtures("watched")
-def test_requests_that_fail_are_made_again(place: JobPlace, proxy: ApiProxy) -> None:
+def test_requests_that_fail_are_made_again(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
     """Each kind of request fails once: writes of the status with a conflict, others with an overload or an error."""
     failed: set[str] = set()
 
-    def fault(request: SeenRequest) -> Fault | None:
+    def fault(request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
         what = str(request)
         if request.resource in ("leases", "events") or request.verb == "watch" or what in failed:
             return None
         failed.add(what)
         if what == "patch rljobs/status":
-            return Fault(409, "Conflict")
+            return api_proxy.Fault(409, "Conflict")
         if request.is_write:
-            return Fault(429, "TooManyRequests", {"Retry-After": "1"})
-        return Fault(500, "InternalError")
+            return api_proxy.Fault(429, "TooManyRequests", {"Retry-After": "1"})
+        return api_proxy.Fault(500, "InternalError")
 
     proxy.fault = fault
-    place.submit("patient")
-    place.wait_for("patient", "Complete", "Succeeded")
-    place.wait_for("patient", "ClusterReady", "Removed", "False")
+    testbed.submit("patient")
+    testbed.wait_for("patient", "Complete", "Succeeded")
+    testbed.wait_for("patient", "ClusterReady", "Removed", "False")
     assert failed >= {"get rljobs", "patch rljobs/status", "create secrets", "create rayclusters", "delete rayclusters"}
-    assert list(place.dashboard("patient-1").started) == ["patient-1-1"]
+    assert list(testbed.dashboard("patient-1").started) == ["patient-1-1"]
 
 
 @pytest.mark.usefixtures("operator")
-def test_an_admission_policy_speaks_through_the_job(place: JobPlace) -> None:
-    policy = f"no-clusters-{place.namespace}"
+def test_an_admission_policy_speaks_through_the_job(testbed: Testbed) -> None:
+    policy = f"no-clusters-{testbed.namespace}"
     base = "/apis/admissionregistration.k8s.io/v1"
     rules = [{"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayclusters"]}]
     spec: Mapping[str, Any] = {
         "matchConstraints": {"resourceRules": rules},
         "validations": [{"expression": "false", "message": "clusters are closed on Sundays"}],
     }
-    selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}}}
+    selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": testbed.namespace}}}
     binding = {"policyName": policy, "validationActions": ["Deny"], "matchResources": selector}
     for plural, name, content in (
         ("validatingadmissionpolicies", policy, spec),
         ("validatingadmissionpolicybindings", policy, binding),
     ):
-        answer = place.http.post(f"{base}/{plural}", json={"metadata": {"name": name}, "spec": content})
+        answer = testbed.http.post(f"{base}/{plural}", json={"metadata": {"name": name}, "spec": content})
         assert answer.status_code == 201, answer.text
     probe = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "probe"}}
-    there = f"/apis/ray.io/v1/namespaces/{place.namespace}/rayclusters"
-    place.wait(lambda: place.http.post(there, json=probe, params={"dryRun": "All"}).status_code == 422, "the policy")
-    place.submit("sunday")
-    refused = place.wait_for("sunday", "ClusterReady", "CreationRefused", "False")
+    there = f"/apis/ray.io/v1/namespaces/{testbed.namespace}/rayclusters"
+    testbed.wait(
+        lambda: testbed.http.post(there, json=probe, params={"dryRun": "All"}).status_code == 422, "the policy"
+    )
+    testbed.submit("sunday")
+    refused = testbed.wait_for("sunday", "ClusterReady", "CreationRefused", "False")
     assert "clusters are closed on Sundays" in refused["message"]
-    place.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
-    place.wait_for("sunday", "Complete", "Succeeded")
+    testbed.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
+    testbed.wait_for("sunday", "Complete", "Succeeded")
 
 
 @pytest.mark.usefixtures("watched")
-def test_an_admission_webhook_that_is_dead_is_named(place: JobPlace, proxy: ApiProxy) -> None:
+def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
     words = 'failed calling webhook "gate.example.org": connection refused'
-    proxy.fault = lambda request: Fault(500, words) if str(request) == "create rayclusters" else None
-    place.submit("gated")
-    refused = place.wait_for("gated", "ClusterReady", "CreationRefused", "False")
+    proxy.fault = lambda request: api_proxy.Fault(500, words) if str(request) == "create rayclusters" else None
+    testbed.submit("gated")
+    refused = testbed.wait_for("gated", "ClusterReady", "CreationRefused", "False")
     assert words in refused["message"]
     proxy.fault = lambda _: None
-    place.wait_for("gated", "Complete", "Succeeded")
+    testbed.wait_for("gated", "Complete", "Succeeded")
 
 
 @pytest.mark.usefixtures("operator")
-def test_what_fails_is_tried_less_and_less_often(place: JobPlace) -> None:
-    place.dashboard("refused-1").submit_error = "No available agent to submit job"
-    place.submit("refused")
-    place.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
-    started, num_before = time.monotonic(), len(place.dashboard("refused-1").posts)
+def test_what_fails_is_tried_less_and_less_often(testbed: Testbed) -> None:
+    testbed.dashboard("refused-1").submit_error = "No available agent to submit job"
+    testbed.submit("refused")
+    testbed.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
+    started, num_before = time.monotonic(), len(testbed.dashboard("refused-1").posts)
     time.sleep(1.5)
-    num_posts, seconds = len(place.dashboard("refused-1").posts) - num_before, time.monotonic() - started
+    num_posts, seconds = len(testbed.dashboard("refused-1").posts) - num_before, time.monotonic() - started
     # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; while Ray is looked at every second all the time.
     assert 0.8 / 8 * (2**num_posts - 1) <= seconds
-    place.dashboard("refused-1").submit_error = None
-    place.wait_for("refused", "Complete", "Succeeded")
-    assert set(place.dashboard("refused-1").posts) == {"refused-1-1"}
+    testbed.dashboard("refused-1").submit_error = None
+    testbed.wait_for("refused", "Complete", "Succeeded")
+    assert set(testbed.dashboard("refused-1").posts) == {"refused-1-1"}

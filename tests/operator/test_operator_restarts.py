@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 
 from rljob_api.constants import STACKS_SECONDS
-from rljob_testing.api_proxy import api_proxy
-from rljob_testing.apiserver import ApiServer
-from rljob_testing.job_place import JobPlace, new_place
-from rljob_testing.kuberay_stand_in import HAPPY, STARTING, ClusterScript, KubeRayStandIn
-from rljob_testing.operator_killer import Killer, Point, haunted
-from rljob_testing.operator_process import QUICK
-from rljob_testing.ray_dashboard_stand_in import LONG_AGO, RayDashboardStandIn, RunMoment, run_state
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.operator import api_proxy, operator_killer, operator_process, scripts
+from rljob_testing.operator.kuberay import KubeRayStandIn
+from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
+from rljob_testing.operator.testbed import Testbed, new_testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -36,7 +34,7 @@ TIMES = {
     *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
 STALL_SECONDS = 10
-PAUSES = {**QUICK, "STACKS_SECONDS": 3.0}
+PAUSES = {**operator_process.QUICK, "STACKS_SECONDS": 3.0}
 SHORT_STACKS_SECONDS = STACKS_SECONDS // 3
 LISTS = 3
 """Requests of an operator that begins."""
@@ -49,17 +47,17 @@ Environment = Mapping[str, object]
 class Course:
     """A job, what becomes of its trainers, and the operator's killer, if there is one."""
 
-    place: JobPlace
-    killer: Killer | None
-    moments: dict[int, Callable[[Environment], RunMoment]] = field(default_factory=dict)
+    testbed: Testbed
+    killer: operator_killer.Killer | None
+    moments: dict[int, Callable[[Environment], scripts.RunMoment]] = field(default_factory=dict)
     """Of the trainer of each attempt."""
 
     def begin(self, clusters: Iterable[str], edits: Mapping[str, object] | None = None) -> None:
         """Submits the job; its clusters start when they are told to."""
         for name in clusters:
-            self.place.dashboard(name).life = lambda _, environment: self._moment(environment)
-            self.place.script(name, ClusterScript({"main": STARTING}))
-        self.place.submit(JOB, edits)
+            self.testbed.dashboard(name).life = lambda _, environment: self._moment(environment)
+            self.testbed.script(name, scripts.ClusterScript({"main": scripts.STARTING}))
+        self.testbed.submit(JOB, edits)
 
     def until(self, attempt: int, state: str, num_requests: int) -> None:
         """Until an attempt is in this state, and everything has been asked in it around which to die."""
@@ -70,35 +68,35 @@ class Course:
             attempts = self.status().get("attempts", [{"number": 0, "state": "New"}])
             return (attempts[-1]["number"], attempts[-1]["state"]) == (attempt, state)
 
-        self.place.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
+        self.testbed.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
 
     def until_removed(self, condition: str) -> None:
         """Until nothing of the job runs any more, and a condition says why."""
 
         def reached() -> bool:
-            if self._is_busy(LISTS) or self.place.condition(JOB, condition).get("status") != "True":
+            if self._is_busy(LISTS) or self.testbed.condition(JOB, condition).get("status") != "True":
                 return False
-            is_gone = not self.place.items("rayclusters") and not self.place.items("pods")
-            return is_gone and self.place.condition(JOB, "ClusterReady").get("reason") in ("Removed", "Suspended")
+            is_gone = not self.testbed.items("rayclusters") and not self.testbed.items("pods")
+            return is_gone and self.testbed.condition(JOB, "ClusterReady").get("reason") in ("Removed", "Suspended")
 
-        self.place.wait(reached, f"{condition}; it says {{}}", self.status, WAIT_SECONDS)
+        self.testbed.wait(reached, f"{condition}; it says {{}}", self.status, WAIT_SECONDS)
 
-    def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: LONG_AGO) -> None:
+    def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: scripts.LONG_AGO) -> None:
         """An attempt with a cluster of its own through all states until its trainer runs, and says when it wrote."""
         self.until(attempt, "Provisioning", LISTS)
-        self.place.script(f"{JOB}-{attempt}", HAPPY)
+        self.testbed.script(f"{JOB}-{attempt}", scripts.HAPPY)
         self.until(attempt, "Starting", LOOK)
-        self.moments[attempt] = lambda environment: RunMoment(
-            run_state=run_state(environment, "Running", step, written_at())
+        self.moments[attempt] = lambda environment: scripts.RunMoment(
+            run_state=scripts.run_state(environment, "Running", step, written_at())
         )
         self.until(attempt, "Running", LOOK)
 
     def ask(self, annotation: str) -> None:
         """As `rljob stop` and `rljob retry` do."""
-        self.place.change(JOB, {"metadata": {"annotations": {f"rljob.dev/{annotation}-requested-at": "now"}}})
+        self.testbed.change(JOB, {"metadata": {"annotations": {f"rljob.dev/{annotation}-requested-at": "now"}}})
 
     def status(self) -> dict[str, Any]:
-        return dict(self.place.job(JOB).get("status", {}))
+        return dict(self.testbed.job(JOB).get("status", {}))
 
     def _is_busy(self, num_requests: int) -> bool:
         """Whether the operator is dead, or still on its way to where it waits; one that was dead is not any more."""
@@ -107,24 +105,24 @@ class Course:
         self.killer.revive()
         return not self.killer.is_done(num_requests)
 
-    def _moment(self, environment: Environment) -> RunMoment:
-        starting = RunMoment(run_state=run_state(environment, "Starting", 0))
+    def _moment(self, environment: Environment) -> scripts.RunMoment:
+        starting = scripts.RunMoment(run_state=scripts.run_state(environment, "Starting", 0))
         moment = self.moments.get(int(str(environment["RLJOB_ATTEMPT"])))
         return starting if moment is None else moment(environment)
 
 
-def exited(code: int, kind: str) -> Callable[[Environment], RunMoment]:
-    def moment(environment: Environment) -> RunMoment:
-        state = run_state(environment, "Failed", 2, error={"kind": kind, "message": "told"})
+def exited(code: int, kind: str) -> Callable[[Environment], scripts.RunMoment]:
+    def moment(environment: Environment) -> scripts.RunMoment:
+        state = scripts.run_state(environment, "Failed", 2, error={"kind": kind, "message": "told"})
         message = f"Job entrypoint command failed with exit code {code}, last available logs:\nlog"
-        return RunMoment("FAILED", message, "JOB_ENTRYPOINT_COMMAND_ERROR", code, state, "log\n")
+        return scripts.RunMoment("FAILED", message, "JOB_ENTRYPOINT_COMMAND_ERROR", code, state, "log\n")
 
     return moment
 
 
-def completed(environment: Environment) -> RunMoment:
-    state = run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
-    return RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
+def completed(environment: Environment) -> scripts.RunMoment:
+    state = scripts.run_state(environment, "Complete", 4, exportUri="file:///rljob/storage/run/export")
+    return scripts.RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
 
 
 def fails_twice(course: Course) -> None:
@@ -146,16 +144,16 @@ def is_steered(course: Course) -> None:
     course.until_removed("Failed")
     course.ask("retry")
     course.train(2, 2)
-    stop_with(course, 2, lambda: course.place.change(JOB, {"spec": {"suspend": True}}))
+    stop_with(course, 2, lambda: course.testbed.change(JOB, {"spec": {"suspend": True}}))
     course.until_removed("Suspended")
     course.moments[3] = completed
-    course.place.change(JOB, {"spec": {"suspend": False}})
+    course.testbed.change(JOB, {"spec": {"suspend": False}})
     course.until_removed("Complete")
 
 
 def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
     """The trainer takes its time."""
-    dashboard = course.place.dashboard(f"{JOB}-{attempt}")
+    dashboard = course.testbed.dashboard(f"{JOB}-{attempt}")
     dashboard.stops_late = True
     order()
     course.until(attempt, "Stopping", LOOK)
@@ -167,11 +165,11 @@ def hangs(course: Course) -> None:
     course.begin(["steady-1"], {"spec.runPolicy.stallDeadlineSeconds": STALL_SECONDS})
     # It does not hang before the operator has died around all that it asks of a trainer that works.
     course.train(1, 2, lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    course.moments[1] = lambda environment: RunMoment(run_state=run_state(environment, "Running", 2))
-    course.place.dashboard("steady-2").life = lambda _, environment: completed(environment)
+    course.moments[1] = lambda environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
+    course.testbed.dashboard("steady-2").life = lambda _, environment: completed(environment)
     course.until_removed("Complete")
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
-    dashboard = course.place.dashboard("steady-1")
+    dashboard = course.testbed.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
     told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
     assert stopped - (told - time.time() + time.monotonic()) >= SHORT_STACKS_SECONDS - 2  # Clocks of two operators.
@@ -246,26 +244,26 @@ def without_times(value: Any) -> Any:
     return re.sub(r"no progress for \d+ s", "no progress", value) if isinstance(value, str) else copy.deepcopy(value)
 
 
-def run_undisturbed(place: JobPlace, run: Callable[[Course], None]) -> dict[str, Any]:
+def run_undisturbed(testbed: Testbed, run: Callable[[Course], None]) -> dict[str, Any]:
     """The status at the end."""
-    operator = place.operator()
+    operator = testbed.operator()
     operator.start()
     try:
-        course = Course(place, None)
+        course = Course(testbed, None)
         run(course)
     finally:
         operator.kill()
     return course.status()
 
 
-def run_killed(place: JobPlace, story: Story) -> tuple[dict[str, Any], list[Point]]:
+def run_killed(testbed: Testbed, story: Story) -> tuple[dict[str, Any], list[operator_killer.Point]]:
     """The same, and where the operator died."""
-    with api_proxy(place.server) as proxy:
-        operator = place.through(proxy.url).operator("operator-1")
-        killer = Killer(place, operator, lambda attempt, state: (attempt, state) in story.deadly)
+    with api_proxy.running_proxy(testbed.server) as proxy:
+        operator = testbed.through(proxy.url).operator("operator-1")
+        killer = operator_killer.Killer(testbed, operator, lambda attempt, state: (attempt, state) in story.deadly)
         try:
-            with haunted(place, proxy, killer):
-                course = Course(place, killer)
+            with operator_killer.killer_at_every_request(testbed, proxy, killer):
+                course = Course(testbed, killer)
                 story.run(course)
         finally:
             operator.kill()
@@ -277,10 +275,10 @@ def run_killed(place: JobPlace, story: Story) -> tuple[dict[str, Any], list[Poin
 class Lives:
     """A story under way, with an operator that dies and with one that lives."""
 
-    place: JobPlace
+    testbed: Testbed
     since: str
     """The version of the RayClusters before."""
-    killed: Future[tuple[dict[str, Any], list[Point]]]
+    killed: Future[tuple[dict[str, Any], list[operator_killer.Point]]]
     undisturbed: Future[dict[str, Any]]
 
 
@@ -294,36 +292,36 @@ def lives(
 ) -> Iterator[Mapping[str, Lives]]:
     """All stories at once: most of the time they wait."""
 
-    def new() -> JobPlace:
-        place = new_place(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-        return place.with_pauses(PAUSES)
+    def new() -> Testbed:
+        testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+        return testbed.with_pauses(PAUSES)
 
     with ThreadPoolExecutor(2 * len(STORIES)) as threads:
         runs = {story.run for story in STORIES.values()}
         undisturbed = {run: threads.submit(run_undisturbed, new(), run) for run in runs}
         found = {}
         for name, story in STORIES.items():
-            place = new()
-            since = place.clusters_version()
-            found[name] = Lives(place, since, threads.submit(run_killed, place, story), undisturbed[story.run])
+            testbed = new()
+            since = testbed.clusters_version()
+            found[name] = Lives(testbed, since, threads.submit(run_killed, testbed, story), undisturbed[story.run])
         yield found
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_killed_around_everything_it_asks(lives: Mapping[str, Lives], name: str) -> None:
     story, life = STORIES[name], lives[name]
-    place = life.place
+    testbed = life.testbed
     status, victims = life.killed.result()
     counted = Counter((point.attempt, point.state) for point in victims)
     print(f"{name}: the operator died {len(victims)} times: {dict(sorted(counted.items()))}")
     assert without_times(status) == without_times(life.undisturbed.result())
-    assert place.most_live_clusters(life.since) == (1, len(story.submissions))
+    assert testbed.most_live_clusters(life.since) == (1, len(story.submissions))
     for cluster, jobs in story.submissions.items():
-        assert place.dashboard(cluster).posts == jobs
+        assert testbed.dashboard(cluster).posts == jobs
     assert set(counted) == story.deadly
     around = {(point.request, point.moment) for point in victims}
     assert {(write, moment) for write in story.writes for moment in ("before", "after")} <= around
     assert len(victims) >= story.num_points
-    place.delete(JOB)
+    testbed.delete(JOB)
     for kind in ("secrets", "networkpolicies"):
-        place.wait(lambda kind=kind: not place.items(kind), f"no {kind} to be left")
+        testbed.wait(lambda kind=kind: not testbed.items(kind), f"no {kind} to be left")

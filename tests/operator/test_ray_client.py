@@ -15,9 +15,8 @@ from rljob_operator.ray import client
 from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
 from rljob_operator.reconcile.observed import Reachability
-from rljob_testing.ports import free_port
-from rljob_testing.quiet_http import QuietHandler
-from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
+from rljob_testing.network import QuietHandler, free_port
+from rljob_testing.operator import dashboard_client
 
 
 def guarded(
@@ -38,14 +37,14 @@ def guarded(
 def test_nobody_there() -> None:
     async def test() -> None:
         port = free_port()
-        async with dashboard(port, TOKEN) as nobody:
-            seen = await whole_look(nobody, None)
+        async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
+            seen = await dashboard_client.observe_without_memory(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert seen.error == f"no connection: Connect call failed ('127.0.0.1', {port})"
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit({"submission_id": "x"})
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +69,13 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
 
         port = free_port()
         server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as odd:
-            seen = await whole_look(odd, None)
+        async with dashboard_client.connected(port, dashboard_client.TOKEN) as odd:
+            seen = await dashboard_client.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
         server.close()
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 def ok(text: str) -> bytes:
@@ -101,11 +100,11 @@ def node(num_gpus: str) -> bytes:
 def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
     async def test() -> None:
         async with answering({"": answer}) as odd:
-            seen = await whole_look(odd, None)
+            seen = await dashboard_client.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 @asynccontextmanager
@@ -124,7 +123,7 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            async with dashboard(server.server_address[1], TOKEN) as found:
+            async with dashboard_client.connected(server.server_address[1], dashboard_client.TOKEN) as found:
                 yield found
         finally:
             server.shutdown()
@@ -142,17 +141,17 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
             "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
         }
         async with answering(answers) as without_file:
-            seen = await whole_look(without_file, "job-1-1")
+            seen = await dashboard_client.observe_without_memory(without_file, "job-1-1")
             assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
         async with answering(answers) as without_agent:
-            seen = await whole_look(without_agent, "job-1-1")
+            seen = await dashboard_client.observe_without_memory(without_agent, "job-1-1")
             assert (seen.reachability, seen.error) == (
                 Reachability.UNREACHABLE,
                 "HTTP 500: Agent for node id: head doesn't exist.",
             )
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +166,12 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
 
         port = free_port()
         server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as slow:
+        async with dashboard_client.connected(port, dashboard_client.TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
                 await slow.submit({"submission_id": "x"})
         server.close()
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 def test_no_answer_is_asked_for_in_another_encoding() -> None:
@@ -185,12 +184,12 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
 
         port = free_port()
         server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as polite:
-            assert (await whole_look(polite, None)).reachability is Reachability.OK
+        async with dashboard_client.connected(port, dashboard_client.TOKEN) as polite:
+            assert (await dashboard_client.observe_without_memory(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +210,13 @@ def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytes
 
         port = free_port()
         server = await asyncio.start_server(note, "127.0.0.1", port)
-        async with dashboard(port, TOKEN) as sticky:
+        async with dashboard_client.connected(port, dashboard_client.TOKEN) as sticky:
             for _ in range(2):
                 assert await sticky.job("job-1-1") == {}
         server.close()
         assert ["cookie" in request for request in requests] == [False, False]
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
@@ -238,13 +237,13 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
 
         port = free_port()
         server = await asyncio.start_server(serve, "127.0.0.1", port)
-        async with dashboard(port, "b" * 64, TOKEN) as fickle:
+        async with dashboard_client.connected(port, "b" * 64, dashboard_client.TOKEN) as fickle:
             for _ in range(5):
                 assert await fickle.job("job-1-1") == {}
         server.close()
         assert connections == [[200, 403, 403], [200, 200, 200], [200]]
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 def test_bundles_are_counted_by_what_they_ask_for() -> None:

@@ -15,11 +15,8 @@ from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_testing.operator_jobs import IDENTITY, spec
-from rljob_testing.ray_cluster import pod_cluster
-from rljob_testing.ray_dashboard_stand_in import run_state
-from rljob_testing.ray_dashboards import TOKEN, dashboard, run, whole_look
-from rljob_testing.ray_jobs import RayCluster
+from rljob_testing.operator import dashboard_client, samples, scripts
+from rljob_testing.ray_clusters import local_ray
 
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
 """What pods are not given: it comes with each submission."""
@@ -32,10 +29,10 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_ray.RayCluster]:
     """A head and two workers with one declared GPU each, in pods whose job names a Secret full of our own variables."""
     variables = {**SHADOWS, **dict.fromkeys(SUBMITTED, "from a Secret")}
-    with pod_cluster(tmp_path_factory.mktemp("ray"), TOKEN, variables) as cluster:
+    with local_ray.pod_cluster(tmp_path_factory.mktemp("ray"), dashboard_client.TOKEN, variables) as cluster:
         yield cluster
 
 
@@ -51,10 +48,10 @@ def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object
 
 
 @pytest.mark.ray
-def test_nodes_and_tokens(cluster: RayCluster) -> None:
+def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
     async def test() -> None:
-        async with dashboard(cluster.port, TOKEN) as good:
-            seen = await whole_look(good, "nobody-1-1")
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
+            seen = await dashboard_client.observe_without_memory(good, "nobody-1-1")
             assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
             assert sorted(seen.nodes, key=lambda node: node.is_head) == [
                 ObservedRayNode(is_head=False, num_gpus=1),
@@ -62,21 +59,21 @@ def test_nodes_and_tokens(cluster: RayCluster) -> None:
                 ObservedRayNode(is_head=True, num_gpus=0),
             ]
             await good.stop("nobody-1-1")
-        async with dashboard(cluster.port, "b" * 64, TOKEN) as second_token:
-            assert (await whole_look(second_token, None)).reachability is Reachability.OK
-        async with dashboard(cluster.port, "b" * 64) as bad:
-            seen = await whole_look(bad, None)
+        async with dashboard_client.connected(cluster.port, "b" * 64, dashboard_client.TOKEN) as second_token:
+            assert (await dashboard_client.observe_without_memory(second_token, None)).reachability is Reachability.OK
+        async with dashboard_client.connected(cluster.port, "b" * 64) as bad:
+            seen = await dashboard_client.observe_without_memory(bad, None)
             assert seen.reachability is Reachability.REJECTED
             with pytest.raises(TokenRejectedError, match="does not accept"):
                 await bad.submit(submission("x", "true"))
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 @pytest.mark.ray
-def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
-        state = run_state({"RLJOB_ATTEMPT": "1"}, "Running", 2)
+        state = scripts.run_state({"RLJOB_ATTEMPT": "1"}, "Running", 2)
         (tmp_path / "state.json").write_text(json.dumps(state))
         go_on = tmp_path / "go-on"
         there = cluster.log_folder / run_state_file_name("job-1-1")
@@ -84,19 +81,22 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
             f"cp {tmp_path}/state.json {there}; while [ ! -e {go_on} ]; do sleep 0.1; done;"
             " for i in $(seq 200); do echo line $i; done; exit 75"
         )
-        async with dashboard(cluster.port, TOKEN) as good:
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
             await good.submit(submission("job-1-1", entrypoint))
             with pytest.raises(RayRefusedError, match="already exists"):
                 await good.submit(submission("job-1-1", entrypoint))
             assert await good.job("job-1-1") is not None
-            seen = await until(lambda: whole_look(good, "job-1-1"), lambda seen: seen.run_state is not None)
+            seen = await until(
+                lambda: dashboard_client.observe_without_memory(good, "job-1-1"),
+                lambda seen: seen.run_state is not None,
+            )
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.RUNNING
             assert seen.run_state is not None
             assert (seen.run_state.progress.step, seen.log_tail) == (2, "")
             go_on.touch()
             seen = await until(
-                lambda: whole_look(good, "job-1-1"),
+                lambda: dashboard_client.observe_without_memory(good, "job-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
@@ -106,18 +106,18 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: RayCluster, tmp_p
             assert len(seen.log_tail.splitlines()) == 50
             await good.stop("job-1-1")
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 @pytest.mark.ray
-def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayCluster, tmp_path: Path) -> None:
+def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         seen = tmp_path / "seen"
-        body = manifest_of_submission(IDENTITY, spec(), "variables-1-1", attempt=1, start_number=7)
-        async with dashboard(cluster.port, TOKEN) as good:
+        body = manifest_of_submission(samples.IDENTITY, samples.spec(), "variables-1-1", attempt=1, start_number=7)
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
             await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
             end = await until(
-                lambda: whole_look(good, "variables-1-1"),
+                lambda: dashboard_client.observe_without_memory(good, "variables-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert end.job is not None
@@ -132,13 +132,13 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: RayClu
         # Empty, these did neither Ray nor the shells and programs that it starts any harm.
         assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 @pytest.mark.ray
-def test_hooks_that_name_what_does_nothing_do_nothing(cluster: RayCluster) -> None:
+def test_hooks_that_name_what_does_nothing_do_nothing(cluster: local_ray.RayCluster) -> None:
     """Those of a start and of a runtime environment were asked before any other test here was run."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    headers = {"Authorization": f"Bearer {dashboard_client.TOKEN}"}
     url = f"http://127.0.0.1:{cluster.port}/api/component_activities"
     told = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().json()
     assert list(told) == ["driver"]
@@ -149,33 +149,36 @@ def test_hooks_that_name_what_does_nothing_do_nothing(cluster: RayCluster) -> No
 def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
     async def test() -> None:
         # A home of its own, because Ray asks for a token where it finds one there.
-        with pod_cluster(tmp_path, "", {"HOME": str(tmp_path)}, num_workers=0) as open_cluster:
-            async with dashboard(open_cluster.port, TOKEN) as unguarded:
-                seen = await whole_look(unguarded, None)
+        with local_ray.pod_cluster(tmp_path, "", {"HOME": str(tmp_path)}, num_workers=0) as open_cluster:
+            async with dashboard_client.connected(open_cluster.port, dashboard_client.TOKEN) as unguarded:
+                seen = await dashboard_client.observe_without_memory(unguarded, None)
                 assert seen.reachability is Reachability.OPEN
                 assert seen.nodes == ()
                 with pytest.raises(DashboardOpenError, match="answers requests without a token"):
                     await unguarded.submit(submission("open-1-1", "true"))
                 assert await unguarded.job("open-1-1") is None
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)
 
 
 @pytest.mark.ray
-def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: RayCluster, tmp_path: Path) -> None:
+def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "place.py").write_text(PLACEMENT)
-        async with dashboard(cluster.port, TOKEN) as good:
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
             entrypoint = f"exec python {tmp_path}/place.py"
             await good.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
-            seen = await until(lambda: whole_look(good, "big-1-1"), lambda seen: seen.infeasible_groups != ())
+            seen = await until(
+                lambda: dashboard_client.observe_without_memory(good, "big-1-1"),
+                lambda seen: seen.infeasible_groups != (),
+            )
             assert seen.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
             await good.stop("big-1-1")
             seen = await until(
-                lambda: whole_look(good, "big-1-1"),
+                lambda: dashboard_client.observe_without_memory(good, "big-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.STOPPED
 
-    run(test)
+    dashboard_client.run_with_time_limit(test)

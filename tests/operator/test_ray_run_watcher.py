@@ -7,20 +7,11 @@ import pytest
 from rljob_operator.ray.client import DashboardOpenError
 from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_testing.watched_ray import (
-    HEAD,
-    INFEASIBLE,
-    STACKS,
-    SUBMISSION,
-    Ray,
-    World,
-    in_world,
-    state,
-)
+from rljob_testing.operator import watched_dashboard
 
 
 def test_before_a_submission_it_is_the_nodes_and_one_proof_that_not_everybody_is_answered() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert seen == ObservedRay(Reachability.OK, nodes=(ObservedRayNode(True, 0), ObservedRayNode(False, 8)))
         await place.look(None)
@@ -28,11 +19,11 @@ def test_before_a_submission_it_is_the_nodes_and_one_proof_that_not_everybody_is
         await place.watcher.observe("uid", place.dashboard("of another cluster"), None)
         assert place.ray.since() == ["probe", "nodes"]
 
-    in_world(Ray(), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
 def test_a_trainer_that_runs_costs_one_request_a_look_on_one_connection() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         whole = await place.look()
         assert place.ray.since() == ["probe", "nodes", "job", "state"]
         assert whole.job is not None
@@ -45,22 +36,22 @@ def test_a_trainer_that_runs_costs_one_request_a_look_on_one_connection() -> Non
         place.ray.since()
         assert await place.look() == whole
         for step in (2, 3, 4):
-            place.ray.state = state("Running", step)
+            place.ray.state = watched_dashboard.state("Running", step)
             seen = await place.look()
             assert seen.run_state is not None
             assert (seen.run_state.progress.step, seen.job, seen.nodes) == (step, whole.job, whole.nodes)
         assert place.ray.since() == ["job", "state", "state", "state"]
         assert place.ray.num_connections == 1
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_trainer_that_starts_is_asked_for_with_its_groups_every_half_minute() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         assert (await place.look()).infeasible_groups == ()
         assert place.ray.since() == ["probe", "nodes", "job", "state", "placement_groups"]
-        place.ray.groups.append(INFEASIBLE)
-        place.ray.state = state("Starting", 0)
+        place.ray.groups.append(watched_dashboard.INFEASIBLE)
+        place.ray.state = watched_dashboard.state("Starting", 0)
         place.now += 29
         assert (await place.look()).infeasible_groups == ()
         assert place.ray.since() == ["job", "state"]
@@ -69,18 +60,18 @@ def test_a_trainer_that_starts_is_asked_for_with_its_groups_every_half_minute() 
         assert place.ray.since() == ["job", "state", "placement_groups"]
         assert (await place.look()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
         assert place.ray.since() == ["job", "state"]
-        place.ray.state = state("Running", 0)
+        place.ray.state = watched_dashboard.state("Running", 0)
         assert (await place.look()).infeasible_groups == ()
         assert await place.looks(1) == [["state"]]
 
-    in_world(Ray(), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
 @pytest.mark.parametrize(("phase", "status"), [("Failed", "FAILED"), ("Complete", "FAILED"), ("Stopped", "STOPPED")])
 def test_a_last_word_is_followed_up_in_the_same_look(phase: str, status: str) -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
-        place.ray.status, place.ray.state, place.ray.log = status, state(phase), "Traceback"
+        place.ray.status, place.ray.state, place.ray.log = status, watched_dashboard.state(phase), "Traceback"
         place.ray.since()
         seen = await place.look()
         assert place.ray.since() == ["state", "job", "state", "log"]
@@ -90,24 +81,24 @@ def test_a_last_word_is_followed_up_in_the_same_look(phase: str, status: str) ->
         assert await place.look() == seen
         assert place.ray.since() == ["nodes", "job", "state", "log"]
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_trainer_that_is_done_and_still_there_is_asked_for_with_its_run_state() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
-        place.ray.state = state("Complete", 4)
+        place.ray.state = watched_dashboard.state("Complete", 4)
         assert await place.looks(3) == [["state", "job", "state"], ["job", "state"], ["job", "state"]]
         place.ray.status = "SUCCEEDED"
         seen = await place.look()
         assert seen.job is not None
         assert (seen.job.status, seen.log_tail) == (RayJobStatus.SUCCEEDED, "")
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_process_that_ends_without_a_word_is_seen_at_the_second_look() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.status, place.ray.log = "FAILED", "Killed"
         place.ray.since()
@@ -115,11 +106,11 @@ def test_a_process_that_ends_without_a_word_is_seen_at_the_second_look() -> None
         assert (await place.look()).log_tail == "Killed"
         assert place.ray.since() == ["state", "job", "state", "log"]
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_what_was_to_be_light_and_fails_is_looked_at_as_a_whole_at_once() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.failing = {"state"}
         place.ray.since()
@@ -134,11 +125,11 @@ def test_what_was_to_be_light_and_fails_is_looked_at_as_a_whole_at_once() -> Non
         assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
         assert place.ray.since() == ["job", "nodes", "job"]
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_another_submission_is_looked_at_as_a_whole() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.since()
         seen = await place.look("job-1-2")
@@ -146,13 +137,13 @@ def test_another_submission_is_looked_at_as_a_whole() -> None:
         assert seen.job.submission_id == "job-1-2"
         assert place.ray.since()[:2] == ["nodes", "job"]
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_nodes_are_looked_at_every_minute_besides() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
-        place.ray.nodes = [HEAD]
+        place.ray.nodes = [watched_dashboard.HEAD]
         place.now += 59
         assert len((await place.look()).nodes) == 2
         place.now += 1
@@ -161,15 +152,15 @@ def test_nodes_are_looked_at_every_minute_besides() -> None:
         assert place.ray.since() == ["nodes", "job"]
         assert await place.looks(2) == [["state"], ["job"]]
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_looks_that_are_more_than_a_minute_apart_see_all() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         for step in (1, 2):
             place.now += 61
-            place.ray.state = state("Running", step)
+            place.ray.state = watched_dashboard.state("Running", step)
             await place.look()
             place.now += 61
             seen = (await place.look()).run_state
@@ -183,11 +174,11 @@ def test_looks_that_are_more_than_a_minute_apart_see_all() -> None:
         assert ended is not None
         assert (ended.status, ended.exit_code) == (RayJobStatus.FAILED, 2)
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_run_state_that_cannot_be_read_is_told_and_still_watched() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.state = '{"contractVersion": 99}'
         seen = await place.look()
         assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
@@ -195,16 +186,16 @@ def test_a_run_state_that_cannot_be_read_is_told_and_still_watched() -> None:
         assert await place.looks(2) == [["state"], ["job"]]
         place.ray.state = "x" * 70_000
         assert "it has 70000 characters" in ((await place.look()).run_state_error or "")
-        place.ray.state = state("Running", 3)
+        place.ray.state = watched_dashboard.state("Running", 3)
         seen = await place.look()
         assert seen.run_state is not None
         assert (seen.run_state.progress.step, seen.run_state_error) == (3, None)
 
-    in_world(Ray(), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
 def test_silence_is_counted_from_the_first_vain_look_of_this_cluster() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.failing = {"nodes"}
         silent = []
         for seconds in (0.0, 7.0, 13.0):
@@ -223,39 +214,39 @@ def test_silence_is_counted_from_the_first_vain_look_of_this_cluster() -> None:
         place.watcher.forget("uid")
         assert (await place.look()).silent_seconds == 0.0
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_slow_look_is_silent_for_as_long_as_it_took() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         ticks = iter((1000.0, 1004.0))
         watcher = RunWatcher(lambda: next(ticks))
         seen = await watcher.observe("uid", place.dashboard(), None)
         assert (seen.reachability, seen.silent_seconds) == (Reachability.UNREACHABLE, 4.0)
 
-    in_world(Ray(failing={"nodes"}), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(failing={"nodes"}), test)
 
 
 def test_a_dashboard_that_asks_for_no_token_is_told_and_given_nothing() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert seen.reachability is Reachability.OPEN
         assert "without a token" in (seen.error or "")
         with pytest.raises(DashboardOpenError):
-            await place.dashboard().submit({"submission_id": SUBMISSION})
+            await place.dashboard().submit({"submission_id": watched_dashboard.SUBMISSION})
         assert place.ray.since() == ["probe", "probe"]
         place.now += 9
         assert (await place.look(None)).silent_seconds == 9.0
         place.ray.guarded = True
         assert (await place.look(None)).reachability is Reachability.OK
-        await place.dashboard().submit({"submission_id": SUBMISSION})
+        await place.dashboard().submit({"submission_id": watched_dashboard.SUBMISSION})
         assert place.ray.since() == ["probe", "probe", "nodes", "probe", "submit"]
 
-    in_world(Ray(guarded=False), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(guarded=False), test)
 
 
 def test_who_rejects_the_token_has_proved_nothing_for_others() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.rejecting = True
         assert (await place.look(None)).reachability is Reachability.REJECTED
         # A rejection is heard twice: the second time on a connection that ends with it.
@@ -264,35 +255,35 @@ def test_who_rejects_the_token_has_proved_nothing_for_others() -> None:
         assert (await place.look(None)).reachability is Reachability.OPEN
         assert place.ray.since() == ["probe"]
 
-    in_world(Ray(), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
 def test_what_is_no_refusal_and_no_answer_proves_nothing() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert (seen.reachability, place.ray.since()) == (Reachability.UNREACHABLE, ["probe"])
         assert "HTTP 503 to a request without a token" in (seen.error or "")
         place.ray.failing = set()
         assert (await place.look(None)).reachability is Reachability.OK
 
-    in_world(Ray(failing={"probe"}), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(failing={"probe"}), test)
 
 
 def test_who_has_forgotten_everything_sees_the_same_as_the_third_look() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         moments = [
             ("PENDING", None),
             ("RUNNING", None),
-            ("RUNNING", state("Starting", 0)),
-            *(("RUNNING", state("Running", step)) for step in (0, 1, 2)),
+            ("RUNNING", watched_dashboard.state("Starting", 0)),
+            *(("RUNNING", watched_dashboard.state("Running", step)) for step in (0, 1, 2)),
             ("RUNNING", "damaged"),
-            ("RUNNING", state("Running", 3)),
-            ("RUNNING", state("Stopping", 3)),
-            ("RUNNING", state("Stopped", 3)),
-            ("STOPPED", state("Stopped", 3)),
+            ("RUNNING", watched_dashboard.state("Running", 3)),
+            ("RUNNING", watched_dashboard.state("Stopping", 3)),
+            ("RUNNING", watched_dashboard.state("Stopped", 3)),
+            ("STOPPED", watched_dashboard.state("Stopped", 3)),
             (None, None),
-            ("RUNNING", state("Running", 3)),
-            ("FAILED", state("Running", 3)),
+            ("RUNNING", watched_dashboard.state("Running", 3)),
+            ("FAILED", watched_dashboard.state("Running", 3)),
         ]
         for place.ray.status, place.ray.state in moments:
             place.now += 30
@@ -300,25 +291,35 @@ def test_who_has_forgotten_everything_sees_the_same_as_the_third_look() -> None:
             await place.look()
             await place.look()
             remembering = await place.look()
-            forgetful = await RunWatcher(lambda: place.now).observe("uid", place.dashboard(), SUBMISSION)
+            forgetful = await RunWatcher(lambda: place.now).observe(
+                "uid", place.dashboard(), watched_dashboard.SUBMISSION
+            )
             assert remembering == forgetful
 
-    in_world(Ray(groups=[INFEASIBLE], log="last words"), test)
+    watched_dashboard.run_with_dashboard(
+        watched_dashboard.FakeRay(groups=[watched_dashboard.INFEASIBLE], log="last words"), test
+    )
 
 
 def test_whether_the_writer_of_stacks_is_missing_costs_one_request_while_it_matters() -> None:
-    async def test(place: World) -> None:
+    async def test(place: watched_dashboard.WatchedDashboard) -> None:
         assert not (await place.look()).stacks_missing
         place.ray.since()
-        seen = await place.watcher.observe("uid", place.dashboard(), SUBMISSION, STACKS)
+        seen = await place.watcher.observe(
+            "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS
+        )
         assert (place.ray.since(), seen.stacks_missing) == (["state", "stacks"], True)
         place.ray.has_stacks = True
-        seen = await place.watcher.observe("uid", place.dashboard(), SUBMISSION, STACKS)
+        seen = await place.watcher.observe(
+            "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS
+        )
         assert (place.ray.since(), seen.stacks_missing) == (["job", "stacks"], False)
         place.ray.failing.add("stacks")
-        seen = await place.watcher.observe("uid", place.dashboard(), SUBMISSION, STACKS)
+        seen = await place.watcher.observe(
+            "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS
+        )
         # That this is not known makes nothing else unknown.
         assert (seen.reachability, seen.stacks_missing) == (Reachability.OK, False)
         assert seen.job is not None
 
-    in_world(Ray(state=state("Running")), test)
+    watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)

@@ -15,9 +15,8 @@ from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
 from rljob_operator.reconcile.observed import EffectFailure
 from rljob_operator.reconcile.plan_types import Plan, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_testing.operator_jobs import DEFAULTS, spec
-from rljob_testing.operator_observed import NOW
-from rljob_testing.operator_observed_world import TICK_SECONDS, Cluster, Scenario, Start, World, copied
+from rljob_testing.operator import samples, simulation
+from rljob_testing.operator.simulation import Scenario, Start
 
 LIMITS = {"provisioningDeadlineSeconds": 60, "gracePeriodSeconds": 30}
 NO_RETRY = {"maxAppRetries": 0, "maxInfraRetries": 0}
@@ -33,7 +32,7 @@ NODES = {"a node stays away, and comes back": [2, 1, 2]}
 SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "success": (Scenario(), "Complete", "Succeeded", 1),
     "failure, no retry": (
-        Scenario(spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=4),)), "Failed", "ApplicationError", 1,
+        Scenario(samples.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=4),)), "Failed", "ApplicationError", 1,
     ),
     "one failure": (Scenario(starts=(Start(fails_at_step=4),)), "Complete", "Succeeded", 2),
     "two failures": (Scenario(starts=(Start(fails_at_step=4), Start(fails_at_step=7))), "Complete", "Succeeded", 3),
@@ -43,11 +42,13 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "an infrastructure failure at the end": (Scenario(starts=(Start(exit_code=75),)), "Complete", "Succeeded", 2),
     "a configuration error": (Scenario(starts=(Start(exit_code=2),)), "Failed", "ConfigurationError", 1),
     "no node": (
-        Scenario(spec({"runPolicy": LIMITS}), pods_get_ready=False), "Failed", "ProvisioningDeadlineExceeded", 1,
+        Scenario(samples.spec({"runPolicy": LIMITS}), pods_get_ready=False),
+        "Failed", "ProvisioningDeadlineExceeded", 1,
     ),
     "quota": (Scenario(refused_creations=3), "Complete", "Succeeded", 1),
     "no quota ever": (
-        Scenario(spec({"runPolicy": LIMITS}), refused_creations=1000), "Failed", "ProvisioningDeadlineExceeded", 1,
+        Scenario(samples.spec({"runPolicy": LIMITS}), refused_creations=1000),
+        "Failed", "ProvisioningDeadlineExceeded", 1,
     ),
     "a slow agent": (Scenario(failed_submissions=3), "Complete", "Succeeded", 1),
     "lost answers": (Scenario(lost_answers=True), "Complete", "Succeeded", 1),
@@ -56,14 +57,17 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "the head's node is lost": (Scenario(starts=(Start(node_lost_at_step=6),)), "Complete", "Succeeded", 2),
     "the cluster is deleted": (Scenario(starts=(Start(cluster_deleted_at_step=6),)), "Complete", "Succeeded", 2),
     "a trainer hangs": (
-        Scenario(spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
+        Scenario(samples.spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
                  (Start(hangs_at_step=6),)), "Complete", "Succeeded", 2,
     ),
     "suspended while it trains": (Scenario(suspended_ticks=range(11, 30)), "Complete", "Succeeded", 2),
     "suspended while pods start": (Scenario(suspended_ticks=range(3, 12)), "Complete", "Succeeded", 2),
-    "too long": (Scenario(spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1),
+    "too long": (
+        Scenario(samples.spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1,
+    ),
     "a node stays away, and comes back": (
-        Scenario(spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))), "Complete", "Succeeded", 3,
+        Scenario(samples.spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))),
+        "Complete", "Succeeded", 3,
     ),
     "stopped while it trains": (
         Scenario(starts=PATIENT, stopped_in=AttemptState.RUNNING), "Failed", "StoppedByUser", 1,
@@ -73,10 +77,11 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
         Scenario(starts=PATIENT, stopped_in=AttemptState.RUNNING, is_retried=True), "Complete", "Succeeded", 2,
     ),
     "failed, and tried again": (
-        Scenario(spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True), "Complete", "Succeeded", 2,
+        Scenario(samples.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True),
+        "Complete", "Succeeded", 2,
     ),
     "deleted when its time has come": (
-        Scenario(spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
+        Scenario(samples.spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
     ),
 }  # fmt: skip
 
@@ -107,7 +112,7 @@ class Operator:
     write and each effect, and after each. At the point `pause` it is frozen for `pause_passes` passes of the operator
     that takes over, and then goes on where it was."""
 
-    world: World
+    world: simulation.World
     crashes: frozenset[int] = frozenset()
     pause: int = 0
     pause_passes: int = 0
@@ -171,7 +176,9 @@ class Operator:
         name = status.attempts[-1].cluster if status.attempts else ""
         seen = self.world.observe(name, failure)
         seen = replace(seen, job=replace(seen.job, status=status))
-        plan = reconcile(seen, NOW + timedelta(seconds=TICK_SECONDS * self.world.tick), DEFAULTS)
+        plan = reconcile(
+            seen, samples.NOW + timedelta(seconds=simulation.TICK_SECONDS * self.world.tick), samples.DEFAULTS
+        )
         self._result = plan, None
         yield
         if plan.status != status:
@@ -189,15 +196,15 @@ class Operator:
 
 def ran(scenario: Scenario, crashes: frozenset[int] = frozenset(), pause: int = 0, pause_passes: int = 0) -> Operator:
     """The operator after the whole life of a job in this world."""
-    operator = Operator(World(copied(scenario)), crashes, pause, pause_passes)
+    operator = Operator(simulation.World(simulation.copied(scenario)), crashes, pause, pause_passes)
     operator.run()
     return operator
 
 
 @pytest.mark.parametrize("clusters", [("example-1",), ("example-1", "example-2")], ids=["one cluster", "two"])
 def test_two_trainers_at_the_same_time_are_noticed(clusters: tuple[str, ...]) -> None:
-    world = World(Scenario())
-    world.clusters.update({name: Cluster(name, name, since=0) for name in clusters})
+    world = simulation.World(Scenario())
+    world.clusters.update({name: simulation.Cluster(name, name, since=0) for name in clusters})
     for number, name in enumerate((clusters[0], clusters[-1]), 1):
         world.carry_out(SubmitJob(f"example-{number}-1", number, number), name)
     world.advance()

@@ -11,24 +11,8 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus
-from rljob_testing.operator_observed import (
-    after,
-    at,
-    at_work,
-    cluster,
-    condition,
-    decide,
-    found,
-    observed,
-    pod,
-    provisioning,
-    ray,
-    ray_job,
-    ready_pods,
-    run_state,
-    running,
-    without_retries,
-)
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import condition_of, decide
 
 C, R = ConditionType, Reason
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)")
@@ -36,10 +20,10 @@ OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (
 
 def failure(seen: Observed) -> tuple[str, str]:
     """Reason and message of the failure."""
-    status = decide(without_retries(seen)).status
-    told = found(status, C.FAILED)
+    status = decide(samples.without_retries(seen)).status
+    told = condition_of(status, C.FAILED)
     assert told is not None
-    assert found(status, C.FINISHED) == told
+    assert condition_of(status, C.FINISHED) == told
     return told[1:]
 
 
@@ -60,8 +44,10 @@ def failure(seen: Observed) -> tuple[str, str]:
     ],
 )
 def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: str) -> None:
-    plan = decide(without_retries(at_work(ray_job(RayJobStatus.FAILED, code))))
-    assert found(plan.status, C.FAILED) == ("True", reason.value, start + "Ray's message")
+    plan = decide(
+        samples.without_retries(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, code)))
+    )
+    assert condition_of(plan.status, C.FAILED) == ("True", reason.value, start + "Ray's message")
     stopped = reason is R.STOPPED_OUTSIDE
     assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
     assert plan.status.attempts[0].reason == reason.value
@@ -79,125 +65,164 @@ def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: 
     ],
 )
 def test_without_an_exit_code_ray_says_what_happened(error_type: str | None, reason: Reason) -> None:
-    assert failure(at_work(ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
+    assert (
+        failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
+    )
 
 
 @pytest.mark.parametrize("code", [75, -9, None])
 def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
-    state = run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
-    seen = at_work(ray_job(RayJobStatus.FAILED, code), state)
-    pods = (*ready_pods(), pod("worker-7", problem=OOM))
+    state = samples.run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
+    seen = samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, code), state)
+    pods = (*samples.ready_pods(), samples.pod("worker-7", problem=OOM))
     reason, message = failure(replace(seen, pods=pods))
     assert reason == "OutOfMemory"
     assert message.startswith("pod worker-7: container ray was killed for want of memory (OOMKilled); ")
     assert message.endswith(": WorkerLost: rank 3 is gone")
     # The job's own error stays its own.
-    assert failure(replace(at_work(ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
+    assert (
+        failure(replace(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0]
+        == "ApplicationError"
+    )
 
 
 def test_a_head_that_ran_out_of_memory() -> None:
-    ended = pod("h", HEAD_GROUP, ended=True, problem=OOM)
-    assert failure(observed(running(), cluster(), (ended, pod("w"))))[0] == "OutOfMemory"
-    restarted = pod("h", HEAD_GROUP, problem=OOM)
-    assert failure(observed(running(), cluster(), (restarted, pod("w")), ray()))[0] == "OutOfMemory"
+    ended = samples.pod("h", HEAD_GROUP, ended=True, problem=OOM)
+    assert failure(samples.moment(samples.running(), samples.cluster(), (ended, samples.pod("w"))))[0] == "OutOfMemory"
+    restarted = samples.pod("h", HEAD_GROUP, problem=OOM)
+    assert (
+        failure(samples.moment(samples.running(), samples.cluster(), (restarted, samples.pod("w")), samples.ray()))[0]
+        == "OutOfMemory"
+    )
 
 
 def test_an_evicted_head_is_named_with_the_reason() -> None:
-    evicted = pod("h", HEAD_GROUP, ended=True, problem=PodProblem(R.INFRASTRUCTURE_ERROR, "Evicted: low on disk"))
-    assert failure(observed(running(), cluster(), (evicted, pod("w")))) == (
+    evicted = samples.pod(
+        "h", HEAD_GROUP, ended=True, problem=PodProblem(R.INFRASTRUCTURE_ERROR, "Evicted: low on disk")
+    )
+    assert failure(samples.moment(samples.running(), samples.cluster(), (evicted, samples.pod("w")))) == (
         "HeadLost",
         "the head (pod h on node node-of-h) has ended: Evicted: low on disk",
     )
 
 
 def test_a_head_that_goes_is_waited_for() -> None:
-    going = observed(running(), cluster(), (pod("h", HEAD_GROUP, ready=False, deleting=True), pod("w")))
+    going = samples.moment(
+        samples.running(),
+        samples.cluster(),
+        (samples.pod("h", HEAD_GROUP, ready=False, deleting=True), samples.pod("w")),
+    )
     plan = decide(going)
-    assert found(plan.status, C.FAILED) is None
-    assert found(plan.status, C.PROGRESSING) == ("False", "Stopping", "the head pod h is being removed")
-    stopped = replace(going, ray=ray(ray_job(RayJobStatus.STOPPED)))
+    assert condition_of(plan.status, C.FAILED) is None
+    assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", "the head pod h is being removed")
+    stopped = replace(going, ray=samples.ray(samples.ray_job(RayJobStatus.STOPPED)))
     assert failure(stopped) == ("HeadLost", "the head pod h was removed while the trainer ran")
 
 
 def test_a_head_that_never_goes_is_lost_with_its_node() -> None:
-    stuck = pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
-    assert failure(observed(running(), cluster(), (stuck, pod("w")))) == (
+    stuck = samples.pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
+    assert failure(samples.moment(samples.running(), samples.cluster(), (stuck, samples.pod("w")))) == (
         "HeadLost",
         "the head (pod h on node node-of-h) was to be removed, and its node does not do it; the node is lost, it seems",
     )
 
 
 def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
-    assert decide(observed(provisioning(), cluster(), (pod("w"),))).status.attempts[0].ended is None
+    assert (
+        decide(samples.moment(samples.provisioning(), samples.cluster(), (samples.pod("w"),))).status.attempts[0].ended
+        is None
+    )
 
 
 def test_a_cluster_that_was_complete_gets_none() -> None:
-    lacking = decide(observed(provisioning(), cluster(), ready_pods(), ray(gpus=(1,)))).status
+    lacking = decide(
+        samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray(gpus=(1,)))
+    ).status
     assert lacking.attempts[0].submissions == 0
-    assert failure(observed(lacking, cluster(), (pod("w"),)))[0] == "HeadLost"
+    assert failure(samples.moment(lacking, samples.cluster(), (samples.pod("w"),)))[0] == "HeadLost"
 
 
 def test_a_cluster_that_kuberay_saw_complete_gets_none_either() -> None:
-    assert failure(observed(provisioning(), cluster(provisioned=True), (pod("w"),)))[0] == "HeadLost"
+    assert (
+        failure(samples.moment(samples.provisioning(), samples.cluster(provisioned=True), (samples.pod("w"),)))[0]
+        == "HeadLost"
+    )
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:
-    seen = observed(running(), cluster(deleting=True), ready_pods())
+    seen = samples.moment(samples.running(), samples.cluster(deleting=True), samples.ready_pods())
     assert failure(seen) == ("ClusterLost", "RayCluster example-1 was deleted while the job needed it")
-    replaced = observed(running(), cluster(uid="c2"), ready_pods())
+    replaced = samples.moment(samples.running(), samples.cluster(uid="c2"), samples.ready_pods())
     assert failure(replaced)[0] == "ClusterLost"
 
 
 def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> None:
-    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))
-    assert found(decide(replace(done, clusters=(cluster(deleting=True),))).status, C.COMPLETE) is not None
+    done = samples.running_on_healthy_cluster(
+        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
+    )
+    assert (
+        condition_of(decide(replace(done, clusters=(samples.cluster(deleting=True),))).status, C.COMPLETE) is not None
+    )
 
 
 def test_success_needs_the_trainers_word() -> None:
-    done = ray_job(RayJobStatus.SUCCEEDED, 0)
-    assert failure(at_work(done, run_state()))[0] == "EndedWithoutResult"
-    assert found(decide(at_work(done, run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+    done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
+    assert failure(samples.running_on_healthy_cluster(done, samples.run_state()))[0] == "EndedWithoutResult"
+    assert (
+        condition_of(
+            decide(samples.running_on_healthy_cluster(done, samples.run_state(RunPhase.COMPLETE))).status, C.COMPLETE
+        )
+        is not None
+    )
 
 
 def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look() -> None:
-    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), status=running(30))
-    assert found(done.job.status, C.PROGRESSING) is None
-    assert found(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
+    done = samples.running_on_healthy_cluster(
+        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), status=samples.running(30)
+    )
+    assert condition_of(done.job.status, C.PROGRESSING) is None
+    assert condition_of(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
 
 
 def test_a_last_word_that_is_not_there_is_looked_for_again() -> None:
-    done = ray_job(RayJobStatus.SUCCEEDED, 0)
-    first = without_retries(at_work(done, status=running(900, condition(C.PROGRESSING, seconds_ago=800))))
+    done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
+    first = samples.without_retries(
+        samples.running_on_healthy_cluster(
+            done, status=samples.running(900, samples.condition(C.PROGRESSING, seconds_ago=800))
+        )
+    )
     plan = decide(first)
-    assert found(plan.status, C.FAILED) is None
+    assert condition_of(plan.status, C.FAILED) is None
     assert (plan.effects, plan.requeue_after_seconds) == ((), 4)
     told = "Ray says that the trainer has ended well; its last run state is looked for"
-    assert found(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", told)
-    later = after(first, plan)
-    assert found(decide(later, at(29)).status, C.FAILED) is None
-    assert found(decide(later, at(30)).status, C.FAILED) == (
+    assert condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", told)
+    later = samples.with_status_written(first, plan)
+    assert condition_of(decide(later, samples.at(29)).status, C.FAILED) is None
+    assert condition_of(decide(later, samples.at(30)).status, C.FAILED) == (
         "True",
         "EndedWithoutResult",
         "the trainer ended with exit code 0, but wrote no run state",
     )
-    read = replace(later, ray=ray(done, run_state(RunPhase.COMPLETE)))
-    assert found(decide(read, at(8)).status, C.COMPLETE) is not None
+    read = replace(later, ray=samples.ray(done, samples.run_state(RunPhase.COMPLETE)))
+    assert condition_of(decide(read, samples.at(8)).status, C.COMPLETE) is not None
 
 
 def test_the_trainers_own_error_comes_before_its_log() -> None:
-    state = run_state(RunPhase.FAILED, error=RunError(kind="RewardError", message="score() raised ValueError: no"))
-    seen = at_work(ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
+    state = samples.run_state(
+        RunPhase.FAILED, error=RunError(kind="RewardError", message="score() raised ValueError: no")
+    )
+    seen = samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
     assert failure(seen)[1] == "the trainer ended with exit code 1: RewardError: score() raised ValueError: no"
 
 
 def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
-    state = run_state(RunPhase.FAILED, error=RunError(kind="E", message="a" * 4000))
-    long_error = failure(at_work(ray_job(RayJobStatus.FAILED, 1), state))[1]
+    state = samples.run_state(RunPhase.FAILED, error=RunError(kind="E", message="a" * 4000))
+    long_error = failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), state))[1]
     assert len(long_error) == 1023
     assert long_error.startswith("the trainer ended with exit code 1: E: aaa")
     assert long_error.endswith("a...")
     lines = "\n".join(f"line {number}" for number in range(400))
-    long_log = failure(at_work(ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
+    long_log = failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
     assert len(long_log) <= 1024
     assert long_log.startswith("the trainer ended with exit code 1: ... line ")
     assert long_log.endswith("line 398\nline 399")
@@ -205,12 +230,14 @@ def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
 
 def test_messages_are_printable() -> None:
     log_tail = "\x1b[31mTraceback\x1b[0m\r\n\tValueError: \ud800\x00bad\u2028end\n"
-    message = failure(at_work(ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
+    message = failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
     assert message == "the trainer ended with exit code 1: Traceback\n ValueError:   bad end"
 
 
 def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
-    asked = running(60, condition(C.PROGRESSING))
-    done = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE), asked)
-    assert found(decide(done).status, C.COMPLETE) is not None
+    asked = samples.running(60, samples.condition(C.PROGRESSING))
+    done = samples.running_on_healthy_cluster(
+        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), asked
+    )
+    assert condition_of(decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)

@@ -9,22 +9,8 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
-from rljob_testing.operator_observed import (
-    after,
-    at,
-    at_work,
-    cluster,
-    decide,
-    observed,
-    pod,
-    provisioning,
-    ray,
-    ray_job,
-    ready_pods,
-    run_state,
-    running,
-    without_retries,
-)
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import decide
 
 
 def reasons(seen: Observed) -> list[str]:
@@ -33,19 +19,22 @@ def reasons(seen: Observed) -> list[str]:
 
 def test_the_events_of_a_job_that_goes_well() -> None:
     outside = [
-        observed(),
-        observed(there=cluster()),
-        observed(there=cluster(), pods=ready_pods(), seen=ray()),
-        at_work(),
-        at_work(state=run_state()),
-        at_work(state=run_state(checkpoint_step=4)),
-        at_work(state=run_state(step=8, checkpoint_step=8)),
-        at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10)),
-        observed(),
+        samples.moment(),
+        samples.moment(there=samples.cluster()),
+        samples.moment(there=samples.cluster(), pods=samples.ready_pods(), seen=samples.ray()),
+        samples.running_on_healthy_cluster(),
+        samples.running_on_healthy_cluster(state=samples.run_state()),
+        samples.running_on_healthy_cluster(state=samples.run_state(checkpoint_step=4)),
+        samples.running_on_healthy_cluster(state=samples.run_state(step=8, checkpoint_step=8)),
+        samples.running_on_healthy_cluster(
+            samples.ray_job(RayJobStatus.SUCCEEDED, 0),
+            samples.run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10),
+        ),
+        samples.moment(),
     ]
-    told, status = [], observed().job.status
+    told, status = [], samples.moment().job.status
     for number, seen in enumerate(outside):
-        plan = decide(replace(seen, job=replace(seen.job, status=status)), at(10 * number))
+        plan = decide(replace(seen, job=replace(seen.job, status=status)), samples.at(10 * number))
         told.append([event.reason.value for event in plan.events])
         status = plan.status
     assert told == [
@@ -63,8 +52,10 @@ def test_the_events_of_a_job_that_goes_well() -> None:
 
 def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
     def head(reason: Reason, message: str) -> Observed:
-        return observed(
-            provisioning(), cluster(), (pod("h", HEAD_GROUP, problem=PodProblem(reason, message)), pod("w"))
+        return samples.moment(
+            samples.provisioning(),
+            samples.cluster(),
+            (samples.pod("h", HEAD_GROUP, problem=PodProblem(reason, message)), samples.pod("w")),
         )
 
     first = head(Reason.UNSCHEDULABLE, "0/3 nodes")
@@ -72,26 +63,30 @@ def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
     assert plan.events == (
         EventRecord(EventType.WARNING, Reason.UNSCHEDULABLE, "1 of 2 pods ready; the head pod h: 0/3 nodes"),
     )
-    same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=after(first, plan).job)
+    same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=samples.with_status_written(first, plan).job)
     assert decide(same).events == ()
-    other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=after(first, plan).job)
+    other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=samples.with_status_written(first, plan).job)
     assert [event.reason for event in decide(other).events] == [Reason.IMAGE_PULL_FAILED]
 
 
 def test_one_loss_is_told_once() -> None:
-    assert reasons(without_retries(observed(running()))) == ["ClusterLost"]
-    assert reasons(without_retries(replace(at_work(), ray=ray()))) == ["DriverLost"]
+    assert reasons(samples.without_retries(samples.moment(samples.running()))) == ["ClusterLost"]
+    assert reasons(samples.without_retries(replace(samples.running_on_healthy_cluster(), ray=samples.ray()))) == [
+        "DriverLost"
+    ]
 
 
 def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
-    seen = observed()
+    seen = samples.moment()
     seen = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.pools: wrong"))
     assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
 
 
 def test_a_long_text_of_wide_letters_fits_into_an_event() -> None:
-    state = run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = decide(without_retries(at_work(ray_job(RayJobStatus.FAILED, 1), state)))
+    state = samples.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
+    plan = decide(
+        samples.without_retries(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), state))
+    )
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]

@@ -23,40 +23,16 @@ from rljob_operator.reconcile.observed import (
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator_jobs import DEFAULTS, spec
-from rljob_testing.operator_observed import (
-    CLUSTER_UID,
-    NOW,
-    START_NUMBER,
-    after,
-    at,
-    at_work,
-    attempt,
-    cluster,
-    condition,
-    decide,
-    ended_well,
-    found,
-    observed,
-    pod,
-    provisioning,
-    ray,
-    ray_job,
-    ready_pods,
-    run_state,
-    running,
-    silence,
-    waiting,
-    without_retries,
-)
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import condition_of, decide
 
 C = ConditionType
-SUCCEEDED = JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(NOW))
-COMPLETE = running(60).model_copy(update={"attempts": (ended_well(),), "result": SUCCEEDED})
+SUCCEEDED = JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(samples.NOW))
+COMPLETE = samples.running(60).model_copy(update={"attempts": (samples.completed_attempt(),), "result": SUCCEEDED})
 
 
 def test_the_intent_is_written_before_the_cluster_is_made() -> None:
-    seen = observed()
+    seen = samples.moment()
     first = decide(seen)
     assert first.status.attempts == (
         Attempt(number=1, cluster="example-1", started="2026-03-01T12:00:00Z", submissions=0),
@@ -64,42 +40,45 @@ def test_the_intent_is_written_before_the_cluster_is_made() -> None:
     assert first.status.counters == Counters(attempts=1)
     assert first.effects == ()
     assert first.requeue_after_seconds == 0
-    second = decide(after(seen, first), at(1))
+    second = decide(samples.with_status_written(seen, first), samples.at(1))
     assert second.effects == (CreateCluster(1, "example-1"),)
     assert second.status == first.status
 
 
 def test_a_cluster_is_made_again_until_it_is_there_and_then_remembered() -> None:
-    seen = observed(provisioning(seen=False))
+    seen = samples.moment(samples.provisioning(seen=False))
     assert decide(seen).effects == (CreateCluster(1, "example-1"),)
-    there = decide(replace(seen, clusters=(cluster(),)))
+    there = decide(replace(seen, clusters=(samples.cluster(),)))
     assert there.effects == ()
-    assert there.status.attempts[0].cluster_uid == CLUSTER_UID
+    assert there.status.attempts[0].cluster_uid == samples.CLUSTER_UID
 
 
 def test_without_kuberay_nothing_is_made() -> None:
-    plan = decide(replace(observed(provisioning(seen=False)), kuberay_installed=False))
+    plan = decide(replace(samples.moment(samples.provisioning(seen=False)), kuberay_installed=False))
     assert plan.effects == ()
     assert plan.requeue_after_seconds == 10
 
 
 def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
-    seen = observed(provisioning(), cluster(), ready_pods(), ray())
+    seen = samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray())
     first = decide(seen)
     # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
     assert first.effects == (SubmitJob("example-1-1", attempt=1, start_number=1772366301),)
     assert first.status.attempts[0].submissions == 1
-    again = decide(after(seen, first), at(4))
+    again = decide(samples.with_status_written(seen, first), samples.at(4))
     assert again.effects == first.effects
     assert again.status == first.status
-    known = decide(replace(after(seen, first), ray=ray(ray_job(RayJobStatus.PENDING))), at(8))
+    known = decide(
+        replace(samples.with_status_written(seen, first), ray=samples.ray(samples.ray_job(RayJobStatus.PENDING))),
+        samples.at(8),
+    )
     assert known.effects == ()
-    assert found(known.status, C.JOB_SUBMITTED) == ("True", "Submitted", "Ray job example-1-1")
+    assert condition_of(known.status, C.JOB_SUBMITTED) == ("True", "Submitted", "Ray job example-1-1")
 
 
 def test_a_job_of_the_year_2038_is_started_too() -> None:
     """The seconds of its creation are more than a count can be."""
-    seen = observed(provisioning(), cluster(), ready_pods(), ray())
+    seen = samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
     plan = decide(late)
     assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
@@ -109,25 +88,25 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        ray(gpus=(1,)),
-        ray(gpus=()),
-        silence(),
-        silence(Reachability.REJECTED),
+        samples.ray(gpus=(1,)),
+        samples.ray(gpus=()),
+        samples.silent_ray(),
+        samples.silent_ray(Reachability.REJECTED),
         ObservedRay(Reachability.NOT_ASKED),
     ],
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
 )
 def test_nothing_is_submitted_while_something_is_missing(seen: ObservedRay) -> None:
-    plan = decide(observed(provisioning(), cluster(), ready_pods(), seen))
+    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), seen))
     assert plan.effects == ()
     assert plan.status.attempts[0].submissions == 0
 
 
 def test_a_dashboard_that_asks_nobody_for_a_token_ends_the_job_before_anything_is_submitted() -> None:
-    seen = silence(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
-    plan = decide(observed(provisioning(), cluster(), ready_pods(), seen))
-    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
-    assert found(plan.status, C.FAILED) == (
+    seen = samples.silent_ray(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
+    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), seen))
+    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    assert condition_of(plan.status, C.FAILED) == (
         "True",
         "AuthenticationMissing",
         "all pods are ready, but Ray asks nobody for a token: GET /api/jobs/ without a token: HTTP 200",
@@ -135,9 +114,13 @@ def test_a_dashboard_that_asks_nobody_for_a_token_ends_the_job_before_anything_i
 
 
 def test_gpus_are_counted_node_by_node() -> None:
-    two_nodes = spec({"pools[0].nodes": 2})
-    plan = decide(observed(provisioning(), cluster(), ready_pods(2), ray(gpus=(3, 1)), two_nodes))
-    assert found(plan.status, C.PLACEMENT_FEASIBLE) == (
+    two_nodes = samples.spec({"pools[0].nodes": 2})
+    plan = decide(
+        samples.moment(
+            samples.provisioning(), samples.cluster(), samples.ready_pods(2), samples.ray(gpus=(3, 1)), two_nodes
+        )
+    )
+    assert condition_of(plan.status, C.PLACEMENT_FEASIBLE) == (
         "False",
         "InsufficientGPUs",
         "Ray has 4 of 4 GPUs, 1 on the node with the fewest",
@@ -145,37 +128,47 @@ def test_gpus_are_counted_node_by_node() -> None:
 
 
 def test_pools_count_only_pods_that_are_of_use() -> None:
-    two_nodes = spec({"pools[0].nodes": 2})
-    pods = (pod("h", HEAD_GROUP), pod("a"), pod("b", deleting=True), pod("c", ended=True), pod("d", ready=False))
-    plan = decide(observed(provisioning(), cluster(), pods, job_spec=two_nodes))
+    two_nodes = samples.spec({"pools[0].nodes": 2})
+    pods = (
+        samples.pod("h", HEAD_GROUP),
+        samples.pod("a"),
+        samples.pod("b", deleting=True),
+        samples.pod("c", ended=True),
+        samples.pod("d", ready=False),
+    )
+    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), pods, job_spec=two_nodes))
     assert plan.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
 
 
 def test_the_most_telling_problem_is_named() -> None:
     pods = (
-        pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
-        pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
+        samples.pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
+        samples.pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
     )
-    plan = decide(observed(provisioning(), cluster(), pods))
+    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), pods))
     message = "0 of 2 pods ready; 1 of 1 pods of pool main: not found (pod a)"
-    assert found(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
+    assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
 
 
 def test_transition_times_move_with_the_status_only() -> None:
-    waiting = decide(observed(provisioning(), cluster()))
+    waiting = decide(samples.moment(samples.provisioning(), samples.cluster()))
     (before,) = [each for each in waiting.status.conditions if each.type == C.CLUSTER_READY]
-    broken = (pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
-    other = decide(observed(waiting.status, cluster(), broken), at(10))
+    broken = (samples.pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
+    other = decide(samples.moment(waiting.status, samples.cluster(), broken), samples.at(10))
     (changed,) = [each for each in other.status.conditions if each.type == C.CLUSTER_READY]
     assert (before.reason, changed.reason) == ("PodsPending", "ImagePullFailed")
     assert changed.last_transition_time == before.last_transition_time == "2026-03-01T12:00:00Z"
-    ready = decide(observed(other.status, cluster(), ready_pods(), ray()), at(20))
+    ready = decide(samples.moment(other.status, samples.cluster(), samples.ready_pods(), samples.ray()), samples.at(20))
     (last,) = [each for each in ready.status.conditions if each.type == C.CLUSTER_READY]
     assert last.last_transition_time == "2026-03-01T12:00:20Z"
 
 
 def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
-    status = decide(at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))).status
+    status = decide(
+        samples.running_on_healthy_cluster(
+            samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
+        )
+    ).status
     assert [each.type for each in status.conditions] == [
         *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed"),
         *("Finished", "Complete"),
@@ -184,27 +177,40 @@ def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_
     assert status.observed_generation == 3
 
 
-STARTED = running(60, condition(C.PROGRESSING, reason=Reason.TRAINING))
+STARTED = samples.running(60, samples.condition(C.PROGRESSING, reason=Reason.TRAINING))
 
 
 @pytest.mark.parametrize(
     ("seen", "phase"),
     [
-        (observed(job_spec=spec({"checkpoint": {}})), "Failed"),
-        (observed(waiting()), "Retrying"),
-        (observed(job_spec=spec({"suspend": True})), "Suspended"),
-        (observed(running(), cluster(), ready_pods(), job_spec=spec({"suspend": True})), "Stopping"),
-        (observed(), "Provisioning"),
-        (observed(provisioning(), cluster()), "Provisioning"),
-        (observed(provisioning(), cluster(), ready_pods(), ray()), "Provisioning"),
-        (at_work(status=running(60, record={"state": "Starting"})), "Starting"),
-        (at_work(state=run_state()), "Running"),
-        (replace(at_work(status=STARTED), ray=silence()), "Running"),
-        (at_work(state=run_state(RunPhase.STOPPING)), "Stopping"),
-        (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), "Complete"),
-        (observed(COMPLETE), "Complete"),
-        (without_retries(observed(running())), "Failed"),
-        (observed(running()), "Retrying"),
+        (samples.moment(job_spec=samples.spec({"checkpoint": {}})), "Failed"),
+        (samples.moment(samples.waiting_for_retry()), "Retrying"),
+        (samples.moment(job_spec=samples.spec({"suspend": True})), "Suspended"),
+        (
+            samples.moment(
+                samples.running(), samples.cluster(), samples.ready_pods(), job_spec=samples.spec({"suspend": True})
+            ),
+            "Stopping",
+        ),
+        (samples.moment(), "Provisioning"),
+        (samples.moment(samples.provisioning(), samples.cluster()), "Provisioning"),
+        (
+            samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray()),
+            "Provisioning",
+        ),
+        (samples.running_on_healthy_cluster(status=samples.running(60, record={"state": "Starting"})), "Starting"),
+        (samples.running_on_healthy_cluster(state=samples.run_state()), "Running"),
+        (replace(samples.running_on_healthy_cluster(status=STARTED), ray=samples.silent_ray()), "Running"),
+        (samples.running_on_healthy_cluster(state=samples.run_state(RunPhase.STOPPING)), "Stopping"),
+        (
+            samples.running_on_healthy_cluster(
+                samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
+            ),
+            "Complete",
+        ),
+        (samples.moment(COMPLETE), "Complete"),
+        (samples.without_retries(samples.moment(samples.running())), "Failed"),
+        (samples.moment(samples.running()), "Retrying"),
     ],
 )
 def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
@@ -212,13 +218,13 @@ def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
 
 
 def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
-    seen = at_work(state=run_state())
+    seen = samples.running_on_healthy_cluster(state=samples.run_state())
     known = decide(seen).status
     unread = replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field", status=known))
     plan = decide(unread)
     assert plan.effects == ()
-    assert found(plan.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
-    assert found(plan.status, C.FAILED) is None
+    assert condition_of(plan.status, C.SPEC_VALID) == ("False", "InvalidSpec", "later: is not a known field")
+    assert condition_of(plan.status, C.FAILED) is None
     assert plan.status.attempts == known.attempts
     assert plan.requeue_after_seconds == 4
 
@@ -231,31 +237,37 @@ def unread(seen: Observed) -> Observed:
 @pytest.mark.parametrize(
     ("seen", "kind", "reason"),
     [
-        (at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE)), C.COMPLETE, "Succeeded"),
-        (at_work(ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
+        (
+            samples.running_on_healthy_cluster(
+                samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
+            ),
+            C.COMPLETE,
+            "Succeeded",
+        ),
+        (samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
     ],
 )
 def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: ConditionType, reason: str) -> None:
     plan = decide(unread(seen))
-    told = found(plan.status, kind)
+    told = condition_of(plan.status, kind)
     assert told is not None
     assert told[:2] == ("True", reason)
-    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
     assert plan.requeue_after_seconds is None
 
 
 def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> None:
-    lost = unread(observed(running(), cluster(), ()))
+    lost = unread(samples.moment(samples.running(), samples.cluster(), ()))
     plan = decide(lost)
     assert plan.status.attempts[0].reason == "HeadLost"
-    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
-    gone = replace(after(lost, plan), clusters=())
-    assert decide(gone, at(90_000)).status.phase == "Retrying"
-    assert decide(gone, at(90_000)).requeue_after_seconds == 10
-    readable = replace(gone, job=replace(gone.job, spec=spec(), spec_error=None))
-    assert decide(readable, at(90_000)).status.counters == Counters(
+    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    gone = replace(samples.with_status_written(lost, plan), clusters=())
+    assert decide(gone, samples.at(90_000)).status.phase == "Retrying"
+    assert decide(gone, samples.at(90_000)).requeue_after_seconds == 10
+    readable = replace(gone, job=replace(gone.job, spec=samples.spec(), spec_error=None))
+    assert decide(readable, samples.at(90_000)).status.counters == Counters(
         attempts=2,
-        start_number=START_NUMBER,
+        start_number=samples.START_NUMBER,
         infrastructure_retries=1,
         failed_attempts=1,
         active_seconds=60,
@@ -263,51 +275,58 @@ def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> 
 
 
 def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
-    known = decide(at_work(state=run_state(checkpoint_step=4))).status
-    plan = decide(unread(at_work(state=run_state(step=8, checkpoint_step=8), status=known)), at(60))
+    known = decide(samples.running_on_healthy_cluster(state=samples.run_state(checkpoint_step=4))).status
+    plan = decide(
+        unread(samples.running_on_healthy_cluster(state=samples.run_state(step=8, checkpoint_step=8), status=known)),
+        samples.at(60),
+    )
     assert plan.status.checkpoint == known.checkpoint
     assert plan.status.progress is not None
     assert plan.status.progress.step == 8
 
 
 def test_a_cluster_that_was_kept_stays_when_the_job_can_no_longer_be_read() -> None:
-    keep = observed(COMPLETE, cluster(), ready_pods(), job_spec=spec({"runPolicy.cleanup": "KeepCluster"}))
-    assert decide(unread(after(keep, decide(keep)))).effects == ()
+    keep = samples.moment(
+        COMPLETE, samples.cluster(), samples.ready_pods(), job_spec=samples.spec({"runPolicy.cleanup": "KeepCluster"})
+    )
+    assert decide(unread(samples.with_status_written(keep, decide(keep)))).effects == ()
 
 
 def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
-    without = replace(DEFAULTS, trainer_image=None)
-    assert found(reconcile(observed(), NOW, without).status, C.FAILED) is not None
-    assert found(reconcile(at_work(), NOW, without).status, C.FAILED) is None
+    without = replace(samples.DEFAULTS, trainer_image=None)
+    assert condition_of(reconcile(samples.moment(), samples.NOW, without).status, C.FAILED) is not None
+    assert condition_of(reconcile(samples.running_on_healthy_cluster(), samples.NOW, without).status, C.FAILED) is None
 
 
 def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
-    seen = at_work()
+    seen = samples.running_on_healthy_cluster()
     plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
     assert (plan.status, plan.effects, plan.events, plan.requeue_after_seconds) == (seen.job.status, (), (), None)
 
 
 def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
-    silent = replace(at_work(status=STARTED), ray=silence())
+    silent = replace(samples.running_on_healthy_cluster(status=STARTED), ray=samples.silent_ray())
     plan = decide(silent)
-    assert found(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
-    assert found(plan.status, C.JOB_SUBMITTED) is not None
-    assert found(plan.status, C.FAILED) is None
+    assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
+    assert condition_of(plan.status, C.JOB_SUBMITTED) is not None
+    assert condition_of(plan.status, C.FAILED) is None
     assert plan.requeue_after_seconds == 4
 
 
 def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
-    other = replace(ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
-    plan = decide(replace(at_work(), ray=ray(other, run_state(RunPhase.COMPLETE))))
-    assert found(plan.status, C.COMPLETE) is None
+    other = replace(samples.ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
+    plan = decide(
+        replace(samples.running_on_healthy_cluster(), ray=samples.ray(other, samples.run_state(RunPhase.COMPLETE)))
+    )
+    assert condition_of(plan.status, C.COMPLETE) is None
 
 
 @pytest.mark.parametrize(
     "outside",
     [
-        at_work(ray_job(RayJobStatus.FAILED, 1)),
-        observed(there=cluster(), pods=ready_pods()),
-        replace(observed(), kuberay_installed=False),
+        samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1)),
+        samples.moment(there=samples.cluster(), pods=samples.ready_pods()),
+        replace(samples.moment(), kuberay_installed=False),
     ],
 )
 @pytest.mark.parametrize("outcome", ["Succeeded", "Failed"])
@@ -322,32 +341,38 @@ def test_an_ending_is_for_good(outside: Observed, outcome: str) -> None:
 
 
 def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
-    seen = at_work(ray_job(RayJobStatus.SUCCEEDED, 0), run_state(RunPhase.COMPLETE))
+    seen = samples.running_on_healthy_cluster(
+        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
+    )
     end = decide(seen)
-    assert end.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    assert end.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
     told = ("False", "Ended", "the job has ended; its cluster is being removed")
-    assert found(end.status, C.CLUSTER_READY) == told
-    going = replace(after(seen, end), clusters=(cluster(deleting=True),))
+    assert condition_of(end.status, C.CLUSTER_READY) == told
+    going = replace(samples.with_status_written(seen, end), clusters=(samples.cluster(deleting=True),))
     assert decide(going).effects == ()
     assert decide(going).status == end.status
     pods_left = replace(going, clusters=())
     assert decide(pods_left).status == end.status
-    gone = decide(replace(pods_left, pods=()), at(60))
-    assert found(gone.status, C.CLUSTER_READY) == ("False", "Removed", "the job has ended; its cluster was removed")
+    gone = decide(replace(pods_left, pods=()), samples.at(60))
+    assert condition_of(gone.status, C.CLUSTER_READY) == (
+        "False",
+        "Removed",
+        "the job has ended; its cluster was removed",
+    )
     assert gone.status.pools == (PoolStatus(name="main", desired=1, ready=0),)
 
 
 def test_a_cluster_that_cannot_be_removed_says_why() -> None:
-    seen = observed(COMPLETE, cluster(), ready_pods())
+    seen = samples.moment(COMPLETE, samples.cluster(), samples.ready_pods())
     refused = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
     plan = decide(replace(seen, failure=refused))
-    assert plan.effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
     message = "the job has ended; its cluster cannot be removed: 403: rayclusters is forbidden"
-    assert found(plan.status, C.CLUSTER_READY) == ("False", "CreationRefused", message)
-    assert found(decide(after(seen, plan)).status, C.CLUSTER_READY) == (
+    assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRefused", message)
+    assert condition_of(decide(samples.with_status_written(seen, plan)).status, C.CLUSTER_READY) == (
         "False",
         "Ended",
         "the job has ended; its cluster is being removed",
@@ -355,18 +380,24 @@ def test_a_cluster_that_cannot_be_removed_says_why() -> None:
 
 
 def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:
-    keep = observed(COMPLETE, cluster(), ready_pods(), job_spec=spec({"runPolicy.cleanup": "KeepCluster"}))
+    keep = samples.moment(
+        COMPLETE, samples.cluster(), samples.ready_pods(), job_spec=samples.spec({"runPolicy.cleanup": "KeepCluster"})
+    )
     kept = decide(keep)
     assert kept.effects == ()
-    remove = observed(kept.status, cluster(), ready_pods(), job_spec=spec())
-    assert decide(remove).effects == (DeleteCluster("example-1", CLUSTER_UID),)
+    remove = samples.moment(kept.status, samples.cluster(), samples.ready_pods(), job_spec=samples.spec())
+    assert decide(remove).effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
 
 
 def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
-    failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(NOW)})
-    never_seen = COMPLETE.model_copy(update={"attempts": (attempt(seen=False),), "result": failed})
-    assert decide(observed(never_seen, cluster(uid="late"))).effects == (DeleteCluster("example-1", "late"),)
+    failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(samples.NOW)})
+    never_seen = COMPLETE.model_copy(update={"attempts": (samples.attempt(seen=False),), "result": failed})
+    assert decide(samples.moment(never_seen, samples.cluster(uid="late"))).effects == (
+        DeleteCluster("example-1", "late"),
+    )
 
 
 def test_the_same_moment_twice_gives_the_same_plan() -> None:
-    assert decide(at_work(state=run_state()), NOW) == decide(at_work(state=run_state()), NOW)
+    assert decide(samples.running_on_healthy_cluster(state=samples.run_state()), samples.NOW) == decide(
+        samples.running_on_healthy_cluster(state=samples.run_state()), samples.NOW
+    )

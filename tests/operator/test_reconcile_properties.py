@@ -30,9 +30,8 @@ from rljob_operator.reconcile.plan_types import (
     SubmitJob,
 )
 from rljob_operator.reconcile.status_draft import seconds_since
-from rljob_testing.operator_jobs import IDENTITY
-from rljob_testing.operator_observed import NOW, after, decide, found
-from rljob_testing.operator_observed_any import any_conditions, observations
+from rljob_testing.operator import any_moment, samples
+from rljob_testing.operator.samples import condition_of, decide
 
 C, R = ConditionType, Reason
 ANY_MOMENT = settings(max_examples=200)
@@ -53,7 +52,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
     reached: Counter[object] = Counter()
 
     @EVERYTHING
-    @given(observations())
+    @given(any_moment.moments())
     def collect(seen: Observed) -> None:
         reached.update(what_came_of(seen, decide(seen)))
 
@@ -103,18 +102,18 @@ def under_way(status: RLJobStatus) -> Attempt | None:
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_a_decision_that_nothing_follows_from_is_the_last(seen: Observed) -> None:
     first = decide(seen)
     # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
     for _ in range(3):
         if turning_point(first.status) == turning_point(seen.job.status):
             break
-        seen, first = after(seen, first), decide(after(seen, first))
-    second = decide(after(seen, first))
+        seen, first = samples.with_status_written(seen, first), decide(samples.with_status_written(seen, first))
+    second = decide(samples.with_status_written(seen, first))
     assert second.status == first.status
     assert second.events == ()
-    assert decide(after(seen, second)) == second
+    assert decide(samples.with_status_written(seen, second)) == second
 
 
 def turning_point(status: RLJobStatus) -> object:
@@ -124,7 +123,7 @@ def turning_point(status: RLJobStatus) -> object:
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
     before, plan = seen.job.status, decide(seen)
     if before.result is None:
@@ -146,10 +145,10 @@ def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_conditions_tell_of_the_end_once(seen: Observed) -> None:
     status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
-    ends = {kind: found(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
+    ends = {kind: condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
     told = {kind for kind, condition in ends.items() if condition is not None}
     if seen.job.status.result is None:
         succeeded = status.result is not None and status.result.outcome == AttemptOutcome.SUCCEEDED
@@ -166,7 +165,7 @@ def status_schema() -> jsonschema.Draft202012Validator:
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_the_status_is_one_that_the_server_takes(
     status_schema: jsonschema.Draft202012Validator, seen: Observed
 ) -> None:
@@ -187,7 +186,7 @@ def test_the_status_is_one_that_the_server_takes(
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
     before, plan = seen.job.status, decide(seen)
     after = plan.status
@@ -214,13 +213,15 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_an_attempt_begins_where_nothing_of_another_runs(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
         return
     newest = status.attempts[-1]
-    assert before.next_attempt is None or seconds_since(before.next_attempt.not_before, NOW) >= 0 or is_asked(seen)
+    assert (
+        before.next_attempt is None or seconds_since(before.next_attempt.not_before, samples.NOW) >= 0 or is_asked(seen)
+    )
     assert seen.job.spec is not None
     assert not seen.job.spec.suspend
     if newest.cluster_uid is None:
@@ -234,7 +235,7 @@ def test_an_attempt_begins_where_nothing_of_another_runs(seen: Observed) -> None
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_a_job_is_suspended_when_nothing_of_it_is_seen_to_run(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.suspended_at is None or before.suspended_at is not None:
@@ -256,7 +257,7 @@ def lost(pod: ObservedPod) -> bool:
 
 
 @settings(max_examples=800)
-@given(observations())
+@given(any_moment.moments())
 def test_every_effect_may_be_done(seen: Observed) -> None:
     plan = decide(seen)
     assert len(set(plan.effects)) == len(plan.effects)
@@ -270,12 +271,12 @@ def check_effect(seen: Observed, status: RLJobStatus, effect: Effect) -> None:
     if isinstance(effect, DeleteCluster):
         check_deletion(seen, status, effect)
     elif isinstance(effect, DeleteJob):
-        assert effect.uid == IDENTITY.uid
+        assert effect.uid == samples.IDENTITY.uid
         assert status.result is not None
         assert seen.job.spec is not None
         ttl = seen.job.spec.run_policy.ttl_seconds_after_finished
         assert ttl is not None
-        assert seconds_since(status.result.at, NOW) >= ttl
+        assert seconds_since(status.result.at, samples.NOW) >= ttl
     elif isinstance(effect, ApplyNetworkPolicy):
         assert newest is not None
         assert (newest.cluster, newest.running_since is None, newest.silent_since is None) == (
@@ -338,7 +339,7 @@ def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | N
     assert newest.admitted_at is not None
     assert newest.nodes[0].nodes >= elastic.min_nodes
     goes_on = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
-    assert goes_on or seconds_since(newest.admitted_at, NOW) >= elastic.wait_seconds
+    assert goes_on or seconds_since(newest.admitted_at, samples.NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:
@@ -353,7 +354,7 @@ def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
     assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
     grace = spec.run_policy.grace_period_seconds if spec is not None else 120
     told = newest.ending_seen_at
-    assert newest.stop is not None or (told is not None and seconds_since(told, NOW) >= grace)
+    assert newest.stop is not None or (told is not None and seconds_since(told, samples.NOW) >= grace)
 
 
 def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -> None:
@@ -370,10 +371,10 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
 
 
 @ANY_MOMENT
-@given(observations(), st.randoms(use_true_random=True))
+@given(any_moment.moments(), st.randoms(use_true_random=True))
 def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
     plan = decide(seen)
-    for conditions in ((), any_conditions(pick)):
+    for conditions in ((), any_moment.any_conditions(pick)):
         told = seen.job.status.model_copy(update={"conditions": conditions})
         other = decide(replace(seen, job=replace(seen.job, status=told)))
         assert records(other.status) == records(plan.status)
@@ -386,6 +387,6 @@ def records(status: RLJobStatus) -> RLJobStatus:
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_a_job_that_is_deleted_is_left_alone(seen: Observed) -> None:
     assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)

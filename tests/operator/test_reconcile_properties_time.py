@@ -16,14 +16,8 @@ from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachabilit
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
-from rljob_testing.operator_observed import NOW, after, at, cluster, decide
-from rljob_testing.operator_observed_any import (
-    ELASTIC_WAIT_SECONDS,
-    GRACE_SECONDS,
-    PROVISIONING_SECONDS,
-    STALL_SECONDS,
-    observations,
-)
+from rljob_testing.operator import any_moment, samples
+from rljob_testing.operator.samples import decide
 
 ANY_MOMENT = settings(max_examples=200)
 FOR_EVER_SECONDS = 10_000_000
@@ -41,12 +35,12 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
     num_checked, num_seen = 0, 0
 
     @ANY_MOMENT
-    @given(observations(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
+    @given(any_moment.moments(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
     def check(seen: Observed, fraction: float) -> None:
         nonlocal num_checked, num_seen
         seen = settled(seen)
         seconds = fraction * min(seconds_to_deadlines(seen), default=FOR_EVER_SECONDS)
-        now, later = decide(seen), decide(seen, at(seconds))
+        now, later = decide(seen), decide(seen, samples.at(seconds))
         assert later.status == seen.job.status
         assert (later.effects, later.events) == (now.effects, ())
         num_seen += 1
@@ -62,7 +56,7 @@ def settled(seen: Observed) -> Observed:
         plan = decide(seen)
         if plan.status == seen.job.status:
             return seen
-        seen = after(seen, plan)
+        seen = samples.with_status_written(seen, plan)
     raise AssertionError(f"not settled after 5 passes: {seen!r}")
 
 
@@ -94,7 +88,7 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are taken, and until they are given up for all.
-    due.append(seconds_to(attempt.admitted_at or attempt.started, ELASTIC_WAIT_SECONDS))
+    due.append(seconds_to(attempt.admitted_at or attempt.started, any_moment.ELASTIC_WAIT_SECONDS))
     if attempt.whole_since is not None:
         due.append(seconds_to(attempt.whole_since, 60))
     if attempt.stop is not None:
@@ -110,16 +104,16 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
 
 
 def seconds_to(since: str, seconds: float = 0) -> float:
-    return seconds - seconds_since(since, NOW)
+    return seconds - seconds_since(since, samples.NOW)
 
 
 @ANY_MOMENT
-@given(observations(), JUMPS)
+@given(any_moment.moments(), JUMPS)
 def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
     elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
-    other = decide(elsewhere, at(seconds))
+    other = decide(elsewhere, samples.at(seconds))
     assert other.status == shifted_status(plan.status, seconds)
     assert (other.effects, other.events, other.requeue_after_seconds) == (
         plan.effects,
@@ -129,7 +123,7 @@ def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, sec
 
 
 @ANY_MOMENT
-@given(observations(), JUMPS)
+@given(any_moment.moments(), JUMPS)
 def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
@@ -149,16 +143,16 @@ def test_a_clock_of_the_trainer_that_is_set_anew_keeps_no_progress_back() -> Non
     num_told = 0
 
     @ANY_MOMENT
-    @given(observations(), JUMPS, JUMPS)
+    @given(any_moment.moments(), JUMPS, JUMPS)
     def check(seen: Observed, seconds_before: int, seconds_now: int) -> None:
         nonlocal num_told
         job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
         seen = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds_now))
-        seen = after(seen, decide(seen))
+        seen = samples.with_status_written(seen, decide(seen))
         unknown = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"progress": None})))
-        expected = decide(unknown, at(9)).status.progress
+        expected = decide(unknown, samples.at(9)).status.progress
         if expected is not None:
-            assert decide(seen, at(9)).status.progress == expected
+            assert decide(seen, samples.at(9)).status.progress == expected
             num_told += 1
 
     check()
@@ -202,11 +196,11 @@ def shifted(value: object, seconds: float) -> object:
 
 
 def shifted_time(text: str, seconds: float) -> str:
-    return timestamp(moment(text) + (at(seconds) - NOW))
+    return timestamp(moment(text) + (samples.at(seconds) - samples.NOW))
 
 
 @ANY_MOMENT
-@given(observations())
+@given(any_moment.moments())
 def test_the_operator_looks_again_as_long_as_there_is_something_to_wait_for(seen: Observed) -> None:
     plan = decide(seen)
     status, spec = plan.status, seen.job.spec
@@ -224,17 +218,23 @@ def test_the_operator_looks_again_as_long_as_there_is_something_to_wait_for(seen
 
 
 @settings(max_examples=100)
-@given(observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+@given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
     # A spec that cannot be run by, or not be read, waits for one that can.
     if seen.job.deleting or not has_fitting_spec(seen):
         return
     seen, seconds = replace(seen, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
-    limit = STALL_SECONDS + 2 * GRACE_SECONDS + LONGEST_PAUSE_SECONDS + PROVISIONING_SECONDS + SECONDS_TO_SPARE
+    limit = (
+        any_moment.STALL_SECONDS
+        + 2 * any_moment.GRACE_SECONDS
+        + LONGEST_PAUSE_SECONDS
+        + any_moment.PROVISIONING_SECONDS
+        + SECONDS_TO_SPARE
+    )
     while seen.job.status.result is None and seen.job.status.suspended_at is None:
         assert seconds <= limit
-        plan = decide(seen, at(seconds))
-        seen = after(seen, plan)
+        plan = decide(seen, samples.at(seconds))
+        seen = samples.with_status_written(seen, plan)
         for effect in plan.effects:
             seen = done(seen, effect)
         seen, seconds = without_what_goes(seen), seconds + 30
@@ -244,20 +244,26 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
 
 
 @settings(max_examples=100)
-@given(observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+@given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_no_attempt_goes_on_for_ever_whose_spec_cannot_be_read(seen: Observed, silence: Reachability) -> None:
     if seen.job.deleting:
         return
     policy = RunPolicy(
-        provisioning_deadline_seconds=PROVISIONING_SECONDS,
-        stall_deadline_seconds=STALL_SECONDS,
-        grace_period_seconds=GRACE_SECONDS,
+        provisioning_deadline_seconds=any_moment.PROVISIONING_SECONDS,
+        stall_deadline_seconds=any_moment.STALL_SECONDS,
+        grace_period_seconds=any_moment.GRACE_SECONDS,
     )
     job = replace(seen.job, spec=None, spec_error="is new", readable_policy=policy)
     seen, seconds = replace(seen, job=job, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
     while seen.job.status.attempts and seen.job.status.attempts[-1].ended is None:
-        assert seconds <= STALL_SECONDS + 2 * GRACE_SECONDS + PROVISIONING_SECONDS + SECONDS_TO_SPARE
-        seen, seconds = after(seen, decide(seen, at(seconds))), seconds + 30
+        assert (
+            seconds
+            <= any_moment.STALL_SECONDS
+            + 2 * any_moment.GRACE_SECONDS
+            + any_moment.PROVISIONING_SECONDS
+            + SECONDS_TO_SPARE
+        )
+        seen, seconds = samples.with_status_written(seen, decide(seen, samples.at(seconds))), seconds + 30
 
 
 def has_fitting_spec(seen: Observed) -> bool:
@@ -267,7 +273,9 @@ def has_fitting_spec(seen: Observed) -> bool:
 def done(seen: Observed, effect: Effect) -> Observed:
     """What Kubernetes does about it, where no node ever has room for a pod, and nobody hears of Ray."""
     if isinstance(effect, CreateCluster):
-        return replace(seen, clusters=(*seen.clusters, cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}")))
+        return replace(
+            seen, clusters=(*seen.clusters, samples.cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}"))
+        )
     if isinstance(effect, DeleteCluster):
         return replace(seen, clusters=tuple(each for each in seen.clusters if each.uid != effect.uid))
     return seen

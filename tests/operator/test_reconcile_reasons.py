@@ -23,32 +23,11 @@ from rljob_operator.reconcile.observed import (
     Reachability,
 )
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator_jobs import spec
-from rljob_testing.operator_observed import (
-    NOW,
-    at,
-    at_work,
-    attempt,
-    cluster,
-    condition,
-    decide,
-    ended_well,
-    found,
-    job,
-    observed,
-    pod,
-    provisioning,
-    ray,
-    ray_job,
-    ready_pods,
-    run_state,
-    running,
-    silence,
-    waiting,
-    without_retries,
-)
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import condition_of, decide
 
 C, R = ConditionType, Reason
+S = samples
 
 STEPS = "10 steps in all"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
@@ -57,37 +36,37 @@ NO_STORAGE = (
     " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}"
 )
 DEADLINE = "the trainer did not run within 1800 s: "
-UNREACHABLE = silence(error="connection refused")
-REJECTED = silence(Reachability.REJECTED, error="403")
-DONE = ray_job(RayJobStatus.SUCCEEDED, 0)
-STOPPED = {"ending_seen_at": timestamp(at(-30))}
-KEPT = spec({"runPolicy.cleanup": "KeepCluster"})
-ACTIVE = spec({"runPolicy.activeDeadlineSeconds": 600})
-SUSPENDED = spec({"suspend": True})
-NO_RETRY = spec({"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 0}})
-COMPLETE = running().model_copy(
+UNREACHABLE = S.silent_ray(error="connection refused")
+REJECTED = S.silent_ray(Reachability.REJECTED, error="403")
+DONE = S.ray_job(RayJobStatus.SUCCEEDED, 0)
+STOPPED = {"ending_seen_at": timestamp(S.at(-30))}
+KEPT = S.spec({"runPolicy.cleanup": "KeepCluster"})
+ACTIVE = S.spec({"runPolicy.activeDeadlineSeconds": 600})
+SUSPENDED = S.spec({"suspend": True})
+NO_RETRY = S.spec({"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 0}})
+COMPLETE = S.running().model_copy(
     update={
-        "attempts": (ended_well(),),
-        "result": JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(NOW)),
+        "attempts": (S.completed_attempt(),),
+        "result": JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(S.NOW)),
     }
 )
-ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (attempt(seen=False),)})
-SILENT_LONG = running(9000, record={"silent_since": timestamp(at(-3600))})
+ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (S.attempt(seen=False),)})
+SILENT_LONG = S.running(9000, record={"silent_since": timestamp(S.at(-3600))})
 
 
 def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: str | None = None) -> Observed:
     """A head that is ready and two workers: the first `num_ready` are ready, the others have the problem."""
     workers = [
-        pod(f"w{number}", ready=number < num_ready, problem=None if number < num_ready else problem)
+        S.pod(f"w{number}", ready=number < num_ready, problem=None if number < num_ready else problem)
         for number in range(2)
     ]
-    two = spec({"pools[0].nodes": 2})
-    pods = (pod("h", HEAD_GROUP), *(workers if error is None else workers[:num_ready]))
-    return observed(provisioning(), cluster(error=error), pods, job_spec=two)
+    two = S.spec({"pools[0].nodes": 2})
+    pods = (S.pod("h", HEAD_GROUP), *(workers if error is None else workers[:num_ready]))
+    return S.moment(S.provisioning(), S.cluster(error=error), pods, job_spec=two)
 
 
 def without_spec(text: str) -> Observed:
-    seen = observed()
+    seen = S.moment()
     return replace(seen, job=replace(seen.job, spec=None, spec_error=text))
 
 
@@ -98,22 +77,22 @@ def failed_effect(seen: Observed, kind: EffectKind, reason: Reason, message: str
 def ended(
     code: int | None, error_type: str | None = None, log_tail: str = "", error: RunError | None = None
 ) -> Observed:
-    state = run_state(RunPhase.FAILED, error=error) if error is not None else None
-    return at_work(ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
+    state = S.run_state(RunPhase.FAILED, error=error) if error is not None else None
+    return S.at_work(S.ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
 
 
 def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) -> Observed:
-    return observed(provisioning(), cluster(), ready_pods(), seen, spec(job_spec))
+    return S.moment(S.provisioning(), S.cluster(), S.ready_pods(), seen, S.spec(job_spec))
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    seen = observed(provisioning(seen=False, record={"name_taken_since": timestamp(at(-seconds_ago))}))
+    seen = S.moment(S.provisioning(seen=False, record={"name_taken_since": timestamp(S.at(-seconds_ago))}))
     return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
 
 
 def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
-    head = pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
-    return replace(at_work(), pods=(head, pod("w")), ray=silence(seconds=silent_seconds))
+    head = S.pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
+    return replace(S.at_work(), pods=(head, S.pod("w")), ray=S.silent_ray(seconds=silent_seconds))
 
 
 def requested(seen: Observed, **requests: str) -> Observed:
@@ -123,17 +102,19 @@ def requested(seen: Observed, **requests: str) -> Observed:
 
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)")
 REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
-    (C.SPEC_VALID, R.VALID, observed(), "True", ""),
+    (C.SPEC_VALID, R.VALID, S.moment(), "True", ""),
     (C.SPEC_VALID, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "False", "spec.pools: wrong"),
     (C.FAILED, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "True", "spec.pools: wrong"),
-    (C.SPEC_VALID, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "False", NO_STORAGE),
-    (C.FAILED, R.STORAGE_MISSING, observed(job_spec=spec({"checkpoint": {}})), "True", NO_STORAGE),
-    (C.CLUSTER_READY, R.CREATING, observed(), "False", "RayCluster example-1 is being created"),
+    (C.SPEC_VALID, R.STORAGE_MISSING, S.moment(job_spec=S.spec({"checkpoint": {}})), "False", NO_STORAGE),
+    (C.FAILED, R.STORAGE_MISSING, S.moment(job_spec=S.spec({"checkpoint": {}})), "True", NO_STORAGE),
+    (C.CLUSTER_READY, R.CREATING, S.moment(), "False", "RayCluster example-1 is being created"),
     (C.CLUSTER_READY, R.PODS_PENDING, starting(num_ready=1), "False", "2 of 3 pods ready; waiting for 1 of pool main"),
-    (C.CLUSTER_READY, R.READY, on_ready(ray()), "True", "2 of 2 pods ready and in Ray"),
+    (C.CLUSTER_READY, R.READY, on_ready(S.ray()), "True", "2 of 2 pods ready and in Ray"),
     (
         C.CLUSTER_READY, R.CREATION_REFUSED,
-        failed_effect(observed(provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota"),
+        failed_effect(
+            S.moment(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
+        ),
         "False", "over quota",
     ),
     (
@@ -143,7 +124,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another",
     ),
     (
-        C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(observed(), kuberay_installed=False),
+        C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(S.moment(), kuberay_installed=False),
         "False", "this Kubernetes cluster has no resource RayCluster (ray.io/v1)",
     ),
     (
@@ -168,85 +149,86 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ),
     (
         C.CLUSTER_READY, R.CONTAINER_CRASHING,
-        observed(
-            provisioning(), cluster(),
-            (pod("h", HEAD_GROUP, problem=PodProblem(R.CONTAINER_CRASHING, "exit code 1")), pod("w")),
+        S.moment(
+            S.provisioning(), S.cluster(),
+            (S.pod("h", HEAD_GROUP, problem=PodProblem(R.CONTAINER_CRASHING, "exit code 1")), S.pod("w")),
         ),
         "False", "1 of 2 pods ready; the head pod h: exit code 1",
     ),
     (
-        C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(ray(gpus=())),
+        C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(S.ray(gpus=())),
         "False", "2 of 2 pods ready, 1 of them in Ray",
     ),
     (
         C.CLUSTER_READY, R.DASHBOARD_UNREACHABLE, on_ready(UNREACHABLE),
         "False", "all pods are ready, but Ray's dashboard does not answer: connection refused",
     ),
-    (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(at_work(), ray=UNREACHABLE), "Unknown", "connection refused"),
+    (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(S.at_work(), ray=UNREACHABLE), "Unknown", "connection refused"),
     (
         C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED),
         "False", "all pods are ready, but Ray refuses the operator's token: 403",
     ),
-    (C.PROGRESSING, R.TOKEN_REJECTED, replace(at_work(), ray=REJECTED), "Unknown", "403"),
-    (C.FAILED, R.CLUSTER_LOST, observed(running()), "True", "RayCluster example-1 was deleted while the job needed it"),
+    (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.at_work(), ray=REJECTED), "Unknown", "403"),
+    (C.FAILED, R.CLUSTER_LOST, S.moment(S.running()), "True",
+     "RayCluster example-1 was deleted while the job needed it"),
     (
-        C.FAILED, R.HEAD_LOST, observed(running(), cluster(), (pod("w"),)),
+        C.FAILED, R.HEAD_LOST, S.moment(S.running(), S.cluster(), (S.pod("w"),)),
         "True", "the head pod is gone, and the trainer with it",
     ),
     (
-        C.CLUSTER_READY, R.REMOVED, observed(COMPLETE),
+        C.CLUSTER_READY, R.REMOVED, S.moment(COMPLETE),
         "False", "the job has ended; its cluster was removed",
     ),
     (
-        C.CLUSTER_READY, R.REMOVED, observed(ENDED_BEFORE),
+        C.CLUSTER_READY, R.REMOVED, S.moment(ENDED_BEFORE),
         "False", "the job has ended before its cluster was made",
     ),
     (
-        C.CLUSTER_READY, R.KEPT, observed(COMPLETE, cluster(), ready_pods(), job_spec=KEPT),
+        C.CLUSTER_READY, R.KEPT, S.moment(COMPLETE, S.cluster(), S.ready_pods(), job_spec=KEPT),
         "True", "the job has ended; its cluster is kept",
     ),
-    (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(ray()), "True", "Ray has 2 of 2 GPUs"),
+    (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(S.ray()), "True", "Ray has 2 of 2 GPUs"),
     (
-        C.PLACEMENT_FEASIBLE, R.INSUFFICIENT_GPUS, on_ready(ray(gpus=(1,))),
+        C.PLACEMENT_FEASIBLE, R.INSUFFICIENT_GPUS, on_ready(S.ray(gpus=(1,))),
         "False", "Ray has 1 of 2 GPUs, 1 on the node with the fewest",
     ),
     (
         C.PLACEMENT_FEASIBLE, R.PLACEMENT_GROUP_INFEASIBLE,
-        replace(at_work(), ray=ray(ray_job(), infeasible=("2 x {CPU: 9, GPU: 1}",))),
+        replace(S.at_work(), ray=S.ray(S.ray_job(), infeasible=("2 x {CPU: 9, GPU: 1}",))),
         "False", "Ray has 2 of 2 GPUs; no node can hold 2 x {CPU: 9, GPU: 1}",
     ),
-    (C.JOB_SUBMITTED, R.SUBMITTING, on_ready(ray()), "False", "Ray job example-1-1 is being submitted"),
+    (C.JOB_SUBMITTED, R.SUBMITTING, on_ready(S.ray()), "False", "Ray job example-1-1 is being submitted"),
     (
         C.JOB_SUBMITTED, R.SUBMISSION_FAILED,
         failed_effect(
-            replace(on_ready(ray()), job=job(status=provisioning(record={"submissions": 1}))),
+            replace(on_ready(S.ray()), job=S.job(status=S.provisioning(record={"submissions": 1}))),
             EffectKind.SUBMIT_JOB, R.SUBMISSION_FAILED, "500: No available agent",
         ),
         "False", "500: No available agent",
     ),
-    (C.JOB_SUBMITTED, R.SUBMITTED, at_work(), "True", "Ray job example-1-1"),
-    (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(at_work(), ray=ray()), "False",
+    (C.JOB_SUBMITTED, R.SUBMITTED, S.at_work(), "True", "Ray job example-1-1"),
+    (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.at_work(), ray=S.ray()), "False",
      "Ray no longer knows job example-1-1; its head was restarted"),
-    (C.FAILED, R.DRIVER_LOST, replace(at_work(), ray=ray()), "True",
+    (C.FAILED, R.DRIVER_LOST, replace(S.at_work(), ray=S.ray()), "True",
      "Ray no longer knows job example-1-1; its head was restarted"),
     (
-        C.SPEC_VALID, R.VALID, replace(observed(), job=replace(job(), unknown_fields=("spec.new",))), "True",
+        C.SPEC_VALID, R.VALID, replace(S.moment(), job=replace(S.job(), unknown_fields=("spec.new",))), "True",
         "this operator is older than the job's schema and ignores spec.new",
     ),
     (
-        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(observed(), job=replace(job(), memory_shortage="91 of 78 GiB")),
+        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(S.moment(), job=replace(S.job(), memory_shortage="91 of 78 GiB")),
         "True", "91 of 78 GiB",
     ),
     (
-        C.FAILED, R.KUBERAY_TOO_OLD, observed(provisioning(), cluster(authenticated=False)), "True",
+        C.FAILED, R.KUBERAY_TOO_OLD, S.moment(S.provisioning(), S.cluster(authenticated=False)), "True",
         "RayCluster example-1 has lost its authOptions: this KubeRay is too old to know them",
     ),
     (
-        C.FAILED, R.AUTHENTICATION_MISSING, on_ready(silence(Reachability.OPEN, error="HTTP 200")), "True",
+        C.FAILED, R.AUTHENTICATION_MISSING, on_ready(S.silent_ray(Reachability.OPEN, error="HTTP 200")), "True",
         "all pods are ready, but Ray asks nobody for a token: HTTP 200",
     ),
     (
-        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(at_work(), clusters=(), pods=(), forbidden="pods is forbidden"),
+        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(S.at_work(), clusters=(), pods=(), forbidden="pods is forbidden"),
         "Unknown", "pods is forbidden",
     ),
     (
@@ -256,98 +238,101 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ),
     (
         C.PROGRESSING, R.RUN_STATE_UNREADABLE,
-        replace(at_work(), ray=replace(ray(ray_job()), run_state_error="contract version 9")),
+        replace(S.at_work(), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
         "Unknown", "contract version 9",
     ),
     (
         C.FAILED, R.RUN_STATE_UNREADABLE,
-        replace(at_work(status=SILENT_LONG), ray=replace(ray(ray_job()), run_state_error="contract version 9")),
+        replace(S.at_work(status=SILENT_LONG), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
         "True", "nothing was learned of the trainer for 3600 s: contract version 9",
     ),
     (
-        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(at_work(status=SILENT_LONG), ray=UNREACHABLE), "True",
+        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(S.at_work(status=SILENT_LONG), ray=UNREACHABLE), "True",
         "nothing was learned of the trainer for 3600 s: connection refused",
     ),
     (
-        C.FAILED, R.TOKEN_REJECTED, replace(at_work(status=SILENT_LONG), ray=REJECTED), "True",
+        C.FAILED, R.TOKEN_REJECTED, replace(S.at_work(status=SILENT_LONG), ray=REJECTED), "True",
         "nothing was learned of the trainer for 3600 s: 403",
     ),
     (
         C.FAILED, R.READ_FORBIDDEN,
-        replace(observed(SILENT_LONG, cluster()), forbidden="pods is forbidden"), "True",
+        replace(S.moment(SILENT_LONG, S.cluster()), forbidden="pods is forbidden"), "True",
         "nothing was learned of the trainer for 3600 s: pods is forbidden",
     ),
     (
         C.FAILED, R.STALLED,
-        at_work(
-            ray_job(RayJobStatus.STOPPED),
-            status=running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(NOW))}),
+        S.at_work(
+            S.ray_job(RayJobStatus.STOPPED),
+            status=S.running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(S.NOW))}),
         ),
         "True", "the trainer was asked to stop and has ended; it leaves no checkpoint",
     ),
     (
         C.FAILED, R.TRAINER_IMAGE_INCOMPATIBLE,
         replace(
-            at_work(status=running(90, record={"ending_seen_at": timestamp(at(-30))})),
-            ray=replace(ray(DONE), run_state_error="contract version 9"),
+            S.at_work(status=S.running(90, record={"ending_seen_at": timestamp(S.at(-30))})),
+            ray=replace(S.ray(DONE), run_state_error="contract version 9"),
         ),
         "True", "the trainer ended with exit code 0, but its run state cannot be read here: contract version 9",
     ),
     (
-        C.FAILED, R.STOPPED_BY_USER, requested(observed(provisioning(), cluster()), stop_request="1"), "True",
+        C.FAILED, R.STOPPED_BY_USER, requested(S.moment(S.provisioning(), S.cluster()), stop_request="1"), "True",
         "the attempt was to stop before its trainer ran: 0 of 2 pods ready; waiting for the head pod and 1 of pool"
         " main",
     ),
     (
-        C.SUSPENDED, R.SUSPENDING, at_work(job_spec=SUSPENDED), "False", "the trainer saves a checkpoint and ends",
+        C.SUSPENDED, R.SUSPENDING, S.at_work(job_spec=SUSPENDED), "False", "the trainer saves a checkpoint and ends",
     ),
     (
-        C.SUSPENDED, R.SUSPENDED, observed(job_spec=SUSPENDED), "True",
+        C.SUSPENDED, R.SUSPENDED, S.moment(job_spec=SUSPENDED), "True",
         "the job holds no nodes; it has no checkpoint, and will begin at step 0",
     ),
     (
-        C.CLUSTER_READY, R.SUSPENDED, observed(waiting(), job_spec=SUSPENDED), "False",
+        C.CLUSTER_READY, R.SUSPENDED, S.moment(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
         "the job is suspended; nothing of the former cluster is left",
     ),
     (
-        C.SUSPENDED, R.RESUMED, observed(decide(observed(job_spec=SUSPENDED)).status), "False", "attempt 1 has begun",
+        C.SUSPENDED, R.RESUMED, S.moment(decide(S.moment(job_spec=SUSPENDED)).status), "False", "attempt 1 has begun",
     ),
     (
         C.RETRYING, R.RESIZED,
         replace(
-            at_work(
-                ray_job(RayJobStatus.STOPPED), run_state(RunPhase.STOPPED, checkpoint_step=4),
-                running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(NOW))}),
+            S.at_work(
+                S.ray_job(RayJobStatus.STOPPED), S.run_state(RunPhase.STOPPED, checkpoint_step=4),
+                S.running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(S.NOW))}),
             ),
             pods=(),
         ),
         "True", "the trainer was asked to stop and has ended; it leaves the checkpoint of step 4",
     ),
     (
-        C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT, observed(waiting(), cluster(), ready_pods()), "False",
+        C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT,
+        S.moment(S.waiting_for_retry(), S.cluster(), S.ready_pods()), "False",
         "another attempt follows; of the former attempt there are left: 1 RayCluster, 2 pods",
     ),
     (
         C.JOB_SUBMITTED, R.NEXT_ATTEMPT_STARTED,
-        observed(waiting(0).model_copy(update={"conditions": running().conditions})), "False",
+        S.moment(S.waiting_for_retry(0).model_copy(update={"conditions": S.running().conditions})), "False",
         "another attempt has begun",
     ),
-    (C.PROGRESSING, R.STARTING, at_work(), "True", "the trainer loads the model and builds its workers"),
-    (C.PROGRESSING, R.TRAINING, at_work(state=run_state()), "True", STEPS),
-    (C.PROGRESSING, R.STOPPING, at_work(state=run_state(RunPhase.STOPPING)), "False", "the trainer was asked to stop"),
-    (C.PROGRESSING, R.ENDED, at_work(DONE, run_state(RunPhase.COMPLETE), running(60, condition(C.PROGRESSING))),
+    (C.PROGRESSING, R.STARTING, S.at_work(), "True", "the trainer loads the model and builds its workers"),
+    (C.PROGRESSING, R.TRAINING, S.at_work(state=S.run_state()), "True", STEPS),
+    (C.PROGRESSING, R.STOPPING, S.at_work(state=S.run_state(RunPhase.STOPPING)), "False",
+     "the trainer was asked to stop"),
+    (C.PROGRESSING, R.ENDED, S.at_work(DONE, S.run_state(RunPhase.COMPLETE), S.running(60, S.condition(C.PROGRESSING))),
      "False", ""),
-    (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, at_work(state=run_state()), "False", ""),
-    (C.CHECKPOINTED, R.SAVED, at_work(state=run_state(checkpoint_step=4)), "True", "checkpoint of step 4"),
-    (C.COMPLETE, R.SUCCEEDED, at_work(DONE, run_state(RunPhase.COMPLETE, step=10)), "True", "10 of 10 steps are done"),
+    (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, S.at_work(state=S.run_state()), "False", ""),
+    (C.CHECKPOINTED, R.SAVED, S.at_work(state=S.run_state(checkpoint_step=4)), "True", "checkpoint of step 4"),
+    (C.COMPLETE, R.SUCCEEDED, S.at_work(DONE, S.run_state(RunPhase.COMPLETE, step=10)), "True",
+     "10 of 10 steps are done"),
     (
         C.FAILED, R.PROVISIONING_DEADLINE_EXCEEDED,
         replace(starting(PodProblem(R.UNSCHEDULABLE, NO_GPU)),
-                job=replace(starting().job, status=provisioning(seconds_ago=1800))),
+                job=replace(starting().job, status=S.provisioning(seconds_ago=1800))),
         "True", f"{DEADLINE}1 of 3 pods ready; 2 of 2 pods of pool main: {NO_GPU} (pod w0)",
     ),
     (
-        C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, observed(provisioning(seconds_ago=600), cluster(), job_spec=ACTIVE),
+        C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, S.moment(S.provisioning(seconds_ago=600), S.cluster(), job_spec=ACTIVE),
         "True", "the attempt was to stop before its trainer ran: 0 of 2 pods ready; waiting for the head pod and 1 of"
         " pool main",
     ),
@@ -362,16 +347,16 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (C.FAILED, R.INFRASTRUCTURE_ERROR, ended(75), "True", "the trainer ended with exit code 75: Ray's message"),
     (
         C.FAILED, R.OUT_OF_MEMORY,
-        replace(ended(-9), pods=(*ready_pods(), pod("h", HEAD_GROUP, problem=OOM))),
+        replace(ended(-9), pods=(*S.ready_pods(), S.pod("h", HEAD_GROUP, problem=OOM))),
         "True", "pod h: container ray was killed for want of memory (OOMKilled); the trainer ended with signal SIGKILL:"
         " Ray's message",
     ),
     (
-        C.FAILED, R.STOPPED_OUTSIDE, at_work(ray_job(RayJobStatus.STOPPED), None, running(record=STOPPED)),
+        C.FAILED, R.STOPPED_OUTSIDE, S.at_work(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
         "True", "the trainer was stopped through Ray, and not by the operator",
     ),
     (
-        C.FAILED, R.ENDED_WITHOUT_RESULT, at_work(DONE, run_state()),
+        C.FAILED, R.ENDED_WITHOUT_RESULT, S.at_work(DONE, S.run_state()),
         "True", "the trainer ended with exit code 0, but was Running by its run state",
     ),
     (
@@ -385,8 +370,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ("kind", "reason", "seen", "status", "message"), REASONS, ids=[f"{row[0]}-{row[1]}" for row in REASONS]
 )
 def test_the_reason_is_given(kind: ConditionType, reason: Reason, seen: Observed, status: str, message: str) -> None:
-    allowed = without_retries(seen) if kind is C.FAILED else seen
-    assert found(decide(allowed).status, kind) == (status, reason, message)
+    allowed = S.without_retries(seen) if kind is C.FAILED else seen
+    assert condition_of(decide(allowed).status, kind) == (status, reason, message)
 
 
 def test_every_reason_is_reached_and_only_in_its_own_conditions() -> None:

@@ -13,45 +13,29 @@ from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.status_draft import moment
-from rljob_testing.operator_jobs import spec
-from rljob_testing.operator_observed import (
-    NOW,
-    START_NUMBER,
-    after,
-    at,
-    at_work,
-    attempt,
-    cluster,
-    decide,
-    ended,
-    found,
-    observed,
-    pod,
-    provisioning,
-    ray,
-    ray_job,
-    ready_pods,
-    run_state,
-    running,
-    waiting,
-)
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import condition_of, decide
 
 C, R = ConditionType, Reason
-BUDGETS = spec({"runPolicy": {"maxAppRetries": 2, "maxInfraRetries": 3}})
+BUDGETS = samples.spec({"runPolicy": {"maxAppRetries": 2, "maxInfraRetries": 3}})
 APPLICATION, INFRASTRUCTURE = 1, 75
 """Exit codes of the trainer."""
 
 
 def failing(code: int = APPLICATION, counters: Counters | None = None, checkpoint_step: int | None = None) -> Observed:
     """A trainer that has ended with this code on a healthy cluster."""
-    status = running().model_copy(update={"counters": counters or Counters(attempts=1, start_number=START_NUMBER)})
-    state = run_state(RunPhase.FAILED, checkpoint_step=checkpoint_step)
-    return at_work(ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS)
+    status = samples.running().model_copy(
+        update={"counters": counters or Counters(attempts=1, start_number=samples.START_NUMBER)}
+    )
+    state = samples.run_state(RunPhase.FAILED, checkpoint_step=checkpoint_step)
+    return samples.running_on_healthy_cluster(
+        samples.ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS
+    )
 
 
 def pause_seconds(status: RLJobStatus) -> float:
     assert status.next_attempt is not None
-    return (moment(status.next_attempt.not_before) - NOW).total_seconds()
+    return (moment(status.next_attempt.not_before) - samples.NOW).total_seconds()
 
 
 def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
@@ -65,7 +49,7 @@ def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
     counters = plan.status.counters
     assert counters is not None
     assert (counters.application_retries, counters.infrastructure_retries, counters.failed_attempts) == (1, 0, 1)
-    told = found(plan.status, C.RETRYING)
+    told = condition_of(plan.status, C.RETRYING)
     assert told is not None
     assert told[:2] == ("True", "ApplicationError")
     assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
@@ -74,22 +58,26 @@ def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
 
 def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own() -> None:
     first = decide(failing())
-    later = replace(after(failing(), first), ray=ray())
-    assert decide(later, at(7)).status == first.status
-    started = decide(later, at(13))
+    later = replace(samples.with_status_written(failing(), first), ray=samples.ray())
+    assert decide(later, samples.at(7)).status == first.status
+    started = decide(later, samples.at(13))
     newest = started.status.attempts[-1]
     assert (newest.number, newest.cluster, newest.cluster_uid, newest.submissions) == (2, "example-1", "c1", 0)
     assert started.effects == ()
     assert started.requeue_after_seconds == 0
     assert started.status.next_attempt is None
-    submitted = decide(after(later, started), at(14))
-    assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=START_NUMBER + 1),)
-    assert submitted.status.attempts[-1].start_number == START_NUMBER + 1
+    submitted = decide(samples.with_status_written(later, started), samples.at(14))
+    assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=samples.START_NUMBER + 1),)
+    assert submitted.status.attempts[-1].start_number == samples.START_NUMBER + 1
 
 
 @pytest.mark.parametrize(
     "pods",
-    [(pod("h", "head"), pod("w", ready=False)), (pod("h", "head"),), (pod("h", "head"), pod("w", deleting=True))],
+    [
+        (samples.pod("h", "head"), samples.pod("w", ready=False)),
+        (samples.pod("h", "head"),),
+        (samples.pod("h", "head"), samples.pod("w", deleting=True)),
+    ],
     ids=["not ready", "missing", "going"],
 )
 def test_an_application_that_failed_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
@@ -100,12 +88,14 @@ def test_an_application_that_failed_on_a_broken_cluster_gets_a_new_one(pods: tup
 
 
 def test_a_cluster_that_breaks_during_the_pause_is_not_used_again() -> None:
-    seen = observed(waiting(same_cluster=True), cluster(), (pod("h", "head"),), job_spec=BUDGETS)
+    seen = samples.moment(
+        samples.waiting_for_retry(same_cluster=True), samples.cluster(), (samples.pod("h", "head"),), job_spec=BUDGETS
+    )
     plan = decide(seen)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
-    well = replace(seen, pods=ready_pods())
+    well = replace(seen, pods=samples.ready_pods())
     assert decide(well).effects == ()
 
 
@@ -115,29 +105,35 @@ def test_a_failure_of_the_infrastructure_takes_a_new_cluster_when_nothing_of_the
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.next_attempt is not None
     assert (plan.status.next_attempt.failure_class, plan.status.next_attempt.same_cluster) == ("Infrastructure", False)
-    going = replace(after(seen, plan), clusters=(cluster(deleting=True),))
-    assert decide(going, at(60)).status.attempts[-1].number == 1
+    going = replace(samples.with_status_written(seen, plan), clusters=(samples.cluster(deleting=True),))
+    assert decide(going, samples.at(60)).status.attempts[-1].number == 1
     pods_left = replace(going, clusters=())
-    assert decide(pods_left, at(60)).status.attempts[-1].number == 1
-    assert found(decide(pods_left, at(60)).status, C.CLUSTER_READY) == (
+    assert decide(pods_left, samples.at(60)).status.attempts[-1].number == 1
+    assert condition_of(decide(pods_left, samples.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "WaitingForNextAttempt",
         "another attempt follows; of the former attempt there are left: 2 pods",
     )
     gone = replace(pods_left, pods=())
-    assert decide(gone, at(7)).status.attempts[-1].number == 1
-    started = decide(gone, at(60))
+    assert decide(gone, samples.at(7)).status.attempts[-1].number == 1
+    started = decide(gone, samples.at(60))
     assert started.status.attempts[-1].cluster == "example-2"
-    assert found(started.status, C.RETRYING) == ("False", "NextAttemptStarted", "attempt 2 has begun")
-    assert decide(after(gone, started), at(61)).effects == (CreateCluster(2, "example-2"),)
+    assert condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", "attempt 2 has begun")
+    assert decide(samples.with_status_written(gone, started), samples.at(61)).effects == (
+        CreateCluster(2, "example-2"),
+    )
 
 
-@pytest.mark.parametrize("lost", [pod("w", overdue=True, deleting=True), pod("w", node_silent_seconds=60)])
+@pytest.mark.parametrize(
+    "lost", [samples.pod("w", overdue=True, deleting=True), samples.pod("w", node_silent_seconds=60)]
+)
 def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
-    seen = replace(observed(waiting(0)), pods=(lost,))
+    seen = replace(samples.moment(samples.waiting_for_retry(0)), pods=(lost,))
     started = decide(seen)
     assert started.status.attempts[-1].number == 2
-    assert decide(after(seen, started)).effects == (CreateCluster(2, "example-2", lost_pods=("w",)),)
+    assert decide(samples.with_status_written(seen, started)).effects == (
+        CreateCluster(2, "example-2", lost_pods=("w",)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
 )
 def test_a_budget_that_is_used_up_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
     plan = decide(failing(code, Counters(attempts=3, **counters)))
-    told = found(plan.status, C.FAILED)
+    told = condition_of(plan.status, C.FAILED)
     assert told is not None
     assert told[2].startswith(text)
     assert plan.status.next_attempt is None
@@ -197,47 +193,51 @@ def test_what_another_try_would_not_mend_ends_the_job(code: int) -> None:
 
 
 def test_a_cluster_that_asks_nobody_for_a_token_is_not_used_again() -> None:
-    open_to_all = replace(failing(APPLICATION), clusters=(cluster(authenticated=False),))
+    open_to_all = replace(failing(APPLICATION), clusters=(samples.cluster(authenticated=False),))
     plan = decide(open_to_all)
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     unread = replace(open_to_all, job=replace(open_to_all.job, spec=None, spec_error="spec.new: not known here"))
-    told = found(decide(unread).status, C.CLUSTER_READY)
+    told = condition_of(decide(unread).status, C.CLUSTER_READY)
     assert told is not None
     assert told[1] == "KubeRayTooOld"
 
 
 def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
-    attempts = tuple(ended(number=number) for number in range(95, 105))
-    status = waiting(0, attempts=attempts).model_copy(update={"counters": Counters(attempts=104, start_number=2**31)})
-    started = decide(observed(status)).status
+    attempts = tuple(samples.ended_attempt(number=number) for number in range(95, 105))
+    status = samples.waiting_for_retry(0, attempts=attempts).model_copy(
+        update={"counters": Counters(attempts=104, start_number=2**31)}
+    )
+    started = decide(samples.moment(status)).status
     assert [each.number for each in started.attempts] == list(range(96, 106))
     assert started.counters is not None
     assert started.counters.attempts == 105
-    far = decide(observed(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
+    far = decide(samples.moment(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
     assert far.attempts[-1].number == 1234
     # KubeRay cuts longer names; the 234th attempt is long gone.
     assert far.attempts[-1].cluster == "example-234"
 
 
 def test_start_numbers_grow_whatever_clocks_and_history_say() -> None:
-    status = provisioning().model_copy(update={"counters": Counters(attempts=7, start_number=START_NUMBER + 500)})
-    plan = decide(observed(status, cluster(), ready_pods(), ray()))
-    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=START_NUMBER + 501),)
-    again = replace(observed(status, cluster(), ready_pods(), ray()))
+    status = samples.provisioning().model_copy(
+        update={"counters": Counters(attempts=7, start_number=samples.START_NUMBER + 500)}
+    )
+    plan = decide(samples.moment(status, samples.cluster(), samples.ready_pods(), samples.ray()))
+    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=samples.START_NUMBER + 501),)
+    again = replace(samples.moment(status, samples.cluster(), samples.ready_pods(), samples.ray()))
     early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
     assert decide(early).effects == plan.effects
 
 
 def test_clusters_that_no_attempt_owns_are_removed() -> None:
-    former = cluster(name="example-1", uid="c1")
-    ours = cluster(name="example-2", uid="c2")
-    status = RLJobStatus(attempts=(ended(), attempt(number=2)), counters=Counters(attempts=2))
-    seen = replace(observed(status), clusters=(former, ours))
+    former = samples.cluster(name="example-1", uid="c1")
+    ours = samples.cluster(name="example-2", uid="c2")
+    status = RLJobStatus(attempts=(samples.ended_attempt(), samples.attempt(number=2)), counters=Counters(attempts=2))
+    seen = replace(samples.moment(status), clusters=(former, ours))
     assert decide(seen).effects == (DeleteCluster("example-1", "c1"),)
     # One of the right name and of another UID: a leader that was paused made it.
-    twin = replace(seen, clusters=(cluster(name="example-2", uid="late"),))
+    twin = replace(seen, clusters=(samples.cluster(name="example-2", uid="late"),))
     plan = decide(twin)
     assert plan.effects == (DeleteCluster("example-2", "late"),)
     assert plan.status.attempts[-1].reason == "ClusterLost"
@@ -245,16 +245,26 @@ def test_clusters_that_no_attempt_owns_are_removed() -> None:
 
 def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
-    plan = decide(at_work(ray_job(RayJobStatus.FAILED, 75), status=running(400), job_spec=spec(policy)))
+    plan = decide(
+        samples.running_on_healthy_cluster(
+            samples.ray_job(RayJobStatus.FAILED, 75), status=samples.running(400), job_spec=samples.spec(policy)
+        )
+    )
     assert plan.status.counters is not None
     assert plan.status.counters.active_seconds == 400
     used = Counters(attempts=2, active_seconds=400)
-    long_ago = attempt(submissions=1, seconds_ago=599, number=2)
-    status = RLJobStatus(attempts=(ended(), long_ago), counters=used)
-    second = replace(ray_job(), submission_id="example-2-1")
-    pods = tuple(replace(each, cluster="example-2") for each in ready_pods())
-    seen = observed(status, cluster(name="example-2", uid="c2"), pods, ray(second, run_state()), spec(policy))
+    long_ago = samples.attempt(submissions=1, seconds_ago=599, number=2)
+    status = RLJobStatus(attempts=(samples.ended_attempt(), long_ago), counters=used)
+    second = replace(samples.ray_job(), submission_id="example-2-1")
+    pods = tuple(replace(each, cluster="example-2") for each in samples.ready_pods())
+    seen = samples.moment(
+        status,
+        samples.cluster(name="example-2", uid="c2"),
+        pods,
+        samples.ray(second, samples.run_state()),
+        samples.spec(policy),
+    )
     assert decide(seen).status.attempts[-1].stop is None
-    stop = decide(seen, at(1)).status.attempts[-1].stop
+    stop = decide(seen, samples.at(1)).status.attempts[-1].stop
     assert stop is not None
     assert stop.reason == "ActiveDeadlineExceeded"

@@ -13,23 +13,8 @@ from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator_jobs import spec
-from rljob_testing.operator_observed import (
-    after,
-    at,
-    at_work,
-    cluster,
-    decide,
-    found,
-    observed,
-    provisioning,
-    ray,
-    ray_job,
-    ready_pods,
-    run_state,
-    running,
-    silence,
-)
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import condition_of, decide
 
 GONE = (DeleteCluster("example-1", "c1"),)
 HOUR = 3600
@@ -43,7 +28,9 @@ def unread(seen: Observed, policy: RunPolicy | None = None) -> Observed:
 
 def begun(seconds_ago: float) -> Observed:
     """All is ready, and nobody can submit."""
-    return observed(provisioning(seconds_ago=seconds_ago), cluster(), ready_pods(), ray())
+    return samples.moment(
+        samples.provisioning(seconds_ago=seconds_ago), samples.cluster(), samples.ready_pods(), samples.ray()
+    )
 
 
 def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reason: str) -> None:
@@ -52,9 +39,9 @@ def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reaso
     assert counters is not None
     assert (counters.failed_attempts, counters.application_retries, counters.infrastructure_retries) == (0, 0, 0)
     free = replace(seen, job=replace(seen.job, status=status), clusters=(), pods=())
-    assert decide(free, at(10 * HOUR)).status.phase == "Retrying"
-    readable = replace(free, job=replace(free.job, spec=spec(), spec_error=None))
-    assert decide(readable, at(10 * HOUR)).status.attempts[-1].number == 2
+    assert decide(free, samples.at(10 * HOUR)).status.phase == "Retrying"
+    readable = replace(free, job=replace(free.job, spec=samples.spec(), spec_error=None))
+    assert decide(readable, samples.at(10 * HOUR)).status.attempts[-1].number == 2
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, 1800), (RunPolicy(provisioning_deadline_seconds=300), 300)])
@@ -72,18 +59,21 @@ def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | Non
 
 
 def test_one_that_has_no_cluster_ends_too() -> None:
-    seen = unread(observed(provisioning(seen=False, seconds_ago=1800)))
-    assert decide(unread(observed(provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended is None
+    seen = unread(samples.moment(samples.provisioning(seen=False, seconds_ago=1800)))
+    assert (
+        decide(unread(samples.moment(samples.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
+        is None
+    )
     assert_waits_for_another_operator(seen, decide(seen).status, "ProvisioningDeadlineExceeded")
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
 def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -> None:
-    seen = unread(at_work(state=run_state()), policy)
-    seen = after(seen, decide(seen))
-    assert decide(seen, at(limit - 1)).effects == ()
-    stalled = decide(seen, at(limit))
-    assert effects_until_the_end(after(seen, stalled), limit) == [
+    seen = unread(samples.running_on_healthy_cluster(state=samples.run_state()), policy)
+    seen = samples.with_status_written(seen, decide(seen))
+    assert decide(seen, samples.at(limit - 1)).effects == ()
+    stalled = decide(seen, samples.at(limit))
+    assert effects_until_the_end(samples.with_status_written(seen, stalled), limit) == [
         (DumpStacks("example-1-1", 1),),
         (StopJob("example-1-1"),),
         GONE,
@@ -92,33 +82,38 @@ def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -
 
 def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]]:
     """Of three passes: the stacks are written in 30 s, and it may take 120 s to stop."""
-    plans = [decide(seen, at(since + seconds)) for seconds in (0, 30, 150)]
+    plans = [decide(seen, samples.at(since + seconds)) for seconds in (0, 30, 150)]
     ended = plans[-1].status
     assert (ended.attempts[0].reason, ended.phase) == ("Stalled", "Retrying")
     return [plan.effects for plan in plans]
 
 
 def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
-    seen = unread(replace(at_work(status=running(9000)), ray=silence(Reachability.UNREACHABLE)))
-    seen = after(seen, decide(seen))
-    assert decide(seen, at(HOUR - 1)).status.attempts[0].ended is None
-    ended = decide(seen, at(HOUR))
+    seen = unread(
+        replace(
+            samples.running_on_healthy_cluster(status=samples.running(9000)),
+            ray=samples.silent_ray(Reachability.UNREACHABLE),
+        )
+    )
+    seen = samples.with_status_written(seen, decide(seen))
+    assert decide(seen, samples.at(HOUR - 1)).status.attempts[0].ended is None
+    ended = decide(seen, samples.at(HOUR))
     assert (ended.effects, ended.status.attempts[0].reason) == (GONE, "DashboardUnreachable")
     assert ended.status.phase == "Retrying"
 
 
 def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
-    newer = replace(ray(ray_job()), run_state_error="phase: is new")
-    seen = unread(replace(at_work(), ray=newer))
-    seen = after(seen, decide(seen))
-    plan = decide(seen, at(HOUR))
+    newer = replace(samples.ray(samples.ray_job()), run_state_error="phase: is new")
+    seen = unread(replace(samples.running_on_healthy_cluster(), ray=newer))
+    seen = samples.with_status_written(seen, decide(seen))
+    plan = decide(seen, samples.at(HOUR))
     assert plan.effects == GONE
     assert_waits_for_another_operator(seen, plan.status, "RunStateUnreadable")
 
 
 TOO_OLD = "RayCluster example-1 has lost its authOptions: this KubeRay is too old to know them"
 NOT_READ = "this operator cannot read the job's spec (pools[0].topology: is new)"
-NEWER_STATE = replace(ray(ray_job()), run_state_error="phase: is new")
+NEWER_STATE = replace(samples.ray(samples.ray_job()), run_state_error="phase: is new")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,10 @@ NEWER_STATE = replace(ray(ray_job()), run_state_error="phase: is new")
     [
         # Its trainer has failed at the same moment, so it is not that which ends the attempt.
         (
-            replace(at_work(ray_job(RayJobStatus.FAILED, 75)), clusters=(cluster(authenticated=False),)),
+            replace(
+                samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 75)),
+                clusters=(samples.cluster(authenticated=False),),
+            ),
             *(ConditionType.CLUSTER_READY, Reason.KUBERAY_TOO_OLD, "False", TOO_OLD),
         ),
         (
@@ -135,7 +133,12 @@ NEWER_STATE = replace(ray(ray_job()), run_state_error="phase: is new")
             f"the trainer did not run within 1800 s: {NOT_READ}",
         ),
         (
-            replace(at_work(status=running(9000, record={"silent_since": timestamp(at(-HOUR))})), ray=NEWER_STATE),
+            replace(
+                samples.running_on_healthy_cluster(
+                    status=samples.running(9000, record={"silent_since": timestamp(samples.at(-HOUR))})
+                ),
+                ray=NEWER_STATE,
+            ),
             *(ConditionType.RETRYING, Reason.RUN_STATE_UNREADABLE, "True"),
             "nothing was learned of the trainer for 3600 s: phase: is new",
         ),
@@ -145,11 +148,11 @@ NEWER_STATE = replace(ray(ray_job()), run_state_error="phase: is new")
 def test_reasons_that_only_such_a_job_gives(
     seen: Observed, kind: ConditionType, reason: Reason, status: str, message: str
 ) -> None:
-    assert found(decide(unread(seen)).status, kind) == (status, reason, message)
+    assert condition_of(decide(unread(seen)).status, kind) == (status, reason, message)
 
 
 def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:
-    seen = unread(at_work(state=run_state()), RunPolicy(active_deadline_seconds=60))
+    seen = unread(samples.running_on_healthy_cluster(state=samples.run_state()), RunPolicy(active_deadline_seconds=60))
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None

@@ -10,9 +10,10 @@ from rljob_api.conditions import Reason
 from rljob_operator.kube import observed_objects
 from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
-from rljob_testing.job_place import cluster_job
-from rljob_testing.operator_observed import decide, observed
-from rljob_testing.valid_job import edited
+from rljob_testing.jobs.valid_job import edited
+from rljob_testing.operator import samples
+from rljob_testing.operator.samples import decide
+from rljob_testing.operator.testbed import cluster_job
 
 Json = dict[str, object]
 
@@ -48,7 +49,7 @@ def test_an_estimate_that_fails_keeps_no_job_from_being_read(
 
 
 def test_too_little_memory_is_told_once_and_keeps_nothing_from_being_made() -> None:
-    seen = observed()
+    seen = samples.moment()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
     plan = decide(too_large)
     warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")

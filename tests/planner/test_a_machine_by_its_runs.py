@@ -16,10 +16,10 @@ from rljob_planner.memory.phases import phases_of
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import Placement, Role, TokenLengths, TrainModel, Workload
-from rljob_testing.planner_cases import GIB, one_pool, placed, workload
+from rljob_testing.planner import samples
 
 SMALL = ModelShape("small", 8, 256, 4, 2, 64, 1024, 8192, ties_head=True)
-CPU = Gpu("cpu", 24 * GIB, 100e9, 20e9, 2e9, is_cpu=True)
+CPU = Gpu("cpu", 24 * samples.GIB, 100e9, 20e9, 2e9, is_cpu=True)
 THERE = replace(
     Constants(),
     training_efficiency={"cpu": 0.6},
@@ -35,14 +35,14 @@ THERE = replace(
 
 def job(batch_size: int, cap: int = 64) -> Workload:
     actor = TrainModel(SMALL, is_trained=True, compute_bytes=4)
-    made = workload(actor, batch_size=batch_size, mini_batch_size=batch_size, checkpoint_every_steps=None)
+    made = samples.workload(actor, batch_size=batch_size, mini_batch_size=batch_size, checkpoint_every_steps=None)
     rollout = replace(made.rollout, weight_bytes=4, max_model_length=cap + 16)
     lengths = TokenLengths(10.0, 16, cap / 2, cap)
     return replace(made, models={Role.ACTOR: actor}, rollout=rollout, lengths=lengths)
 
 
 def here(made: Workload) -> Placement:
-    return placed(one_pool(made, CPU, gpus_per_node=1))
+    return samples.placement(samples.one_pool(made, CPU, gpus_per_node=1))
 
 
 def run_of(made: Workload, shares: tuple[float, ...] = (1.0, 1.0, 0.4, 0.8, 0.6, 1.0)) -> CalibrationRun:
@@ -94,10 +94,10 @@ def test_what_was_seen_of_one_kind_says_nothing_of_others() -> None:
 def test_the_process_has_what_tensors_do_not_explain() -> None:
     run = run_of(job(16))
     as_it_was = workload_for_memory(run.workload, run.facts)
-    there = phases_of(run.placement.pools[0], as_it_was, replace(THERE, process_bytes=2 * GIB))
+    there = phases_of(run.placement.pools[0], as_it_was, replace(THERE, process_bytes=2 * samples.GIB))
     memory = {"process": process_bytes(there, as_it_was, run.placement.pools[0].rollout)}
     seen = replace(run, facts=replace(run.facts, memory=memory))
-    assert calibrated([seen], Constants()).process_bytes == pytest.approx(2 * GIB)
+    assert calibrated([seen], Constants()).process_bytes == pytest.approx(2 * samples.GIB)
     assert calibrated([run], Constants()).process_bytes == Constants().process_bytes
 
 

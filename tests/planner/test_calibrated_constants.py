@@ -17,9 +17,9 @@ from rljob_planner.advice.calibration import (
 from rljob_planner.constants import Constants
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import TokenLengths, Workload
-from rljob_testing.planner_cases import gpu, one_pool, placed, workload
+from rljob_testing.planner import samples
 
-KIND = gpu().name
+KIND = samples.gpu().name
 DEFAULT = Constants()
 TRUE = replace(
     DEFAULT,
@@ -35,7 +35,7 @@ TRUE = replace(
 
 def jobs() -> list[Workload]:
     """Of other sizes and lengths, so that what is fixed shows beside what grows."""
-    base = workload(needs_old_logprobs=True)
+    base = samples.workload(needs_old_logprobs=True)
     sizes = ((32, 8, 300.0), (64, 64, 1000.0), (256, 32, 600.0), (128, 128, 1500.0))
     return [
         replace(
@@ -46,13 +46,13 @@ def jobs() -> list[Workload]:
 
 
 def observed(job: Workload, constants: Constants = TRUE, factor: float = 1.0) -> Observation:
-    time = step_time(job, placed(one_pool(job)), constants)
+    time = step_time(job, samples.placement(samples.one_pool(job)), constants)
     seconds = {phase.name: factor * (phase.waited or phase.seconds).likely for phase in time.phases}
-    return Observation(job, placed(one_pool(job)), {**seconds, STEP: factor * time.total.likely})
+    return Observation(job, samples.placement(samples.one_pool(job)), {**seconds, STEP: factor * time.total.likely})
 
 
 def predicted(job: Workload, constants: Constants) -> float:
-    return step_time(job, placed(one_pool(job)), constants).total.likely
+    return step_time(job, samples.placement(samples.one_pool(job)), constants).total.likely
 
 
 def test_constants_come_back() -> None:
@@ -78,7 +78,7 @@ def test_one_step_brings_others_near() -> None:
 
 def test_what_was_not_seen_stays() -> None:
     job = jobs()[0]
-    only = Observation(job, placed(one_pool(job)), {"update_actor": 20.0})
+    only = Observation(job, samples.placement(samples.one_pool(job)), {"update_actor": 20.0})
     found = fit(DEFAULT, [only])
     assert found.decode_step_seconds == DEFAULT.decode_step_seconds
     assert found.step_seconds == DEFAULT.step_seconds

@@ -12,8 +12,8 @@ from rljob_planner.job_memory import known_shapes
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.memory.changes import Change, faster_jobs, smaller_jobs
 from rljob_planner.workload import Placement, Workload
-from rljob_testing.planner_cases import gpu
-from rljob_testing.valid_job import Wire, edited, valid_job
+from rljob_testing.jobs.valid_job import Wire, edited, valid_job
+from rljob_testing.planner import samples
 
 EIGHT: dict[str, object] = {
     "spec.training.model.source": "Qwen/Qwen3-4B",
@@ -72,7 +72,7 @@ def read(job: Wire, *, is_cpu: bool) -> tuple[Workload, Placement]:
     spec = RLJob.from_wire(job).spec
     shapes = known_shapes(spec)
     assert shapes is not None
-    placement = placement_of(spec, {pool.name: gpu(is_cpu=is_cpu) for pool in spec.pools})
+    placement = placement_of(spec, {pool.name: samples.gpu(is_cpu=is_cpu) for pool in spec.pools})
     workload = workload_of(spec, shapes, is_cpu=is_cpu)
     check_layouts(workload, placement)
     return workload, placement
@@ -91,7 +91,7 @@ def written(job: Wire, change: Change) -> Wire:
     ("case", "is_cpu"), [(name, False) for name in CASES] + [(name, True) for name in CASES_ON_CPUS]
 )
 def test_every_change_can_be_written_and_means_what_was_planned(case: str, is_cpu: bool) -> None:
-    job = edited(valid_job(), CASES[case])
+    job = valid_job(CASES[case])
     workload, placement = read(job, is_cpu=is_cpu)
     smaller = [changed for ladder in smaller_jobs(workload, placement) for changed in ladder]
     faster = [changed for ladder in faster_jobs(workload, placement) for changed in ladder]

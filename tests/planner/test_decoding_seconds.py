@@ -20,7 +20,7 @@ from rljob_planner.timing.generation import (
 )
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import EngineKind, RolloutLayout, RolloutWork
-from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, gpu
+from rljob_testing.planner import samples
 
 DENSE = DecodeSpeed(
     weights=4e-3,
@@ -106,39 +106,43 @@ def test_a_mixed_order_has_the_same_lengths_evenly() -> None:
 
 
 def speed_of(work: RolloutWork, tensor_parallel: int = 1, context: float = 0.0) -> DecodeSpeed:
-    return decode_speed(work, RolloutLayout(8, tensor_parallel), Site(gpu(), 8), CONSTANTS, context)
+    return decode_speed(work, RolloutLayout(8, tensor_parallel), Site(samples.gpu(), 8), CONSTANTS, context)
 
 
 def test_one_sequence_reads_all_weights() -> None:
-    speed = speed_of(RolloutWork(LLAMA3_8B))
+    speed = speed_of(RolloutWork(samples.LLAMA3_8B))
     # All but the embedding, of which a token reads one row.
-    read = 2 * (LLAMA3_8B.num_parameters - LLAMA3_8B.embedding_parameters - LLAMA3_8B.hidden_size)
+    read = 2 * (
+        samples.LLAMA3_8B.num_parameters - samples.LLAMA3_8B.embedding_parameters - samples.LLAMA3_8B.hidden_size
+    )
     by_memory = read / (3.35e12 * CONSTANTS.decode_bandwidth_efficiency)
     overhead = CONSTANTS.decode_step_seconds + CONSTANTS.decode_sequence_seconds
     assert speed.step(1, 0) == pytest.approx(by_memory + overhead)
 
 
 def test_many_sequences_with_little_in_the_cache_wait_for_products() -> None:
-    speed = speed_of(RolloutWork(LLAMA3_8B))
-    by_compute = 5000 * 2 * LLAMA3_8B.matmul_parameters / (989e12 * CONSTANTS.decode_compute_efficiency)
+    speed = speed_of(RolloutWork(samples.LLAMA3_8B))
+    by_compute = 5000 * 2 * samples.LLAMA3_8B.matmul_parameters / (989e12 * CONSTANTS.decode_compute_efficiency)
     overhead = CONSTANTS.decode_step_seconds + 5000 * CONSTANTS.decode_sequence_seconds
     assert speed.step(5000, 0) == pytest.approx(by_compute + overhead)
 
 
 def test_long_contexts_wait_for_the_cache() -> None:
-    speed = speed_of(RolloutWork(LLAMA3_8B))
+    speed = speed_of(RolloutWork(samples.LLAMA3_8B))
     # 2 x 2 bytes x 32 layers x 1,024 numbers: 128 KiB of each token.
     more = speed.step(100, 2_000_000) - speed.step(100, 1_000_000)
     assert more == pytest.approx(1e6 * 131_072 / (3.35e12 * CONSTANTS.decode_bandwidth_efficiency))
 
 
 def test_two_gpus_read_half_each_and_talk_in_between() -> None:
-    one, two = (speed_of(RolloutWork(LLAMA3_8B), each) for each in (1, 2))
+    one, two = (speed_of(RolloutWork(samples.LLAMA3_8B), each) for each in (1, 2))
     assert two.weights == pytest.approx(one.weights / 2)
     assert two.kv == pytest.approx(one.kv / 2)
     assert two.fixed == pytest.approx(one.fixed + 64 * CONSTANTS.tensor_parallel_seconds)
     # More GPUs than heads of keys: each has one head.
-    assert speed_of(RolloutWork(LLAMA3_8B), 16).kv == pytest.approx(speed_of(RolloutWork(LLAMA3_8B), 8).kv)
+    assert speed_of(RolloutWork(samples.LLAMA3_8B), 16).kv == pytest.approx(
+        speed_of(RolloutWork(samples.LLAMA3_8B), 8).kv
+    )
 
 
 def test_few_tokens_read_few_experts() -> None:
@@ -150,21 +154,21 @@ def test_few_tokens_read_few_experts() -> None:
 
 
 def test_windows_bound_what_a_layer_reads() -> None:
-    half = replace(LLAMA3_8B, sliding_window=128, num_full_attention_layers=16)
-    whole, windowed = speed_of(RolloutWork(LLAMA3_8B)), speed_of(RolloutWork(half), context=1000.0)
+    half = replace(samples.LLAMA3_8B, sliding_window=128, num_full_attention_layers=16)
+    whole, windowed = speed_of(RolloutWork(samples.LLAMA3_8B)), speed_of(RolloutWork(half), context=1000.0)
     assert windowed.kv == pytest.approx(whole.kv / 2)
     assert windowed.sequence_kv == pytest.approx(whole.kv / 2 * 128)
 
 
 def cost(work: RolloutWork, count: int, lengths: Lengths, at_once: float = 256, speed: float = 1.0) -> float:
-    card = gpu()
+    card = samples.gpu()
     card = replace(card, flops=speed * card.flops, bandwidth=speed * card.bandwidth)
     requests = Requests(count, 8, 200.0, lengths)
     return generation_cost(work, requests, RolloutLayout(8), Site(card, 8), at_once, CONSTANTS).seconds
 
 
 def test_monotone() -> None:
-    work, lengths = RolloutWork(QWEN3_4B), Lengths(4096, location=6.5, scale=0.8)
+    work, lengths = RolloutWork(samples.QWEN3_4B), Lengths(4096, location=6.5, scale=0.8)
     base = cost(work, 2048, lengths)
     assert cost(work, 2048, lengths, speed=2.0) < base
     assert cost(work, 4096, lengths) > base
@@ -175,19 +179,20 @@ def test_monotone() -> None:
 def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
     lengths = Lengths(10, known=(10,))
     by_vllm, by_other = (
-        RolloutWork(QWEN3_4B, engine=each, max_sequences=64) for each in (EngineKind.VLLM, EngineKind.HUGGING_FACE)
+        RolloutWork(samples.QWEN3_4B, engine=each, max_sequences=64)
+        for each in (EngineKind.VLLM, EngineKind.HUGGING_FACE)
     )
     speed = makespan(speed_of(by_vllm), 200.0, [10] * 64, 64).seconds
-    layers = 2 * QWEN3_4B.layer_matmul_parameters * 200 / 0.35
+    layers = 2 * samples.QWEN3_4B.layer_matmul_parameters * 200 / 0.35
     attention = 2 * 36 * 4096 * 200 * 200 / CONSTANTS.attention_efficiency
     # 512 responses to 64 prompts on 8 engines.
     assert cost(by_vllm, 512, lengths) == pytest.approx(speed + 8 * (layers + attention) / 989e12)
-    head = 2 * QWEN3_4B.embedding_parameters * 200 / 0.35
+    head = 2 * samples.QWEN3_4B.embedding_parameters * 200 / 0.35
     assert cost(by_other, 512, lengths) == pytest.approx(speed + 64 * (layers + head + attention) / 989e12)
 
 
 def test_without_new_ones_in_free_places_batches_wait_for_their_longest() -> None:
-    work = RolloutWork(QWEN3_4B, max_sequences=16)
+    work = RolloutWork(samples.QWEN3_4B, max_sequences=16)
     lengths = Lengths(4096, location=6.0, scale=0.8)
     batches = cost(replace(work, engine=EngineKind.HUGGING_FACE), 512, lengths)
     assert batches > 1.3 * cost(work, 512, lengths)
@@ -197,5 +202,7 @@ def test_the_longest_response_is_named_where_it_is_waited_for() -> None:
     lengths = Lengths(30_000, known=(*[200] * 255, 20_000))
     requests = Requests(256, 8, 200.0, lengths)
     quick = replace(CONSTANTS, decode_step_seconds=1e-3)
-    found = generation_cost(RolloutWork(LLAMA3_8B), requests, RolloutLayout(8), Site(gpu(), 8), 256, quick)
+    found = generation_cost(
+        RolloutWork(samples.LLAMA3_8B), requests, RolloutLayout(8), Site(samples.gpu(), 8), 256, quick
+    )
     assert found.bound_by == LONGEST_RESPONSE

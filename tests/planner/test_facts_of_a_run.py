@@ -8,7 +8,7 @@ import pytest
 
 from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
 from rljob_planner.errors import PlanError
-from rljob_testing.planner_cases import workload
+from rljob_testing.planner import samples
 
 
 def line(step: int, seconds: float, **others: float) -> dict[str, float]:
@@ -64,7 +64,7 @@ def test_memory_is_the_largest_of_all_steps_and_that_of_the_first_is_kept_apart(
 def test_what_is_learned_from_and_generated_goes_into_the_workload() -> None:
     more = {"actor/learned_fraction": 0.5, "dynamic_sampling/prompts": 96.0, "timing_s/reward": 0.05}
     facts = facts_of([line(1, 1), line(2, 10, **more), line(3, 10, **more)], batch_size=64)
-    found = observed_workload(workload(), facts)
+    found = observed_workload(samples.workload(), facts)
     assert found.learned_fraction == 0.5
     assert found.generated_per_learned == 1.5
     assert found.reward_seconds == 0.05
@@ -78,7 +78,7 @@ def test_rewards_took_what_was_waited_for_and_the_passes_beside_them() -> None:
 
     def seconds(waited: float, beside: dict[str, float], *, scores_first: bool = False) -> float:
         facts = facts_of([line(at, 20.0, **{"timing_s/reward": waited}, **beside) for at in (1, 2, 3)], batch_size=64)
-        job = replace(workload(), scores_first=scores_first)
+        job = replace(samples.workload(), scores_first=scores_first)
         found = observed_workload(job, facts).reward_seconds
         assert observed_workload(job, facts.steps[0]).reward_seconds == found
         return found
@@ -96,10 +96,10 @@ def test_memory_is_compared_with_the_tokens_of_the_fullest_step() -> None:
     """Of three steps the second learns from most: 0.8 x (10 + 22) tokens of each response of the batch."""
     shares = (1.0, 0.8, 0.5)
     lines = [line(at, 1, **{"actor/learned_fraction": share}) for at, share in enumerate(shares, start=1)]
-    found = workload_for_memory(workload(), facts_of(lines, batch_size=64))
+    found = workload_for_memory(samples.workload(), facts_of(lines, batch_size=64))
     assert found.lengths.longest_row in (26, 27)
     assert found.lengths.longest_row >= 0.8 * 32
     # The engine's longest row is that of the job, prompts of up to 1,024 tokens, or of the run's longest prompt.
     assert found.rollout.max_model_length == 4096
     told = [{**each, "prompt_length/max": float(longest)} for each, longest in zip(lines, (12, 15, 11), strict=True)]
-    assert workload_for_memory(workload(), facts_of(told, batch_size=64)).rollout.max_model_length == 15 + 3072
+    assert workload_for_memory(samples.workload(), facts_of(told, batch_size=64)).rollout.max_model_length == 15 + 3072

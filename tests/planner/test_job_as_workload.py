@@ -16,7 +16,7 @@ from rljob_planner.job import LengthOptions, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import EngineKind, Head, ModelOffload, Role, Workload
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, VALUES
 from rljob_trainer.controller.dynamic_sampling import num_fresh_prompts
@@ -36,7 +36,7 @@ def shape(name: str = "Qwen/Qwen3-0.6B") -> ModelShape:
 
 
 def spec_of(edits: Mapping[str, object]) -> RLJobSpec:
-    return RLJob.from_wire(edited(valid_job(), edits)).spec
+    return RLJob.from_wire(valid_job(edits)).spec
 
 
 def made(edits: Mapping[str, object], *, is_cpu: bool = False, lengths: LengthOptions | None = None) -> Workload:

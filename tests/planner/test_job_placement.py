@@ -16,7 +16,7 @@ from rljob_planner.job import workload_of
 from rljob_planner.job_placement import check_layouts, placement_of, spec_with, with_selectors
 from rljob_planner.known_models import known_model
 from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 
 Edits = dict[str, object]
 
@@ -30,7 +30,7 @@ TWO_POOLS: Edits = {
 
 
 def spec_of(edits: Mapping[str, object]) -> RLJobSpec:
-    return RLJob.from_wire(edited(valid_job(), edits)).spec
+    return RLJob.from_wire(valid_job(edits)).spec
 
 
 def placed(spec: RLJobSpec) -> Placement:

@@ -12,7 +12,7 @@ from rljob_planner.kv_cache import engine_space, pass_bytes, sequence_kv_bytes
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.workload import EngineKind, LoraShape, RolloutLayout, RolloutWork, TokenLengths
-from rljob_testing.planner_cases import GIB, LLAMA3_8B, QWEN3_4B, gpu
+from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
 REPORTED_GIB = 79.2
@@ -20,16 +20,16 @@ REPORTED_GIB = 79.2
 
 
 def llama(**changes: object) -> RolloutWork:
-    made = RolloutWork(LLAMA3_8B, memory_utilization=0.9, max_model_length=8192)
+    made = RolloutWork(samples.LLAMA3_8B, memory_utilization=0.9, max_model_length=8192)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_the_published_start_of_vllm() -> None:
     """vLLM's pull request 10511: Llama 3 8B at 0.9 of 80 GB: weights 14.96 GiB, cache 53.29 GiB; no graphs counted."""
-    space = engine_space(llama(compiles=False), RolloutLayout(1, 1), gpu(REPORTED_GIB), CONSTANTS)
-    assert space.weights / GIB == pytest.approx(14.96, abs=0.01)
-    assert space.activations / GIB == pytest.approx(1.26, abs=0.5)
-    assert space.kv_cache / GIB == pytest.approx(53.29, abs=2.0)
+    space = engine_space(llama(compiles=False), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
+    assert space.weights / samples.GIB == pytest.approx(14.96, abs=0.01)
+    assert space.activations / samples.GIB == pytest.approx(1.26, abs=0.5)
+    assert space.kv_cache / samples.GIB == pytest.approx(53.29, abs=2.0)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_keys_and_values_of_a_token(name: str, kibibytes: int) -> None:
     """4 L kv bytes, as planned by hand from the models' configurations."""
     shape = known_model(name)
     assert shape is not None
-    space = engine_space(RolloutWork(shape), RolloutLayout(8, 1), gpu(), CONSTANTS)
+    space = engine_space(RolloutWork(shape), RolloutLayout(8, 1), samples.gpu(), CONSTANTS)
     assert space.sequence_bytes(16) == 16 * kibibytes * 1024
 
 
 def test_tensor_parallelism_divides_what_can_be_divided() -> None:
-    one, eight, sixteen = (engine_space(llama(), RolloutLayout(16, n), gpu(), CONSTANTS) for n in (1, 8, 16))
+    one, eight, sixteen = (engine_space(llama(), RolloutLayout(16, n), samples.gpu(), CONSTANTS) for n in (1, 8, 16))
     assert eight.weights == one.weights / 8
     assert eight.context == 2 * one.context
     assert eight.sequence_bytes(4096) == one.sequence_bytes(4096) / 8
@@ -61,7 +61,7 @@ def test_tensor_parallelism_divides_what_can_be_divided() -> None:
 
 def test_layers_with_a_window_keep_no_more_than_that() -> None:
     """Against a sum over layers."""
-    shape = replace(LLAMA3_8B, sliding_window=1000, num_full_attention_layers=8)
+    shape = replace(samples.LLAMA3_8B, sliding_window=1000, num_full_attention_layers=8)
     for context in (10, 1000, 1024, 5000):
         blocks = -(-context // 16) * 16
         slow = sum(2 * 2 * 1024 * (blocks if layer % 4 == 0 else min(blocks, 1008)) for layer in range(32))
@@ -69,7 +69,7 @@ def test_layers_with_a_window_keep_no_more_than_that() -> None:
 
 
 def test_sequences_at_once_follow_from_the_cache() -> None:
-    space = engine_space(llama(max_sequences=10_000), RolloutLayout(1, 1), gpu(REPORTED_GIB), CONSTANTS)
+    space = engine_space(llama(max_sequences=10_000), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
     assert space.sequences_at_once(1600) == pytest.approx(space.kv_cache / (1600 * 128 * 1024))
     assert replace(space, rollout=llama(max_sequences=64)).sequences_at_once(1600) == 64
     assert space.lacks == 0
@@ -77,7 +77,7 @@ def test_sequences_at_once_follow_from_the_cache() -> None:
 
 def test_a_cache_below_one_longest_sequence_lacks_the_rest() -> None:
     space = engine_space(
-        llama(memory_utilization=0.3, max_model_length=32768), RolloutLayout(1, 1), gpu(REPORTED_GIB), CONSTANTS
+        llama(memory_utilization=0.3, max_model_length=32768), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS
     )
     assert 0 < space.kv_cache < 32768 * 128 * 1024
     assert space.lacks == 32768 * 128 * 1024 - space.kv_cache
@@ -92,8 +92,8 @@ def test_the_largest_pass_is_of_tokens_or_of_what_is_sampled() -> None:
 
 
 def test_cpus_have_a_cache_of_the_size_that_the_job_says() -> None:
-    work = RolloutWork(QWEN3_4B, weight_bytes=4, cpu_kv_cache_bytes=3 << 30)
-    space = engine_space(work, RolloutLayout(1, 1), gpu(is_cpu=True), CONSTANTS, num_requests=4)
+    work = RolloutWork(samples.QWEN3_4B, weight_bytes=4, cpu_kv_cache_bytes=3 << 30)
+    space = engine_space(work, RolloutLayout(1, 1), samples.gpu(is_cpu=True), CONSTANTS, num_requests=4)
     assert space.kv_cache == 3 << 30
     assert (space.context, space.graphs) == (0, 0)
     # 4 requests of at most 4,096 tokens are more than a pass takes; logits are of 4 sequences.
@@ -101,16 +101,16 @@ def test_cpus_have_a_cache_of_the_size_that_the_job_says() -> None:
 
 
 def test_transformers_has_no_budget_to_fail() -> None:
-    space = engine_space(llama(engine=EngineKind.HUGGING_FACE), RolloutLayout(1, 1), gpu(1), CONSTANTS)
+    space = engine_space(llama(engine=EngineKind.HUGGING_FACE), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
     assert (space.lacks, space.context, space.graphs, space.activations) == (0, 0, 0, 0)
     assert space.sequences_at_once(1000) == 256
 
 
 def test_adapters_take_the_room_of_the_next_rank() -> None:
     lora = LoraShape(rank=20, num_parameters=20_000, num_layers=1)
-    space = engine_space(llama(adapter_rank=20), RolloutLayout(1, 1), gpu(), CONSTANTS, lora)
+    space = engine_space(llama(adapter_rank=20), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora)
     assert space.adapters == 2 * 32_000
-    assert engine_space(llama(), RolloutLayout(1, 1), gpu(), CONSTANTS, lora).adapters == 0
+    assert engine_space(llama(), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora).adapters == 0
 
 
 def test_long_responses_are_met_more_often() -> None:

@@ -33,9 +33,7 @@ from rljob_planner.workload import (
     TrainModel,
     Workload,
 )
-from rljob_testing.offload_runs import REPLAY, SAMPLING
-from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import LONGEST_PROMPT, LONGEST_RESPONSE, MODEL, replayed_run
+from rljob_testing.training import gloo_ranks, offload_runs, replays
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -71,19 +69,21 @@ class NotedStep:
 def noted_step(root: Path, offloads: bool, context: WorkerContext) -> NotedStep:
     """`offloads`: all that can be, of all models."""
     algorithm = Algorithm(type=AlgorithmType.PPO, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS))
-    run = replayed_run(replace(REPLAY, algorithm=algorithm, critic=Critic(), offloads=offloads), context)
-    settings = HfSettings(MODEL, context.device, torch.float32, 16)
+    run = replays.replayed_run(
+        replace(offload_runs.REPLAY, algorithm=algorithm, critic=Critic(), offloads=offloads), context
+    )
+    settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
     hybrid = HybridWorker(
         context, run.actor, RolloutWorker(context, lambda: HfEngine(settings), 1), torch.float32, seed=0
     )
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 4)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(4)}, ragged={PROMPT_TOKEN_IDS: prompts})
     SPANS.take()
-    hybrid.generate_sequences(batch, SAMPLING, True)
+    hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
     first = _marks()
     run.step(0)
     SPANS.take()
-    hybrid.generate_sequences(batch, SAMPLING, True)
+    hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
     run.step(1)
     run.save(root / f"offloads-{offloads}", 2)
     return NotedStep(first, _marks())
@@ -121,13 +121,13 @@ OWNERS = {
 def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], NotedStep]:
     """By number of ranks, and whether all is offloaded; of the first rank, which has the most."""
     root = tmp_path_factory.mktemp("steps")
-    runs = [RankedRun(partial(noted_step, root / str(ranks), offloads), ranks) for ranks, offloads in CASES]
-    first = [each[0] for each in run_on_ranks(runs)]
+    runs = [gloo_ranks.RankedRun(partial(noted_step, root / str(ranks), offloads), ranks) for ranks, offloads in CASES]
+    first = [each[0] for each in gloo_ranks.run_on_ranks(runs)]
     return {case: step for case, step in zip(CASES, first, strict=True) if isinstance(step, NotedStep)}
 
 
 def shape() -> ModelShape:
-    return shape_of_config(json.loads((MODEL / "config.json").read_text()), "sort digits")
+    return shape_of_config(json.loads((replays.MODEL / "config.json").read_text()), "sort digits")
 
 
 def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
@@ -136,13 +136,13 @@ def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
     model = TrainModel(shape(), is_trained=True, compute_bytes=4, offload=offload)
     workload = Workload(
         name="noted",
-        batch_size=REPLAY.batch_size,
-        group_size=REPLAY.group_size,
-        mini_batch_size=REPLAY.mini_batch_size,
+        batch_size=offload_runs.REPLAY.batch_size,
+        group_size=offload_runs.REPLAY.group_size,
+        mini_batch_size=offload_runs.REPLAY.mini_batch_size,
         num_epochs_per_batch=1,
-        num_steps=REPLAY.num_steps,
-        max_tokens_per_micro_batch=REPLAY.max_tokens_per_micro_batch,
-        lengths=TokenLengths(5.0, LONGEST_PROMPT, 6.0, LONGEST_RESPONSE),
+        num_steps=offload_runs.REPLAY.num_steps,
+        max_tokens_per_micro_batch=offload_runs.REPLAY.max_tokens_per_micro_batch,
+        lengths=TokenLengths(5.0, replays.LONGEST_PROMPT, 6.0, replays.LONGEST_RESPONSE),
         models={
             Role.ACTOR: model,
             Role.REF: TrainModel(shape(), is_trained=False, compute_bytes=4, offload=ModelOffload(offloads)),

@@ -13,26 +13,15 @@ from rljob_planner.memory.knobs import Knobs, all_phases, knobs_of, worst_phase
 from rljob_planner.plan import Plan, plan_of
 from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
-from rljob_testing.planner_cases import (
-    GIB,
-    LLAMA3_8B,
-    QWEN3_4B,
-    critic,
-    frozen,
-    gpu,
-    one_pool,
-    placed,
-    trained,
-    workload,
-)
+from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
 
 
 def second_step() -> tuple[Workload, Placement]:
     """Whose first rollout fits and whose second does not: see test_memory_phases.py."""
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.85))
-    return job, placed(one_pool(job, gpus_per_node=4))
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.85))
+    return job, samples.placement(samples.one_pool(job, gpus_per_node=4))
 
 
 def fields(knobs: Knobs | Plan) -> list[dict[str, str]]:
@@ -41,8 +30,8 @@ def fields(knobs: Knobs | Plan) -> list[dict[str, str]]:
 
 
 def test_a_job_that_fits_needs_none() -> None:
-    job = workload()
-    assert knobs_of(job, placed(one_pool(job)), CONSTANTS) == Knobs()
+    job = samples.workload()
+    assert knobs_of(job, samples.placement(samples.one_pool(job)), CONSTANTS) == Knobs()
 
 
 def test_moments_that_come_after_the_first_step_are_found_and_said() -> None:
@@ -57,15 +46,15 @@ def test_moments_that_come_after_the_first_step_are_found_and_said() -> None:
 
 
 def test_an_engine_that_never_fits_does_not_fail_from_the_second_step_on() -> None:
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.95))
-    phases = all_phases(job, placed(one_pool(job, gpus_per_node=1)), CONSTANTS)
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.95))
+    phases = all_phases(job, samples.placement(samples.one_pool(job, gpus_per_node=1)), CONSTANTS)
     assert verdict_of(phases) is Verdict.TOO_LARGE
     assert not fails_from_second_step(phases)
 
 
 def test_an_update_that_never_fits_does_not_either() -> None:
     job, placement = second_step()
-    job = replace(job, models={**job.models, Role.ACTOR: trained(checkpoints_activations=False)})
+    job = replace(job, models={**job.models, Role.ACTOR: samples.trained_model(checkpoints_activations=False)})
     plan = plan_of(job, placement)
     assert any(phase.phase is Phase.LATER_WAKE and phase.spare < 0 for phase in plan.all_phases)
     assert not fails_from_second_step(plan.all_phases)
@@ -73,8 +62,8 @@ def test_an_update_that_never_fits_does_not_either() -> None:
 
 def test_activations_are_answered_by_recomputation_or_smaller_micro_batches() -> None:
     """111.7 GB on a GPU of 80 GiB (Qwen3 4B, 16,384 tokens, 8 GPUs); 6.1 MB a token, and 4,096 tokens at least."""
-    job = workload(trained(checkpoints_activations=False))
-    plan = plan_of(job, placed(one_pool(job)))
+    job = samples.workload(samples.trained_model(checkpoints_activations=False))
+    plan = plan_of(job, samples.placement(samples.one_pool(job)))
     assert plan.worst.phase is Phase.UPDATE
     assert {"spec.training.model.gradientCheckpointing": "true"} in fields(plan)
     assert {"spec.training.maxTokensPerMicroBatch": "8192"} in fields(plan)
@@ -93,8 +82,8 @@ def test_every_proposal_is_worked_out_anew() -> None:
 
 def test_two_changes_where_one_is_not_enough() -> None:
     """Qwen3 4B on one GPU: 16 P alone are 64 GB."""
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.8))
-    knobs = knobs_of(job, placed(one_pool(job, gpus_per_node=1)), CONSTANTS)
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.8))
+    knobs = knobs_of(job, samples.placement(samples.one_pool(job, gpus_per_node=1)), CONSTANTS)
     gentle = [knob for knob in knobs.fitting if not any(change.is_drastic for change in knob.changes)]
     assert gentle
     assert all(len(knob.changes) == 2 for knob in gentle)
@@ -104,19 +93,30 @@ def test_two_changes_where_one_is_not_enough() -> None:
 def test_more_changes_where_two_are_not_enough() -> None:
     """Weights of 8B (16 GB) do not leave room for a cache in half of 24 GiB, and 16 bytes of each number do not fit
     beside activations of 16,384 tokens: more GPUs, recomputation and a larger share are all needed."""
-    job = workload(trained(LLAMA3_8B), rollout=replace(workload().rollout, shape=LLAMA3_8B))
-    [knob] = knobs_of(job, placed(one_pool(job, gpu(24), gpus_per_node=1)), CONSTANTS).fitting
+    job = samples.workload(
+        samples.trained_model(samples.LLAMA3_8B), rollout=replace(samples.workload().rollout, shape=samples.LLAMA3_8B)
+    )
+    [knob] = knobs_of(
+        job, samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)), CONSTANTS
+    ).fitting
     assert 2 < len(knob.changes) <= 4
     assert len({change.field for change in knob.changes}) == len(knob.changes)
     phases = all_phases(knob.workload, knob.placement, CONSTANTS)
     assert knob.verdict is verdict_of(phases) is not Verdict.TOO_LARGE
     # The operator asks for single changes alone.
-    assert knobs_of(job, placed(one_pool(job, gpu(24), gpus_per_node=1)), CONSTANTS, with_pairs=False).fitting == ()
+    assert (
+        knobs_of(
+            job, samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)), CONSTANTS, with_pairs=False
+        ).fitting
+        == ()
+    )
 
 
 def test_the_nearest_miss_where_nothing_helps() -> None:
-    job = workload(trained(replace(LLAMA3_8B, num_layers=640)), batch_size=1, mini_batch_size=1, group_size=1)
-    plan = plan_of(job, placed(one_pool(job, gpu(16), gpus_per_node=1)))
+    job = samples.workload(
+        samples.trained_model(replace(samples.LLAMA3_8B, num_layers=640)), batch_size=1, mini_batch_size=1, group_size=1
+    )
+    plan = plan_of(job, samples.placement(samples.one_pool(job, samples.gpu(16), gpus_per_node=1)))
     assert plan.knobs == ()
     assert plan.nearest_miss is not None
     assert plan.nearest_miss.worst.spare > plan.worst.spare
@@ -124,16 +124,16 @@ def test_the_nearest_miss_where_nothing_helps() -> None:
 
 
 def test_a_cache_that_is_too_small_is_answered_by_a_larger_share() -> None:
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.2, max_model_length=60_000))
-    found = fields(knobs_of(job, placed(one_pool(job)), CONSTANTS))
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.2, max_model_length=60_000))
+    found = fields(knobs_of(job, samples.placement(samples.one_pool(job)), CONSTANTS))
     # 8.0 + 1.8 + 5.3 + 0.6 GB without the cache, and 8.8 for it, are 0.29 of 85.9.
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.3"} in found
     assert {"spec.roles.rollout.tensorParallel": "2"} in found
 
 
 def test_a_job_with_little_to_spare_is_given_more() -> None:
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.9))
-    placement = placed(one_pool(job))
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
+    placement = samples.placement(samples.one_pool(job))
     assert verdict_of(all_phases(job, placement, CONSTANTS)) is Verdict.TIGHT
     knobs = knobs_of(job, placement, CONSTANTS)
     assert all(knob.verdict is Verdict.FITS for knob in knobs.fitting)
@@ -148,16 +148,22 @@ def test_proposals_are_in_the_order_of_what_they_cost() -> None:
 
 
 def every_kind() -> Workload:
-    job = workload(trained(offload=ModelOffload(), checkpoints_activations=False), needs_old_logprobs=True)
-    models = {**job.models, Role.CRITIC: critic(checkpoints_activations=False), Role.REWARD_MODEL: frozen(QWEN3_4B)}
+    job = samples.workload(
+        samples.trained_model(offload=ModelOffload(), checkpoints_activations=False), needs_old_logprobs=True
+    )
+    models = {
+        **job.models,
+        Role.CRITIC: samples.critic(checkpoints_activations=False),
+        Role.REWARD_MODEL: samples.frozen_model(samples.QWEN3_4B),
+    }
     return replace(job, models=models)
 
 
 def test_the_fields_are_those_of_a_job() -> None:
     job = every_kind()
-    pool = one_pool(job, gpus_per_node=8)
+    pool = samples.one_pool(job, gpus_per_node=8)
     pool = replace(pool, layouts={role: TrainLayout(8, 4) for role in pool.layouts})
-    found = {ladder[0].change.field for ladder in smaller_jobs(job, placed(pool))}
+    found = {ladder[0].change.field for ladder in smaller_jobs(job, samples.placement(pool))}
     assert found == {
         "spec.training.rollout.gpuMemoryUtilization",
         "spec.training.rollout.maxNumSequences",
@@ -180,11 +186,11 @@ def test_the_fields_are_those_of_a_job() -> None:
 
 
 def test_gradients_leave_only_with_one_replica() -> None:
-    job = workload()
-    whole = placed(one_pool(job))
-    halves = placed(replace(one_pool(job), layouts={role: TrainLayout(8, 4) for role in job.models}))
+    job = samples.workload()
+    whole = samples.placement(samples.one_pool(job))
+    halves = samples.placement(replace(samples.one_pool(job), layouts={role: TrainLayout(8, 4) for role in job.models}))
     assert [gradients_may_leave(job, each) for each in (whole, halves)] == [True, False]
-    deferred = workload(trained(defers_reduction=True))
+    deferred = samples.workload(samples.trained_model(defers_reduction=True))
     assert not gradients_may_leave(deferred, whole)
 
 
@@ -198,15 +204,15 @@ def test_more_gpus_are_proposed_only_if_the_batch_spreads_over_them(
     nodes: int, batch_size: int, expected: list[str]
 ) -> None:
     """8 responses per prompt on 8 GPUs of a node."""
-    job = workload(batch_size=batch_size, mini_batch_size=batch_size)
-    placement = placed(one_pool(job, nodes=nodes))
+    job = samples.workload(batch_size=batch_size, mini_batch_size=batch_size)
+    placement = samples.placement(samples.one_pool(job, nodes=nodes))
     [more] = [each for each in smaller_jobs(job, placement) if each[0].change.field == "spec.pools[0].nodes"]
     assert [each.change.value for each in more] == expected
 
 
 def test_gpu_hours_are_of_all_gpus_and_steps() -> None:
-    job = workload(num_steps=10)
-    plan = plan_of(job, placed(one_pool(job, nodes=2)))
+    job = samples.workload(num_steps=10)
+    plan = plan_of(job, samples.placement(samples.one_pool(job, nodes=2)))
     assert plan.gpu_hours.likely == pytest.approx(16 * 10 * plan.step.total.likely / 3600)
     assert plan.run_seconds.high == pytest.approx(10 * plan.step.total.high)
 
@@ -214,10 +220,10 @@ def test_gpu_hours_are_of_all_gpus_and_steps() -> None:
 def test_waves_are_said() -> None:
     """32 requests of 24,576 + 8,192 / 2 tokens at a random moment, of 144 KiB: about 3.94 GiB each."""
     lengths = replace(
-        workload().lengths, prompt_mean=24_576.0, prompt_max=24_576, response_mean=8192.0, response_max=8192
+        samples.workload().lengths, prompt_mean=24_576.0, prompt_max=24_576, response_mean=8192.0, response_max=8192
     )
-    job = workload(lengths=lengths, max_tokens_per_micro_batch=32768)
+    job = samples.workload(lengths=lengths, max_tokens_per_micro_batch=32768)
     job = replace(job, rollout=replace(job.rollout, max_model_length=32768))
-    plan = plan_of(job, placed(one_pool(job)))
-    assert plan.sequences_at_once == pytest.approx(plan.engine.kv_cache / GIB / 3.94, rel=0.02)
+    plan = plan_of(job, samples.placement(samples.one_pool(job)))
+    assert plan.sequences_at_once == pytest.approx(plan.engine.kv_cache / samples.GIB / 3.94, rel=0.02)
     assert any("sequences of mean length at once" in note for note in plan.notes)

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.job_memory import gpu_of_pool, memory_outlook, memory_shortage
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 SELECTOR = "spec.pools[0].template.nodeSelector"
@@ -21,7 +21,7 @@ SECOND_STEP = {
 
 
 def spec(edits: dict[str, object]) -> RLJobSpec:
-    return RLJob.from_wire(edited(valid_job(), edits)).spec
+    return RLJob.from_wire(valid_job(edits)).spec
 
 
 def required(*terms: dict[str, object]) -> dict[str, object]:

@@ -23,7 +23,7 @@ from rljob_planner.workload import (
     TrainModel,
     Workload,
 )
-from rljob_testing.planner_cases import GIB, LLAMA3_8B, QWEN3_4B, critic, frozen, gpu, one_pool, trained, workload
+from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
 P4 = 4.0225e9
@@ -31,7 +31,7 @@ P4 = 4.0225e9
 
 
 def phases(job: Workload, pool: PlacedPool | None = None) -> dict[Phase, PhaseMemory]:
-    return {phase.phase: phase for phase in phases_of(pool or one_pool(job), job, CONSTANTS)}
+    return {phase.phase: phase for phase in phases_of(pool or samples.one_pool(job), job, CONSTANTS)}
 
 
 def parts(phase: PhaseMemory) -> dict[str, float]:
@@ -44,8 +44,8 @@ def near(gigabytes: float) -> object:
 
 def test_the_phases_of_a_shared_pool_by_hand() -> None:
     """Qwen3 4B on 8 GPUs of 80 GiB: shards of 4, 8 and 2 bytes of an eighth of 4.02e9 numbers; half for the engine."""
-    found = phases(workload())
-    awake = 0.5 * 80 * GIB
+    found = phases(samples.workload())
+    awake = 0.5 * 80 * samples.GIB
     for phase in (Phase.ENGINE_START, Phase.FIRST_WAKE):
         assert found[phase].total == pytest.approx(P4 * (4 + 2) / 8 + awake, rel=1e-3)
     for phase in (Phase.LATER_WAKE, Phase.GENERATION):
@@ -57,13 +57,13 @@ def test_the_phases_of_a_shared_pool_by_hand() -> None:
     # Twice the embedding, 151,936 x 2,560 numbers, which is more than a bucket.
     assert sync["buckets"] == 2 * 2 * 151936 * 2560
     assert found[Phase.CHECKPOINT].total == pytest.approx(P4 * 14 / 8 + CONSTANTS.sleeping_engine_bytes, rel=1e-3)
-    assert all(phase.limit == 80 * GIB - DRIVER_BYTES for phase in found.values())
+    assert all(phase.limit == 80 * samples.GIB - DRIVER_BYTES for phase in found.values())
 
 
 def test_an_update_is_what_the_trainer_needs_with_its_reserve_beside_the_others() -> None:
     """16,384 tokens with checkpointing: 17.25 GB of the update itself (reference: a tracker of torch on fake tensors,
     within 3 %), 7 % more reserved, the reference's 2 P / 8, the engine asleep."""
-    update = phases(workload())[Phase.UPDATE]
+    update = phases(samples.workload())[Phase.UPDATE]
     own = sum(number for owner, number in parts(update).items() if owner.startswith("actor "))
     assert own == pytest.approx(17.25e9, rel=0.03)
     assert update.total == pytest.approx(own * 1.07 + 2 * P4 / 8 + CONSTANTS.sleeping_engine_bytes, rel=1e-3)
@@ -71,11 +71,17 @@ def test_an_update_is_what_the_trainer_needs_with_its_reserve_beside_the_others(
 
 def test_what_is_offloaded_is_away_where_the_table_says_so() -> None:
     away = ModelOffload(parameters=True, gradients=True, optimizer=True)
-    job = workload(trained(offload=away), models=None)
-    job = replace(job, models={Role.ACTOR: trained(offload=away), Role.REF: frozen(offload=ModelOffload(True))})
+    job = samples.workload(samples.trained_model(offload=away), models=None)
+    job = replace(
+        job,
+        models={
+            Role.ACTOR: samples.trained_model(offload=away),
+            Role.REF: samples.frozen_model(offload=ModelOffload(True)),
+        },
+    )
     found = phases(job)
     for phase in (Phase.ENGINE_START, Phase.FIRST_WAKE, Phase.LATER_WAKE, Phase.GENERATION):
-        assert found[phase].total == pytest.approx(0.5 * 80 * GIB)
+        assert found[phase].total == pytest.approx(0.5 * 80 * samples.GIB)
     assert set(parts(found[Phase.SYNC])) == {"actor parameters", "rollout weights", "buckets", "sleeping engine"}
     assert "ref parameters" in parts(found[Phase.LOGPROBS])
     assert "actor moments" in parts(found[Phase.CHECKPOINT])
@@ -84,16 +90,16 @@ def test_what_is_offloaded_is_away_where_the_table_says_so() -> None:
 
 def test_first_and_second_rollout_differ_by_the_moments() -> None:
     """Four GPUs at 0.85: shards and engine are 74 GiB and fit into 79.3, with moments of 7.5 GiB they do not."""
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.85))
-    found = phases(job, one_pool(job, gpus_per_node=4))
-    assert found[Phase.FIRST_WAKE].total == pytest.approx(P4 * 6 / 4 + 0.85 * 80 * GIB, rel=1e-3)
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.85))
+    found = phases(job, samples.one_pool(job, gpus_per_node=4))
+    assert found[Phase.FIRST_WAKE].total == pytest.approx(P4 * 6 / 4 + 0.85 * 80 * samples.GIB, rel=1e-3)
     assert found[Phase.FIRST_WAKE].spare > 0
-    assert found[Phase.LATER_WAKE].spare == pytest.approx(79.3 * GIB - P4 * 14 / 4 - 68 * GIB, rel=1e-2)
+    assert found[Phase.LATER_WAKE].spare == pytest.approx(79.3 * samples.GIB - P4 * 14 / 4 - 68 * samples.GIB, rel=1e-2)
     assert found[Phase.LATER_WAKE].spare < 0
 
 
 def test_a_cache_that_is_too_small_does_not_fit_however_much_is_left() -> None:
-    job = workload(rollout=replace(workload().rollout, memory_utilization=0.2, max_model_length=60_000))
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.2, max_model_length=60_000))
     start = phases(job)[Phase.ENGINE_START]
     assert start.total < 0.5 * start.limit
     # 60,000 tokens of 144 KiB are 8.2 GiB.
@@ -103,8 +109,8 @@ def test_a_cache_that_is_too_small_does_not_fit_however_much_is_left() -> None:
 
 
 def test_a_critic_has_an_update_of_its_own_and_moments_like_the_actor() -> None:
-    job = workload()
-    job = replace(job, models={**job.models, Role.CRITIC: critic()}, needs_old_logprobs=True)
+    job = samples.workload()
+    job = replace(job, models={**job.models, Role.CRITIC: samples.critic()}, needs_old_logprobs=True)
     found = phases(job)
     beside = parts(found[Phase.CRITIC_UPDATE])
     assert beside["actor moments"] == near(P4 * 8 / 8 / 1e9)
@@ -116,28 +122,33 @@ def test_a_critic_has_an_update_of_its_own_and_moments_like_the_actor() -> None:
 
 
 def test_a_pool_has_the_phases_of_its_roles_alone() -> None:
-    job = workload()
-    scoring = PlacedPool("ref", 1, 4, gpu(), {Role.REF: TrainLayout(4, 4)})
+    job = samples.workload()
+    scoring = PlacedPool("ref", 1, 4, samples.gpu(), {Role.REF: TrainLayout(4, 4)})
     assert set(phases(job, scoring)) == {Phase.LOGPROBS}
-    generating = PlacedPool("rollout", 1, 4, gpu(), {}, RolloutLayout(4))
+    generating = PlacedPool("rollout", 1, 4, samples.gpu(), {}, RolloutLayout(4))
     assert set(phases(job, generating)) == {
         Phase.ENGINE_START, Phase.FIRST_WAKE, Phase.LATER_WAKE, Phase.SYNC, Phase.GENERATION
     }  # fmt: skip
-    assert phases(job, generating)[Phase.LATER_WAKE].total == pytest.approx(0.5 * 80 * GIB)
-    training = PlacedPool("actor", 1, 4, gpu(), {Role.ACTOR: TrainLayout(4, 4)})
+    assert phases(job, generating)[Phase.LATER_WAKE].total == pytest.approx(0.5 * 80 * samples.GIB)
+    training = PlacedPool("actor", 1, 4, samples.gpu(), {Role.ACTOR: TrainLayout(4, 4)})
     assert set(phases(job, training)) == {Phase.SYNC, Phase.UPDATE, Phase.CHECKPOINT}
 
 
 def test_a_reference_that_is_the_actor_takes_nothing_and_is_a_pass_of_the_actor() -> None:
-    job = workload()
-    job = replace(job, models={Role.ACTOR: trained(), Role.REF: frozen(is_actor_without_adapters=True)})
+    job = samples.workload()
+    job = replace(
+        job,
+        models={Role.ACTOR: samples.trained_model(), Role.REF: samples.frozen_model(is_actor_without_adapters=True)},
+    )
     found = phases(job)
     assert not any(part.startswith("ref") for phase in found.values() for part in parts(phase))
     assert "actor parameters" in parts(found[Phase.LOGPROBS])
 
 
 def test_transformers_has_its_weights_always_and_a_cache_of_its_rows() -> None:
-    job = workload(rollout=replace(workload().rollout, engine=EngineKind.HUGGING_FACE, max_sequences=16))
+    job = samples.workload(
+        rollout=replace(samples.workload().rollout, engine=EngineKind.HUGGING_FACE, max_sequences=16)
+    )
     found = phases(job)
     assert Phase.LATER_WAKE not in found
     assert parts(found[Phase.UPDATE])["rollout weights"] == near(2 * P4 / 1e9)
@@ -150,11 +161,11 @@ def test_transformers_has_its_weights_always_and_a_cache_of_its_rows() -> None:
 def test_workers_of_a_node_without_gpus_share_its_memory() -> None:
     """Nothing leaves, weights of the engine stay, and copies for checkpoints are there from the first save on."""
     away = ModelOffload(parameters=True, optimizer=True)
-    job = workload(trained(offload=away, compute_bytes=4))
+    job = samples.workload(samples.trained_model(offload=away, compute_bytes=4))
     job = replace(job, rollout=replace(job.rollout, weight_bytes=4), models={Role.ACTOR: job.models[Role.ACTOR]})
-    pool = one_pool(job, gpu(256, is_cpu=True), gpus_per_node=2)
+    pool = samples.one_pool(job, samples.gpu(256, is_cpu=True), gpus_per_node=2)
     found = phases_of(pool, job, replace(CONSTANTS, process_bytes=5e8))
-    assert limit_of(pool) == 128 * GIB
+    assert limit_of(pool) == 128 * samples.GIB
     by_phase = {phase.phase: parts(phase) for phase in found}
     assert all(each["process"] == 5e8 for each in by_phase.values())
     assert all(each["rollout weights"] == near(4 * P4 / 1e9) for each in by_phase.values())
@@ -170,30 +181,32 @@ def test_workers_of_a_node_without_gpus_share_its_memory() -> None:
     ("shard_size", "shape", "expected"),
     [
         # Llama 3 8B: the embedding is larger than a bucket of 256 MiB.
-        (8, LLAMA3_8B, 2 * 2 * 128256 * 4096),
-        (1, LLAMA3_8B, 2 * 128256 * 4096),
-        (8, replace(LLAMA3_8B, vocabulary_size=1000), 2 * 256 * 2**20),
+        (8, samples.LLAMA3_8B, 2 * 2 * 128256 * 4096),
+        (1, samples.LLAMA3_8B, 2 * 128256 * 4096),
+        (8, replace(samples.LLAMA3_8B, vocabulary_size=1000), 2 * 256 * 2**20),
     ],
 )
 def test_buckets(shard_size: int, shape: ModelShape, expected: int) -> None:
-    job = workload(trained(shape))
-    pool = replace(one_pool(job), layouts={Role.ACTOR: TrainLayout(8, shard_size)})
+    job = samples.workload(samples.trained_model(shape))
+    pool = replace(samples.one_pool(job), layouts={Role.ACTOR: TrainLayout(8, shard_size)})
     assert parts(phases(job, pool)[Phase.SYNC])["buckets"] == expected
 
 
-SHAPES = st.sampled_from([QWEN3_4B, LLAMA3_8B, replace(QWEN3_4B, num_experts=8, experts_per_token=2, mlp_size=768)])
+SHAPES = st.sampled_from(
+    [samples.QWEN3_4B, samples.LLAMA3_8B, replace(samples.QWEN3_4B, num_experts=8, experts_per_token=2, mlp_size=768)]
+)
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Workload, PlacedPool]:
     """A job of any kind on one pool."""
     shape = draw(SHAPES)
-    model: TrainModel = trained(
+    model: TrainModel = samples.trained_model(
         shape,
         checkpoints_activations=draw(st.booleans()),
         offload=ModelOffload(draw(st.booleans()), draw(st.booleans()), draw(st.booleans())),
     )
-    job = workload(
+    job = samples.workload(
         model,
         batch_size=draw(st.sampled_from([8, 64, 256])),
         group_size=draw(st.integers(1, 16)),
@@ -202,7 +215,7 @@ def jobs(draw: st.DrawFn) -> tuple[Workload, PlacedPool]:
     )
     job = replace(job, mini_batch_size=job.batch_size // draw(st.sampled_from([1, 2, 4])))
     if draw(st.booleans()):
-        job = replace(job, models={**job.models, Role.CRITIC: critic(shape)})
+        job = replace(job, models={**job.models, Role.CRITIC: samples.critic(shape)})
     rollout = replace(
         job.rollout,
         engine=draw(st.sampled_from(EngineKind)),
@@ -210,8 +223,8 @@ def jobs(draw: st.DrawFn) -> tuple[Workload, PlacedPool]:
         max_sequences=draw(st.sampled_from([8, 256, 1024])),
     )
     job = replace(job, rollout=rollout)
-    on = gpu(draw(st.sampled_from([16.0, 24.0, 48.0, 80.0, 141.0])), is_cpu=draw(st.booleans()))
-    return job, one_pool(job, on, gpus_per_node=draw(st.sampled_from([1, 2, 8])))
+    on = samples.gpu(draw(st.sampled_from([16.0, 24.0, 48.0, 80.0, 141.0])), is_cpu=draw(st.booleans()))
+    return job, samples.one_pool(job, on, gpus_per_node=draw(st.sampled_from([1, 2, 8])))
 
 
 @given(jobs(), st.floats(1.0, 8.0))
@@ -259,6 +272,6 @@ def test_more_work_never_needs_less(case, change, factor: int) -> None:  # type:
 
 def test_lengths_of_a_run_are_not_what_memory_is_planned_for() -> None:
     """The longest row that there may be comes at some time."""
-    job = workload()
+    job = samples.workload()
     short = replace(job, lengths=TokenLengths(256.0, 1024, 100.0, 3072, response_lengths=(100,) * 8))
     assert phases(short)[Phase.UPDATE].total == phases(job)[Phase.UPDATE].total

@@ -9,11 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PreTraine
 from rljob_planner.errors import PlanError
 from rljob_planner.known_models import known_config
 from rljob_planner.model_config import shape_of_config
-from rljob_testing.tiny_models import ARCHITECTURES
+from rljob_testing.models import tiny_models
 
 Config = dict[str, object]
 
-FAMILIES = [name for name in ARCHITECTURES if name != "qwen3_next"]
+FAMILIES = [name for name in tiny_models.ARCHITECTURES if name != "qwen3_next"]
 REAL_SIZES = ("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "google/gemma-2-2b", "google/gemma-3-1b-pt", "gpt2")
 LLAMA: Config = {
     "model_type": "llama",
@@ -34,7 +34,7 @@ def num_parameters(config: PreTrainedConfig) -> int:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_shape_has_the_parameters_of_transformers_model(name: str) -> None:
-    config = ARCHITECTURES[name]()
+    config = tiny_models.ARCHITECTURES[name]()
     expected = num_parameters(config)
     # What is written into a file leaves out what equals a default.
     for written in (config.to_dict(), config.to_diff_dict()):
@@ -90,7 +90,7 @@ def test_a_mixture_has_its_dense_layers() -> None:
 
 
 def test_latent_attention_keeps_the_narrow_side_of_keys_and_values() -> None:
-    found = shape_of_config(ARCHITECTURES["deepseek_v3"]().to_dict(), "deepseek")
+    found = shape_of_config(tiny_models.ARCHITECTURES["deepseek_v3"]().to_dict(), "deepseek")
     assert found.kv_numbers_per_token == 32 + 16  # kv_lora_rank and qk_rope_head_dim
     plain = shape_of_config({**LLAMA, "num_key_value_heads": 2}, "llama")
     assert plain.kv_numbers_per_token == 2 * 2 * 16

@@ -27,8 +27,7 @@ from rljob_planner.timing.passes import (
     update_operations,
 )
 from rljob_planner.workload import Head, ModelOffload, TrainLayout, TrainModel
-from rljob_testing.fsdp_memory_oracle import PROMPT_TOKENS, OracleCase
-from rljob_testing.planner_engine_counts import EXCHANGE, GATHER, OVER_COPIES, REDUCE, Counts, counted
+from rljob_testing.planner import engine_counts, memory_oracle
 from rljob_trainer.engines.train.layout import ParallelLayout
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16}
@@ -57,7 +56,7 @@ def total(operations: Operations) -> float:
     return operations.products + operations.attention
 
 
-def train_model(case: OracleCase) -> TrainModel:
+def train_model(case: memory_oracle.OracleCase) -> TrainModel:
     shape = shape_of_config(case.config.to_dict(), "tiny")
     lora = None if case.adapter_rank is None else lora_shape(shape, case.adapter_rank, None, syncs_alone=False)
     return TrainModel(
@@ -70,39 +69,39 @@ def train_model(case: OracleCase) -> TrainModel:
     )
 
 
-def rows(case: OracleCase) -> Rows:
+def rows(case: memory_oracle.OracleCase) -> Rows:
     """Of one rank's own tokens: that many rows, or parts of rows."""
     count = case.tokens_of_rank / case.row_tokens
     # The engine's rows end with a token that is not read.
-    response = case.row_tokens + 1 - PROMPT_TOKENS
+    response = case.row_tokens + 1 - memory_oracle.PROMPT_TOKENS
     prompt = case.row_tokens - response
     return Rows(count, prompt, response, case.row_tokens**2, case.row_tokens, case.row_tokens)
 
 
-def layout(case: OracleCase) -> TrainLayout:
+def layout(case: memory_oracle.OracleCase) -> TrainLayout:
     given = case.layout
     return TrainLayout(given.num_ranks, given.num_shards, given.num_sequence_ranks)
 
 
 CASES = {
-    "all kept, reduced once": OracleCase(QWEN, RANKS_1, TOKENS, ROW, defers_reduction=True),
-    "every second layer again": OracleCase(QWEN, RANKS_1, TOKENS, ROW, recomputed_every=2),
-    "two copies": OracleCase(LLAMA, COPIES, TOKENS, ROW),
-    "shared tokens": OracleCase(QWEN, SHARED, TOKENS, ROW, recomputed_every=1),
-    "adapters": OracleCase(QWEN, RANKS_1, TOKENS, ROW, adapter_rank=4),
-    "frozen": OracleCase(QWEN, RANKS_1, TOKENS, ROW, is_trained=False),
-    "large vocabulary": OracleCase(LARGE, RANKS_1, TOKENS, ROW, recomputed_every=1),
-    "large vocabulary, adapters": OracleCase(LARGE, RANKS_1, TOKENS, ROW, adapter_rank=4),
-    "large vocabulary, frozen": OracleCase(LARGE, RANKS_1, TOKENS, ROW, is_trained=False),
+    "all kept, reduced once": memory_oracle.OracleCase(QWEN, RANKS_1, TOKENS, ROW, defers_reduction=True),
+    "every second layer again": memory_oracle.OracleCase(QWEN, RANKS_1, TOKENS, ROW, recomputed_every=2),
+    "two copies": memory_oracle.OracleCase(LLAMA, COPIES, TOKENS, ROW),
+    "shared tokens": memory_oracle.OracleCase(QWEN, SHARED, TOKENS, ROW, recomputed_every=1),
+    "adapters": memory_oracle.OracleCase(QWEN, RANKS_1, TOKENS, ROW, adapter_rank=4),
+    "frozen": memory_oracle.OracleCase(QWEN, RANKS_1, TOKENS, ROW, is_trained=False),
+    "large vocabulary": memory_oracle.OracleCase(LARGE, RANKS_1, TOKENS, ROW, recomputed_every=1),
+    "large vocabulary, adapters": memory_oracle.OracleCase(LARGE, RANKS_1, TOKENS, ROW, adapter_rank=4),
+    "large vocabulary, frozen": memory_oracle.OracleCase(LARGE, RANKS_1, TOKENS, ROW, is_trained=False),
 }
 
 
 @pytest.fixture(scope="module")
-def engine() -> dict[str, Counts]:
-    return {name: counted(case) for name, case in CASES.items()}
+def engine() -> dict[str, engine_counts.Counts]:
+    return {name: engine_counts.counted(case) for name, case in CASES.items()}
 
 
-def spared(case: OracleCase) -> float:
+def spared(case: memory_oracle.OracleCase) -> float:
     """Operations that we count and torch does not make. The product that ends a layer is not computed again, because
     nothing needs its result: we count it, as published shares of a GPU's speed do. And beside adapters nothing is
     learned before the first layer, which needs no gradient of what it reads: a share of a layer, of many."""
@@ -117,7 +116,7 @@ def spared(case: OracleCase) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_products_are_those_of_the_engine(name: str, engine: dict[str, Counts]) -> None:
+def test_products_are_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model, own = train_model(case), rows(case)
     operations = update_operations(model, own) if case.is_trained else forward_operations(model, own)
@@ -125,7 +124,7 @@ def test_products_are_those_of_the_engine(name: str, engine: dict[str, Counts]) 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[str, Counts]) -> None:
+def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model = train_model(case)
     found = update_operations(model, rows(case)) if case.is_trained else forward_operations(model, rows(case))
@@ -136,24 +135,24 @@ def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_are_those_of_the_engine(name: str, engine: dict[str, Counts]) -> None:
+def test_bytes_are_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model, spread = train_model(case), layout(case)
     links = exchange(model, spread, Site(UNIT_GPU, spread.num_gpus), UNIT)
     share = (spread.shard_size - 1) / spread.shard_size
     found = engine[name].num_bytes
-    gathered = found[GATHER] * share
+    gathered = found[engine_counts.GATHER] * share
     if not case.is_trained:
         # FSDP2 pads shards to equal rows; these sizes need none.
         assert links.per_pass == pytest.approx(gathered)
         return
-    reduced = found[REDUCE] * share
-    once = found[OVER_COPIES] * 2 * (spread.num_replicas - 1) / spread.num_replicas
+    reduced = found[engine_counts.REDUCE] * share
+    once = found[engine_counts.OVER_COPIES] * 2 * (spread.num_replicas - 1) / spread.num_replicas
     if case.defers_reduction:
         once, reduced = once + reduced, 0.0
     assert links.per_pass + links.per_backward == pytest.approx(gathered + reduced)
     assert links.per_update == pytest.approx(once)
-    exchanged = found[EXCHANGE] * (spread.sequence_parallel - 1) / spread.sequence_parallel
+    exchanged = found[engine_counts.EXCHANGE] * (spread.sequence_parallel - 1) / spread.sequence_parallel
     assert 3 * links.per_token * case.tokens_of_rank == pytest.approx(exchanged)
 
 

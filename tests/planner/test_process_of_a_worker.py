@@ -9,7 +9,7 @@ import pytest
 from rljob_planner.advice.comparison import process_bytes, written_cache_bytes
 from rljob_planner.plan_types import Part, Phase, PhaseMemory
 from rljob_planner.workload import EngineKind, RolloutLayout, TokenLengths
-from rljob_testing.planner_cases import workload
+from rljob_testing.planner import samples
 
 STATE = (Part("actor parameters", 10), Part("actor moments", 20), Part("rollout weights", 5))
 LIBRARIES = Part("process", 1000)
@@ -22,7 +22,7 @@ def phase(which: Phase, *parts: Part) -> PhaseMemory:
 def test_full_blocks_of_128_tokens_are_written_for_every_row_and_others_for_those_decoded_at_once() -> None:
     """Qwen3-4B has 36 layers with 2 x 8 x 128 numbers of 2 bytes for a token. 64 prompts x 8 responses on 2 engines are
     256 for each; of 130 tokens a row has one full block and one of two tokens."""
-    job = replace(workload(), lengths=TokenLengths(30.0, 64, 100.0, 200))
+    job = replace(samples.workload(), lengths=TokenLengths(30.0, 64, 100.0, 200))
     block = 128 * 36 * 2 * 8 * 128 * 2
     assert written_cache_bytes(job, RolloutLayout(2, 1)) == (256 + 256) * block
     # One engine on two workers: twice the requests, half of each token.
@@ -38,8 +38,8 @@ def test_generation_after_an_update_has_what_that_has_freed() -> None:
     these 310 beside 35 and the cache of 900, all of it written; its own activations are taken from them."""
     update = phase(Phase.UPDATE, Part("actor gradients", 10), Part("actor activations", 300))
     generation = phase(Phase.GENERATION, Part("KV cache", 900), Part("engine activations", 50))
-    assert process_bytes([update], workload(), None) == 1345
-    job = replace(workload(), lengths=TokenLengths(30.0, 64, 90.0, 200))
+    assert process_bytes([update], samples.workload(), None) == 1345
+    job = replace(samples.workload(), lengths=TokenLengths(30.0, 64, 90.0, 200))
     written = written_cache_bytes(job, RolloutLayout(1, 1))
     assert written > 900
     assert process_bytes([update, generation], job, RolloutLayout(1, 1)) == 1035 + 310 + 900
@@ -57,8 +57,8 @@ def test_what_was_written_of_a_cache_that_is_lent_is_still_there_in_later_phases
     generation = phase(Phase.GENERATION, Part("KV cache", 90))
     update = phase(Phase.UPDATE, Part("actor gradients", 10), Part("actor activations", 300))
     sync = phase(Phase.SYNC, Part("buckets", 50))
-    rollout = replace(workload().rollout, engine=engine, max_model_length=longest)
-    job = replace(workload(), rollout=rollout)
+    rollout = replace(samples.workload().rollout, engine=engine, max_model_length=longest)
+    job = replace(samples.workload(), rollout=rollout)
     assert process_bytes([generation, update, sync], job, RolloutLayout(1, 1)) == fullest
 
 
@@ -66,4 +66,4 @@ def test_what_was_written_of_a_cache_that_is_lent_is_still_there_in_later_phases
 def test_what_passes_gather_is_left_behind_too(owner: str) -> None:
     update = phase(Phase.UPDATE, Part(owner, 70))
     sync = phase(Phase.SYNC, Part("buckets", 200))
-    assert process_bytes([update, sync], workload(), None) == 1035 + 70 + 200
+    assert process_bytes([update, sync], samples.workload(), None) == 1035 + 70 + 200

@@ -9,7 +9,7 @@ from rljob_planner.advice.run_facts import TimelineSpan, facts_of, idle_shares
 from rljob_planner.constants import Constants
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
-from rljob_testing.planner_cases import GIB, gpu, one_pool, workload
+from rljob_testing.planner import samples
 
 
 def seconds(likely: float) -> Seconds:
@@ -41,32 +41,32 @@ def memory_row(step: int, **owners: float) -> dict[str, float]:
 
 
 def test_owners_and_boundaries_stand_beside_the_counters_of_the_same_thing() -> None:
-    job = workload()
-    phases = phases_of(one_pool(job), job, Constants())
+    job = samples.workload()
+    phases = phases_of(samples.one_pool(job), job, Constants())
     shards, moments = 4 * job.rollout.shape.num_parameters / 8, 8 * job.rollout.shape.num_parameters / 8
-    first = memory_row(1, other=1, after_wake_kv_cache=41 * GIB)
-    later = memory_row(2, other=1, parameters=shards, optimizer=2 * moments, after_wake_kv_cache=50 * GIB)
+    first = memory_row(1, other=1, after_wake_kv_cache=41 * samples.GIB)
+    later = memory_row(2, other=1, parameters=shards, optimizer=2 * moments, after_wake_kv_cache=50 * samples.GIB)
     rows = {each.name: each for each in compared_memory(phases, facts_of([first, later], 64), 0.0)}
     assert set(rows) == {"actor parameters", "actor moments", "first wake-up", "later wake-ups"}
     assert rows["actor parameters"].ratio == pytest.approx(1.0, rel=1e-3)
     assert rows["actor moments"].ratio == pytest.approx(0.5, rel=1e-3)
-    assert rows["first wake-up"].measured == 41 * GIB
+    assert rows["first wake-up"].measured == 41 * samples.GIB
     assert rows["later wake-ups"].predicted - rows["first wake-up"].predicted == pytest.approx(moments, rel=1e-3)
 
 
 def test_on_cpus_activations_are_in_the_process_and_in_no_counter() -> None:
     """Counters there are of owners' tensors alone (trainer, observability/memory.py)."""
-    job = workload()
-    constants = Constants(process_bytes=7.0 * GIB)
-    phases = phases_of(one_pool(job, gpu(2000, is_cpu=True)), job, constants)
+    job = samples.workload()
+    constants = Constants(process_bytes=7.0 * samples.GIB)
+    phases = phases_of(samples.one_pool(job, samples.gpu(2000, is_cpu=True)), job, constants)
     update = next(phase for phase in phases if phase.phase.value == "update")
-    row = memory_row(2, during_forward_backward=1.0, process=100 * GIB)
+    row = memory_row(2, during_forward_backward=1.0, process=100 * samples.GIB)
     facts = facts_of([row, {**row, "step": 3.0}], 64)
-    rows = {each.name: each for each in compared_memory(phases, facts, 90.0 * GIB)}
+    rows = {each.name: each for each in compared_memory(phases, facts, 90.0 * samples.GIB)}
     # All but the cache, which is asleep: parameters, moments and gradients of one rank of eight, and weights.
     num = job.rollout.shape.num_parameters
     assert rows["update"].predicted == pytest.approx((4 + 8 + 4) * num / 8 + 2 * num + 2 * num / 8, rel=0.01)
-    assert rows["update"].predicted < update.total - 7 * GIB
+    assert rows["update"].predicted < update.total - 7 * samples.GIB
     assert rows["process"].ratio == pytest.approx(0.9)
 
 

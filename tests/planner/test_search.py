@@ -32,12 +32,12 @@ from rljob_planner.workload import (
     TrainLayout,
     Workload,
 )
-from rljob_testing.planner_cases import critic, frozen, gpu, one_pool, trained, workload
+from rljob_testing.planner import samples
 
 TWO_HEADS = ModelShape("two heads", 8, 1024, 2, 2, 128, 4096, 32000, ties_head=True)
 """At most two GPUs share rows or an engine."""
 ONE_HEAD = replace(TWO_HEADS, num_heads=1, num_kv_heads=1, head_size=256)
-OTHER = replace(gpu(), name="other", flops=312e12, bandwidth=1.5e12, link_bandwidth=30e9)
+OTHER = replace(samples.gpu(), name="other", flops=312e12, bandwidth=1.5e12, link_bandwidth=30e9)
 CONSTANTS = Constants()
 Shape = frozenset[tuple[frozenset[Role], int]]
 """Roles that share a pool, and the number of its group of nodes."""
@@ -45,12 +45,14 @@ Shape = frozenset[tuple[frozenset[Role], int]]
 
 def _job(roles: Sequence[Role], shape: ModelShape) -> Workload:
     models = {
-        Role.ACTOR: trained(shape),
-        Role.REF: frozen(shape),
-        Role.CRITIC: critic(shape),
-        Role.REWARD_MODEL: frozen(shape, head=Head.SCORE),
+        Role.ACTOR: samples.trained_model(shape),
+        Role.REF: samples.frozen_model(shape),
+        Role.CRITIC: samples.critic(shape),
+        Role.REWARD_MODEL: samples.frozen_model(shape, head=Head.SCORE),
     }
-    return workload(trained(shape), models={role: model for role, model in models.items() if role in roles})
+    return samples.workload(
+        samples.trained_model(shape), models={role: model for role, model in models.items() if role in roles}
+    )
 
 
 def _by_trying_everything(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shape, float]:
@@ -128,7 +130,7 @@ def _by_search(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shap
 def test_three_roles_on_64_gpus(schedule: Schedule) -> None:
     job = _job([Role.ACTOR, Role.CRITIC], ONE_HEAD)
     job = replace(job, batch_size=96, mini_batch_size=48)
-    cluster = (NodeGroup(8, 8, gpu(8)),)
+    cluster = (NodeGroup(8, 8, samples.gpu(8)),)
     everything = _by_trying_everything(job, cluster, schedule)
     assert len(everything) == (5 if schedule is Schedule.SYNCHRONOUS else 2)
     assert _by_search(job, cluster, schedule) == pytest.approx(everything, rel=1e-9)
@@ -137,7 +139,7 @@ def test_three_roles_on_64_gpus(schedule: Schedule) -> None:
 def test_five_roles_on_two_kinds() -> None:
     """Some of the groupings do not fit."""
     job = _job(tuple(Role), ONE_HEAD)
-    cluster = (NodeGroup(2, 2, gpu(8)), NodeGroup(1, 1, replace(OTHER, memory_bytes=8 * 2**30)))
+    cluster = (NodeGroup(2, 2, samples.gpu(8)), NodeGroup(1, 1, replace(OTHER, memory_bytes=8 * 2**30)))
     everything = _by_trying_everything(job, cluster, Schedule.SYNCHRONOUS)
     assert len(everything) > 10
     assert _by_search(job, cluster, Schedule.SYNCHRONOUS) == pytest.approx(everything, rel=1e-9)
@@ -166,7 +168,9 @@ def test_three_roles_in_any_job(data: st.DataObject) -> None:
         rollout=replace(job.rollout, memory_utilization=data.draw(st.sampled_from([0.4, 0.8]))),
     )
     sizes = st.floats(4.0, 12.0)
-    cluster = tuple(NodeGroup(2, 2, replace(kind, memory_bytes=data.draw(sizes) * 2**30)) for kind in (gpu(), OTHER))
+    cluster = tuple(
+        NodeGroup(2, 2, replace(kind, memory_bytes=data.draw(sizes) * 2**30)) for kind in (samples.gpu(), OTHER)
+    )
     schedule = data.draw(st.sampled_from(Schedule))
     everything = _by_trying_everything(job, cluster, schedule)
     assert _by_search(job, cluster, schedule) == pytest.approx(everything, rel=1e-9)
@@ -174,9 +178,12 @@ def test_three_roles_in_any_job(data: st.DataObject) -> None:
 
 def test_what_just_fits_on_cpus_is_found() -> None:
     """Of a model with more logits than anything else, whose tiles are smaller there than on GPUs."""
-    job, on = _job([Role.ACTOR], ModelShape("narrow", 2, 64, 1, 1, 64, 64, 4000, ties_head=True)), gpu(64, is_cpu=True)
+    job, on = (
+        _job([Role.ACTOR], ModelShape("narrow", 2, 64, 1, 1, 64, 64, 4000, ties_head=True)),
+        samples.gpu(64, is_cpu=True),
+    )
     job = replace(job, rollout=replace(job.rollout, cpu_kv_cache_bytes=2**24))
-    needed = max(phase.total for phase in phases_of(one_pool(job, on, gpus_per_node=1), job, CONSTANTS))
+    needed = max(phase.total for phase in phases_of(samples.one_pool(job, on, gpus_per_node=1), job, CONSTANTS))
     just_enough = replace(on, memory_bytes=needed + 2**20)
     assert _by_search(job, (NodeGroup(1, 1, just_enough),), Schedule.SYNCHRONOUS)
 

@@ -17,16 +17,18 @@ from rljob_planner.plan_types import Verdict
 from rljob_planner.search.mapping import search
 from rljob_planner.search.pool_options import PoolSize, shard_sizes, train_layouts
 from rljob_planner.workload import LoraShape, Role, RolloutWork, Schedule
-from rljob_testing.planner_cases import LLAMA3_8B, QWEN3_4B, critic, frozen, gpu, trained, workload
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
+from rljob_testing.planner import samples
 
-TWO_NODES: Cluster = (NodeGroup(2, 8, gpu()),)
-PPO = workload(models={Role.ACTOR: trained(), Role.REF: frozen(), Role.CRITIC: critic()})
+TWO_NODES: Cluster = (NodeGroup(2, 8, samples.gpu()),)
+PPO = samples.workload(
+    models={Role.ACTOR: samples.trained_model(), Role.REF: samples.frozen_model(), Role.CRITIC: samples.critic()}
+)
 
 
 def test_candidates_fit_and_come_in_order() -> None:
     """Those within a tenth of the fastest first, however simple; the others by their seconds."""
-    result = search(PPO, (NodeGroup(4, 8, gpu()),))
+    result = search(PPO, (NodeGroup(4, 8, samples.gpu()),))
     fastest = min(each.seconds for each in result.candidates)
     assert len(result.candidates) == 10
     assert all(each.plan.verdict is not Verdict.TOO_LARGE for each in result.candidates)
@@ -49,8 +51,8 @@ def test_each_candidate_but_the_first_says_why() -> None:
 
 def test_the_best_that_runs_today_is_named_beside_one_that_cannot() -> None:
     """Where training is on fast GPUs and generation on others beside it, one step off wins."""
-    slower = replace(gpu(), name="slower", flops=300e12)
-    result = search(PPO, (NodeGroup(1, 8, gpu()), NodeGroup(1, 8, slower)))
+    slower = replace(samples.gpu(), name="slower", flops=300e12)
+    result = search(PPO, (NodeGroup(1, 8, samples.gpu()), NodeGroup(1, 8, slower)))
     first = result.candidates[0]
     assert (first.runs_today, first.plan.placement.schedule) == (False, Schedule.ONE_STEP_OFF)
     today = result.best_today
@@ -62,7 +64,9 @@ def test_the_best_that_runs_today_is_named_beside_one_that_cannot() -> None:
 
 def test_of_ties_the_simpler_one_is_first() -> None:
     """One step off on two pools is a little faster than all on one, which this version can run."""
-    result = search(workload(trained(LLAMA3_8B), max_tokens_per_micro_batch=4096), TWO_NODES)
+    result = search(
+        samples.workload(samples.trained_model(samples.LLAMA3_8B), max_tokens_per_micro_batch=4096), TWO_NODES
+    )
     first, *others = result.candidates
     faster = [each for each in others if each.seconds < first.seconds]
     assert first.runs_today
@@ -87,7 +91,7 @@ def test_pools_are_named_by_the_job_or_by_their_roles() -> None:
 def test_what_runs_today_is_what_a_job_may_be() -> None:
     """Batches divide, layouts divide, an engine stays within a node: 24 responses on nodes of 8 GPUs."""
     job = replace(PPO, batch_size=6, mini_batch_size=6, group_size=4)
-    best = search(job, (NodeGroup(4, 8, gpu()),)).best_today
+    best = search(job, (NodeGroup(4, 8, samples.gpu()),)).best_today
     assert best is not None
     for pool in best.plan.placement.pools:
         for role, layout in pool.layouts.items():
@@ -98,8 +102,10 @@ def test_what_runs_today_is_what_a_job_may_be() -> None:
 
 def test_a_reference_that_is_the_actor_without_adapters_has_its_place_and_layout() -> None:
     lora = LoraShape(16, 20_000_000, 252, syncs_alone=True)
-    reference = frozen(is_actor_without_adapters=True)
-    job = workload(trained(lora=lora), models={Role.ACTOR: trained(lora=lora), Role.REF: reference})
+    reference = samples.frozen_model(is_actor_without_adapters=True)
+    job = samples.workload(
+        samples.trained_model(lora=lora), models={Role.ACTOR: samples.trained_model(lora=lora), Role.REF: reference}
+    )
     for candidate in search(job, TWO_NODES).candidates:
         layouts = candidate.plan.placement.pool_of(Role.ACTOR).layouts
         assert layouts[Role.REF] == layouts[Role.ACTOR]
@@ -107,21 +113,28 @@ def test_a_reference_that_is_the_actor_without_adapters_has_its_place_and_layout
 
 def test_no_more_gpus_are_taken_than_help() -> None:
     """Eight responses of one engine each: more engines than responses generate no faster."""
-    job = workload(batch_size=1, mini_batch_size=1, models={Role.ACTOR: trained()})
-    best = search(replace(job, rollout=RolloutWork(QWEN3_4B, max_model_length=4096)), (NodeGroup(16, 8, gpu()),))
+    job = samples.workload(batch_size=1, mini_batch_size=1, models={Role.ACTOR: samples.trained_model()})
+    best = search(
+        replace(job, rollout=RolloutWork(samples.QWEN3_4B, max_model_length=4096)), (NodeGroup(16, 8, samples.gpu()),)
+    )
     assert best.candidates[0].plan.placement.num_gpus < 128
 
 
 def test_a_tie_on_half_of_the_gpus_or_fewer_is_preferred() -> None:
     """Eight responses at once: what more GPUs save is less than a tenth. The hundreds of a large batch need all."""
-    small = workload(batch_size=8, group_size=1, mini_batch_size=8, models={Role.ACTOR: trained()})
+    small = samples.workload(
+        batch_size=8, group_size=1, mini_batch_size=8, models={Role.ACTOR: samples.trained_model()}
+    )
     assert search(small, TWO_NODES).candidates[0].plan.placement.num_gpus <= 8
     assert search(PPO, TWO_NODES).candidates[0].plan.placement.num_gpus == 16
 
 
 def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do() -> None:
-    job = workload(trained(LLAMA3_8B), models={Role.ACTOR: trained(LLAMA3_8B), Role.CRITIC: critic(LLAMA3_8B)})
-    result = search(job, (NodeGroup(1, 2, gpu()),))
+    job = samples.workload(
+        samples.trained_model(samples.LLAMA3_8B),
+        models={Role.ACTOR: samples.trained_model(samples.LLAMA3_8B), Role.CRITIC: samples.critic(samples.LLAMA3_8B)},
+    )
+    result = search(job, (NodeGroup(1, 2, samples.gpu()),))
     assert (result.candidates, result.best_today, result.changes) == ((), None, ())
     assert result.missed is not None
     assert result.missed.verdict is Verdict.TOO_LARGE
@@ -132,28 +145,33 @@ def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do(
 
 def test_where_nothing_fits_it_says_on_how_many_nodes_something_would() -> None:
     """On the first that is named, and on none that is smaller."""
-    job = workload(trained(LLAMA3_8B), models={Role.ACTOR: trained(LLAMA3_8B), Role.CRITIC: critic(LLAMA3_8B)})
+    job = samples.workload(
+        samples.trained_model(samples.LLAMA3_8B),
+        models={Role.ACTOR: samples.trained_model(samples.LLAMA3_8B), Role.CRITIC: samples.critic(samples.LLAMA3_8B)},
+    )
     found = re.fullmatch(
-        r"It would fit on (\d+)x2xtest: .*\bon (\d+) test\.", search(job, (NodeGroup(1, 2, gpu()),)).advice[1]
+        r"It would fit on (\d+)x2xtest: .*\bon (\d+) test\.", search(job, (NodeGroup(1, 2, samples.gpu()),)).advice[1]
     )
     assert found is not None
     nodes = int(found[1])
     assert nodes in (2, 4, 8, 16)
-    assert search(job, (NodeGroup(nodes, 2, gpu()),)).missed is None
-    assert search(job, (NodeGroup(nodes // 2, 2, gpu()),)).missed is not None
-    tiny = search(job, (NodeGroup(1, 2, gpu(1)),)).advice[1]
+    assert search(job, (NodeGroup(nodes, 2, samples.gpu()),)).missed is None
+    assert search(job, (NodeGroup(nodes // 2, 2, samples.gpu()),)).missed is not None
+    tiny = search(job, (NodeGroup(1, 2, samples.gpu(1)),)).advice[1]
     assert tiny == "Nor does anything fit on 16x2xtest: more GPUs alone do not help."
 
 
 def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
     """Without recomputed activations: with fewer tokens at once, or with them, there is a mapping."""
-    job = workload(trained(LLAMA3_8B, checkpoints_activations=False), max_tokens_per_micro_batch=32768)
-    found = search(job, (NodeGroup(1, 8, gpu()),))
+    job = samples.workload(
+        samples.trained_model(samples.LLAMA3_8B, checkpoints_activations=False), max_tokens_per_micro_batch=32768
+    )
+    found = search(job, (NodeGroup(1, 8, samples.gpu()),))
     assert found.missed is not None
     assert found.changes
     assert not any(each.field.startswith("spec.pools") for each in found.changes)
     assert found.best_today is not None
-    assert found.candidates == search(found.best_today.plan.workload, (NodeGroup(1, 8, gpu()),)).candidates
+    assert found.candidates == search(found.best_today.plan.workload, (NodeGroup(1, 8, samples.gpu()),)).candidates
 
 
 def test_schedules_are_those_asked_for() -> None:
@@ -162,7 +180,7 @@ def test_schedules_are_those_asked_for() -> None:
 
 
 def test_a_cluster_without_gpus_is_refused() -> None:
-    for cluster in ((), (NodeGroup(0, 8, gpu()),)):
+    for cluster in ((), (NodeGroup(0, 8, samples.gpu()),)):
         with pytest.raises(PlanError, match="it has no GPUs"):
             search(PPO, cluster)
 
@@ -213,9 +231,9 @@ def test_every_plan_that_runs_today_makes_a_valid_job(
         "spec.training.rollout.groupSize": group,
         "spec.pools": [{"name": "main", "nodes": 1, "gpusPerNode": 1}],
     }
-    spec = RLJob.from_wire(edited(valid_job(), fields | sizes)).spec
-    job = workload_of(spec, dict.fromkeys(model_sources(spec), QWEN3_4B))
-    cluster = (NodeGroup(3, per_node, gpu()), NodeGroup(1, 4, gpu(48)))
+    spec = RLJob.from_wire(valid_job(fields | sizes)).spec
+    job = workload_of(spec, dict.fromkeys(model_sources(spec), samples.QWEN3_4B))
+    cluster = (NodeGroup(3, per_node, samples.gpu()), NodeGroup(1, 4, samples.gpu(48)))
     found = search(job, cluster, num_wanted=30, pool_names=["main"]).candidates
     today = [each.plan.placement for each in found if each.runs_today]
     assert today
@@ -223,4 +241,4 @@ def test_every_plan_that_runs_today_makes_a_valid_job(
         planned = spec_with(spec, placement)
         assert not violations(planned)
         assert placement_of(planned, {pool.name: pool.gpu for pool in placement.pools}) == placement
-        assert workload_of(planned, dict.fromkeys(model_sources(planned), QWEN3_4B)) == job
+        assert workload_of(planned, dict.fromkeys(model_sources(planned), samples.QWEN3_4B)) == job

@@ -27,7 +27,7 @@ from rljob_planner.workload import (
     TrainLayout,
     Workload,
 )
-from rljob_testing.planner_cases import QWEN3_4B, critic, frozen, gpu, one_pool, placed, trained, workload
+from rljob_testing.planner import samples
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 EXACT = Constants(spread=0.0)
@@ -35,14 +35,14 @@ EXACT = Constants(spread=0.0)
 
 def ppo(**changes: object) -> Workload:
     """All roles."""
-    job = workload(needs_old_logprobs=True, **changes)
-    scores = frozen(head=Head.SCORE)
-    return replace(job, models={**job.models, Role.CRITIC: critic(), Role.REWARD_MODEL: scores})
+    job = samples.workload(needs_old_logprobs=True, **changes)
+    scores = samples.frozen_model(head=Head.SCORE)
+    return replace(job, models={**job.models, Role.CRITIC: samples.critic(), Role.REWARD_MODEL: scores})
 
 
 def pool(name: str, roles: tuple[Role, ...], num_gpus: int = 8, *, generates: bool = False) -> PlacedPool:
     layouts = {role: TrainLayout(num_gpus, num_gpus) for role in roles}
-    return PlacedPool(name, 1, num_gpus, gpu(), layouts, RolloutLayout(num_gpus) if generates else None)
+    return PlacedPool(name, 1, num_gpus, samples.gpu(), layouts, RolloutLayout(num_gpus) if generates else None)
 
 
 def likely(found: StepTime) -> dict[str, float]:
@@ -55,7 +55,7 @@ def waited(found: StepTime) -> dict[str, float]:
 
 def test_phases_are_called_as_their_metrics() -> None:
     job = replace(ppo(), reward_seconds=1.0)
-    phases = {phase.name for phase in step_time(job, placed(one_pool(job))).phases}
+    phases = {phase.name for phase in step_time(job, samples.placement(samples.one_pool(job))).phases}
     listed = set(re.findall(r"`timing_s/(\w+)`", METRICS.read_text()))
     assert phases - {OTHER} <= listed
     assert phases == {
@@ -72,13 +72,18 @@ def test_phases_are_called_as_their_metrics() -> None:
 
 
 def test_a_job_with_less_has_fewer_phases() -> None:
-    job = replace(workload(), models={Role.ACTOR: trained()})
-    assert set(likely(step_time(job, placed(one_pool(job))))) == {"weight_sync", "generate", "update_actor", OTHER}
+    job = replace(samples.workload(), models={Role.ACTOR: samples.trained_model()})
+    assert set(likely(step_time(job, samples.placement(samples.one_pool(job))))) == {
+        "weight_sync",
+        "generate",
+        "update_actor",
+        OTHER,
+    }
 
 
 def test_on_one_pool_everything_adds_up() -> None:
     job = ppo()
-    found = step_time(job, placed(one_pool(job)), EXACT)
+    found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
     assert found.total.likely == pytest.approx(sum(likely(found).values()))
     # The model among the rewards is asked first, so the first of the passes waits for it, too.
     assert waited(found)["old_logprob"] == pytest.approx(likely(found)["reward"] + likely(found)["old_logprob"])
@@ -106,18 +111,18 @@ def test_pools_work_side_by_side_within_a_stage() -> None:
 
 
 def test_rewards_of_functions_are_computed_beside_the_passes() -> None:
-    job = workload(reward_seconds=0.1)
-    found = step_time(job, placed(one_pool(job)), EXACT)
+    job = samples.workload(reward_seconds=0.1)
+    found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
     assert waited(found)["reward"] == 0.0
     slow = replace(job, reward_seconds=100.0)
-    found = step_time(slow, placed(one_pool(job)), EXACT)
+    found = step_time(slow, samples.placement(samples.one_pool(job)), EXACT)
     assert waited(found)["reward"] == pytest.approx(100.0 - likely(found)["ref"])
 
 
 def test_scores_that_say_what_is_learned_from_are_waited_for_first() -> None:
-    job = workload(reward_seconds=5.0, scores_first=True, learned_fraction=0.5)
-    found = step_time(job, placed(one_pool(job)), EXACT)
-    whole = step_time(replace(job, learned_fraction=1.0), placed(one_pool(job)), EXACT)
+    job = samples.workload(reward_seconds=5.0, scores_first=True, learned_fraction=0.5)
+    found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
+    whole = step_time(replace(job, learned_fraction=1.0), samples.placement(samples.one_pool(job)), EXACT)
     assert waited(found)["reward"] == 5.0
     assert likely(found)["ref"] == pytest.approx(likely(whole)["ref"] / 2, rel=0.01)
     assert likely(found)["update_actor"] == pytest.approx(likely(whole)["update_actor"] / 2, rel=0.01)
@@ -126,15 +131,15 @@ def test_scores_that_say_what_is_learned_from_are_waited_for_first() -> None:
 
 def test_responses_that_are_cut_off_and_left_out_wait_for_no_score() -> None:
     """The rollout says that of them (trainer, controller/step_rows.py)."""
-    job = workload(reward_seconds=0.01, learned_fraction=0.5)
-    assert waited(step_time(job, placed(one_pool(job)), EXACT))["reward"] == 0.0
+    job = samples.workload(reward_seconds=0.01, learned_fraction=0.5)
+    assert waited(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["reward"] == 0.0
 
 
 def test_rounds_of_generation() -> None:
-    job = workload()
-    twice = step_time(replace(job, generated_per_learned=2.0), placed(one_pool(job)), EXACT)
+    job = samples.workload()
+    twice = step_time(replace(job, generated_per_learned=2.0), samples.placement(samples.one_pool(job)), EXACT)
     assert likely(twice)["generate"] == pytest.approx(
-        2 * likely(step_time(job, placed(one_pool(job)), EXACT))["generate"]
+        2 * likely(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["generate"]
     )
 
 
@@ -143,7 +148,7 @@ def test_greedy_responses_are_one_more_to_each_prompt_in_the_same_call() -> None
     job = ppo()
     one_more = replace(job, group_size=job.group_size + 1)
     greedy, plain, larger = (
-        step_time(each, placed(one_pool(job)), EXACT)
+        step_time(each, samples.placement(samples.one_pool(job)), EXACT)
         for each in (replace(job, has_greedy_responses=True), job, one_more)
     )
     assert likely(greedy)["generate"] == pytest.approx(likely(larger)["generate"])
@@ -154,8 +159,8 @@ def test_greedy_responses_are_one_more_to_each_prompt_in_the_same_call() -> None
 
 
 def test_one_step_off_waits_for_the_longer_side() -> None:
-    job = workload()
-    rollout = PlacedPool("r", 1, 8, gpu(), {}, RolloutLayout(8))
+    job = samples.workload()
+    rollout = PlacedPool("r", 1, 8, samples.gpu(), {}, RolloutLayout(8))
     train = pool("t", (Role.ACTOR, Role.REF))
     off, together = (
         step_time(job, Placement((train, rollout), each), EXACT)
@@ -169,32 +174,37 @@ def test_one_step_off_waits_for_the_longer_side() -> None:
 
 def test_a_reference_without_adapters_is_computed_where_the_actor_is() -> None:
     lora = LoraShape(8, 10_000_000, 7)
-    job = workload(trained(lora=lora))
-    job = replace(job, models={**job.models, Role.REF: frozen(is_actor_without_adapters=True)})
+    job = samples.workload(samples.trained_model(lora=lora))
+    job = replace(job, models={**job.models, Role.REF: samples.frozen_model(is_actor_without_adapters=True)})
     found = step_time(job, Placement((pool("a", (Role.ACTOR,), generates=True),)), EXACT)
     assert next(phase.pool for phase in found.phases if phase.name == "ref") == "a"
 
 
 def test_updates_follow_the_number_of_epochs_and_mini_batches() -> None:
-    job = workload(num_epochs_per_batch=2)
-    once = likely(step_time(workload(), placed(one_pool(job)), EXACT))["update_actor"]
-    assert likely(step_time(job, placed(one_pool(job)), EXACT))["update_actor"] == pytest.approx(2 * once)
-    parts = likely(step_time(workload(mini_batch_size=16), placed(one_pool(job)), EXACT))["update_actor"]
+    job = samples.workload(num_epochs_per_batch=2)
+    once = likely(step_time(samples.workload(), samples.placement(samples.one_pool(job)), EXACT))["update_actor"]
+    assert likely(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["update_actor"] == pytest.approx(
+        2 * once
+    )
+    parts = likely(step_time(samples.workload(mini_batch_size=16), samples.placement(samples.one_pool(job)), EXACT))[
+        "update_actor"
+    ]
     assert once < parts < 1.2 * once
 
 
 def test_a_pass_over_whole_mini_batches_is_part_of_the_update() -> None:
-    job = workload(needs_old_logprobs=True)
+    job = samples.workload(needs_old_logprobs=True)
     plain, whole = (
-        likely(step_time(each, placed(one_pool(job)), EXACT)) for each in (job, replace(job, needs_whole_pass=True))
+        likely(step_time(each, samples.placement(samples.one_pool(job)), EXACT))
+        for each in (job, replace(job, needs_whole_pass=True))
     )
     assert whole["update_actor"] - plain["update_actor"] == pytest.approx(plain["old_logprob"], rel=0.01)
 
 
-@pytest.mark.parametrize("make", [workload, ppo])
+@pytest.mark.parametrize("make", [samples.workload, ppo])
 def test_ranges_contain_what_is_likely(make) -> None:  # type: ignore[no-untyped-def]
     job = make()
-    found = step_time(job, placed(one_pool(job)))
+    found = step_time(job, samples.placement(samples.one_pool(job)))
     assert found.total.low < found.total.likely < found.total.high
     for phase in found.phases:
         assert phase.seconds.low <= phase.seconds.likely <= phase.seconds.high
@@ -207,7 +217,10 @@ def test_ranges_contain_what_is_likely(make) -> None:  # type: ignore[no-untyped
 def test_lengths_that_are_guessed_make_ranges_wider() -> None:
     lengths = TokenLengths(256.0, 1024, 1024.0, 3072)
     guessed = replace(lengths, response_mean_low=512.0, response_mean_high=3072.0, assumption="nobody said")
-    known, unknown = (step_time(workload(lengths=each), placed(one_pool(workload()))) for each in (lengths, guessed))
+    known, unknown = (
+        step_time(samples.workload(lengths=each), samples.placement(samples.one_pool(samples.workload())))
+        for each in (lengths, guessed)
+    )
     assert known.total.likely == unknown.total.likely
     assert unknown.total.low < known.total.low
     assert unknown.total.high > known.total.high
@@ -215,9 +228,9 @@ def test_lengths_that_are_guessed_make_ranges_wider() -> None:
 
 
 def test_small_products_may_take_longer_than_defaults_say() -> None:
-    job = workload()
-    few = workload(max_tokens_per_micro_batch=2048)
-    plain, small = (step_time(each, placed(one_pool(job))).phases for each in (job, few))
+    job = samples.workload()
+    few = samples.workload(max_tokens_per_micro_batch=2048)
+    plain, small = (step_time(each, samples.placement(samples.one_pool(job))).phases for each in (job, few))
     assert [(one.name, one.seconds.high / one.seconds.likely) for one in plain if one.name == "ref"] == [
         ("ref", pytest.approx(1.3))
     ]
@@ -225,32 +238,36 @@ def test_small_products_may_take_longer_than_defaults_say() -> None:
     assert updates.seconds.high == pytest.approx(2.6 * updates.seconds.likely)
     assert "2 times as long" in updates.assumption
     # What a machine has shown holds for them, too.
-    measured = step_time(few, placed(one_pool(job)), replace(Constants(), source="runs/x")).phases
+    measured = step_time(few, samples.placement(samples.one_pool(job)), replace(Constants(), source="runs/x")).phases
     assert "2 times" not in next(each for each in measured if each.name == "update_actor").assumption
 
 
 @pytest.mark.parametrize("factor", [1.5, 4.0])
 def test_a_faster_gpu_is_never_slower(factor: float) -> None:
     job = ppo()
-    slow = gpu()
+    slow = samples.gpu()
     fields = ("flops", "bandwidth", "link_bandwidth", "network_bandwidth", "host_bandwidth")
     for field in fields:
         fast = replace(slow, **{field: factor * getattr(slow, field)})
-        before, after = (step_time(job, placed(one_pool(job, each, nodes=2)), EXACT) for each in (slow, fast))
+        before, after = (
+            step_time(job, samples.placement(samples.one_pool(job, each, nodes=2)), EXACT) for each in (slow, fast)
+        )
         assert after.total.likely <= before.total.likely
 
 
 def test_more_nodes_are_never_slower_here() -> None:
     job = ppo()
-    totals = [step_time(job, placed(one_pool(job, nodes=nodes)), EXACT).total.likely for nodes in (1, 2, 4)]
+    totals = [
+        step_time(job, samples.placement(samples.one_pool(job, nodes=nodes)), EXACT).total.likely for nodes in (1, 2, 4)
+    ]
     assert totals == sorted(totals, reverse=True)
 
 
 def sync(actor_changes: dict[str, object] | None = None, *, is_shared: bool = True, **changes: object) -> float:
-    work = replace(RolloutWork(QWEN3_4B), **changes)  # type: ignore[arg-type]
-    site = Site(gpu(), 8)
+    work = replace(RolloutWork(samples.QWEN3_4B), **changes)  # type: ignore[arg-type]
+    site = Site(samples.gpu(), 8)
     return sync_cost(
-        trained(**(actor_changes or {})),
+        samples.trained_model(**(actor_changes or {})),
         TrainLayout(8, 8),
         work,
         RolloutLayout(8),
@@ -262,7 +279,7 @@ def sync(actor_changes: dict[str, object] | None = None, *, is_shared: bool = Tr
 
 
 def test_weights_come_whole_to_every_gpu() -> None:
-    parameters = QWEN3_4B.num_parameters
+    parameters = samples.QWEN3_4B.num_parameters
     gathered = 2 * parameters * 7 / 8 / (450e9 * EXACT.link_efficiency)
     # Of 36 layers four matrices of attention, three of the MLP, four norms; embedding, head, last norm.
     copied = 8 * parameters / 3.35e12 + (36 * 11 + 3) * EXACT.sync_tensor_seconds
@@ -279,21 +296,21 @@ def test_adapters_that_go_alone_are_all_that_goes() -> None:
     lora = LoraShape(8, 10_000_000, 7, syncs_alone=True)
     free = sync() - 399 * EXACT.sync_tensor_seconds
     assert sync({"lora": lora}) == pytest.approx(
-        free * 10_000_000 / QWEN3_4B.num_parameters + 14 * EXACT.sync_tensor_seconds
+        free * 10_000_000 / samples.QWEN3_4B.num_parameters + 14 * EXACT.sync_tensor_seconds
     )
 
 
 def test_experts_are_loaded_one_by_one() -> None:
-    experts = replace(QWEN3_4B, num_experts=128, experts_per_token=8, mlp_size=768)
+    experts = replace(samples.QWEN3_4B, num_experts=128, experts_per_token=8, mlp_size=768)
     seconds = sync({"shape": experts}), sync({"shape": experts}, engine=EngineKind.HUGGING_FACE)
     assert seconds[0] - seconds[1] == pytest.approx(36 * (3 * 128 - 2) * EXACT.sync_tensor_seconds)
 
 
 def test_other_seconds_are_a_phase() -> None:
-    job = workload()
-    found = step_time(job, placed(one_pool(job)), replace(EXACT, step_seconds=7.0))
+    job = samples.workload()
+    found = step_time(job, samples.placement(samples.one_pool(job)), replace(EXACT, step_seconds=7.0))
     assert likely(found)[OTHER] == 7.0
-    none = step_time(job, placed(one_pool(job)), replace(EXACT, step_seconds=0.0))
+    none = step_time(job, samples.placement(samples.one_pool(job)), replace(EXACT, step_seconds=0.0))
     assert OTHER not in likely(none)
     assert found.total.likely - none.total.likely == pytest.approx(7.0)
 

@@ -22,9 +22,8 @@ from rljob_planner.memory.train_state import gradient_bytes, moment_bytes, param
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape, gathered_elements
 from rljob_planner.workload import TrainLayout, TrainModel
-from rljob_testing.engine_updates import drawn_batch, engine_settings
-from rljob_testing.ranks import RankedRun, only_rank, run_on_ranks
-from rljob_testing.tiny_models import COMMON, HEAD_SIZE, drawn_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import engine_updates, gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.layout import ParallelLayout
@@ -32,13 +31,13 @@ from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 
-UNEVEN = {**COMMON, "vocab_size": 121, "num_hidden_layers": 3}
+UNEVEN = {**tiny_models.COMMON, "vocab_size": 121, "num_hidden_layers": 3}
 """Its embedding cannot be halved."""
 CONFIGS = {
-    "qwen3": Qwen3Config(**UNEVEN, head_dim=HEAD_SIZE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**UNEVEN, head_dim=tiny_models.HEAD_SIZE, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**UNEVEN, tie_word_embeddings=False),
     "qwen3_moe": Qwen3MoeConfig(
-        **UNEVEN, head_dim=HEAD_SIZE, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32
+        **UNEVEN, head_dim=tiny_models.HEAD_SIZE, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32
     ),
 }
 RANK = 6
@@ -77,7 +76,7 @@ class Account:
 
 def save_configured(name: str, folder: Path) -> Path:
     """`folder`, with a random model of CONFIGS."""
-    drawn_model(CONFIGS[name]).save_pretrained(folder)
+    tiny_models.make_from(CONFIGS[name]).save_pretrained(folder)
     return folder
 
 
@@ -89,7 +88,7 @@ def accounts_of(folders: Mapping[str, Path], context: WorkerContext) -> dict[Acc
 
 def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
     """Collective. `folder` has the model."""
-    settings = engine_settings(folder, context.device, case.dtype, max_tokens=128)
+    settings = engine_updates.engine_settings(folder, context.device, case.dtype, max_tokens=128)
     engine = TrainEngine(
         replace(
             settings,
@@ -99,7 +98,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
             defers_reduction=case.defers_reduction,
         )
     )
-    batch = drawn_batch([100, 100])
+    batch = engine_updates.drawn_batch([100, 100])
     if not case.is_trained:
         engine.forward(batch, 1.0)
         return Account(engine.memory.parameters, 0, 0, 0, engine.memory.gathered)
@@ -120,7 +119,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
 def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
     """Of an update on rows of these lengths, twice, after a first one: what all allocations of the process add up to at
     most, with parameters and moments, by the events of torch's profiler on CPUs."""
-    batch = drawn_batch([*lengths, *lengths])
+    batch = engine_updates.drawn_batch([*lengths, *lengths])
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
         return -distribution.logprobs_N.sum()
@@ -156,7 +155,9 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[AccountCase, tupl
     root = tmp_path_factory.mktemp("models")
     folders = {name: save_configured(name, root / name) for name in {case.model for case in CASES}}
     found = {}
-    for first, *_ in run_on_ranks([RankedRun(partial(accounts_of, folders), num_ranks) for num_ranks in (1, 2)]):
+    for first, *_ in gloo_ranks.run_on_ranks(
+        [gloo_ranks.RankedRun(partial(accounts_of, folders), num_ranks) for num_ranks in (1, 2)]
+    ):
         assert isinstance(first, dict)
         found |= {case: (shape_of(folders[case.model]), each) for case, each in first.items()}
     return found
@@ -203,10 +204,12 @@ def test_peak_is_what_a_cpu_allocates(tmp_path: Path, recomputes: bool) -> None:
         tie_word_embeddings=True,
     )
     folder, lengths = tmp_path / "model", [129] * 4
-    drawn_model(config).save_pretrained(folder)
+    tiny_models.make_from(config).save_pretrained(folder)
     (tmp_path / "group").mkdir()
-    with only_rank(tmp_path / "group") as context:
-        settings = engine_settings(folder, context.device, max_tokens=512, gradient_checkpointing=recomputes)
+    with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
+        settings = engine_updates.engine_settings(
+            folder, context.device, max_tokens=512, gradient_checkpointing=recomputes
+        )
         measured = allocated_peak(TrainEngine(settings), lengths)
     model = TrainModel(shape_of(folder), True, compute_bytes=4, checkpoints_activations=recomputes)
     peak = train_peak(model, TrainLayout(1, 1), 512, is_cpu=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_testing.fsdp_memory_oracle import MemoryCase, planned, tracked
+from rljob_testing.planner import memory_oracle
 
-DENSE = MemoryCase("Qwen/Qwen3-4B", num_shards=8, num_replicas=2, tokens_of_rank=8192, num_layers=2)
+DENSE = memory_oracle.MemoryCase("Qwen/Qwen3-4B", num_shards=8, num_replicas=2, tokens_of_rank=8192, num_layers=2)
 CASES = {
     "two replicas, activations kept": (DENSE, 0.01),
     "sequence ranks, activations recomputed": (
-        MemoryCase(
+        memory_oracle.MemoryCase(
             "Qwen/Qwen2.5-7B",
             num_shards=8,
             sequence_parallel=4,
@@ -22,10 +22,13 @@ CASES = {
         0.01,
     ),
     "experts, adapters, activations kept": (
-        MemoryCase("Qwen/Qwen3-30B-A3B", num_shards=8, tokens_of_rank=8192, rank=16, num_layers=2),
+        memory_oracle.MemoryCase("Qwen/Qwen3-30B-A3B", num_shards=8, tokens_of_rank=8192, rank=16, num_layers=2),
         0.05,
     ),
-    "frozen": (MemoryCase("Qwen/Qwen3-8B", num_shards=8, tokens_of_rank=8192, is_trained=False, num_layers=2), 0.01),
+    "frozen": (
+        memory_oracle.MemoryCase("Qwen/Qwen3-8B", num_shards=8, tokens_of_rank=8192, is_trained=False, num_layers=2),
+        0.01,
+    ),
 }
 """With the largest difference. A wrong byte per token and layer in a dense model is more than that."""
 
@@ -33,6 +36,6 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_peak_is_that_of_the_tracker(name: str) -> None:
     case, limit = CASES[name]
-    found, peak = tracked(case.oracle()), planned(case)
+    found, peak = memory_oracle.peak_by_tracker(case.oracle()), memory_oracle.peak_by_planner(case)
     assert peak.resident == pytest.approx(found.resident, rel=1e-4)
     assert peak.resident + peak.transient == pytest.approx(found.whole, rel=limit)

@@ -15,7 +15,7 @@ from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import ModelOffload, Placement, Role, TokenLengths, Workload
-from rljob_testing.planner_cases import critic, gpu, one_pool, placed, trained, workload
+from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
 SHORT = TokenLengths(64.0, 128, 32.0, 64)
@@ -26,9 +26,9 @@ def by_field(job: Workload, placement: Placement) -> dict[str, Advice]:
 
 
 def test_each_gain_is_that_of_the_model_with_the_change() -> None:
-    job = workload(trained(offload=ModelOffload(parameters=True, optimizer=True)))
+    job = samples.workload(samples.trained_model(offload=ModelOffload(parameters=True, optimizer=True)))
     job = replace(job, rollout=replace(job.rollout, max_sequences=16), mini_batch_size=8, lengths=SHORT)
-    placement = placed(one_pool(job, tensor_parallel=4))
+    placement = samples.placement(samples.one_pool(job, tensor_parallel=4))
     now = step_time(job, placement, CONSTANTS).total.likely
     found = advice_of(job, placement, CONSTANTS)
     assert len(found) > 3
@@ -43,9 +43,11 @@ def test_each_gain_is_that_of_the_model_with_the_change() -> None:
 
 def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones() -> None:
     """Of short rows much of a step is per update, and few large updates are another training."""
-    job = replace(workload(trained(offload=ModelOffload(optimizer=True))), mini_batch_size=8, lengths=SHORT)
+    job = replace(
+        samples.workload(samples.trained_model(offload=ModelOffload(optimizer=True))), mini_batch_size=8, lengths=SHORT
+    )
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
-    found = advice_of(job, placed(one_pool(job)), CONSTANTS)
+    found = advice_of(job, samples.placement(samples.one_pool(job)), CONSTANTS)
     free = [each.is_free for each in found]
     assert free == sorted(free, reverse=True)
     assert any(free)
@@ -57,8 +59,8 @@ def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones
 
 def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
     """The critic learns beside the actor there, on as many GPUs as a node has; that is not free."""
-    job = workload(models={Role.ACTOR: trained(), Role.CRITIC: critic()})
-    placement = placed(one_pool(job))
+    job = samples.workload(models={Role.ACTOR: samples.trained_model(), Role.CRITIC: samples.critic()})
+    placement = samples.placement(samples.one_pool(job))
     found = by_field(job, placement)
     advice = found["spec.roles.critic.pool"]
     assert (advice.change.before, advice.change.value, advice.more_gpus) == ("pool", "critic", 8)
@@ -70,9 +72,9 @@ def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
 
 def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:
     """64 prompts x 8 responses on 8 engines are 64 for each."""
-    job = workload()
+    job = samples.workload()
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
-    advice = by_field(job, placed(one_pool(job)))["spec.training.rollout.maxNumSequences"]
+    advice = by_field(job, samples.placement(samples.one_pool(job)))["spec.training.rollout.maxNumSequences"]
     assert (advice.change.before, advice.change.value) == ("16", "64")
     assert advice.phases[0][0] == "generate"
 
@@ -81,9 +83,9 @@ def test_recomputed_activations_are_kept_where_there_is_room() -> None:
     """16,384 tokens of Qwen3-4B keep about 100 GB without checkpointing (see test_memory_*): a GPU of 80 GiB has no
     room for it, one of 288 has."""
     field = "spec.training.model.gradientCheckpointing"
-    job = workload()
-    assert field not in by_field(job, placed(one_pool(job, gpu(80))))
-    advice = by_field(job, placed(one_pool(job, gpu(288))))[field]
+    job = samples.workload()
+    assert field not in by_field(job, samples.placement(samples.one_pool(job, samples.gpu(80))))
+    advice = by_field(job, samples.placement(samples.one_pool(job, samples.gpu(288))))[field]
     assert (advice.change.before, advice.change.value) == ("true", "false")
     assert not advice.changed.workload.models[Role.ACTOR].checkpoints_activations
     assert dict(advice.phases)["update_actor"] > 0
@@ -91,9 +93,9 @@ def test_recomputed_activations_are_kept_where_there_is_room() -> None:
 
 def test_offload_is_taken_back_where_there_is_room() -> None:
     """In a step with few tokens the copies show."""
-    job = workload(trained(offload=ModelOffload(parameters=True, gradients=True, optimizer=True)))
+    job = samples.workload(samples.trained_model(offload=ModelOffload(parameters=True, gradients=True, optimizer=True)))
     job = replace(job, lengths=SHORT)
-    found = by_field(job, placed(one_pool(job, gpu(288))))
+    found = by_field(job, samples.placement(samples.one_pool(job, samples.gpu(288))))
     assert "spec.training.model.offload.optimizer" in found
     kept = found["spec.training.model.offload.optimizer"].changed.workload.models[Role.ACTOR].offload
     assert kept == ModelOffload(parameters=True, gradients=True)
@@ -102,9 +104,9 @@ def test_offload_is_taken_back_where_there_is_room() -> None:
 @pytest.mark.parametrize("in_any_case", [True, False])
 def test_an_only_update_needs_no_pass_for_old_log_probabilities(in_any_case: bool) -> None:
     """Unless something else asks for them."""
-    job = replace(workload(), mini_batch_size=32, needs_old_logprobs=True, lengths=SHORT)
+    job = replace(samples.workload(), mini_batch_size=32, needs_old_logprobs=True, lengths=SHORT)
     job = replace(job, needs_old_logprobs_in_any_case=in_any_case)
-    ladders = faster_jobs(job, placed(one_pool(job)))
+    ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
     larger = next(each for each in ladders if each[0].change.field == "spec.training.miniBatchSize")
     assert [each.change.value for each in larger] == ["64"]
     assert larger[0].workload.needs_old_logprobs is in_any_case
@@ -112,19 +114,23 @@ def test_an_only_update_needs_no_pass_for_old_log_probabilities(in_any_case: boo
 
 def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
     """One GPU, everything at once, nothing offloaded."""
-    job = replace(workload(trained(checkpoints_activations=False)), batch_size=1, mini_batch_size=1)
-    placement = placed(one_pool(job, gpu(2000), gpus_per_node=1))
+    job = replace(
+        samples.workload(samples.trained_model(checkpoints_activations=False)), batch_size=1, mini_batch_size=1
+    )
+    placement = samples.placement(samples.one_pool(job, samples.gpu(2000), gpus_per_node=1))
     job = replace(job, models={Role.ACTOR: job.models[Role.ACTOR]})
-    placement = placed(replace(placement.pools[0], layouts={Role.ACTOR: placement.pools[0].layouts[Role.ACTOR]}))
+    placement = samples.placement(
+        replace(placement.pools[0], layouts={Role.ACTOR: placement.pools[0].layouts[Role.ACTOR]})
+    )
     fields = [each.change.field for each in advice_of(job, placement, CONSTANTS) if each.is_free]
     assert fields == []
 
 
 def test_what_the_contract_refuses_is_not_proposed() -> None:
     """Gradients of replicas cannot be offloaded, nor deferred; TP divides a node's GPUs and the heads; sizes divide."""
-    job = workload(trained(offload=ModelOffload(gradients=True)))
-    pool = one_pool(job)
-    for ladder in faster_jobs(job, placed(pool)):
+    job = samples.workload(samples.trained_model(offload=ModelOffload(gradients=True)))
+    pool = samples.one_pool(job)
+    for ladder in faster_jobs(job, samples.placement(pool)):
         for each in ladder:
             actor = each.workload.models[Role.ACTOR]
             home = each.placement.pool_of(Role.ACTOR)
@@ -139,9 +145,9 @@ def test_what_the_contract_refuses_is_not_proposed() -> None:
 
 
 def test_changes_together_are_each_worked_out_after_those_before() -> None:
-    job = workload(trained(offload=ModelOffload(parameters=True, optimizer=True)))
+    job = samples.workload(samples.trained_model(offload=ModelOffload(parameters=True, optimizer=True)))
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
-    placement = placed(one_pool(job, tensor_parallel=4))
+    placement = samples.placement(samples.one_pool(job, tensor_parallel=4))
     found = together(job, placement, CONSTANTS)
     fields = [each.change.field for each in found]
     assert len(fields) == len(set(fields)) >= 2
@@ -152,8 +158,8 @@ def test_changes_together_are_each_worked_out_after_those_before() -> None:
 
 
 def test_a_run_says_what_phases_do_not() -> None:
-    job = workload()
-    plan = plan_of(job, placed(one_pool(job)), CONSTANTS, with_knobs=False)
+    job = samples.workload()
+    plan = plan_of(job, samples.placement(samples.one_pool(job)), CONSTANTS, with_knobs=False)
     row = {
         "timing_s/step": 10.0,
         "timing_s/generate": 2.0,

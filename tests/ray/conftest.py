@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.echo_groups import started_echoes
-from rljob_testing.ray_cluster import ray_cluster
-from rljob_testing.trainer_program import RunTrainer
+from rljob_testing.ray_clusters import echo_workers, local_ray
+from rljob_testing.training import training_runs
 from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.groups.worker_processes import WorkerProcesses
 
@@ -17,7 +16,7 @@ from rljob_trainer.groups.worker_processes import WorkerProcesses
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray cluster with 3 CPUs and no GPU."""
-    with ray_cluster(3, tmp_path_factory.mktemp("ray") / "ray.log", forks_workers=True) as address:
+    with local_ray.ray_cluster(3, tmp_path_factory.mktemp("ray") / "ray.log", forks_workers=True) as address:
         yield address
 
 
@@ -31,11 +30,11 @@ def ray_driver(cluster: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def four(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
     """Four processes with the roles `first` and `second`."""
-    with started_echoes(4) as processes:
+    with echo_workers.echo_processes(4) as processes:
         yield processes
 
 
 @pytest.fixture
-def run_trainer(tmp_path: Path) -> RunTrainer:
+def run_trainer(tmp_path: Path) -> training_runs.RunTrainer:
     """Runs `python -m rljob_trainer` to its end, in this process, as the operator would start it."""
-    return RunTrainer(tmp_path)
+    return training_runs.RunTrainer(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.echo_groups import PYTHON_PATH
+from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.settings import inherited_environment
 
 pytestmark = [pytest.mark.ray]
@@ -23,7 +23,7 @@ import time
 
 import ray
 
-from rljob_testing.echo_groups import call, mixed_batch, started_echoes
+from rljob_testing.ray_clusters.echo_workers import call, mixed_batch, started_echoes
 from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.errors import ResourceError
@@ -46,7 +46,7 @@ print(ray.is_initialized(), [thread.name for thread in threading.enumerate() if 
 
 
 def test_after_the_session_nothing_reaches_for_ray(tmp_path: Path, cluster: str) -> None:
-    environment = {**inherited_environment(), "PYTHONPATH": PYTHON_PATH}
+    environment = {**inherited_environment(), "PYTHONPATH": echo_workers.PYTHON_PATH}
     command = [sys.executable, "-c", PROGRAM, cluster]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

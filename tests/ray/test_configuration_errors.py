@@ -23,12 +23,10 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_cli.local.run_folder import RunFolder
-from rljob_testing.algorithm_module import MODULE
-from rljob_testing.replayed_steps import MODEL
-from rljob_testing.tiny_models import drawn_model
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, function_reward, small_job
-from rljob_testing.valid_job import edited
+from rljob_testing.jobs.valid_job import edited
+from rljob_testing.models import tiny_models
+from rljob_testing.training import replays, training_runs
+from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
 from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run
@@ -50,71 +48,84 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_workers, "ray_session", refuse)
 
 
-def reasoning_gym(task: str) -> Document:
+def reasoning_gym(task: str) -> training_runs.Document:
     return {"type": "ReasoningGym", "file": None, "reasoningGym": {"task": task, "size": 8}}
 
 
-def with_function(part: str, name: str) -> Document:
+def with_function(part: str, name: str) -> training_runs.Document:
     """An `advantage` or a `loss` of the user's own."""
-    return small_job(algorithm={part: {"type": "Function", "function": {"path": f"bad_algorithm:{name}"}}})
+    return training_runs.small_job(
+        algorithm={part: {"type": "Function", "function": {"path": f"bad_algorithm:{name}"}}}
+    )
 
 
-MATH: Document = {"type": "MathAnswer", "numProcesses": 1}
+MATH: training_runs.Document = {"type": "MathAnswer", "numProcesses": 1}
 
-CASES: dict[str, tuple[Document, str]] = {
+CASES: dict[str, tuple[training_runs.Document, str]] = {
     "pattern that no response can match": (
-        small_job(rewards=[{"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}]),
+        training_runs.small_job(rewards=[{"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}]),
         r"rewards\[0\]\.format\.pattern .* can never match, for no response has '<answer>'",
     ),
     "missing model folder": (
-        small_job(model={"source": "./not-there"}),
+        training_runs.small_job(model={"source": "./not-there"}),
         r"spec\.training\.model\.source: .*not-there",
     ),
-    "folder without a model": (small_job(model={"source": "./empty"}), r"empty holds no config\.json"),
+    "folder without a model": (training_runs.small_job(model={"source": "./empty"}), r"empty holds no config\.json"),
     "missing file": (
-        small_job(dataset={"file": {"path": "gone.jsonl"}}),
+        training_runs.small_job(dataset={"file": {"path": "gone.jsonl"}}),
         r"spec\.training\.dataset.*gone\.jsonl",
     ),
-    "unreadable row": (small_job(dataset={"file": {"path": "rows.jsonl"}}), r"rows\.jsonl, line 2: not valid JSON"),
-    "row without a prompt": (small_job(dataset={"file": {"path": "other.jsonl"}}), r"other\.jsonl, line 2: .*prompt"),
-    "prompt too long": (small_job(dataset={"maxPromptTokens": 3}), r"maxPromptTokens"),
-    "unknown task": (small_job(dataset=reasoning_gym("no_such_task")), r"dataset\.reasoningGym: .*'no_such_task'"),
+    "unreadable row": (
+        training_runs.small_job(dataset={"file": {"path": "rows.jsonl"}}),
+        r"rows\.jsonl, line 2: not valid JSON",
+    ),
+    "row without a prompt": (
+        training_runs.small_job(dataset={"file": {"path": "other.jsonl"}}),
+        r"other\.jsonl, line 2: .*prompt",
+    ),
+    "prompt too long": (training_runs.small_job(dataset={"maxPromptTokens": 3}), r"maxPromptTokens"),
+    "unknown task": (
+        training_runs.small_job(dataset=reasoning_gym("no_such_task")),
+        r"dataset\.reasoningGym: .*'no_such_task'",
+    ),
     "unknown layers for adapters": (
-        small_job(model={"lora": {"targets": ["q_proj", "query"]}}),
+        training_runs.small_job(model={"lora": {"targets": ["q_proj", "query"]}}),
         r"model\.lora\.targets: no linear layer .* is called 'query'; name some of down_proj, .*, v_proj, or",
     ),
     "chat that the template refuses": (
-        small_job(model={"source": "./chatting"}, dataset={"file": {"path": "chats.jsonl"}}),
+        training_runs.small_job(model={"source": "./chatting"}, dataset={"file": {"path": "chats.jsonl"}}),
         r"chats\.jsonl, line 2: column 'prompt' cannot be put into the model's chat template \(roles: system, user\): "
         r"the chat template of .*chatting says: no system role; change the row or the template",
     ),
     "Parquet text that is not UTF-8": (
-        small_job(dataset={"file": {"path": "rows.parquet"}}),
+        training_runs.small_job(dataset={"file": {"path": "rows.parquet"}}),
         r"rows\.parquet, row 2: column 'prompt' cannot be read \(UnicodeDecodeError: .*0xff",
     ),
     "damaged generation settings": (
-        small_job(model={"source": "./damaged"}),
+        training_runs.small_job(model={"source": "./damaged"}),
         r"spec\.training\.model\.source: .*damaged/generation_config\.json is not valid JSON .*; it may be cut off",
     ),
     "rows beyond the model's positions": (
         # The data is not asked for: it is not there.
-        small_job(dataset={"file": {"path": "gone.jsonl"}}, rollout={"maxNewTokens": 64}),
+        training_runs.small_job(dataset={"file": {"path": "gone.jsonl"}}, rollout={"maxNewTokens": 64}),
         r"spec\.training\.dataset\.maxPromptTokens \(8\) and spec\.training\.rollout\.maxNewTokens \(64\): .*65 tokens",
     ),
     "the longest row beyond the model's positions": (
-        small_job(rollout={"maxNewTokens": 63}),
+        training_runs.small_job(rollout={"maxNewTokens": 63}),
         r"maxNewTokens \(63\): the longest prompt \(6 tokens\) with its response may have 69 tokens, .* at most 64",
     ),
     "missing reward function": (
-        small_job(rewards=[function_reward("json:no_such_function", name="style")]),
+        training_runs.small_job(rewards=[training_runs.function_reward("json:no_such_function", name="style")]),
         r"spec\.training\.rewards\[0\]\.function\.path \(reward style\): .*no_such_function",
     ),
     "answers that are dictionaries": (
-        small_job(dataset={"file": {"path": "verl.jsonl"}, "answerField": "reward_model"}, rewards=[MATH]),
+        training_runs.small_job(
+            dataset={"file": {"path": "verl.jsonl"}, "answerField": "reward_model"}, rewards=[MATH]
+        ),
         r"answerField: 1 of 1 rows .* such as `answerField: reward_model\.ground_truth`\n.*verl\.jsonl, line 1:",
     ),
     "answer that cannot be scored": (
-        small_job(dataset={"file": {"path": "answers.jsonl"}}, rewards=[MATH]),
+        training_runs.small_job(dataset={"file": {"path": "answers.jsonl"}}, rewards=[MATH]),
         r"answerField: 1 of 2 rows .*\n.*answers\.jsonl, line 2: the answer is the string '.*', which cannot be",
     ),
     "missing loss function": (
@@ -137,12 +148,12 @@ def write_user_files(folder: Path) -> None:
     """Data and models that CASES name."""
     chats = [[{"role": role, "content": "1>"} for role in roles] for roles in (["user"], ["system", "user"])]
     (folder / "chats.jsonl").write_text("".join(json.dumps({"prompt": chat, "answer": "1"}) + "\n" for chat in chats))
-    copytree(MODEL, folder / "chatting")
+    copytree(replays.MODEL, folder / "chatting")
     (folder / "chatting" / "chat_template.jinja").write_text(
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
         "{{ messages[0].content }}"
     )
-    copytree(MODEL, folder / "damaged")
+    copytree(replays.MODEL, folder / "damaged")
     (folder / "damaged" / "generation_config.json").write_text('{"eos_token_id": [1, ')
     values = pyarrow.array([b"1>", b"\xff>"], pyarrow.binary())
     prompts = pyarrow.Array.from_buffers(pyarrow.string(), 2, values.buffers())
@@ -152,10 +163,10 @@ def write_user_files(folder: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_ray")
 def test_a_job_that_cannot_work_is_refused_before_ray(
-    name: str, tmp_path: Path, run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, text = CASES[name]
-    (tmp_path / "bad_algorithm.py").write_text(MODULE)
+    (tmp_path / "bad_algorithm.py").write_text(ALGORITHM_MODULE)
     monkeypatch.delitem(sys.modules, "bad_algorithm", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "empty").mkdir()
@@ -180,7 +191,9 @@ def test_a_job_that_cannot_work_is_refused_before_ray(
 def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = edited(small_job(num_workers=2, rollout={"engine": "Auto"}), {"spec.roles.rollout.tensorParallel": 2})
+    wire = edited(
+        training_runs.small_job(num_workers=2, rollout={"engine": "Auto"}), {"spec.roles.rollout.tensorParallel": 2}
+    )
     job = TrainerJob(name="small", spec=RLJob.from_wire(wire).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
@@ -196,7 +209,7 @@ def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
 
 @pytest.mark.usefixtures("no_ray")
 def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = TrainerJob(name="small", spec=RLJob.from_wire(small_job(model={"lora": {"rank": 4}})).spec)
+    job = TrainerJob(name="small", spec=RLJob.from_wire(training_runs.small_job(model={"lora": {"rank": 4}})).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
     kept = AutoSettings(
@@ -214,11 +227,11 @@ def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("no_ray")
 def test_vllm_that_is_not_installed_is_refused_before_ray(
-    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+    run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else real(name, *more))
-    run = run_trainer(small_job(rollout={"engine": "VLLM"}), None)
+    run = run_trainer(training_runs.small_job(rollout={"engine": "VLLM"}), None)
     assert run.exit_code == 2, run.terminal
     assert "spec.training.rollout.engine: vLLM is not installed (seen: VLLM); install" in run.terminal
     # Nothing was done that a second try would have to be protected from.
@@ -226,15 +239,17 @@ def test_vllm_that_is_not_installed_is_refused_before_ray(
 
 
 def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(
-    run_trainer: RunTrainer, cluster: str, tmp_path: Path
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     """BERT's head has a layer of its own before the weights of its output, which the trainer does not know of."""
     sizes = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = drawn_model(BertConfig(**sizes, intermediate_size=64, is_decoder=True, eos_token_id=1, bos_token_id=None))
+    model = tiny_models.make_from(
+        BertConfig(**sizes, intermediate_size=64, is_decoder=True, eos_token_id=1, bos_token_id=None)
+    )
     model.save_pretrained(tmp_path / "bert")
-    for file in MODEL.glob("tokenizer*"):
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, tmp_path / "bert")
-    run = run_trainer(small_job(model={"source": "./bert"}), cluster)
+    run = run_trainer(training_runs.small_job(model={"source": "./bert"}), cluster)
     assert run.exit_code == 2, run.terminal
     told = r"does not get the log-probabilities of a 'bert' model right \(they differ .* by up to \d\.\de[+-]\d+, more"
     state = run.files.state()
@@ -248,8 +263,10 @@ def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(
         assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
-def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(run_trainer: RunTrainer, cluster: str) -> None:
-    run = run_trainer(small_job(num_workers=4), cluster)
+def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(
+    run_trainer: training_runs.RunTrainer, cluster: str
+) -> None:
+    run = run_trainer(training_runs.small_job(num_workers=4), cluster)
     assert run.exit_code == 75, run.terminal
     assert re.search(
         r"pool main: needs 1 node with CPU 4 each, 0 of 1 node can have that: \S+ lacks CPU \(4 needed, 3 there\); add",
@@ -258,20 +275,22 @@ def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(run_trainer: R
     assert run.files.state().phase == "Failed"
 
 
-def test_a_cluster_that_does_not_answer_is_named(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_is_named(
+    run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_session_module, "CONNECT_SECONDS", 0.6)
-    run = run_trainer(small_job(), "127.0.0.1:1")
+    run = run_trainer(training_runs.small_job(), "127.0.0.1:1")
     assert run.exit_code == 75, run.terminal
     assert "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1" in run.terminal
     assert "Traceback" not in run.terminal
 
 
 def test_a_folder_that_is_too_large_to_go_along_is_refused(
-    run_trainer: RunTrainer, cluster: str, tmp_path: Path
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(600 << 20)
-    run = run_trainer(small_job(), cluster, RLJOB_SHIPPED_CODE=str(tmp_path))
+    run = run_trainer(training_runs.small_job(), cluster, RLJOB_SHIPPED_CODE=str(tmp_path))
     assert run.exit_code == 2, run.terminal
     assert f"{tmp_path}: cannot go along to the cluster" in run.terminal
     assert "or name them in its .gitignore" in run.terminal

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.columns_apart import columns_apart
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import small_job
+from rljob_testing.ray_clusters.hybrid_workers import separate_columns
+from rljob_testing.training import training_runs
 from rljob_trainer.batch.remote import BYTES_PER_ROW
 
 pytestmark = [pytest.mark.ray]
@@ -35,8 +34,10 @@ class Traffic:
 
 
 def traffic(folder: Path, cluster: str, num_steps: int) -> Traffic:
-    job = small_job(num_workers=2, steps=num_steps, batchSize=NUM_PROMPTS, rollout={"groupSize": GROUP_SIZE})
-    run = RunTrainer(folder)(job, cluster)
+    job = training_runs.small_job(
+        num_workers=2, steps=num_steps, batchSize=NUM_PROMPTS, rollout={"groupSize": GROUP_SIZE}
+    )
+    run = training_runs.RunTrainer(folder)(job, cluster)
     assert run.exit_code == 0, run.terminal
     return Traffic(run.files.series("perf/controller_sent_bytes"), run.files.series("perf/controller_received_bytes"))
 
@@ -58,7 +59,7 @@ def test_columns_that_are_objects_of_their_own_cost_a_place_per_response(
 ) -> None:
     """As those beyond a mebibyte. The rollout's six columns come to the controller as six blocks of places instead of
     one; scoring and update, which ask for several columns, are sent six blocks more."""
-    with columns_apart():
+    with separate_columns():
         large = traffic(tmp_path, cluster, 1)
     more_received, more_sent = (
         (after[-1] - before[-1]) / NUM_RESPONSES / BYTES_PER_ROW

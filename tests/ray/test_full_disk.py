@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.checkpoints.load import find_newest_complete
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -41,9 +40,9 @@ def mount(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_full_storage_fails_the_save_and_nothing_else(
-    run_trainer: RunTrainer, cluster: str, small_storage: Path
+    run_trainer: training_runs.RunTrainer, cluster: str, small_storage: Path
 ) -> None:
-    job = small_job()
+    job = training_runs.small_job()
     run = run_trainer(job, cluster, RLJOB_CHECKPOINT_FOLDER=str(small_storage))
     assert run.exit_code == 1, run.terminal
     state = run.files.state()

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses
 from rljob_trainer.pools.resource_pool import Slot
@@ -15,7 +14,7 @@ from rljob_trainer.pools.resource_pool import Slot
 pytestmark = [pytest.mark.ray]
 
 KL_LOSS = "actor/kl_loss"
-CASES: dict[str, Document] = {
+CASES: dict[str, training_runs.Document] = {
     "in the loss": {"coefficient": 0.1, "estimator": "K3", "placement": "Loss"},
     "in the reward": {"coefficient": 0.1, "estimator": "K1", "placement": "Reward"},
     "none": {"coefficient": 0.0},
@@ -40,10 +39,12 @@ def roles_built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_kl_is_reported_where_there_is_a_reference(
-    case: str, run_trainer: RunTrainer, cluster: str, roles_built: list[str]
+    case: str, run_trainer: training_runs.RunTrainer, cluster: str, roles_built: list[str]
 ) -> None:
     # A large step away from the reference, so that the second step sees a KL that is well above rounding.
-    job = small_job(algorithm={"kl": CASES[case]}, optimizer={"learningRate": 3.0e-3}, batchSize=8, steps=2)
+    job = training_runs.small_job(
+        algorithm={"kl": CASES[case]}, optimizer={"learningRate": 3.0e-3}, batchSize=8, steps=2
+    )
     run = run_trainer(job, cluster)
     assert run.exit_code == 0, run.terminal
     kl = run.files.series(KL_LOSS)

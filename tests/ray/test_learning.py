@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, RunFiles, function_reward, held_out, small_job
+from rljob_testing.training import training_runs
 
 pytestmark = [pytest.mark.ray]
 
@@ -32,7 +31,7 @@ def noise(prompt, response, answer, row):
 """
 
 
-RECIPES: dict[str, Document] = {
+RECIPES: dict[str, training_runs.Document] = {
     "GRPO": {"algorithm": {"dropZeroVarianceGroups": True}},
     "PPO": {
         "algorithm": {"type": "PPO", "advantage": {"gae": {"lambda": 0.95}}},
@@ -42,20 +41,20 @@ RECIPES: dict[str, Document] = {
 """The others: `make proof PART=algorithms`."""
 
 
-def job(reward: str, recipe: str) -> Document:
-    return small_job(
+def job(reward: str, recipe: str) -> training_runs.Document:
+    return training_runs.small_job(
         **RECIPES[recipe],
-        rewards=[function_reward(f"my_rewards:{reward}")],
+        rewards=[training_runs.function_reward(f"my_rewards:{reward}")],
         optimizer={"learningRate": 6.0e-4, "warmupSteps": 3},
         rollout={"groupSize": 16, "maxNumSequences": 512},
-        evaluation=held_out(num_prompts=256, every_steps=NUM_STEPS),
+        evaluation=training_runs.held_out(num_prompts=256, every_steps=NUM_STEPS),
         batchSize=32,
         steps=NUM_STEPS,
         checkpoint={"everySteps": 100, "exportHuggingFace": "Never"},
     )
 
 
-def accuracy(files: RunFiles, step: int) -> float:
+def accuracy(files: training_runs.RunFiles, step: int) -> float:
     """Share of held-out prompts that are sorted right; the run's own score would be the noise."""
     answers = [row["response"] == row["answer"] for row in files.samples("eval_greedy", step)]
     assert len(answers) == 256
@@ -71,7 +70,7 @@ def accuracy(files: RunFiles, step: int) -> float:
     ],
 )
 def test_only_the_true_reward_teaches(
-    reward: str, recipe: str, run_trainer: RunTrainer, cluster: str, tmp_path: Path
+    reward: str, recipe: str, run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     run = run_trainer(job(reward, recipe), cluster)

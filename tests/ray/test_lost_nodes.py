@@ -17,11 +17,10 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from rljob_api.constants import RAY_HEALTH_CHECK
-from rljob_testing.echo_groups import watch_for_seconds
-from rljob_testing.echo_worker import EchoWorker, make_echo
 from rljob_testing.processes import descendants
-from rljob_testing.ray_nodes import RayNode, ray_nodes
-from rljob_testing.stack_dumps import Dump, dumped_stacks
+from rljob_testing.ray_clusters import echo_workers
+from rljob_testing.ray_clusters.ray_nodes import RayNode, ray_nodes
+from rljob_testing.ray_clusters.stack_dumps import Dump, dumped_stacks
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups import death
 from rljob_trainer.groups.fused_worker import RoleSpec
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NODE_LOST_SECONDS = 37
 """So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
-ROLES = [RoleSpec("only", EchoWorker, partial(make_echo, "only"))]
+ROLES = [RoleSpec("only", echo_workers.EchoWorker, partial(echo_workers.make_echo, "only"))]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,7 @@ class OneNode:
         clock = RunningClock()
         told = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
         with pytest.raises(WorkerDiedError, match=told):
-            watch_for_seconds(self.processes, 120)
+            echo_workers.raise_if_dead_within(self.processes, 120)
         return clock.seconds
 
 
@@ -134,7 +133,7 @@ def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
         end(node.processes.record.infos[0].process_id)
         cause = "the kernel killed nothing there for lack of memory, so somebody killed it"
         with pytest.raises(WorkerDiedError, match=rf"on 127.0.0.5\) died: its process ended without a word; {cause}"):
-            watch_for_seconds(node.processes, 300)
+            echo_workers.raise_if_dead_within(node.processes, 300)
 
 
 def test_a_node_that_is_frozen_is_missed_in_time(frozen: Frozen) -> None:

@@ -11,8 +11,7 @@ from typing import cast
 
 import pytest
 
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, RunFiles, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.stack_traces import traced_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -22,17 +21,17 @@ SECONDS_TO_END = 120.0
 """On a busy machine. Where the others waited for the lost one, it would be the time limit of a collective."""
 
 
-def job() -> Document:
+def job() -> training_runs.Document:
     """The reference is on a GPU of its own."""
-    kl: Document = {"kl": {"coefficient": 0.1}}
-    document = small_job(num_workers=2, batchSize=32, rollout={"groupSize": 16}, steps=100, algorithm=kl)
-    spec = cast(Document, document["spec"])
+    kl: training_runs.Document = {"kl": {"coefficient": 0.1}}
+    document = training_runs.small_job(num_workers=2, batchSize=32, rollout={"groupSize": 16}, steps=100, algorithm=kl)
+    spec = cast(training_runs.Document, document["spec"])
     spec["pools"] = [{"name": "main", "gpusPerNode": 2}, {"name": "judges", "gpusPerNode": 1}]
     spec["roles"] = {"ref": {"pool": "judges"}}
     return document
 
 
-def kill_the_reference(files: RunFiles) -> tuple[int, float]:
+def kill_the_reference(files: training_runs.RunFiles) -> tuple[int, float]:
     """After the first step; its process, and when that was."""
     deadline = time.monotonic() + SECONDS_TO_BEGIN
     while not files.training_steps():
@@ -43,7 +42,7 @@ def kill_the_reference(files: RunFiles) -> tuple[int, float]:
     return victim, time.monotonic()
 
 
-def test_a_worker_of_another_pool_is_missed_as_soon(run_trainer: RunTrainer, cluster: str) -> None:
+def test_a_worker_of_another_pool_is_missed_as_soon(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
     with ThreadPoolExecutor(1) as thread:
         killed = thread.submit(kill_the_reference, run_trainer.files)
         run = run_trainer(job(), cluster)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.settings import worker_environment
 
@@ -40,7 +40,9 @@ def errors_with_caches_of(nums_bytes: Sequence[int], _context: WorkerContext) ->
 def test_an_impossible_kv_cache_names_the_fields_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in worker_environment("cpu", 1).items():
         monkeypatch.setenv(name, value)
-    [[outcomes]] = run_on_ranks([RankedRun(partial(errors_with_caches_of, IMPOSSIBLE), 1)], VLLM)
+    [[outcomes]] = gloo_ranks.run_on_ranks(
+        [gloo_ranks.RankedRun(partial(errors_with_caches_of, IMPOSSIBLE), 1)], gloo_ranks.VLLM
+    )
     assert isinstance(outcomes, list)
     for num_bytes, (kind, text) in zip(IMPOSSIBLE, outcomes, strict=True):
         assert kind == "ResourceError"

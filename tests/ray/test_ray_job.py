@@ -21,11 +21,10 @@ from safetensors import safe_open
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
-from rljob_testing.command_line import Workplace
-from rljob_testing.ray_cluster import pod_cluster
-from rljob_testing.ray_jobs import STOP_WAIT_SECONDS, Document, RayCluster, RayJob
+from rljob_testing.cli.rljob_command import JobFolder
+from rljob_testing.ray_clusters import local_ray
 from rljob_testing.settings import inherited_environment
-from rljob_testing.training_runs import RunFiles, function_reward, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.pod.await_workers import worker_processes
 from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
@@ -65,13 +64,13 @@ def score(prompt, response, answer, row):
 class Pods:
     """The cluster and what its pods share."""
 
-    cluster: RayCluster
+    cluster: local_ray.RayCluster
     folder: Path
 
     @property
-    def files(self) -> RunFiles:
+    def files(self) -> training_runs.RunFiles:
         """What the runs write."""
-        return RunFiles(self.folder / "storage" / "run")
+        return training_runs.RunFiles(self.folder / "storage" / "run")
 
     @property
     def checkpoints(self) -> Path:
@@ -84,14 +83,14 @@ class Pods:
         return {int(str(actor["pid"])): str(actor["node_id"]) for actor in actors if actor["state"] == "ALIVE"}
 
 
-def spec_of(folder: Path, job: Document) -> str:
+def spec_of(folder: Path, job: local_ray.Document) -> str:
     (folder / "job.json").write_text(json.dumps(job))
     return dump_job(TrainerJob(name="small", spec=load_job_file(folder / "job.json").spec))
 
 
-def job(**training: object) -> Document:
-    rewards = [function_reward("my_rewards:score", numProcesses=2)]
-    document = small_job(rewards=rewards, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
+def job(**training: object) -> local_ray.Document:
+    rewards = [training_runs.function_reward("my_rewards:score", numProcesses=2)]
+    document = training_runs.small_job(rewards=rewards, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
     assert isinstance(document["spec"], dict)
     document["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
     document["spec"]["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
@@ -114,7 +113,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
         "PYTHONPATH": str(folder / "code"),
         "OMP_NUM_THREADS": "1",
     }
-    with pod_cluster(folder, TOKEN, variables, forks_workers=True) as cluster:
+    with local_ray.pod_cluster(folder, TOKEN, variables, forks_workers=True) as cluster:
         yield Pods(cluster, folder)
 
 
@@ -122,7 +121,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
 class Killed:
     """The first start, whose driver is killed after a checkpoint."""
 
-    info: Document
+    info: local_ray.Document
     worker_nodes: set[str]
     seen_by_hook: set[int]
     left: tuple[int, ...]
@@ -155,7 +154,7 @@ class Stopped:
     """The second start, which the head's stop hook ends."""
 
     begun: RunState
-    info: Document
+    info: local_ray.Document
     state: RunState
     ended: bool
 
@@ -164,14 +163,14 @@ class Stopped:
 def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
-    ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), STOP_WAIT_SECONDS)
+    ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), local_ray.STOP_WAIT_SECONDS)
     state = run.state()
     assert state is not None
     return Stopped(begun, run.info(), state, ended)
 
 
 @pytest.fixture(scope="module")
-def finished(pods: Pods, stopped: Stopped) -> RayJob:
+def finished(pods: Pods, stopped: Stopped) -> local_ray.RayJob:
     """The third start, of the job made again with an end, on vLLM."""
     document = job(steps=stopped.state.progress.step + 2, rollout={"engine": "Auto"})
     run = pods.cluster.submit("small-1-1b", FIRST_START + 600, RLJOB_SPEC=spec_of(pods.folder, document))
@@ -215,7 +214,9 @@ def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert pods.worker_ids() == {}
 
 
-def test_the_job_made_again_ends_with_everything_in_storage(pods: Pods, stopped: Stopped, finished: RayJob) -> None:
+def test_the_job_made_again_ends_with_everything_in_storage(
+    pods: Pods, stopped: Stopped, finished: local_ray.RayJob
+) -> None:
     assert finished.info()["status"] == "SUCCEEDED", finished.output()
     state = finished.state()
     assert state is not None
@@ -234,7 +235,7 @@ def test_the_job_made_again_ends_with_everything_in_storage(pods: Pods, stopped:
     assert {path.name for path in (pods.files.folder / "logs").glob("worker-*.log")} == {"worker-0.log", "worker-1.log"}
 
 
-def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finished: RayJob) -> None:
+def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finished: local_ray.RayJob) -> None:
     output = io.BytesIO()
     logs = DriverLogs(pods.cluster.log_folder, output, pods.folder / "copies")
     logs.close()
@@ -256,19 +257,21 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert state.error.message.startswith("job: contract versions 1 to 2 can be read here (seen: 99)")
 
 
-def job_with_code(folder: Path) -> Document:
+def job_with_code(folder: Path) -> local_ray.Document:
     """A job of two workers whose reward needs what lies beside it."""
     (folder / "brought_rewards.py").write_text(BROUGHT_REWARD)
     (folder / "brought").mkdir()
     (folder / "brought" / "__init__.py").touch()
     (folder / "brought" / "scores.py").write_text("GOOD = 0.75\n")
     (folder / "weights.json").write_text("{}")
-    return small_job(num_workers=2, steps=2, rewards=[function_reward("brought_rewards:score", numProcesses=2)])
+    return training_runs.small_job(
+        num_workers=2, steps=2, rewards=[training_runs.function_reward("brought_rewards:score", numProcesses=2)]
+    )
 
 
 def test_run_takes_the_folder_to_a_cluster(tmp_path: Path, cluster: str) -> None:
     """`rljob run --ray`, from outside of it."""
-    place = Workplace(tmp_path)
+    place = JobFolder(tmp_path)
     place.job_file.write_text(json.dumps(job_with_code(tmp_path)))
     process = place.command(
         "run", "job.yaml", "--ray", cluster, RLJOB_DEVICE="cpu", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1"
@@ -276,7 +279,7 @@ def test_run_takes_the_folder_to_a_cluster(tmp_path: Path, cluster: str) -> None
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert f"connecting to {cluster}" in output
-    assert RunFiles(place.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
+    assert training_runs.RunFiles(place.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
 
 
 def test_a_ray_job_brings_the_folder_along(pods: Pods, tmp_path: Path) -> None:
@@ -303,6 +306,6 @@ def test_a_ray_job_brings_the_folder_along(pods: Pods, tmp_path: Path) -> None:
         timeout=120,
     )
     assert submitted.returncode == 0, submitted.stdout
-    job_of_ray = RayJob(pods.cluster, "by-hand")
+    job_of_ray = local_ray.RayJob(pods.cluster, "by-hand")
     assert job_of_ray.end(seconds=180)["status"] == "SUCCEEDED", job_of_ray.output()
-    assert RunFiles(run_folder).series("critic/rewards/mean") == [0.75, 0.75]
+    assert training_runs.RunFiles(run_folder).series("critic/rewards/mean") == [0.75, 0.75]

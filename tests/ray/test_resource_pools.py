@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_testing.ray_nodes import RayNode, Whereabouts, ray_nodes
+from rljob_testing.ray_clusters.ray_nodes import RayNode, Whereabouts, ray_nodes
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.pools import reservation
 from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles

@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.model import Dtype
-from rljob_testing.trainer_program import Ended, RunTrainer
-from rljob_testing.training_runs import Document, LocalRun, function_reward, held_out, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.stack_traces import take_stacks, traced_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -37,32 +36,32 @@ WORKER = "reward+actor+ref+rollout+hybrid"
 REWARD = "def score(prompt, response, answer, row):\n    return float(response == answer)\n"
 
 
-def job(folder: Path, *, every_steps: int = 1) -> Document:
+def job(folder: Path, *, every_steps: int = 1) -> training_runs.Document:
     """Two workers, so that shards are put together again; steps long enough (512 responses) to be stopped in. Its rows
     and its reward are beside it."""
     numbers = [f"{10_000 + 37 * number}" for number in range(32 * NUM_STEPS)]
     rows = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in numbers]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my_rewards.py").write_text(REWARD)
-    return small_job(
+    return training_runs.small_job(
         num_workers=2,
         checkpoint={"everySteps": every_steps},
         dataset={"file": {"path": "rows.jsonl"}},
-        rewards=[function_reward("my_rewards:score")],
+        rewards=[training_runs.function_reward("my_rewards:score")],
         batchSize=32,
         rollout={"groupSize": 16},
         optimizer={"warmupSteps": 3},
         algorithm={"kl": {"coefficient": 0.01, "controller": ADAPTIVE}},
-        evaluation=held_out(num_prompts=24, every_steps=NUM_STEPS),
+        evaluation=training_runs.held_out(num_prompts=24, every_steps=NUM_STEPS),
         steps=NUM_STEPS,
     )
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def whole(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> training_runs.Ended:
     """All steps without interruption."""
     folder = tmp_path_factory.mktemp("whole")
-    run = RunTrainer(folder)(job(folder), cluster)
+    run = training_runs.RunTrainer(folder)(job(folder), cluster)
     assert run.exit_code == 0, run.terminal
     return run
 
@@ -71,7 +70,7 @@ def whole(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Ended:
 class Stopped:
     """A run that was stopped by Ctrl-C."""
 
-    run: LocalRun
+    run: training_runs.LocalRun
     after_step: int
     checkpoints: list[str]
 
@@ -80,7 +79,7 @@ class Stopped:
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """Ctrl-C in the second step (on a machine that stalls it may be another), after which no save is due."""
     folder = tmp_path_factory.mktemp("interrupted")
-    run = LocalRun(folder, job(folder, every_steps=100))
+    run = training_runs.LocalRun(folder, job(folder, every_steps=100))
     run.wait_for(lambda: run.files.training_steps() != [])
     time.sleep(SECONDS_INTO_STEP)
     assert len(run.of_its_folder()) > 5
@@ -93,7 +92,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 class Killed:
     """A run that went on after the stop, and lost a worker after a checkpoint."""
 
-    run: LocalRun
+    run: training_runs.LocalRun
     victim: int
     """Its process."""
     seconds_to_end: float
@@ -112,7 +111,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(stopped: Stopped) -> Killed:
     folder = stopped.run.files.folder.parents[1]
-    run = LocalRun(folder, job(folder), "--resume", **WHERE)
+    run = training_runs.LocalRun(folder, job(folder), "--resume", **WHERE)
     run.wait_for(lambda: run.files.state().attempt == 2 and run.files.newest_checkpoint() > stopped.after_step)
     time.sleep(SECONDS_INTO_STEP)
     # Not one that a worker has started.
@@ -129,7 +128,7 @@ def killed(stopped: Stopped) -> Killed:
 class Finished:
     """The run that went on after that, to its end."""
 
-    run: LocalRun
+    run: training_runs.LocalRun
     roles: Counter[str]
     """How often processes of each have told their stacks."""
 
@@ -138,7 +137,7 @@ class Finished:
 def finished(killed: Killed) -> Finished:
     """All its processes are asked for their stacks over and over, which changes nothing."""
     folder = killed.run.files.folder.parents[1]
-    run = LocalRun(folder, job(folder), "--resume")
+    run = training_runs.LocalRun(folder, job(folder), "--resume")
     roles: Counter[str] = Counter()
     while run.process.poll() is None:
         stacks = take_stacks(traced_processes(run.files.folder), 5)
@@ -216,7 +215,7 @@ def test_all_processes_told_their_stacks(finished: Finished) -> None:
     assert min(finished.roles[WORKER], finished.roles["scorer"]) >= 3, finished.roles
 
 
-def test_what_auto_became_is_written_down(whole: Ended, finished: Finished, tmp_path: Path) -> None:
+def test_what_auto_became_is_written_down(whole: training_runs.Ended, finished: Finished, tmp_path: Path) -> None:
     """The job leaves the precision open."""
     assert "dtype" not in json.dumps(job(tmp_path))
     for run in (whole, finished.run):
@@ -224,7 +223,9 @@ def test_what_auto_became_is_written_down(whole: Ended, finished: Finished, tmp_
         assert resolved.spec.training.model.dtype is Dtype.FLOAT32
 
 
-def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: Ended, finished: Finished) -> None:
+def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(
+    whole: training_runs.Ended, finished: Finished
+) -> None:
     for step in range(1, NUM_STEPS + 1):
         expected = whole.files.samples("train", step)
         assert len(expected) == 8
@@ -234,7 +235,7 @@ def test_both_runs_saw_the_same_prompts_and_gave_the_same_responses(whole: Ended
     assert not first & third
 
 
-def test_both_runs_report_the_same_numbers(whole: Ended, finished: Finished) -> None:
+def test_both_runs_report_the_same_numbers(whole: training_runs.Ended, finished: Finished) -> None:
     names = ("critic/rewards/mean", "actor/pg_loss", "actor/grad_norm", "actor/lr", "eval/greedy_score")
     for name in (*names, "actor/kl_coefficient"):
         expected = whole.files.series(name)
@@ -243,15 +244,15 @@ def test_both_runs_report_the_same_numbers(whole: Ended, finished: Finished) -> 
     assert len(set(whole.files.series("actor/kl_coefficient"))) == NUM_STEPS
 
 
-def test_every_save_is_booked_to_its_step(whole: Ended) -> None:
+def test_every_save_is_booked_to_its_step(whole: training_runs.Ended) -> None:
     assert [row["step"] for row in whole.files.metrics() if "timing_s/save" in row] == list(range(1, NUM_STEPS + 1))
 
 
-def test_the_final_weights_are_bitwise_equal(whole: Ended, finished: Finished) -> None:
+def test_the_final_weights_are_bitwise_equal(whole: training_runs.Ended, finished: Finished) -> None:
     assert finished.run.files.exported_weights() == whole.files.exported_weights()
 
 
-def test_the_export_answers_like_the_last_evaluation(whole: Ended) -> None:
+def test_the_export_answers_like_the_last_evaluation(whole: training_runs.Ended) -> None:
     expected = whole.files.samples("eval_greedy", NUM_STEPS)
     assert len(expected) == 24
     folder = whole.files.folder / "export"
@@ -265,7 +266,9 @@ def test_the_export_answers_like_the_last_evaluation(whole: Ended) -> None:
     assert answers == [row["response"] for row in expected]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(whole: Ended, run_trainer: RunTrainer, cluster: str) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    whole: training_runs.Ended, run_trainer: training_runs.RunTrainer, cluster: str
+) -> None:
     shutil.copytree(whole.files.folder, run_trainer.files.folder)
     before, newest = (f"step-{step:08d}.start-0001" for step in (NUM_STEPS - 1, NUM_STEPS))
     flip_a_byte(run_trainer.files.checkpoints / newest / "rank-00001.safetensors")

@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 from pydantic import JsonValue
 
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, function_reward, held_out, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.controller import answer_checks
 
 pytestmark = [pytest.mark.ray]
@@ -42,13 +41,13 @@ def hangs_on_one(prompt, response, answer, row):
 """
 
 
-def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> Document:
+def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> training_runs.Document:
     """Two steps; prompt i of all eight begins with digit i."""
     (folder / "my_rewards.py").write_text(REWARDS)
     rows = [json.dumps({"prompt": f"{digit}0>", "answer": f"0{digit}"}) for digit in first_digits]
     (folder / "rows.jsonl").write_text("\n".join(rows))
-    return small_job(
-        rewards=[function_reward(f"my_rewards:{function}", **reward)],
+    return training_runs.small_job(
+        rewards=[training_runs.function_reward(f"my_rewards:{function}", **reward)],
         dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
         steps=2,
     )
@@ -59,7 +58,7 @@ def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> 
     [("raises_later", "KeyError: 'no such colour'"), ("says_good_later", "'good'")],
 )
 def test_a_reward_that_fails_ends_the_run_and_is_quoted(
-    run_trainer: RunTrainer, cluster: str, tmp_path: Path, function: str, said: str
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, function: str, said: str
 ) -> None:
     run = run_trainer(job(tmp_path, "11112222", function), cluster)
     assert run.exit_code == 1, run.terminal
@@ -81,7 +80,9 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
     assert run.files.newest_checkpoint() == 1
 
 
-def test_a_reward_that_hangs_is_timed_out_and_counted(run_trainer: RunTrainer, cluster: str, tmp_path: Path) -> None:
+def test_a_reward_that_hangs_is_timed_out_and_counted(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
+) -> None:
     # Half of the responses of each step hang.
     hanging = job(tmp_path, "12121212", "hangs_on_one", timeoutSeconds=1.0, numProcesses=8)
     run = run_trainer(hanging, cluster)
@@ -93,19 +94,19 @@ def test_a_reward_that_hangs_is_timed_out_and_counted(run_trainer: RunTrainer, c
 
 
 def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say_what_was_found(
-    run_trainer: RunTrainer, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 7)
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     answers = ["0", "\\boxed{}", "2", "3", "4", "5", "6", "7"]
     rows = [json.dumps({"prompt": f"{number}>", "answer": answer}) for number, answer in enumerate(answers)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    evaluation = {**held_out(2, 1), "numSamples": 1, "temperature": 1.0}
+    evaluation = {**training_runs.held_out(2, 1), "numSamples": 1, "temperature": 1.0}
     run = run_trainer(
-        small_job(
+        training_runs.small_job(
             rewards=[
                 {"name": "math", "type": "MathAnswer", "numProcesses": 1},
-                function_reward("my_rewards:first_character", name="first", weight=0.5),
+                training_runs.function_reward("my_rewards:first_character", name="first", weight=0.5),
             ],
             dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
             evaluation=evaluation,

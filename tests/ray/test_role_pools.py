@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from rljob_testing.echo_groups import PYTHON_PATH, batch_of, described
-from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_testing.ray_clusters import echo_workers
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.object_store import TRAFFIC
@@ -34,9 +33,9 @@ def started(stack: ExitStack, apart: list[list[str]]) -> dict[str, WorkerGroup]:
     groups: dict[str, WorkerGroup] = {}
     for group in manager.plan.groups:
         pool = manager.pool_of(group.roles[0])
-        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"})
+        processes = start_processes(pool, {"PYTHONPATH": echo_workers.PYTHON_PATH, "OMP_NUM_THREADS": "1"})
         stack.callback(processes.close)
-        roles = [RoleSpec(role, EchoWorker, partial(make_echo, role)) for role in group.roles]
+        roles = [RoleSpec(role, echo_workers.EchoWorker, partial(echo_workers.make_echo, role)) for role in group.roles]
         processes.build(pool.slots(), BuildSettings("cpu", 1, None), roles)
         groups |= spawn(processes)
     return groups
@@ -46,20 +45,22 @@ def started(stack: ExitStack, apart: list[list[str]]) -> dict[str, WorkerGroup]:
 def test_data_goes_between_pools_without_the_controller(apart: list[list[str]]) -> None:
     with ExitStack() as stack:
         groups = started(stack, apart)
-        process_ids = {role: [process for _, _, process, _ in described(group)] for role, group in groups.items()}
+        process_ids = {
+            role: [process for _, _, process, _ in echo_workers.describe_ranks(group)] for role, group in groups.items()
+        }
         assert process_ids["actor"] == process_ids["ref"]
         assert len(process_ids["actor"]) == 2
         assert (process_ids["critic"] == process_ids["reward"]) == (not apart)
         assert not {*process_ids["actor"]} & {*process_ids["critic"], *process_ids["reward"]}
 
         prompts = DataProto({"x": torch.arange(NUM_ROWS * WIDTH, dtype=torch.float32).view(NUM_ROWS, WIDTH)})
-        rollout = batch_of(groups["actor"], "add", prompts)
+        rollout = echo_workers.call_for_batch(groups["actor"], "add", prompts)
         TRAFFIC.take()
         # Two parts made by the policy become one for the judges, and two again.
-        scores = batch_of(groups["reward"], "add", rollout)
-        values = batch_of(groups["critic"], "add", scores)
-        reference = batch_of(groups["ref"], "add", rollout)
-        update = batch_of(groups["actor"], "add", values.rename({"x": "values"}).union(reference))
+        scores = echo_workers.call_for_batch(groups["reward"], "add", rollout)
+        values = echo_workers.call_for_batch(groups["critic"], "add", scores)
+        reference = echo_workers.call_for_batch(groups["ref"], "add", rollout)
+        update = echo_workers.call_for_batch(groups["actor"], "add", values.rename({"x": "values"}).union(reference))
         traffic = TRAFFIC.take()
         assert traffic.sent_bytes + traffic.received_bytes < prompts.num_bytes() / 100
         result = update.fetched()

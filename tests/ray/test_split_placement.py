@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from rljob_api.constants import LOGS_FOLDER
-from rljob_testing.scoring_folder import save_scoring_model
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, RunFiles, small_job
+from rljob_testing.models import tiny_models
+from rljob_testing.training import training_runs
 
 pytestmark = [pytest.mark.ray]
 
@@ -26,24 +25,26 @@ RULES = {"Loss": "GRPO", "Reward": "PPO"}
 """The recipe with each placement of the KL."""
 
 
-def job(placement: str, reward_model: Path, *, reference_pool: Document | None = None) -> Document:
+def job(
+    placement: str, reward_model: Path, *, reference_pool: training_runs.Document | None = None
+) -> training_runs.Document:
     """Two actors; three steps with a learning rate that takes the policy well away from the reference. Of PPO two
     updates in each, whose differences add up, and a reward model beside the function."""
     rule = RULES[placement]
     liking = {"name": "liking", "weight": 0.1, "type": "RewardModel", "rewardModel": {"source": str(reward_model)}}
-    document = small_job(
+    document = training_runs.small_job(
         num_workers=2,
         algorithm={"type": rule, "kl": {"coefficient": 0.1, "estimator": "K3", "placement": placement}},
         optimizer={"learningRate": 1.0e-3 if rule == "PPO" else 3.0e-3},
         steps=3,
         **({"critic": {"optimizer": {"learningRate": 1.0e-3}}, "miniBatchSize": 2} if rule == "PPO" else {}),
     )
-    spec = cast(Document, document["spec"])
+    spec = cast(training_runs.Document, document["spec"])
     if rule == "PPO":
-        training = cast(Document, spec["training"])
-        training["rewards"] = [*cast(list[Document], training["rewards"]), liking]
+        training = cast(training_runs.Document, spec["training"])
+        training["rewards"] = [*cast(list[training_runs.Document], training["rewards"]), liking]
     if reference_pool is not None:
-        spec["pools"] = [*cast(list[Document], spec["pools"]), reference_pool]
+        spec["pools"] = [*cast(list[training_runs.Document], spec["pools"]), reference_pool]
         spec["roles"] = {"ref": {"pool": reference_pool["name"]}}
         if placement == "Reward":
             # Whole copies that share the tokens of rows: a run in another layout is the same run.
@@ -54,10 +55,10 @@ def job(placement: str, reward_model: Path, *, reference_pool: Document | None =
 
 @pytest.mark.parametrize("placement", [pytest.param("Loss", marks=pytest.mark.long), "Reward"])
 def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
-    reward_model = save_scoring_model(tmp_path / "reward-model")
+    reward_model = tiny_models.save_scoring(tmp_path / "reward-model")
     together = ended_run(tmp_path / "together", job(placement, reward_model), cluster)
     # One of each for two actors: what they hold is split anew, and 16 rows come back to two.
-    judges: Document = {"name": "judges", "gpusPerNode": 1}
+    judges: training_runs.Document = {"name": "judges", "gpusPerNode": 1}
     apart = ended_run(tmp_path / "apart", job(placement, reward_model, reference_pool=judges), cluster)
     of_ppo = PPO_SERIES if RULES[placement] == "PPO" else ()
     assert len(apart.series("critic/vf_loss")) == (3 if of_ppo else 0)
@@ -72,9 +73,9 @@ def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, 
     ]
 
 
-def ended_run(folder: Path, document: Document, cluster: str) -> RunFiles:
+def ended_run(folder: Path, document: training_runs.Document, cluster: str) -> training_runs.RunFiles:
     """What a run has written that went well."""
     folder.mkdir()
-    run = RunTrainer(folder)(document, cluster)
+    run = training_runs.RunTrainer(folder)(document, cluster)
     assert run.exit_code == 0, run.terminal
     return run.files

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.echo_groups import ROLES, call, described, mixed_batch
+from rljob_testing.ray_clusters import echo_workers
+from rljob_testing.ray_clusters.stack_dumps import dumped_stacks
 from rljob_testing.settings import inherited_python_path
-from rljob_testing.stack_dumps import dumped_stacks
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
@@ -42,11 +42,11 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
     environment = {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "RLJOB_RUN_FOLDER": str(tmp_path)}
     processes = start_processes(pool, environment)
     try:
-        processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
+        processes.build(pool.slots(), BuildSettings("cpu", 1, None), echo_workers.ROLES)
         group = spawn(processes)["first"]
-        [waits, stops] = [each[2] for each in described(group)]
+        [waits, stops] = [each[2] for each in echo_workers.describe_ranks(group)]
         end = tmp_path / "end"
-        pending = call(group, "add_when_there_is", mixed_batch(2).only(["number"]), str(end))
+        pending = echo_workers.call(group, "add_when_there_is", echo_workers.mixed_batch(2).only(["number"]), str(end))
         assert isinstance(pending, Pending)
         os.kill(stops, signal.SIGSTOP)
         place = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}

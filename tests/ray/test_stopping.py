@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import Document, LocalRun, function_reward, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.checkpoints.fencing import announce_start
 
 pytestmark = [pytest.mark.ray]
 
 
-def test_sigterm_finishes_the_step_and_saves(run_trainer: RunTrainer, cluster: str) -> None:
+def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
     # Ray puts a handler of its own for SIGTERM, which is what a pod gets; ours has to be the one that counts.
-    job = small_job(steps=1000, checkpoint={"everySteps": 1000})
+    job = training_runs.small_job(steps=1000, checkpoint={"everySteps": 1000})
     process = run_trainer.start(job, cluster)
     while not run_trainer.files.training_steps():
         assert process.poll() is None, process.communicate()[0]
@@ -36,7 +35,7 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: RunTrainer, cluster: s
 
 @pytest.mark.long
 def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
-    run = LocalRun(tmp_path, small_job())
+    run = training_runs.LocalRun(tmp_path, training_runs.small_job())
     run.wait_for(lambda: "Ray: starting" in run.output)
     time.sleep(1)
     run.process.send_signal(signal.SIGINT)
@@ -72,16 +71,16 @@ def score(prompt, response, answer, row):
 """
 
 
-def stopping_job(folder: Path) -> Document:
+def stopping_job(folder: Path) -> training_runs.Document:
     """Four steps; the prompts of every second one begin with 2, the held-out ones with 3."""
     folder.mkdir(exist_ok=True)
     (folder / "stopping_reward.py").write_text(STOPPING_REWARD.format(process_id=os.getpid()))
     for name, digits in (("rows", "11112222"), ("held_out", "33")):
         lines = [json.dumps({"prompt": f"{digit}{place}>", "answer": digit}) for place, digit in enumerate(digits)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    held_out: Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
-    return small_job(
-        rewards=[function_reward("stopping_reward:score")],
+    held_out: training_runs.Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
+    return training_runs.small_job(
+        rewards=[training_runs.function_reward("stopping_reward:score")],
         dataset={"file": {"path": "rows.jsonl"}, "shuffle": False},
         evaluation={"dataset": held_out, "numPrompts": 2, "everySteps": 1},
     )
@@ -90,13 +89,13 @@ def stopping_job(folder: Path) -> Document:
 @pytest.mark.long
 def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
     # Ray's stop signals what a reward has started, so what it says from then on cannot be trusted.
-    whole = RunTrainer(tmp_path / "whole")
+    whole = training_runs.RunTrainer(tmp_path / "whole")
     job = stopping_job(whole.folder)
     for name in ("stopped-in-step", "stopped-in-evaluation"):
         (whole.folder / name).touch()
     assert whole(job, cluster).exit_code == 0
 
-    stopped = RunTrainer(tmp_path / "stopped")
+    stopped = training_runs.RunTrainer(tmp_path / "stopped")
     job = stopping_job(stopped.folder)
     first = stopped(job, cluster, attempt=1)
     assert first.exit_code == 130, first.terminal
@@ -113,13 +112,13 @@ def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_pat
 
 
 def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> None:
-    run_trainer = RunTrainer(tmp_path)
+    run_trainer = training_runs.RunTrainer(tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     announce_start(checkpoints, 1_767_225_601)
-    late = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225600")
+    late = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225600")
     assert late.exit_code == 75, late.terminal
     assert "start 1767225601 has begun, start 1767225600 may not change the checkpoints any more" in late.terminal
-    again = run_trainer(small_job(), None, RLJOB_START_NUMBER="1767225601")
+    again = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225601")
     assert again.exit_code == 75, again.terminal
     assert "start 1767225601 has begun already; give each start of the job its own number" in again.terminal

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from rljob_testing.echo_groups import call, described, mixed_batch, started_echoes
-from rljob_testing.trainer_program import RunTrainer
-from rljob_testing.training_runs import small_job
+from rljob_testing.ray_clusters import echo_workers
+from rljob_testing.training import training_runs
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.observability.timeline import FOLDER
@@ -20,8 +19,8 @@ from rljob_trainer.pod.await_workers import worker_processes
 pytestmark = [pytest.mark.ray]
 
 
-def test_a_step_that_is_named_gets_a_timeline(run_trainer: RunTrainer, cluster: str) -> None:
-    job = small_job(num_workers=2, steps=3, timelineSteps=[2], algorithm={"kl": {"coefficient": 0.1}})
+def test_a_step_that_is_named_gets_a_timeline(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
+    job = training_runs.small_job(num_workers=2, steps=3, timelineSteps=[2], algorithm={"kl": {"coefficient": 0.1}})
     run = run_trainer(job, cluster)
     assert run.exit_code == 0, run.terminal
     [path] = (run.files.folder / FOLDER).iterdir()
@@ -60,11 +59,11 @@ def ray_address(row: str) -> str:
 
 @pytest.mark.usefixtures("ray_driver")
 def test_ray_shows_calls_by_role_and_method(tmp_path: Path) -> None:
-    with started_echoes(1) as processes:
+    with echo_workers.echo_processes(1) as processes:
         group = spawn(processes)["first"]
-        [(_, _, process, _)] = described(group)
+        [(_, _, process, _)] = echo_workers.describe_ranks(group)
         end = tmp_path / "end"
-        pending = call(group, "add_when_there_is", mixed_batch(2).only(["number"]), str(end))
+        pending = echo_workers.call(group, "add_when_there_is", echo_workers.mixed_batch(2).only(["number"]), str(end))
         assert isinstance(pending, Pending)
         title, deadline = b"ray::RayWorker.first.add_when_there_is", time.monotonic() + 120
         while not (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(title):

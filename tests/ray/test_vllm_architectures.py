@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import MODEL
-from rljob_testing.tiny_models import WINDOW, save_tiny_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -82,39 +81,34 @@ def compared_models(root: Path, context: WorkerContext) -> dict[str, Compared]:
 
 
 def compared(name: str, folder: Path, context: WorkerContext, engines: list[VllmEngine]) -> Compared:
-    from rljob_testing.vllm_on_cpu import (
-        PROMPTS,
-        difference,
-        generated,
-        logprobs_of,
-        models_inspected_here,
-        small_vllm_engine,
-    )
+    from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
-    save_tiny_model(name, folder)
-    for file in MODEL.glob("tokenizer*"):
+    tiny_models.save(name, folder)
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, folder)
     trained = TrainEngine(TrainEngineSettings(folder, torch.device("cpu"), torch.float32, False, 4096, Optimizer()))
     try:
-        with models_inspected_here():
-            engines.append(small_vllm_engine(folder, context.world_size))
+        with small_vllm.model_inspection_in_process():
+            engines.append(small_vllm.started_engine(folder, context.world_size))
     except ConfigurationError as error:
         return Compared(refusal=str(error))
     sync_weights(trained, engines[-1], torch.float32, 0)
     try:
-        sequences = generated(engines[-1], 24)
+        sequences = small_vllm.generated(engines[-1], 24)
     except AttributeError as error:
         return Compared(failure=str(error))
-    lengths = [len(prompt) + len(each.token_ids) for prompt, each in zip(PROMPTS, sequences, strict=True)]
-    assert max(lengths) > 4 * WINDOW
-    found_R = logprobs_of(sequences)
-    return Compared(difference(trained, sequences), len(found_R), float(found_R.mean()))
+    lengths = [len(prompt) + len(each.token_ids) for prompt, each in zip(small_vllm.PROMPTS, sequences, strict=True)]
+    assert max(lengths) > 4 * tiny_models.WINDOW
+    found_R = small_vllm.logprobs_of(sequences)
+    return Compared(small_vllm.largest_logprob_difference(trained, sequences), len(found_R), float(found_R.mean()))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
-    [[found]] = run_on_ranks([RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)], VLLM)
+    [[found]] = gloo_ranks.run_on_ranks(
+        [gloo_ranks.RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)], gloo_ranks.VLLM
+    )
     assert isinstance(found, dict)
     print({name: f"{each.difference:.1e} of {each.num_tokens}" for name, each in found.items()})
     return found

@@ -19,9 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import MODEL
-from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -50,18 +49,18 @@ class Generated:
 
 def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
     """Collective."""
-    from rljob_testing.vllm_on_cpu import difference, generated, small_vllm_engine
+    from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
     layout = ParallelLayout.of(context.world_size, shard_size=1)
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
-    vllm = small_vllm_engine(folder, context.world_size)
+    vllm = small_vllm.started_engine(folder, context.world_size)
     right = load_file(folder / "model.safetensors")
     given = weights_given_to(vllm)
     found = []
     for version in range(NUM_VERSIONS):
         sync_weights(trained, vllm, torch.float32, version)
-        largest = difference(trained, generated(vllm, 12))
+        largest = small_vllm.largest_logprob_difference(trained, small_vllm.generated(vllm, 12))
         wrong = [name for name in {*right, *given} if name not in given or not torch.equal(right[name], given[name])]
         found.append((largest, wrong))
         given.clear()
@@ -75,12 +74,14 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
 
 def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
     """Collective."""
-    from rljob_testing.vllm_on_cpu import PROMPTS
+    from rljob_testing.models import small_vllm
 
     torch.manual_seed(seed)
     sampling = SamplingSettings(1.0, 1.0, 0, 12, ())
-    finished = vllm.generate(GenerationRequest(str(row), each, sampling, None) for row, each in enumerate(PROMPTS))
-    return [finished[str(row)].token_ids for row in range(len(PROMPTS))]
+    finished = vllm.generate(
+        GenerationRequest(str(row), each, sampling, None) for row, each in enumerate(small_vllm.PROMPTS)
+    )
+    return [finished[str(row)].token_ids for row in range(len(small_vllm.PROMPTS))]
 
 
 def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
@@ -101,10 +102,10 @@ def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
 
 
 def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
-    folder = save_tiny_model("qwen3_moe", tmp_path)
-    for file in MODEL.glob("tokenizer*"):
+    folder = tiny_models.save("qwen3_moe", tmp_path)
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, folder)
-    [ranks] = run_on_ranks([RankedRun(partial(seen_on_a_rank, folder), 2)], VLLM)
+    [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(seen_on_a_rank, folder), 2)], gloo_ranks.VLLM)
     for found in ranks:
         assert isinstance(found, Generated)
         assert len(found.versions) == NUM_VERSIONS

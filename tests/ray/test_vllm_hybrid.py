@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.ray_cluster import ray_cluster
-from rljob_testing.trainer_program import Ended, RunTrainer
-from rljob_testing.training_runs import Document, small_job
-from rljob_testing.watched_hybrid import NEVER, watched_hybrid
+from rljob_testing.ray_clusters import local_ray
+from rljob_testing.ray_clusters.hybrid_workers import NEVER, watched_hybrid
+from rljob_testing.training import training_runs
 from rljob_trainer.controller import model_roles
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.long]
@@ -25,8 +24,8 @@ NUM_STALE_STEPS = 1
 CACHE_BYTES = 64 * 2**20
 
 
-def job(tensor_parallel: int, num_steps: int) -> Document:
-    job = small_job(
+def job(tensor_parallel: int, num_steps: int) -> training_runs.Document:
+    job = training_runs.small_job(
         num_workers=2,
         # One of the two runs with everything offloaded.
         model={"offload": dict.fromkeys(("parameters", "gradients", "optimizer"), tensor_parallel > 1)},
@@ -52,7 +51,7 @@ def job(tensor_parallel: int, num_steps: int) -> Document:
 class Watched:
     """A run, and per rank the digest of the generating weights at each policy version."""
 
-    run: Ended
+    run: training_runs.Ended
     digests: list[dict[int, str]]
     texts: list[list[str]]
     """Per rank, see `watched_hybrid.texts_of`."""
@@ -66,7 +65,7 @@ def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stal
     before = shared_memory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_roles, "make_hybrid", partial(watched_hybrid, stale_from))
-        run = RunTrainer(folder)(job(tensor_parallel, num_steps), cluster)
+        run = training_runs.RunTrainer(folder)(job(tensor_parallel, num_steps), cluster)
     assert run.exit_code == 0, run.terminal
     logs = [(run.files.folder / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]
     lines = [re.findall(r"^weights (\d+) (\w+)$", log, re.MULTILINE) for log in logs]
@@ -84,7 +83,7 @@ def shared_memory() -> set[str]:
 @pytest.fixture(scope="module")
 def compiling_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Whose workers load torch themselves: in those that are forked it compiles nothing."""
-    with ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log") as address:
+    with local_ray.ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log") as address:
         yield address
 
 

@@ -16,9 +16,8 @@ import torch
 
 from rljob_api.v1alpha1.model import Lora, LoraSync
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import MODEL
-from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -43,7 +42,7 @@ class Version:
 
 def versions(folder: Path, context: WorkerContext) -> list[Version]:
     """Collective. What each version of the adapters is generated with; the first is as they begin."""
-    from rljob_testing.vllm_on_cpu import difference, generated, small_vllm_engine
+    from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
     lora = Lora(rank=3, alpha=6.0, sync=LoraSync.ADAPTER)
@@ -52,15 +51,20 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     )
     merging = AdapterSettings(lora.model_copy(update={"sync": LoraSync.MERGED}), 7)
     trained = TrainEngine(settings)
-    vllm = small_vllm_engine(folder, context.world_size, adapter_rank=lora.rank)
+    vllm = small_vllm.started_engine(folder, context.world_size, adapter_rank=lora.rank)
     found = []
     for version in range(NUM_VERSIONS):
         if version == FIRST_MERGED:
             trained.settings = replace(settings, adapters=merging)
         sync_weights(trained, vllm, torch.float32, version, knows_base=version not in (0, FORGOTTEN))
-        sequences = generated(vllm, 12)
+        sequences = small_vllm.generated(vllm, 12)
         assert all(set(each.policy_versions) == {version} for each in sequences)
-        found.append(Version(difference(trained, sequences), difference(trained, sequences, with_adapters=False)))
+        found.append(
+            Version(
+                small_vllm.largest_logprob_difference(trained, sequences),
+                small_vllm.largest_logprob_difference(trained, sequences, with_adapters=False),
+            )
+        )
         with torch.no_grad():
             for number, (name, tensor) in enumerate(trained.named_adapters()):
                 tensor.mul_(1.3) if ".lora_A." in name else tensor.add_(0.02 * (1 + number % 5))
@@ -68,10 +72,10 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
 
 
 def test_every_version_of_the_adapters_is_generated_with(tmp_path: Path) -> None:
-    folder = save_tiny_model("qwen3 tied", tmp_path)
-    for file in MODEL.glob("tokenizer*"):
+    folder = tiny_models.save("qwen3 tied", tmp_path)
+    for file in replays.MODEL.glob("tokenizer*"):
         copy(file, folder)
-    [ranks] = run_on_ranks([RankedRun(partial(versions, folder), 2)], VLLM)
+    [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(versions, folder), 2)], gloo_ranks.VLLM)
     for found in ranks:
         assert isinstance(found, list)
         assert len(found) == NUM_VERSIONS

@@ -22,10 +22,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rljob_testing.cut_off_sampling import NUM_SAMPLES, PROMPT, SETTINGS, Sample, assert_follows, distribution
-from rljob_testing.host_memory import lent_bytes
-from rljob_testing.ranks import VLLM, RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import MODEL
+from rljob_testing import process_counters
+from rljob_testing.models import sampling_by_definition
+from rljob_testing.training import gloo_ranks, replays
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, RolloutEngine, SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.vllm]
 
-PROMPTS = (PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
+PROMPTS = (sampling_by_definition.PROMPT, (4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 FREELY = SamplingSettings(1.5, 1.0, 0, 24, ())
 """The temperature makes most tokens uncertain, and responses long."""
 DIGITS = (10, 5, 7, 12, 2)
@@ -53,7 +52,7 @@ STOPS: dict[tuple[str, ...], tuple[str, str]] = {
 
 def with_a_special_seven(folder: Path) -> Path:
     """The quick start's model, with a tokenizer in which 7 is a special token."""
-    copytree(MODEL, folder, dirs_exist_ok=True)
+    copytree(replays.MODEL, folder, dirs_exist_ok=True)
     document = json.loads((folder / "tokenizer.json").read_text())
     document["added_tokens"].append({**document["added_tokens"][1], "id": 10, "content": "7"})
     (folder / "tokenizer.json").write_text(json.dumps(document))
@@ -74,7 +73,7 @@ def texts_of(engine: RolloutEngine) -> list[FinishedSequence]:
 class Generated:
     """What the engines have given: of 32 bits by the name of the setting, and sequences of 16."""
 
-    samples: dict[str, list[Sample]]
+    samples: dict[str, list[sampling_by_definition.Sample]]
     in_bfloat16: list[FinishedSequence]
     rollouts: list[list[tuple[int, ...]]]
     """Tokens of equal requests, before and after sleeps; from the fourth on what was lent was overwritten before."""
@@ -106,23 +105,26 @@ def transformers_engine(folder: Path) -> HfEngine:
 
 
 def generated(folder: Path, context: WorkerContext) -> Generated:
-    from rljob_testing.vllm_on_cpu import small_vllm_engine
+    from rljob_testing.models import small_vllm
 
     # The first engine that goes would take the process group with it.
     engines: list[VllmEngine] = []
 
     def sequences(dtype: torch.dtype, requests: Sequence[Sequence[GenerationRequest]]) -> list[list[FinishedSequence]]:
-        engine = small_vllm_engine(folder, context.world_size, dtype=dtype)
+        engine = small_vllm.started_engine(folder, context.world_size, dtype=dtype)
         engines.append(engine)
-        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(replays.MODEL, dtype=dtype)
         engine.update_weights(model.named_parameters(), 0)
         return [list(engine.generate(each).values()) for each in requests]
 
     samples = sequences(
         torch.float32,
         [
-            [GenerationRequest(str(seed), PROMPT, sampling, seed) for seed in range(NUM_SAMPLES)]
-            for sampling in SETTINGS.values()
+            [
+                GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling, seed)
+                for seed in range(sampling_by_definition.NUM_SAMPLES)
+            ]
+            for sampling in sampling_by_definition.SETTINGS.values()
         ],
     )
     by_vllm = texts_of(engines[0])
@@ -145,16 +147,18 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
                 # In bfloat16 0.0115, or zero: what the system leaves in pages that nobody has written to.
                 storage.fill_(left_behind)
         engine.wake(weights=True, kv_cache=True)
-        found = engine.generate([GenerationRequest(str(row), PROMPT, FREELY, row) for row in range(8)])
+        found = engine.generate(
+            [GenerationRequest(str(row), sampling_by_definition.PROMPT, FREELY, row) for row in range(8)]
+        )
         rollouts.append([found[str(row)].token_ids for row in range(8)])
         with forgetting_counted(engine) as forgotten:
             engine.sleep()
         num_forgotten += sum(forgotten)
-        lent.append(lent_bytes())
+        lent.append(process_counters.lazily_freed_bytes())
     return Generated(
         {
             name: [(each.token_ids[0], each.logprobs[0]) for each in found]
-            for name, found in zip(SETTINGS, samples, strict=True)
+            for name, found in zip(sampling_by_definition.SETTINGS, samples, strict=True)
         },
         in_bfloat16,
         rollouts,
@@ -168,14 +172,16 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Generated:
     folder = with_a_special_seven(tmp_path_factory.mktemp("model"))
-    [[one]] = run_on_ranks([RankedRun(partial(generated, folder), 1)], VLLM)
+    [[one]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(generated, folder), 1)], gloo_ranks.VLLM)
     assert isinstance(one, Generated)
     return one
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", sampling_by_definition.SETTINGS)
 def test_samples_follow_the_cut_distribution(found: Generated, name: str) -> None:
-    assert_follows(found.samples[name], distribution(MODEL, SETTINGS[name]))
+    sampling_by_definition.assert_follows(
+        found.samples[name], sampling_by_definition.distribution(replays.MODEL, sampling_by_definition.SETTINGS[name])
+    )
 
 
 def test_texts_are_those_of_the_other_engine(found: Generated) -> None:
@@ -190,7 +196,7 @@ def test_texts_are_those_of_the_other_engine(found: Generated) -> None:
 @torch.no_grad()
 def logprobs_of(sequences: Sequence[FinishedSequence], dtype: torch.dtype) -> torch.Tensor:
     """[R], by transformers, on each row alone; the weights are rounded to bfloat16 whatever is computed in."""
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).to(dtype)
+    model = AutoModelForCausalLM.from_pretrained(replays.MODEL, dtype=torch.bfloat16).to(dtype)
     rows = []
     for sequence in sequences:
         prompt = PROMPTS[int(sequence.request_id) % len(PROMPTS)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from rljob_testing.echo_groups import PYTHON_PATH, ROLES, call, started_echoes
+from rljob_testing.ray_clusters import echo_workers
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups.death import memory_kills
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
@@ -31,7 +31,7 @@ def started() -> Iterator[tuple[ResourcePool, WorkerProcesses, int]]:
     """One process that has not been built, and its id."""
     pool = ResourcePool(PoolSettings("main", 1, 1, False, 0.1, 60))
     try:
-        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"})
+        processes = start_processes(pool, {"PYTHONPATH": echo_workers.PYTHON_PATH, "OMP_NUM_THREADS": "1"})
         try:
             info = ray.get(processes.handles[0].info.remote())
             assert isinstance(info, ProcessInfo)
@@ -43,7 +43,7 @@ def started() -> Iterator[tuple[ResourcePool, WorkerProcesses, int]]:
 
 
 def built(pool: ResourcePool, processes: WorkerProcesses, log_folder: Path) -> WorkerGroup:
-    processes.build(pool.slots(), BuildSettings("cpu", 1, log_folder), ROLES)
+    processes.build(pool.slots(), BuildSettings("cpu", 1, log_folder), echo_workers.ROLES)
     return spawn(processes)["first"]
 
 
@@ -61,14 +61,14 @@ def test_how_it_ended(tmp_path: Path, how: str, cause: str) -> None:
     with started() as (pool, processes, process_id):
         group = built(pool, processes, tmp_path)
         with pytest.raises(WorkerDiedError, match=rf"rank 0 .*process {process_id} on .* died in first\.fail: {cause}"):
-            call(group, "fail", 0, how)
+            echo_workers.call(group, "fail", 0, how)
 
 
 def test_a_death_is_told_whatever_its_peers_say_of_it() -> None:
-    with started_echoes(2) as processes:
+    with echo_workers.echo_processes(2) as processes:
         group = spawn(processes)["first"]
         with pytest.raises(WorkerDiedError, match=r"^worker rank 1 "):
-            call(group, "fail", 1, "death, told by peers in words of their own")
+            echo_workers.call(group, "fail", 1, "death, told by peers in words of their own")
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def test_too_little_memory(tmp_path: Path) -> None:
             match=rf"died in first\.fail: the kernel killed it for lack of memory \(oom_kill in {counter} rose from 0 "
             r"to 1 since it was built\); give its pool more memory, or the job smaller batches",
         ):
-            call(group, "fail", 0, "memory")
+            echo_workers.call(group, "fail", 0, "memory")
 
 
 FILES = {

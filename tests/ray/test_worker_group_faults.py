@@ -12,8 +12,8 @@ import pytest
 import ray
 import torch
 
-from rljob_testing.echo_groups import PYTHON_PATH, batch_of, call, mixed_batch, started_echoes
-from rljob_testing.odd_worker import OddWorker, make_odd
+from rljob_testing.ray_clusters import echo_workers
+from rljob_testing.ray_clusters.faulty_worker import FaultyWorker, make_faulty
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.errors import CallTimeoutError, DataError, DispatchError, ResourceError, WorkerError
 from rljob_trainer.groups.calls import Pending
@@ -24,13 +24,13 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, reserv
 
 pytestmark = [pytest.mark.ray]
 
-ROLES = [RoleSpec(name, OddWorker, make_odd) for name in ("first", "second")]
-ENVIRONMENT = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
+ROLES = [RoleSpec(name, FaultyWorker, make_faulty) for name in ("first", "second")]
+ENVIRONMENT = {"PYTHONPATH": echo_workers.PYTHON_PATH, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def processes(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
-    with started_echoes(2, "odd", ROLES) as processes:
+    with echo_workers.echo_processes(2, "odd", ROLES) as processes:
         yield processes
 
 
@@ -42,16 +42,16 @@ def group(processes: WorkerProcesses) -> WorkerGroup:
 @pytest.fixture(scope="module")
 def elsewhere(group: WorkerGroup) -> Iterator[WorkerGroup]:  # noqa: ARG001 - first
     """Other processes of the same class."""
-    with started_echoes(2, roles=ROLES) as processes:
+    with echo_workers.echo_processes(2, roles=ROLES) as processes:
         yield spawn(processes)["first"]
 
 
 def rows(number: int = 4) -> DataProto:
-    return mixed_batch(number).only(["number"])
+    return echo_workers.mixed_batch(number).only(["number"])
 
 
 def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataProto]:
-    pending = call(group, method, *arguments)
+    pending = echo_workers.call(group, method, *arguments)
     assert isinstance(pending, Pending)
     return pending
 
@@ -70,19 +70,19 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
 )
 def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text) as raised:
-        call(group, "go_wrong", how)
+        echo_workers.call(group, "go_wrong", how)
     assert len(str(raised.value)) < 100_000
-    assert call(group, "rank") == [0, 1]
+    assert echo_workers.call(group, "rank") == [0, 1]
 
 
 def test_no_rank_is_called_where_an_argument_cannot_travel(group: WorkerGroup) -> None:
     with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) cannot travel to the workers"):
-        call(group, "together", [1, threading.Lock()])
+        echo_workers.call(group, "together", [1, threading.Lock()])
     with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) cannot travel .*give its result\(\)"):
-        call(group, "together", [1, later(group, "make", rows())])
-    assert call(group, "together", [1, 2]) == [1, 2]
+        echo_workers.call(group, "together", [1, later(group, "make", rows())])
+    assert echo_workers.call(group, "together", [1, 2]) == [1, 2]
     huge = 10**5000
-    assert call(group, "together", [huge, huge]) == [huge, huge]
+    assert echo_workers.call(group, "together", [huge, huge]) == [huge, huge]
 
 
 def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProcesses) -> None:
@@ -90,7 +90,7 @@ def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProc
     sums: list[float] = []
 
     def work(view: WorkerGroup, value: int) -> None:
-        sums.extend(cast(float, call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  # type: ignore[index]
+        sums.extend(cast(float, echo_workers.call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  # type: ignore[index]
 
     threads = [threading.Thread(target=work, args=each) for each in zip([*views.values()] * 2, (1, 10, 100, 1000))]  # noqa: B905
     for thread in threads:
@@ -105,8 +105,8 @@ def test_two_controllers_do_not_get_each_others_results(group: WorkerGroup) -> N
     mine = later(group, "make", rows())
     mine.result()
     ray.get(other.remote("odd"))
-    assert batch_of(group, "read", mine)["light"].tolist() == [0, 0, 1, 1]
-    assert batch_of(group, "read", later(group, "make", rows()))["light"].tolist() == [0, 0, 1, 1]
+    assert echo_workers.call_for_batch(group, "read", mine)["light"].tolist() == [0, 0, 1, 1]
+    assert echo_workers.call_for_batch(group, "read", later(group, "make", rows()))["light"].tolist() == [0, 0, 1, 1]
 
 
 def _call_as_another_controller(name: str) -> None:
@@ -121,11 +121,11 @@ def test_what_is_kept_is_the_same_for_all_and_stays_so(group: WorkerGroup, elsew
     made = later(group, "make", rows())
     for method in ("append", "add_to_light"):
         try:
-            call(group, method, made)
+            echo_workers.call(group, method, made)
         except DispatchError as error:
             assert "changed columns of its batch in place (light)" in str(error)  # noqa: PT017 - one of two does
     for reader in (group, elsewhere):
-        read = batch_of(reader, "read", made)
+        read = echo_workers.call_for_batch(reader, "read", made)
         assert read["light"].tolist() == [0, 0, 1, 1]
         assert read["length"].tolist() == [1, 1, 1, 1]
         assert not read["needs_gradient"].any()
@@ -133,40 +133,40 @@ def test_what_is_kept_is_the_same_for_all_and_stays_so(group: WorkerGroup, elsew
 
 def test_a_custom_split_is_asked_for_pending_batches_too(group: WorkerGroup) -> None:
     made = later(group, "make", rows())
-    expected = batch_of(group, "backwards", made.result())["light"].tolist()
+    expected = echo_workers.call_for_batch(group, "backwards", made.result())["light"].tolist()
     assert expected == [1, 1, 0, 0]
-    assert batch_of(group, "backwards", made)["light"].tolist() == expected
+    assert echo_workers.call_for_batch(group, "backwards", made)["light"].tolist() == expected
 
 
 def test_numbers_of_rows_are_compared_where_they_are_known(group: WorkerGroup) -> None:
     with pytest.raises(DispatchError, match=r"first\.both: batches of different lengths in one call \(\[1, 2\]\)"):
-        call(group, "both", later(group, "make", rows(4)), later(group, "make", rows(2)))
+        echo_workers.call(group, "both", later(group, "make", rows(4)), later(group, "make", rows(2)))
     some = later(group, "make_some", rows())
     with pytest.raises(DispatchError, match=r"first\.both: a batch without rows cannot be split"):
-        call(group, "both", some, some)
+        echo_workers.call(group, "both", some, some)
 
 
 def test_why_there_is_no_result_is_said_everywhere(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
     failed = later(group, "fail", rows())
     for reader in (group, elsewhere):
         with pytest.raises(DataError, match=r"failed on [01] with 2 rows"):
-            call(reader, "read", failed)
+            echo_workers.call(reader, "read", failed)
 
 
 def test_rank_zero_alone_keeps_its_rows(group: WorkerGroup) -> None:
-    assert batch_of(group, "first_share", rows(3))["number"].tolist() == [0, 1]
+    assert echo_workers.call_for_batch(group, "first_share", rows(3))["number"].tolist() == [0, 1]
 
 
 def test_a_mesh_that_workers_do_not_know_is_an_error_of_its_methods_only(group: WorkerGroup) -> None:
     with pytest.raises(DataError, match="there is no such mesh"):
-        call(group, "nowhere", rows())
+        echo_workers.call(group, "nowhere", rows())
 
 
 def test_the_first_call_of_a_view_waits_for_nobody(
     group: WorkerGroup, processes: WorkerProcesses, tmp_path: Path
 ) -> None:
     begun, end = tmp_path / "begun", tmp_path / "end"
-    busy = threading.Thread(target=call, args=(group, "wait", str(begun), str(end)))
+    busy = threading.Thread(target=echo_workers.call, args=(group, "wait", str(begun), str(end)))
     busy.start()
     while not begun.exists():
         time.sleep(0.01)
@@ -220,5 +220,6 @@ def test_a_call_that_is_not_waited_for_has_a_time_limit(group: WorkerGroup, tmp_
         later(group, "make_when_there_is", rows(), str(tmp_path / "end")).result(0.1)
     (tmp_path / "end").touch()
     assert torch.equal(
-        batch_of(group, "read", later(group, "make", rows(2)))["light"], torch.tensor([0.0, 1.0]).double()
+        echo_workers.call_for_batch(group, "read", later(group, "make", rows(2)))["light"],
+        torch.tensor([0.0, 1.0]).double(),
     )

@@ -11,14 +11,7 @@ import pytest
 import ray
 import torch
 
-from rljob_testing.echo_groups import (
-    batch_of,
-    call,
-    described,
-    mixed_batch,
-    started_echoes,
-)
-from rljob_testing.echo_worker import EchoWorker
+from rljob_testing.ray_clusters import echo_workers
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -41,7 +34,7 @@ pytestmark = [pytest.mark.ray]
 
 @pytest.fixture(scope="module")
 def processes(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
-    with started_echoes(2) as processes:
+    with echo_workers.echo_processes(2) as processes:
         yield processes
 
 
@@ -51,8 +44,8 @@ def group(processes: WorkerProcesses) -> WorkerGroup:
 
 
 def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
-    sent = mixed_batch(6)
-    result = batch_of(group, "echo", sent)
+    sent = echo_workers.mixed_batch(6)
+    result = echo_workers.call_for_batch(group, "echo", sent)
     # One number per row comes to the controller; everything else stays where it is.
     assert [name for name in result.column_names() if not result.is_remote(name)] == ["number"]
     assert result["number"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -66,29 +59,35 @@ def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
 
 
 def test_padding_named_arguments_and_defaults(group: WorkerGroup) -> None:
-    sent = mixed_batch(5)
-    assert batch_of(group, "add", sent.only(["number"]))["number"].tolist() == [1, 2, 3, 4, 5]
-    assert batch_of(group, "add", batch=sent.only(["number"]), number=10)["number"].tolist() == [10, 11, 12, 13, 14]
+    sent = echo_workers.mixed_batch(5)
+    assert echo_workers.call_for_batch(group, "add", sent.only(["number"]))["number"].tolist() == [1, 2, 3, 4, 5]
+    assert echo_workers.call_for_batch(group, "add", batch=sent.only(["number"]), number=10)["number"].tolist() == [
+        10,
+        11,
+        12,
+        13,
+        14,
+    ]
     assert len(sent) == 5
     with pytest.raises(TypeError, match="unexpected keyword argument 'amount'"):
-        call(group, "add", sent, amount=1)
+        echo_workers.call(group, "add", sent, amount=1)
 
 
 def test_what_was_kept_can_be_cut_joined_and_passed_on(group: WorkerGroup) -> None:
-    kept = batch_of(group, "add", mixed_batch(6).only(["x"]))
+    kept = echo_workers.call_for_batch(group, "add", echo_workers.mixed_batch(6).only(["x"]))
     order = [5, 0, 3, 1, 4, 2]
-    again = batch_of(group, "add", kept.rows(order)).fetched()
+    again = echo_workers.call_for_batch(group, "add", kept.rows(order)).fetched()
     assert again["x"][:, 0].tolist() == [row + 2 for row in order]
     longer = DataProto.concat([kept.slice(4, 6), kept.slice(0, 3)])
-    assert batch_of(group, "add", longer).fetched()["x"][:, 0].tolist() == [6.0, 7.0, 2.0, 3.0, 4.0]
+    assert echo_workers.call_for_batch(group, "add", longer).fetched()["x"][:, 0].tolist() == [6.0, 7.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("width", [3, 200_000])
 def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width: int) -> None:
-    first = call(group, "add_later", mixed_batch(4, width).only(["x"]), seconds=0.5)
+    first = echo_workers.call(group, "add_later", echo_workers.mixed_batch(4, width).only(["x"]), seconds=0.5)
     assert isinstance(first, Pending)
     assert not first.done()
-    second = call(group, "add_later", first)
+    second = echo_workers.call(group, "add_later", first)
     assert isinstance(second, Pending)
     with pytest.raises(CallTimeoutError, match=r"first\.add_later: no result within 0\.05 s"):
         second.result(timeout_seconds=0.05)
@@ -97,17 +96,17 @@ def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width
     assert result.fetched()["x"][:, 0].tolist() == [2, 3, 4, 5]
     assert first.done()
     # Padded rows cannot be passed on unseen: the caller waits.
-    padded = call(group, "add_later", mixed_batch(3).only(["number"]))
-    last = call(group, "add_later", padded)
+    padded = echo_workers.call(group, "add_later", echo_workers.mixed_batch(3).only(["number"]))
+    last = echo_workers.call(group, "add_later", padded)
     assert isinstance(last, Pending)
     assert cast(DataProto, last.result())["number"].tolist() == [2, 3, 4]
 
 
 def test_other_modes(group: WorkerGroup) -> None:
-    assert call(group, "only_first", 7) == [7]
-    assert call(group, "later", 7) == [7, 8]
-    assert call(group, "sums", mixed_batch(4).only(["number"])) == {"number_sum": 6.0}
-    doubled = batch_of(group, "apply", double, mixed_batch(4).only(["number"]))
+    assert echo_workers.call(group, "only_first", 7) == [7]
+    assert echo_workers.call(group, "later", 7) == [7, 8]
+    assert echo_workers.call(group, "sums", echo_workers.mixed_batch(4).only(["number"])) == {"number_sum": 6.0}
+    doubled = echo_workers.call_for_batch(group, "apply", double, echo_workers.mixed_batch(4).only(["number"]))
     assert doubled["number"].tolist() == [0, 2, 4, 6]
 
 
@@ -117,22 +116,24 @@ def double(share: DataProto) -> DataProto:
 
 def test_mistakes_name_the_method(group: WorkerGroup) -> None:
     with pytest.raises(DispatchError, match=r"first\.sums: DP_COMPUTE_METRIC: a batch of 3 rows does not spread"):
-        call(group, "sums", mixed_batch(3))
+        echo_workers.call(group, "sums", echo_workers.mixed_batch(3))
     with pytest.raises(DispatchError, match=r"first\.change_in_place: changed columns of its batch in place \(x\)"):
-        call(group, "change_in_place", mixed_batch(4))
+        echo_workers.call(group, "change_in_place", echo_workers.mixed_batch(4))
     with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 rows were added"):
-        call(group, "uneven", mixed_batch(3))
-    assert batch_of(group, "uneven", mixed_batch(4).only(["number"]))["number"].tolist() == [0, 2, 3]
+        echo_workers.call(group, "uneven", echo_workers.mixed_batch(3))
+    assert echo_workers.call_for_batch(group, "uneven", echo_workers.mixed_batch(4).only(["number"]))[
+        "number"
+    ].tolist() == [0, 2, 3]
 
 
 def test_large_data_goes_once_and_is_read_where_it_lies(group: WorkerGroup) -> None:
     sent = DataProto({"x": torch.rand(64, 32_768)})
     TRAFFIC.take()
-    kept = batch_of(group, "echo", sent)
+    kept = echo_workers.call_for_batch(group, "echo", sent)
     there = TRAFFIC.take()
     assert there.sent_bytes == sent.num_bytes() == 64 * 32_768 * 4
     assert there.received_bytes == 64 * 8
-    again = batch_of(group, "echo", batch_of(group, "echo", kept))
+    again = echo_workers.call_for_batch(group, "echo", echo_workers.call_for_batch(group, "echo", kept))
     passed_on = TRAFFIC.take()
     # Two calls, each 8 bytes per row both ways.
     assert (passed_on.sent_bytes, passed_on.received_bytes) == (2 * 64 * 8, 2 * 64 * 8)
@@ -147,7 +148,7 @@ def test_what_is_let_go_leaves_the_object_store(group: WorkerGroup) -> None:
     before = used_bytes()
     highest = 0.0
     for _ in range(200):
-        batch_of(group, "add", batch_of(group, "echo", sent))
+        echo_workers.call_for_batch(group, "add", echo_workers.call_for_batch(group, "echo", sent))
         highest = max(highest, used_bytes() - before)
     # 200 steps leave 200 x 3 x 8 MiB behind if nothing is freed; what is being freed may show for a moment.
     deadline = time.monotonic() + 30
@@ -160,7 +161,8 @@ def test_what_is_let_go_leaves_the_object_store(group: WorkerGroup) -> None:
 def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processes: WorkerProcesses) -> None:
     views = spawn(processes)
     seen = {
-        name: cast(list[tuple[str, int, int, tuple[str, ...]]], call(view, "whoami")) for name, view in views.items()
+        name: cast(list[tuple[str, int, int, tuple[str, ...]]], echo_workers.call(view, "whoami"))
+        for name, view in views.items()
     }
     assert [(name, rank, others) for name, rank, _, others in seen["second"]] == [
         ("second", 0, ("first",)),
@@ -171,7 +173,9 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
 
     def work(view: WorkerGroup, number: int) -> None:
         for step in range(50):
-            result = batch_of(view, "add", mixed_batch(4).only(["number"]), number + step)["number"].tolist()
+            result = echo_workers.call_for_batch(
+                view, "add", echo_workers.mixed_batch(4).only(["number"]), number + step
+            )["number"].tolist()
             if result != [row + number + step for row in range(4)]:
                 wrong.append(result)
 
@@ -184,16 +188,16 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
 
 
 def test_a_thousand_calls_in_flight(group: WorkerGroup) -> None:
-    sent = mixed_batch(2).only(["number"])
-    pending = [cast("Pending[DataProto]", call(group, "add_later", sent)) for _ in range(1000)]
+    sent = echo_workers.mixed_batch(2).only(["number"])
+    pending = [cast("Pending[DataProto]", echo_workers.call(group, "add_later", sent)) for _ in range(1000)]
     assert all(each.result()["number"].tolist() == [1, 2] for each in pending)
 
 
 def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceback(group: WorkerGroup) -> None:
     with pytest.raises(DataError, match=r"^a column is missing$"):
-        call(group, "fail", 1, "own")
+        echo_workers.call(group, "fail", 1, "own")
     with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError") as raised:
-        call(group, "fail", 1, "foreign")
+        echo_workers.call(group, "fail", 1, "foreign")
     assert "echo_worker.py" in str(raised.value)
     assert 'raise ZeroDivisionError("somebody divided by nothing")' in str(raised.value)
     assert raised.value.worker == FailedWorker("first", 1)
@@ -201,16 +205,16 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
 
 def test_the_cause_is_told_and_not_that_peers_saw_its_connection_closed_before(group: WorkerGroup) -> None:
     with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError\('the cause'\)"):
-        call(group, "fail", 1, "peers first")
+        echo_workers.call(group, "fail", 1, "peers first")
 
 
 def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:
-    result = batch_of(spawn(four)["first"], "ranks", mixed_batch(6, 40_000)).fetched()
+    result = echo_workers.call_for_batch(spawn(four)["first"], "ranks", echo_workers.mixed_batch(6, 40_000)).fetched()
     assert result["rank"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
     assert result["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-class Colliding(EchoWorker):
+class Colliding(echo_workers.EchoWorker):
     @register(Dispatch.ONE_TO_ALL)
     def sub_group(self) -> None: ...
 
@@ -241,11 +245,15 @@ def test_names_that_a_group_uses_itself_are_refused(processes: WorkerProcesses) 
 def test_a_range_of_ranks_is_a_group_of_its_own(four: WorkerProcesses) -> None:
     group = spawn(four)["first"]
     upper = group.sub_group(2, 4)
-    assert [rank for _, rank, _, _ in described(upper)] == [2, 3]
-    assert call(upper, "only_first", 0) == [2]
-    assert batch_of(upper, "echo", mixed_batch(4).only(["number"]))["number"].tolist() == [0, 1, 2, 3]
-    assert batch_of(upper, "ranks", mixed_batch(2)).fetched()["rank"][:, 0].tolist() == [3, 3]
+    assert [rank for _, rank, _, _ in echo_workers.describe_ranks(upper)] == [2, 3]
+    assert echo_workers.call(upper, "only_first", 0) == [2]
+    assert echo_workers.call_for_batch(upper, "echo", echo_workers.mixed_batch(4).only(["number"]))[
+        "number"
+    ].tolist() == [0, 1, 2, 3]
+    assert echo_workers.call_for_batch(upper, "ranks", echo_workers.mixed_batch(2)).fetched()["rank"][
+        :, 0
+    ].tolist() == [3, 3]
     with pytest.raises(DispatchError, match=r"first: mesh tp, ranks 1 to 2: exactly one rank must answer"):
-        call(group.sub_group(1, 3), "ranks", mixed_batch(2))
+        echo_workers.call(group.sub_group(1, 3), "ranks", echo_workers.mixed_batch(2))
     with pytest.raises(DispatchError, match=r"first: no ranks 3 to 4 \(there are: 0 to 3\)"):
         group.sub_group(3, 5)

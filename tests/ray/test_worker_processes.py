@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 from ray.util import placement_group_table
 
-from rljob_testing.echo_groups import (
-    PYTHON_PATH,
-    batch_of,
-    call,
-    described,
-    mixed_batch,
-    started_echoes,
-    watch_for_seconds,
-)
+from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.settings import inherited_environment
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.errors import (
@@ -40,14 +32,16 @@ pytestmark = [pytest.mark.ray]
 
 @pytest.mark.usefixtures("ray_driver")
 def test_whoever_knows_the_name_attaches() -> None:
-    with started_echoes(2, "echoes") as processes:
-        mine = [process for _, _, process, _ in described(spawn(processes)["second"])]
+    with echo_workers.echo_processes(2, "echoes") as processes:
+        mine = [process for _, _, process, _ in echo_workers.describe_ranks(spawn(processes)["second"])]
         other = attach_processes("echoes")
         views = spawn(other)
         assert list(views) == ["first", "second"]
-        theirs = [process for _, _, process, _ in described(views["second"])]
+        theirs = [process for _, _, process, _ in echo_workers.describe_ranks(views["second"])]
         assert theirs == mine
-        assert batch_of(views["first"], "add", mixed_batch(3).only(["number"]))["number"].tolist() == [1, 2, 3]
+        assert echo_workers.call_for_batch(views["first"], "add", echo_workers.mixed_batch(3).only(["number"]))[
+            "number"
+        ].tolist() == [1, 2, 3]
     with pytest.raises(ResourceError, match="workers nobody: not all of them are there"):
         attach_processes("nobody")
 
@@ -55,7 +49,7 @@ def test_whoever_knows_the_name_attaches() -> None:
 LEAVING_BEHIND = """
 import sys
 from functools import partial
-from rljob_testing.echo_worker import EchoWorker, make_echo
+from rljob_testing.ray_clusters.echo_workers import EchoWorker, make_echo
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.groups.ray_session import ray_session
@@ -75,8 +69,8 @@ with ray_session(sys.argv[1], 0, 0):
 def left_behind(cluster: str, how: str) -> None:
     """Another controller builds a group and is killed."""
     controller = subprocess.Popen(
-        [sys.executable, "-c", LEAVING_BEHIND, cluster, how, PYTHON_PATH],
-        env=inherited_environment() | {"PYTHONPATH": PYTHON_PATH},
+        [sys.executable, "-c", LEAVING_BEHIND, cluster, how, echo_workers.PYTHON_PATH],
+        env=inherited_environment() | {"PYTHONPATH": echo_workers.PYTHON_PATH},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -109,23 +103,25 @@ def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) 
     time.sleep(1)
     assert num_reserved() == before + 1
     processes = attach_processes("left")
-    assert batch_of(spawn(processes)["only"], "add", mixed_batch(2).only(["number"]))["number"].tolist() == [1, 2]
+    assert echo_workers.call_for_batch(spawn(processes)["only"], "add", echo_workers.mixed_batch(2).only(["number"]))[
+        "number"
+    ].tolist() == [1, 2]
     processes.close()
     wait_until_reserved(before)
 
 
 @pytest.mark.usefixtures("ray_driver")
 def test_a_death_is_known_while_nobody_calls(tmp_path: Path) -> None:
-    with started_echoes(2) as processes, started_echoes(1) as others:
+    with echo_workers.echo_processes(2) as processes, echo_workers.echo_processes(1) as others:
         group, other = spawn(processes)["first"], spawn(others)["first"]
-        victim = described(group)[1][2]
+        victim = echo_workers.describe_ranks(group)[1][2]
         # A call to others goes on as long as all are alive, and no longer.
         end = tmp_path / "end"
-        pending = call(other, "add_when_there_is", mixed_batch(1).only(["number"]), str(end))
+        pending = echo_workers.call(other, "add_when_there_is", echo_workers.mixed_batch(1).only(["number"]), str(end))
         assert isinstance(pending, Pending)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):
-            watch_for_seconds(processes, 120)
+            echo_workers.raise_if_dead_within(processes, 120)
         assert not pending.done()
         # Processes that are at work would be waited for.
         end.touch()
@@ -133,14 +129,14 @@ def test_a_death_is_known_while_nobody_calls(tmp_path: Path) -> None:
 
 def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
     group = spawn(four)["first"]
-    kept = batch_of(group, "echo", mixed_batch(4, 100_000).only(["x"]))
+    kept = echo_workers.call_for_batch(group, "echo", echo_workers.mixed_batch(4, 100_000).only(["x"]))
     with pytest.raises(
         WorkerDiedError,
         match=r"worker rank 2 \(first, second; process \d+ on .*\) died in first\.fail: .*without a word",
     ):
-        call(group, "fail", 2, str(int(signal.SIGKILL)))
+        echo_workers.call(group, "fail", 2, str(int(signal.SIGKILL)))
     with pytest.raises(WorkerDiedError, match="worker rank 2"):
-        call(group, "empty")
+        echo_workers.call(group, "empty")
     # What the dead process owned goes soon after it; what the others own stays.
     assert kept.rows([0, 3]).fetched()["x"][:, 0].tolist() == [0, 3]
     with pytest.raises(DataLostError, match="data of this step is lost with the process or node that held it"):

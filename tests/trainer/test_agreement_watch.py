@@ -8,7 +8,7 @@ import math
 import pytest
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_trainer.controller.agreement_watch import AgreementWatch
 from rljob_trainer.controller.run_checks import check_algorithm
 from rljob_trainer.observability.metrics import (
@@ -30,7 +30,7 @@ def warnings_of(
     """Of a run in 32 bits whose steps have these mean differences."""
     caplog.clear()
     edits = {_T + "model.dtype": "Float32", **edits}
-    watch = AgreementWatch(RLJob.from_wire(edited(valid_job(), edits)).spec)
+    watch = AgreementWatch(RLJob.from_wire(valid_job(edits)).spec)
     for step, mean in enumerate(differences, 1):
         metrics = {LOGPROB_DIFF_MEAN: mean, LOGPROB_DIFF_MAX: 2 * mean, LOGPROB_DIFF_SHARE: 0.5}
         watch.step_done(step, {**metrics, STALENESS_MAX: staleness})
@@ -53,7 +53,7 @@ def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) 
 
 
 def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    watch = AgreementWatch(RLJob.from_wire(edited(valid_job(), {_T + "model.dtype": "Float32"})).spec)
+    watch = AgreementWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32"})).spec)
     for step, rejected in enumerate([0.5, 0.6, 0.7, 1.0], 1):
         watch.step_done(step, {REJECTED_FRACTION: rejected})
     assert [record.getMessage()[:66] for record in caplog.records] == [
@@ -76,7 +76,7 @@ def test_old_weights_without_correction_are_said(
     caplog: pytest.LogCaptureFixture, edits: dict[str, object], said: str | None
 ) -> None:
     caplog.set_level(logging.WARNING)
-    check_algorithm(RLJob.from_wire(edited(valid_job(), edits)).spec)
+    check_algorithm(RLJob.from_wire(valid_job(edits)).spec)
     found = [record.getMessage() for record in caplog.records if "syncEverySteps" in record.getMessage()]
     assert len(found) == (said is not None)
     assert all(said is not None and said in each for each in found)

@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import filled, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.training_runs import Document, merged, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.algorithms.advantage_registry import _on_responses as on_responses
 from rljob_trainer.algorithms.interfaces import (
     GREEDY_REWARDS,
@@ -27,7 +27,7 @@ from rljob_trainer.algorithms.loss_registry import _with_settings as with_settin
 from rljob_trainer.controller.run_checks import check_algorithm, needs_reference
 from rljob_trainer.errors import ConfigurationError
 
-APART: Document = {
+APART: training_runs.Document = {
     "spec": {
         "pools": [{"name": name, "nodes": 1, "gpusPerNode": 1} for name in ("main", "second")],
         "roles": {"ref": {"pool": "second"}},
@@ -57,12 +57,14 @@ def plain(inputs):
 """
 
 
-def function(name: str) -> Document:
+def function(name: str) -> training_runs.Document:
     return {"type": "Function", "function": {"path": f"losses_of_a_user:{name}"}}
 
 
 def spec(loss: str) -> RLJobSpec:
-    return RLJob.from_wire(merged(small_job(algorithm={"loss": function(loss)}), APART)).spec
+    return RLJob.from_wire(
+        training_runs.merged(training_runs.small_job(algorithm={"loss": function(loss)}), APART)
+    ).spec
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +81,8 @@ def test_a_function_that_needs_the_reference_gets_one_wherever_it_is() -> None:
 @pytest.mark.parametrize(("role", "column"), [("ref", "ref_logprobs"), ("critic", "values")])
 @pytest.mark.parametrize("field", ["shardSize", "sequenceParallel"])
 def test_a_layout_of_a_model_that_no_function_needs_is_refused(role: str, column: str, field: str) -> None:
-    algorithm: Document = {"loss": function("plain"), "advantage": function("returns")}
-    job = merged(small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
+    algorithm: training_runs.Document = {"loss": function("plain"), "advantage": function("returns")}
+    job = training_runs.merged(training_runs.small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
     with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* its layout .*'{column}'"):
         check_algorithm(RLJob.from_wire(job).spec)
 
@@ -91,16 +93,18 @@ def test_gpus_for_a_reference_that_nothing_needs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("cut", [{"topP": 0.9}, {"topK": 5}])
-def test_log_probabilities_of_a_cut_distribution_are_given_to_no_loss(cut: Document) -> None:
-    algorithm: Document = {"loss": function("corrected")}
-    check_algorithm(RLJob.from_wire(small_job(algorithm=algorithm)).spec)
+def test_log_probabilities_of_a_cut_distribution_are_given_to_no_loss(cut: training_runs.Document) -> None:
+    algorithm: training_runs.Document = {"loss": function("corrected")}
+    check_algorithm(RLJob.from_wire(training_runs.small_job(algorithm=algorithm)).spec)
     with pytest.raises(ConfigurationError, match=r"spec\.training\.rollout: with topP .* do not need rollout_logprobs"):
-        check_algorithm(RLJob.from_wire(small_job(algorithm=algorithm, rollout=cut)).spec)
+        check_algorithm(RLJob.from_wire(training_runs.small_job(algorithm=algorithm, rollout=cut)).spec)
 
 
 @pytest.mark.parametrize("loss", ["ClipCov", "KLCov"])
 def test_a_loss_that_only_tells_tokens_apart_by_them_may_have_them(loss: str) -> None:
-    check_algorithm(RLJob.from_wire(small_job(algorithm={"loss": {"type": loss}}, rollout={"topP": 0.9})).spec)
+    check_algorithm(
+        RLJob.from_wire(training_runs.small_job(algorithm={"loss": {"type": loss}}, rollout={"topP": 0.9})).spec
+    )
 
 
 @pytest.mark.parametrize(("is_straight", "warns"), [(False, True), (True, False)])
@@ -108,13 +112,13 @@ def test_a_warning_of_k1_in_the_loss_unless_it_has_another_gradient(
     is_straight: bool, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     kl = {"coefficient": 0.1, "estimator": "K1", "straightThrough": is_straight}
-    check_algorithm(RLJob.from_wire(small_job(algorithm={"kl": kl})).spec)
+    check_algorithm(RLJob.from_wire(training_runs.small_job(algorithm={"kl": kl})).spec)
     assert ("only adds noise" in caplog.text) is warns
 
 
 @pytest.mark.parametrize(("epochs", "warns"), [(1, True), (2, False)])
 def test_a_warning_of_a_penalty_without_a_gradient(epochs: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
-    job = small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
+    job = training_runs.small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
     check_algorithm(RLJob.from_wire(job).spec)
     assert ("the penalty of KLCov has no gradient" in caplog.text) is warns
 
@@ -140,8 +144,11 @@ def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:
         ("rewards", "Reward", True),
         ("returns", "Reward", False),
     ):
-        algorithm: Document = {"advantage": function(name), "kl": {"coefficient": 0.1, "placement": placement}}
-        spec = RLJob.from_wire(small_job(algorithm=algorithm)).spec
+        algorithm: training_runs.Document = {
+            "advantage": function(name),
+            "kl": {"coefficient": 0.1, "placement": placement},
+        }
+        spec = RLJob.from_wire(training_runs.small_job(algorithm=algorithm)).spec
         if is_right:
             check_algorithm(spec)
             continue

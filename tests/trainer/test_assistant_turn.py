@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
-from rljob_testing.chat_models import CHATML, LLAMA3, QWEN3, R1, TEMPLATES, WITHOUT_GENERATION_PROMPT, chat_model
+from rljob_testing.models import chat_models
 from rljob_trainer.datasets.prompts import load_prompts
 from rljob_trainer.models.assistant_turn import AssistantTurn
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
@@ -50,7 +50,7 @@ CHATS: dict[str, list[ChatMessage]] = {
     ],
 )
 def test_what_the_template_has_written_of_the_turn(tmp_path: Path, template: str, beginning: str) -> None:
-    tokenizer = Tokenizer(chat_model(tmp_path, TEMPLATES[template]))
+    tokenizer = Tokenizer(chat_models.save(tmp_path, chat_models.TEMPLATES[template]))
     turn = AssistantTurn(tokenizer)
     prompts = {name: tokenizer.render_chat(chat) for name, chat in CHATS.items()}
     assert all(prompt.endswith(beginning) for prompt in prompts.values())
@@ -70,15 +70,15 @@ def test_what_the_template_has_written_of_the_turn(tmp_path: Path, template: str
     ],
 )
 def test_a_beginning_without_special_tokens(tmp_path: Path, beginning: str, plain: str) -> None:
-    ordinary = AssistantTurn(Tokenizer(chat_model(tmp_path / "ordinary", R1, are_special=False)))
-    special = AssistantTurn(Tokenizer(chat_model(tmp_path / "special", R1)))
+    ordinary = AssistantTurn(Tokenizer(chat_models.save(tmp_path / "ordinary", chat_models.R1, are_special=False)))
+    special = AssistantTurn(Tokenizer(chat_models.save(tmp_path / "special", chat_models.R1)))
     assert ordinary.plain(beginning) == plain
     assert special.plain(beginning) == plain.replace("<think>\n", "")
 
 
 def test_a_beginning_that_depends_on_the_chat(tmp_path: Path) -> None:
     ending = "{% if messages[-1].content.endswith('/no_think') %}<think></think>{% else %}<think>{% endif %}"
-    tokenizer = Tokenizer(chat_model(tmp_path, CHATML.replace("BEGINNING", ending)))
+    tokenizer = Tokenizer(chat_models.save(tmp_path, chat_models.CHATML.replace("BEGINNING", ending)))
     turn = AssistantTurn(tokenizer)
     found = [turn.beginning(chat, tokenizer.render_chat(chat)) for chat in ([USER], [no_think("2")], [no_think("<b>")])]
     assert found == ["<think>", "<think></think>", "<think></think>"]
@@ -90,7 +90,7 @@ def no_think(content: str) -> ChatMessage:
 
 def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "k"}}\n{json.dumps({"prompt": CHATS["several turns"]})}\n')
-    tokenizer = Tokenizer(chat_model(tmp_path / "model", R1, are_special=False))
+    tokenizer = Tokenizer(chat_models.save(tmp_path / "model", chat_models.R1, are_special=False))
 
     def texts(*, apply_chat_template: bool) -> list[tuple[str, str]]:
         dataset = Dataset(
@@ -110,15 +110,15 @@ def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "token"),
     [
-        (CHATML, "<|im_end|>"),
-        (QWEN3, "<|im_end|>"),
-        (LLAMA3, "<|eot_id|>"),
-        (R1, "</s>"),
-        (WITHOUT_GENERATION_PROMPT, "<|im_end|>"),
+        (chat_models.CHATML, "<|im_end|>"),
+        (chat_models.QWEN3, "<|im_end|>"),
+        (chat_models.LLAMA3, "<|eot_id|>"),
+        (chat_models.R1, "</s>"),
+        (chat_models.WITHOUT_GENERATION_PROMPT, "<|im_end|>"),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
         ("{{ raise_exception('no') }}", None),
     ],
 )
 def test_the_token_that_ends_a_turn(tmp_path: Path, template: str, token: str | None) -> None:
-    tokenizer = Tokenizer(chat_model(tmp_path, template))
+    tokenizer = Tokenizer(chat_models.save(tmp_path, template))
     assert AssistantTurn(tokenizer).end_token_id == (None if token is None else tokenizer.vocabulary()[token])

@@ -14,8 +14,8 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync, Model
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.training_runs import small_job
-from rljob_testing.valid_job import edited
+from rljob_testing.jobs.valid_job import edited
+from rljob_testing.training import training_runs
 from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
@@ -40,7 +40,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def spec(wanted: str = "Auto", engine: str = "VLLM", steps: int = MIN_STEPS_TO_COMPILE) -> RLJobSpec:
-    return RLJob.from_wire(small_job(rollout={"engine": engine, "compile": wanted}, steps=steps)).spec
+    return RLJob.from_wire(training_runs.small_job(rollout={"engine": engine, "compile": wanted}, steps=steps)).spec
 
 
 def kept(compiles: Compile, engine: RolloutEngine = RolloutEngine.VLLM) -> AutoSettings:
@@ -62,7 +62,7 @@ def spread_spec(tensor_parallel: int, engine: str = "Auto") -> RLJobSpec:
     """Of a job with two devices."""
     return RLJob.from_wire(
         edited(
-            small_job(num_workers=2, rollout={"engine": engine}),
+            training_runs.small_job(num_workers=2, rollout={"engine": engine}),
             {"spec.roles.rollout.tensorParallel": tensor_parallel},
         )
     ).spec
@@ -163,7 +163,7 @@ def test_the_build_of_vllm_for_the_device_is_taken(device_type: str) -> None:
 
 
 def dtype_spec(dtype: str) -> RLJobSpec:
-    return RLJob.from_wire(small_job(model={"dtype": dtype}, rollout={"compile": "Never"})).spec
+    return RLJob.from_wire(training_runs.small_job(model={"dtype": dtype}, rollout={"compile": "Never"})).spec
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,9 @@ def test_transformers_do_not_compile() -> None:
 
 
 def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RLJobSpec:
-    job = small_job(rollout={"engine": engine, "compile": "Never"}, model={"lora": {"sync": sync, **lora}})
+    job = training_runs.small_job(
+        rollout={"engine": engine, "compile": "Never"}, model={"lora": {"sync": sync, **lora}}
+    )
     return RLJob.from_wire(job).spec
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_testing.batches import Row, batches, local_batches, rows_of
+from rljob_testing.training import data_protos
 from rljob_trainer.batch.proto import DataProto
 
-Rows = list[Row]
+Rows = list[data_protos.Row]
 Operation = tuple[str, Callable[[DataProto], DataProto], Callable[[Rows], Rows]]
 """What it is, what the batch does, and what the rows of the result must be."""
 
@@ -77,33 +77,33 @@ def renamed(rows: Rows, names: dict[str, str]) -> Rows:
 
 
 @ANY_BATCH
-@given(data=st.data(), batch=batches())
+@given(data=st.data(), batch=data_protos.any_batches())
 def test_any_operations_one_after_the_other(data: st.DataObject, batch: DataProto) -> None:
-    expected = rows_of(batch)
-    before = rows_of(batch)
+    expected = data_protos.rows_of(batch)
+    before = data_protos.rows_of(batch)
     result = batch
     for _ in range(data.draw(st.integers(1, 4))):
         operations = st.one_of(row_operations(len(result)), column_operations(result.column_names()))
         _, operate, expect = data.draw(operations)
         result, expected = operate(result), expect(expected)
-        assert rows_of(result) == expected
+        assert data_protos.rows_of(result) == expected
         assert len(result) == len(expected)
-    assert rows_of(batch) == before
+    assert data_protos.rows_of(batch) == before
 
 
 @ANY_BATCH
-@given(batch=batches(), num_chunks=st.integers(1, 4), times=st.integers(1, 2))
+@given(batch=data_protos.any_batches(), num_chunks=st.integers(1, 4), times=st.integers(1, 2))
 def test_chunks_of_a_padded_batch_are_equal_and_give_it_back(batch: DataProto, num_chunks: int, times: int) -> None:
     padded, num_added = batch.repeat(times).padded_to_multiple(num_chunks)
     chunks = padded.chunk(num_chunks)
     assert [len(chunk) for chunk in chunks] == [len(padded) // num_chunks] * num_chunks
     together = DataProto.concat(chunks)
-    assert rows_of(together.unpadded(num_added)) == rows_of(batch.repeat(times))
+    assert data_protos.rows_of(together.unpadded(num_added)) == data_protos.rows_of(batch.repeat(times))
     assert together.meta == batch.meta
 
 
 @ANY_BATCH
-@given(left=local_batches(), right=local_batches())
+@given(left=data_protos.any_local_batches(), right=data_protos.any_local_batches())
 def test_batches_of_other_content_are_put_together_row_by_row(left: DataProto, right: DataProto) -> None:
     together = DataProto.concat([left, replace(right, meta=left.meta)])
-    assert rows_of(together) == rows_of(left) + rows_of(right)
+    assert data_protos.rows_of(together) == data_protos.rows_of(left) + data_protos.rows_of(right)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_testing.batches import MemoryReference, remote_batch, rows_of
+from rljob_testing.training import data_protos
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
@@ -44,7 +44,7 @@ def block_of(number: int, num_rows: int) -> DataProto:
 
 
 def two_shards() -> DataProto:
-    return DataProto.concat([remote_batch(part(0, 4)), remote_batch(part(4, 7))])
+    return DataProto.concat([data_protos.remote_batch(part(0, 4)), data_protos.remote_batch(part(4, 7))])
 
 
 def test_no_operation_on_rows_or_columns_fetches() -> None:
@@ -87,21 +87,21 @@ def test_a_shard_that_comes_twice_is_one_again() -> None:
 
 def test_consecutive_rows_of_one_shard_are_views_of_it() -> None:
     shard = part(0, 8)
-    fetched = remote_batch(shard).slice(2, 6).fetched()
+    fetched = data_protos.remote_batch(shard).slice(2, 6).fetched()
     assert fetched["wide"].data_ptr() == shard["wide"][2:].data_ptr()
     assert fetched.ragged["tokens"].values.data_ptr() == shard.ragged["tokens"].values[1:].data_ptr()
-    assert rows_of(fetched) == rows_of(part(2, 6))
+    assert data_protos.rows_of(fetched) == data_protos.rows_of(part(2, 6))
 
 
 def test_rows_of_several_shards_come_in_their_order() -> None:
-    assert rows_of(two_shards()) == rows_of(part(0, 7))
+    assert data_protos.rows_of(two_shards()) == data_protos.rows_of(part(0, 7))
     shuffled = two_shards().rows([6, 0, 5, 1, 4, 2, 3, 3])
-    assert rows_of(shuffled) == rows_of(part(0, 7).rows([6, 0, 5, 1, 4, 2, 3, 3]))
-    assert rows_of(two_shards().slice(3, 6)) == rows_of(part(3, 6))
+    assert data_protos.rows_of(shuffled) == data_protos.rows_of(part(0, 7).rows([6, 0, 5, 1, 4, 2, 3, 3]))
+    assert data_protos.rows_of(two_shards().slice(3, 6)) == data_protos.rows_of(part(3, 6))
 
 
 def test_only_what_is_asked_for_is_fetched() -> None:
-    batch = remote_batch(part(0, 3)).with_remote([RemoteBlock.of_shard(Nowhere(0), ["far"], 3)])
+    batch = data_protos.remote_batch(part(0, 3)).with_remote([RemoteBlock.of_shard(Nowhere(0), ["far"], 3)])
     fetched = batch.fetched(["id", "tokens"])
     assert fetched["id"].tolist() == [0, 1, 2]
     assert [name for name in fetched.column_names() if fetched.is_remote(name)] == ["wide", "text", "far"]
@@ -115,7 +115,9 @@ def test_no_rows_have_columns_of_the_right_kinds() -> None:
     assert empty["wide"].shape == (0, 2)
     assert empty.object_column("text") == ()
     assert len(empty.ragged_column("tokens")) == 0
-    assert rows_of(DataProto.concat([two_shards().slice(0, 0), two_shards()])) == rows_of(part(0, 7))
+    assert data_protos.rows_of(DataProto.concat([two_shards().slice(0, 0), two_shards()])) == data_protos.rows_of(
+        part(0, 7)
+    )
 
 
 def test_a_remote_column_says_that_it_has_to_be_fetched() -> None:
@@ -134,7 +136,7 @@ def test_union_takes_a_remote_column_of_both_only_when_it_is_the_same_rows() -> 
     chosen = batch.rows([5, 1])
     same = DataProto.concat([batch.rows([5]), batch.rows([1])])
     assert chosen.remote[0].shards != same.remote[0].shards
-    assert rows_of(chosen.union(same)) == rows_of(part(0, 7).rows([5, 1]))
+    assert data_protos.rows_of(chosen.union(same)) == data_protos.rows_of(part(0, 7).rows([5, 1]))
     for other in (batch.rows([5, 2]), batch.rows([1, 5]), chosen.rename({"id": "wide", "wide": "id"})):
         with pytest.raises(DataError, match=r"union: remote column '.*' is not the same rows in both; fetch both"):
             chosen.union(other)
@@ -156,21 +158,23 @@ def test_concat_takes_no_mixture_of_remote_and_local() -> None:
 
 def test_concat_finds_columns_in_whatever_blocks_they_are() -> None:
     def apart(shard: DataProto) -> DataProto:
-        return remote_batch(shard.only(["id", "text"])).with_remote(remote_batch(shard.only(["wide", "tokens"])).remote)
+        return data_protos.remote_batch(shard.only(["id", "text"])).with_remote(
+            data_protos.remote_batch(shard.only(["wide", "tokens"])).remote
+        )
 
-    together = DataProto.concat([apart(part(0, 3)), remote_batch(part(3, 5)), apart(part(5, 6))])
-    assert rows_of(together) == rows_of(part(0, 6))
+    together = DataProto.concat([apart(part(0, 3)), data_protos.remote_batch(part(3, 5)), apart(part(5, 6))])
+    assert data_protos.rows_of(together) == data_protos.rows_of(part(0, 6))
 
 
 def test_shards_that_do_not_fit_together_are_refused() -> None:
-    narrow = remote_batch(part(0, 2))
-    wide = remote_batch(part(2, 4).with_columns({"wide": torch.zeros(2, 3, dtype=torch.int64)}))
+    narrow = data_protos.remote_batch(part(0, 2))
+    wide = data_protos.remote_batch(part(2, 4).with_columns({"wide": torch.zeros(2, 3, dtype=torch.int64)}))
     with pytest.raises(DataError, match=r"remote column 'wide': parts differ.*\[\*, 2\] on cpu; torch.int64 \[\*, 3\]"):
         DataProto.concat([narrow, wide]).fetched()
-    lacking = DataProto(remote=(RemoteBlock.of_shard(MemoryReference.to(part(0, 2)), ["id", "else"], 2),))
+    lacking = DataProto(remote=(RemoteBlock.of_shard(data_protos.MemoryReference.to(part(0, 2)), ["id", "else"], 2),))
     with pytest.raises(DataError, match="'else': not every shard has a column 'else' of one kind"):
         lacking.fetched()
-    short = DataProto(remote=(RemoteBlock.of_shard(MemoryReference.to(part(0, 2)), ["id"], 3),))
+    short = DataProto(remote=(RemoteBlock.of_shard(data_protos.MemoryReference.to(part(0, 2)), ["id"], 3),))
     for batch in (short, short.rows([2, 1, 0])):
         with pytest.raises(DataError, match="'id': row 2 is asked of a shard with 2 rows"):
             batch.fetched()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_testing.batches import remote_batch, rows_of
+from rljob_testing.training import data_protos
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.errors import DataError
@@ -151,11 +151,13 @@ def test_all_kinds_of_columns_and_meta_arrive_in_another_process() -> None:
 
 
 def test_a_remote_block_travels_by_reference() -> None:
-    batch = remote_batch(large_batch())
+    batch = data_protos.remote_batch(large_batch())
     assert len(pickle.dumps(batch)) < 20_000
     arrived: DataProto = pickle.loads(pickle.dumps(batch.slice(2, 4)))
     assert arrived.remote[0].shards == batch.remote[0].shards
-    assert rows_of(arrived.fetched(["ids"]).only(["ids"])) == rows_of(large_batch().only(["ids"]).slice(2, 4))
+    assert data_protos.rows_of(arrived.fetched(["ids"]).only(["ids"])) == data_protos.rows_of(
+        large_batch().only(["ids"]).slice(2, 4)
+    )
 
 
 def test_a_deep_copy_has_memory_of_its_own() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from rljob_testing.checkpoint_samples import save_step, shards_of, values_of
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import open_checkpoint
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save, save_shard
@@ -105,7 +105,7 @@ def test_every_kind_of_tensor_comes_back_equal(tmp_path: Path, tensor: torch.Ten
 
 def test_records_of_every_rank_are_needed_and_their_files_have_to_be_there(tmp_path: Path) -> None:
     folder = begin_save(tmp_path, 20, 1)
-    first, second = (save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards_of(20)))
+    first, second = (save_shard(folder, rank, [shard]) for rank, shard in enumerate(small_checkpoints.shards_of(20)))
     for records, text in [
         ([], r"records are of ranks \[\]; give one of every rank"),
         ([second], r"records are of ranks \[1\]"),
@@ -136,13 +136,13 @@ def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_committed_step_is_neither_saved_again_nor_discarded(tmp_path: Path) -> None:
-    committed = save_step(tmp_path, 20, 1)
+    committed = small_checkpoints.save_step(tmp_path, 20, 1)
     folder = tmp_path / "step-00000020.start-0001"
     assert committed.uri == folder.as_uri()
     with pytest.raises(CheckpointError, match="step 20 is saved already"):
         begin_save(tmp_path, 20, 1)
     discard_save(folder)
-    assert torch.equal(open_checkpoint(folder).read("weight"), values_of(20))
+    assert torch.equal(open_checkpoint(folder).read("weight"), small_checkpoints.values_of(20))
 
 
 def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_json_that_says_what_was_saved(tmp_path: Path) -> None:
-    committed = save_step(tmp_path, 20, 3)
+    committed = small_checkpoints.save_step(tmp_path, 20, 3)
     sealed = json.loads((tmp_path / "step-00000020.start-0003" / "manifest.json").read_text())
     assert sealed["digest"] == committed.digest
     content = sealed["content"]

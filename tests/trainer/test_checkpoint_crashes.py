@@ -22,8 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_testing.checkpoint_samples import save_step, values_of
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.training import gloo_ranks, small_checkpoints
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
@@ -56,8 +55,8 @@ def sweep(root: Path, _: WorkerContext) -> list[CrashResult]:
     """Runs the scenario once for every operation (twice for writes: half of one), with hard links and without."""
     base = root / "base"
     announce_start(base, 1)
-    save_step(base, 10, 1)
-    save_step(base, 20, 1)
+    small_checkpoints.save_step(base, 10, 1)
+    small_checkpoints.save_step(base, 20, 1)
     return [result for hard_links in (True, False) for result in kill_everywhere(root, base, hard_links)]
 
 
@@ -102,9 +101,9 @@ def resume(root: Path) -> tuple[int, bool, list[str], list[str]]:
     read = open_checkpoint(found.folder).read("weight")
     announce_start(root, 3)
     accept_up_to(root, 3, found.checkpoint)
-    save_step(root, 50, 3)
+    small_checkpoints.save_step(root, 50, 3)
     prune(root, 3, keep=2)
-    are_equal = torch.equal(read, values_of(found.manifest.step))
+    are_equal = torch.equal(read, small_checkpoints.values_of(found.manifest.step))
     rejected = [str(rejection) for rejection in found.rejected]
     return found.manifest.step, are_equal, rejected, sorted(path.name for path in root.iterdir())
 
@@ -137,7 +136,7 @@ class Interruption:
             announce_start(root, 2)
             accept_up_to(root, 2, found.checkpoint)
             for step in (30, 40):
-                save_step(root, step, 2)
+                small_checkpoints.save_step(root, step, 2)
                 if self._report is not None:
                     self._originals["write"](self._report, bytes([step]))
                 prune(root, 2, keep=2)
@@ -167,7 +166,7 @@ class Interruption:
 
 @pytest.fixture(scope="module")
 def all_results(tmp_path_factory: pytest.TempPathFactory) -> list[CrashResult]:
-    [[results]] = run_on_ranks([RankedRun(partial(sweep, tmp_path_factory.mktemp("sweep")), 1)])
+    [[results]] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(sweep, tmp_path_factory.mktemp("sweep")), 1)])
     assert isinstance(results, list)
     return results
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_testing.checkpoint_samples import save_step, values_of
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of
 from rljob_trainer.checkpoints.load import find_newest_complete, load_into, open_checkpoint, refuse_existing
@@ -89,8 +89,8 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     tmp_path: Path, file: str, damage: Callable[[Path], None], text: str
 ) -> None:
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     damage(tmp_path / "step-00000040.start-0001" / file)
     found = find_newest_complete(tmp_path, start_number=2)
     assert found is not None
@@ -99,12 +99,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert re.match(text, found.rejected[0].reason), found.rejected[0].reason
     weight = torch.zeros(5, 3)
     load_into([("weight", weight)], open_checkpoint(found.folder))
-    assert torch.equal(weight, values_of(20))
+    assert torch.equal(weight, small_checkpoints.values_of(20))
 
 
 def test_a_folder_without_manifest_is_absent(tmp_path: Path) -> None:
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     (tmp_path / "step-00000040.start-0001" / MANIFEST).unlink()
     found = find_newest_complete(tmp_path, start_number=2)
     assert found is not None
@@ -113,8 +113,8 @@ def test_a_folder_without_manifest_is_absent(tmp_path: Path) -> None:
 
 def test_no_checkpoint_means_step_0_but_only_damaged_ones_are_an_error(tmp_path: Path) -> None:
     assert find_newest_complete(tmp_path / "absent", start_number=1) is None
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     for step in (20, 40):
         truncate(tmp_path / f"step-000000{step}.start-0001" / SHARD)
     with pytest.raises(CheckpointError) as caught:
@@ -128,7 +128,7 @@ def test_no_checkpoint_means_step_0_but_only_damaged_ones_are_an_error(tmp_path:
 
 def test_resume_never_is_refused_where_checkpoints_exist(tmp_path: Path) -> None:
     refuse_existing(tmp_path)
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     with pytest.raises(ConfigurationError, match=r"is Never, but .* holds 1 checkpoints \(newest step-00000020.start"):
         refuse_existing(tmp_path)
 
@@ -144,7 +144,7 @@ def test_a_header_that_is_nested_too_deep_is_none(tmp_path: Path) -> None:
 def test_a_rank_finds_the_same_in_what_it_reads(
     tmp_path: Path, file: str, damage: Callable[[Path], None], text: str
 ) -> None:
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     damage(reader.folder / file)
     with pytest.raises(DamagedError, match=r"^rank-00001.safetensors") as caught:
@@ -161,7 +161,7 @@ def test_a_rank_finds_the_same_in_what_it_reads(
     ],
 )
 def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: torch.Tensor, text: str) -> None:
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     with pytest.raises(CheckpointError, match=text):
         load_into([("weight", tensor)], reader)
@@ -170,7 +170,7 @@ def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: 
 
 
 def test_a_manifest_of_a_later_version_is_rejected_with_its_version(tmp_path: Path) -> None:
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace('"contractVersion":1', '"contractVersion":9'))
     with pytest.raises(
@@ -191,7 +191,7 @@ class _Bomb:
 
 @pytest.mark.parametrize("file", [SHARD, MANIFEST])
 def test_a_pickle_in_place_of_a_file_is_not_executed(tmp_path: Path, file: str) -> None:
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     mark = tmp_path / "executed"
     bomb = pickle.dumps(_Bomb(mark))
     (tmp_path / "step-00000020.start-0001" / file).write_bytes(bomb)
@@ -203,7 +203,7 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(tmp_path: Path, file: str) 
 
 
 def test_a_manifest_cannot_lead_the_reader_out_of_its_folder(tmp_path: Path) -> None:
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace(SHARD, "../../secret"))
     with pytest.raises(CheckpointError, match=r"manifest.json: files.1.name: String should match pattern"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.checkpoint_samples import save_step, shards_of, values_of
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError, FencedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, open_checkpoint
@@ -25,9 +25,9 @@ def resume(root: Path, start_number: int) -> Found | None:
 
 def test_a_paused_start_can_not_commit_once_a_later_one_has_started(tmp_path: Path) -> None:
     resume(tmp_path, 1)
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
-    records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards_of(40))]
+    records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(small_checkpoints.shards_of(40))]
     resume(tmp_path, 2)
     with pytest.raises(FencedError, match=r"start 2 has begun, start 1 may not change the checkpoints"):
         commit(tmp_path, folder, 40, 1, records, {})
@@ -47,9 +47,9 @@ def test_a_commit_that_passed_the_check_too_early_is_ignored_by_all_later_starts
 ) -> None:
     """Start 1 is stopped between its check and its manifest; start 2 starts meanwhile."""
     resume(tmp_path, 1)
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
-    records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards_of(40))]
+    records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(small_checkpoints.shards_of(40))]
     link = os.link
 
     def start_start_2_first(source: Path, target: Path) -> None:
@@ -70,12 +70,12 @@ def test_a_commit_that_passed_the_check_too_early_is_ignored_by_all_later_starts
 
 def test_a_rejected_checkpoint_does_not_come_back_when_its_storage_does(tmp_path: Path) -> None:
     """Start 2 could not read step 40 and went on from step 20; for start 3 step 40 is of an abandoned branch."""
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     shard = tmp_path / "step-00000040.start-0001" / "rank-00000.safetensors"
     shard.rename(tmp_path / "elsewhere")
     assert resume(tmp_path, 2) is not None
-    save_step(tmp_path, 30, 2)
+    small_checkpoints.save_step(tmp_path, 30, 2)
     (tmp_path / "elsewhere").rename(shard)
     found = find_newest_complete(tmp_path, start_number=3)
     assert found is not None
@@ -83,15 +83,15 @@ def test_a_rejected_checkpoint_does_not_come_back_when_its_storage_does(tmp_path
 
 
 def test_two_starts_may_save_the_same_step(tmp_path: Path) -> None:
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     (tmp_path / "step-00000040.start-0001" / "manifest.json").unlink()
     resume(tmp_path, 2)
-    save_step(tmp_path, 40, 2)
+    small_checkpoints.save_step(tmp_path, 40, 2)
     found = find_newest_complete(tmp_path, start_number=3)
     assert found is not None
     assert found.folder.name == "step-00000040.start-0002"
-    assert open_checkpoint(found.folder).read("weight").equal(values_of(40))
+    assert open_checkpoint(found.folder).read("weight").equal(small_checkpoints.values_of(40))
 
 
 def test_an_start_number_is_used_once(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_an_start_number_is_used_once(tmp_path: Path) -> None:
 
 def test_an_start_that_died_while_it_announced_itself_changes_nothing(tmp_path: Path) -> None:
     """Without hard links that leaves an empty file."""
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     (tmp_path / "starts").mkdir()
     (tmp_path / "starts" / "0002.json").touch()
     found = resume(tmp_path, 3)
@@ -128,7 +128,7 @@ def test_without_hard_links_of_two_starts_of_one_number_only_one_starts(
 
     monkeypatch.setattr(os, "link", refuse)
     resume(tmp_path, 1)
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     with pytest.raises(FencedError):
         resume(tmp_path, 1)
     found = resume(tmp_path, 2)

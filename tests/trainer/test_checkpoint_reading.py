@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_testing.bytes_read import bytes_read
-from rljob_testing.checkpoint_samples import CHOICES, LocalActor, cursor_at
+from rljob_testing import process_counters
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.load import check_checkpoint
 from rljob_trainer.controller.checkpointing import Checkpointing
 
@@ -25,30 +25,33 @@ def saved(root: Path, step: int, keep: int, start: Checkpointing | None = None) 
     """One save on two ranks, made a checkpoint; gives the start that did it."""
     if start is None:
         start = Checkpointing(Checkpoint(keep=keep), root, 1, "job")
-        start.choices = CHOICES
+        start.choices = small_checkpoints.CHOICES
         assert start.find() is None
-    actor = LocalActor(weight() + step, num_ranks=2)
-    start.begin(step, cursor_at(step), [actor])
+    actor = small_checkpoints.LocalActor(weight() + step, num_ranks=2)
+    start.begin(step, small_checkpoints.cursor_at(step), [actor])
     assert start.finish([actor], wait=True, is_evaluated=True) is not None
     return start
 
 
 def test_a_commit_and_the_removal_of_old_checkpoints_read_no_tensors(tmp_path: Path) -> None:
     start = saved(tmp_path, 10, keep=1)
-    with bytes_read() as read:
+    with process_counters.bytes_read() as read:
         saved(tmp_path, 20, keep=1, start=start)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000020.start-0001"]
     assert read.count < FEW_BYTES
     # The same file system, read: what is counted is real.
-    with bytes_read() as read:
+    with process_counters.bytes_read() as read:
         check_checkpoint(tmp_path / "step-00000020.start-0001")
     assert read.count >= NUM_BYTES
 
 
 def test_a_resume_reads_every_byte_once(tmp_path: Path) -> None:
     saved(tmp_path, 20, keep=2, start=saved(tmp_path, 10, keep=2))
-    start, actor = Checkpointing(Checkpoint(), tmp_path, 2, "job"), LocalActor(torch.zeros(weight().shape), num_ranks=2)
-    with bytes_read() as read:
+    start, actor = (
+        Checkpointing(Checkpoint(), tmp_path, 2, "job"),
+        small_checkpoints.LocalActor(torch.zeros(weight().shape), num_ranks=2),
+    )
+    with process_counters.bytes_read() as read:
         point = start.find()
         assert point is not None
         start.load(point, [actor], num_workers=2)

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import find_newest_complete, load_into, open_checkpoint
 from rljob_trainer.checkpoints.save import begin_save, commit, num_shard_bytes, save_shard
@@ -122,11 +122,12 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("ranks"))
-    saves = [RankedRun(partial(save_after_training, runs.root(n), runs.expected_file(n)), n) for n in (1, 2)]
+    saves = [gloo_ranks.RankedRun(partial(save_after_training, runs.root(n), runs.expected_file(n)), n) for n in (1, 2)]
     loads = [
-        RankedRun(partial(load_over_others, runs.root(saved), runs.loaded_file(saved, n)), n) for saved, n in DIRECTIONS
+        gloo_ranks.RankedRun(partial(load_over_others, runs.root(saved), runs.loaded_file(saved, n)), n)
+        for saved, n in DIRECTIONS
     ]
-    run_on_ranks([*saves, *loads])
+    gloo_ranks.run_on_ranks([*saves, *loads])
     return runs
 
 

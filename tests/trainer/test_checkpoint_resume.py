@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_testing.checkpoint_samples import CHOICES, LocalActor, cursor_at
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
@@ -25,13 +25,13 @@ def value_of(step: int) -> torch.Tensor:
 
 def start_of(root: Path, number: int, job_name: str = "job") -> Checkpointing:
     start = Checkpointing(Checkpoint(keep=3), root, number, job_name)
-    start.choices = CHOICES
+    start.choices = small_checkpoints.CHOICES
     return start
 
 
 def save(start: Checkpointing, step: int, num_ranks: int = 2) -> None:
-    actor = LocalActor(value_of(step), num_ranks)
-    start.begin(step, cursor_at(step), [actor])
+    actor = small_checkpoints.LocalActor(value_of(step), num_ranks)
+    start.begin(step, small_checkpoints.cursor_at(step), [actor])
     start.finish([actor], wait=True, is_evaluated=True)
 
 
@@ -57,7 +57,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def resumed(start: Checkpointing, actor: LocalActor) -> ResumePoint:
+def resumed(start: Checkpointing, actor: small_checkpoints.LocalActor) -> ResumePoint:
     point = start.find()
     assert point is not None
     return start.load(point, [actor], actor.num_ranks)
@@ -67,7 +67,7 @@ def resumed(start: Checkpointing, actor: LocalActor) -> ResumePoint:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_damage_that_only_reading_shows_leads_to_the_checkpoint_before(root: Path, num_ranks: int) -> None:
     flip(path_of(root, 30) / SHARD)
-    actor, start = LocalActor(torch.zeros(ROWS, 2), num_ranks), start_of(root, 2)
+    actor, start = small_checkpoints.LocalActor(torch.zeros(ROWS, 2), num_ranks), start_of(root, 2)
     point = resumed(start, actor)
     assert actor.loaded == ["step-00000030.start-0001, version 30", "step-00000020.start-0001, version 20"]
     assert torch.equal(actor.weight, value_of(20))
@@ -80,10 +80,10 @@ def test_damage_that_only_reading_shows_leads_to_the_checkpoint_before(root: Pat
 def test_what_was_passed_over_never_comes_back_and_goes_with_the_next_save(root: Path) -> None:
     flip(path_of(root, 30) / SHARD)
     second = start_of(root, 2)
-    resumed(second, LocalActor(torch.zeros(ROWS, 2)))
+    resumed(second, small_checkpoints.LocalActor(torch.zeros(ROWS, 2)))
     flip(path_of(root, 30) / SHARD)
     third = start_of(root, 3)
-    assert resumed(third, LocalActor(torch.zeros(ROWS, 2))).state.step == 20
+    assert resumed(third, small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 20
     save(third, 25)
     assert sorted(path.name for path in root.glob("step-*")) == [
         "step-00000010.start-0001",
@@ -100,7 +100,7 @@ def test_a_start_that_ends_before_it_has_loaded_gives_up_no_checkpoint(root: Pat
     assert point is not None
     assert point.state.step == 20
     (root / "elsewhere").rename(shard)
-    assert resumed(start_of(root, 3), LocalActor(torch.zeros(ROWS, 2))).state.step == 30
+    assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
 def test_where_all_are_damaged_the_error_names_them_and_a_restored_one_is_used(root: Path) -> None:
@@ -109,19 +109,19 @@ def test_where_all_are_damaged_the_error_names_them_and_a_restored_one_is_used(r
     with pytest.raises(
         CheckpointError, match=r"no checkpoint is usable, 3 are damaged:\n  step-00000030.start-0001: ra"
     ):
-        resumed(start_of(root, 2), LocalActor(torch.zeros(ROWS, 2)))
+        resumed(start_of(root, 2), small_checkpoints.LocalActor(torch.zeros(ROWS, 2)))
     flip(path_of(root, 30) / SHARD)
-    assert resumed(start_of(root, 3), LocalActor(torch.zeros(ROWS, 2))).state.step == 30
+    assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
 def test_what_only_a_worker_sees_as_damaged_is_not_given_up(root: Path, tmp_path: Path) -> None:
     view = tmp_path / "view of another node"
     shutil.copytree(root, view)
     flip(path_of(view, 30) / SHARD)
-    actor = LocalActor(torch.zeros(ROWS, 2), seen=lambda folder: view / folder.name)
+    actor = small_checkpoints.LocalActor(torch.zeros(ROWS, 2), seen=lambda folder: view / folder.name)
     with pytest.raises(CheckpointError, match=r"start-0001: a worker has read it as damaged \(rank-00001.* the contr"):
         resumed(start_of(root, 2), actor)
-    assert resumed(start_of(root, 3), LocalActor(torch.zeros(ROWS, 2))).state.step == 30
+    assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
 def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
@@ -138,13 +138,13 @@ def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
     save(first, 10)
     point = start_of(tmp_path, 2).find()
     assert point is not None
-    assert point.state.choices == CHOICES
+    assert point.state.choices == small_checkpoints.CHOICES
 
 
 def test_the_kl_coefficient_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
-    first, actor, coefficient = start_of(tmp_path, 1), LocalActor(value_of(0)), 0.1 * 1.02**7
+    first, actor, coefficient = start_of(tmp_path, 1), small_checkpoints.LocalActor(value_of(0)), 0.1 * 1.02**7
     assert first.find() is None
-    first.begin(1, cursor_at(1), [actor], coefficient)
+    first.begin(1, small_checkpoints.cursor_at(1), [actor], coefficient)
     first.finish([actor], wait=True, is_evaluated=True)
     point = start_of(tmp_path, 2).find()
     assert point is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.checkpoint_samples import save_step, shards_of
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
 from rljob_trainer.checkpoints.load import find_newest_complete
 from rljob_trainer.checkpoints.retention import prune
@@ -45,9 +45,9 @@ def begin_start(root: Path, start_number: int) -> None:
 def test_the_newest_are_kept_also_over_a_restart(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for step in (10, 20, 30):
-        save_step(tmp_path, step, 1)
+        small_checkpoints.save_step(tmp_path, step, 1)
     begin_start(tmp_path, 2)
-    save_step(tmp_path, 40, 2)
+    small_checkpoints.save_step(tmp_path, 40, 2)
     removed = prune(tmp_path, 2, keep=2)
     assert [path.name for path in removed] == ["step-00000020.start-0001", "step-00000010.start-0001"]
     assert steps_left(tmp_path) == ["step-00000030.start-0001", "step-00000040.start-0002"]
@@ -57,14 +57,14 @@ def test_the_newest_are_kept_also_over_a_restart(tmp_path: Path) -> None:
 def test_damaged_ones_are_not_counted_and_the_last_good_one_stays(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for step in (10, 20, 30, 40):
-        save_step(tmp_path, step, 1)
+        small_checkpoints.save_step(tmp_path, step, 1)
     cut_short(tmp_path, 40)
     shard_of(tmp_path, 30).unlink()
     assert [path.name for path in prune(tmp_path, 1, keep=1)] == ["step-00000010.start-0001"]
     found = find_newest_complete(tmp_path, start_number=1)
     assert found is not None
     assert found.manifest.step == 20
-    save_step(tmp_path, 50, 1)
+    small_checkpoints.save_step(tmp_path, 50, 1)
     prune(tmp_path, 1, keep=1)
     assert steps_left(tmp_path) == ["step-00000050.start-0001"]
 
@@ -72,7 +72,7 @@ def test_damaged_ones_are_not_counted_and_the_last_good_one_stays(tmp_path: Path
 def test_nothing_is_removed_where_all_are_damaged(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for step in (10, 20):
-        save_step(tmp_path, step, 1)
+        small_checkpoints.save_step(tmp_path, step, 1)
         cut_short(tmp_path, step)
     assert prune(tmp_path, 1, keep=1) == []
 
@@ -81,7 +81,7 @@ def test_the_last_good_one_outlives_damaged_newer_ones_that_only_reading_shows(t
     """A start reads what it resumes from, and so passes over what it cannot use."""
     begin_start(tmp_path, 1)
     for step in (10, 20, 30, 40):
-        save_step(tmp_path, step, 1)
+        small_checkpoints.save_step(tmp_path, step, 1)
     flip(tmp_path, 40)
     flip(tmp_path, 30)
     begin_start(tmp_path, 2)
@@ -93,26 +93,26 @@ def test_nothing_is_removed_in_favour_of_what_nobody_has_read(tmp_path: Path) ->
     """Start 2 has resumed from step 30, which is then gone; that step 20 is good was never looked at."""
     begin_start(tmp_path, 1)
     for step in (10, 20, 30):
-        save_step(tmp_path, step, 1)
+        small_checkpoints.save_step(tmp_path, step, 1)
     flip(tmp_path, 20)
     begin_start(tmp_path, 2)
     cut_short(tmp_path, 30)
     assert prune(tmp_path, 2, keep=1) == []
     # What it writes itself is known to be good.
-    save_step(tmp_path, 40, 2)
+    small_checkpoints.save_step(tmp_path, 40, 2)
     prune(tmp_path, 2, keep=1)
     assert steps_left(tmp_path) == ["step-00000040.start-0002"]
 
 
 def test_leftovers_go_but_not_a_running_save(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
-    save_step(tmp_path, 20, 1)
-    save_shard(begin_save(tmp_path, 40, 1), 0, shards_of(40)[:1])
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    save_shard(begin_save(tmp_path, 40, 1), 0, small_checkpoints.shards_of(40)[:1])
     begin_start(tmp_path, 2)
-    save_shard(begin_save(tmp_path, 25, 2), 0, shards_of(25)[:1])
-    save_step(tmp_path, 30, 2)
+    save_shard(begin_save(tmp_path, 25, 2), 0, small_checkpoints.shards_of(25)[:1])
+    small_checkpoints.save_step(tmp_path, 30, 2)
     running = begin_save(tmp_path, 35, 2)
-    save_shard(running, 0, shards_of(35)[:1])
+    save_shard(running, 0, small_checkpoints.shards_of(35)[:1])
     removed = prune(tmp_path, 2, keep=3)
     assert sorted(path.name for path in removed) == ["step-00000025.start-0002", "step-00000040.start-0001"]
     assert steps_left(tmp_path) == ["step-00000020.start-0001", "step-00000030.start-0002", running.name]
@@ -121,8 +121,8 @@ def test_leftovers_go_but_not_a_running_save(tmp_path: Path) -> None:
 def test_the_first_save_of_an_start_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
     """Start 2 resumed at step 20 because 40 was damaged; its running save is of a lower step than 40."""
     begin_start(tmp_path, 1)
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     flip(tmp_path, 40)
     begin_start(tmp_path, 2)
     running = begin_save(tmp_path, 30, 2)
@@ -134,8 +134,8 @@ def test_files_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for name in ("notes", "step-1", "step-00000010.start-0001.copy"):
         (tmp_path / name).mkdir()
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     prune(tmp_path, 1, keep=1)
     expected = ["notes", "starts", "step-00000010.start-0001.copy", "step-00000040.start-0001", "step-1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
@@ -144,8 +144,8 @@ def test_files_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
 def test_the_manifest_goes_first_and_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut short after any of these, the folder does not look complete."""
     begin_start(tmp_path, 1)
-    save_step(tmp_path, 20, 1)
-    save_step(tmp_path, 40, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 40, 1)
     trace: list[str] = []
     unlink, fsync = os.unlink, os.fsync
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_testing.checkpoint_samples import CHOICES, LocalActor, cursor_at
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import list_checkpoint_folders, read_manifest
 from rljob_trainer.controller.checkpointing import Checkpointing
@@ -18,7 +18,7 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
 
 COPY_SECONDS, WRITE_SECONDS = 2.0, 5.0
-CURSOR = cursor_at(0)
+CURSOR = small_checkpoints.cursor_at(0)
 
 
 class Run:
@@ -27,11 +27,11 @@ class Run:
     def __init__(self, folder: Path, start_number: int = 1, resumed_from_step: int | None = None) -> None:
         self.now = 0.0
         self.folder = folder
-        self.actor = LocalActor(torch.ones(4, 4), on_copy=self._copy, on_finish=self._wait)
+        self.actor = small_checkpoints.LocalActor(torch.ones(4, 4), on_copy=self._copy, on_finish=self._wait)
         self.output = RunOutput(folder, [], resumed_from_step, 4, 1)
         self.reporter = RunReporter(folder / "state.json", "job", 1, 4, 1, lambda: self.now)
         checkpointing = Checkpointing(Checkpoint(every_steps=2), folder / "checkpoints", start_number, "job")
-        checkpointing.choices = CHOICES
+        checkpointing.choices = small_checkpoints.CHOICES
         point = checkpointing.find()
         if point:
             checkpointing.load(point, [self.actor], 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_testing.checkpoint_samples import save_step, shards_of
+from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import find_newest_complete
@@ -84,7 +84,7 @@ def assert_only_step_20_is_left(root: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_full_storage_during_a_save(small_storage: Path, background: bool) -> None:
-    save_step(small_storage, 20, 1)
+    small_checkpoints.save_step(small_storage, 20, 1)
     folder = begin_save(small_storage, 40, 1)
     tensor = tensor_of(2 * MEBIBYTE)
     save = save_in_background if background else save_shard
@@ -98,7 +98,7 @@ def test_full_storage_during_a_save(small_storage: Path, background: bool) -> No
 
 
 def test_too_small_storage_is_noticed_before_anything_is_written(small_storage: Path) -> None:
-    save_step(small_storage, 20, 1)
+    small_checkpoints.save_step(small_storage, 20, 1)
     num_bytes = num_shard_bytes([tensor_of(2 * MEBIBYTE)])
     with pytest.raises(
         CheckpointError, match=r"too small for the checkpoint: 2,097,152 bytes needed, [\d,]+ bytes free"
@@ -108,9 +108,9 @@ def test_too_small_storage_is_noticed_before_anything_is_written(small_storage: 
 
 
 def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(small_storage: Path) -> None:
-    save_step(small_storage, 20, 1)
+    small_checkpoints.save_step(small_storage, 20, 1)
     folder = begin_save(small_storage, 40, 1)
-    records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards_of(40))]
+    records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(small_checkpoints.shards_of(40))]
     with pytest.raises(CheckpointError, match=r"writing manifest.json failed: No space left on device"):
         commit(small_storage, folder, 40, 1, records, {"text": "x" * 2 * MEBIBYTE})
     assert sorted(path.name for path in folder.iterdir()) == ["rank-00000.safetensors", "rank-00001.safetensors"]
@@ -125,7 +125,7 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(small_storage: Path) 
 
 
 def test_a_limit_on_file_sizes_is_reported_like_full_storage(tmp_path: Path) -> None:
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
     with largest_file(64 * 1024), pytest.raises(CheckpointError, match=r"File too large; 1,048,576 bytes needed"):
         save_shard(folder, 0, [tensor_of(MEBIBYTE)])
@@ -134,7 +134,7 @@ def test_a_limit_on_file_sizes_is_reported_like_full_storage(tmp_path: Path) -> 
 
 def test_read_only_storage(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    save_step(root, 20, 1)
+    small_checkpoints.save_step(root, 20, 1)
     folder = begin_save(root, 40, 1)
     with mounted(root, "--bind", str(root)):
         subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
@@ -150,7 +150,7 @@ def test_input_output_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    save_step(tmp_path, 20, 1)
+    small_checkpoints.save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
     with monkeypatch.context() as patched:
         patched.setattr(os, operation, fail)

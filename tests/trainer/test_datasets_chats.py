@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, FileDataset
-from rljob_testing.scoring_folder import change_json
+from rljob_testing.models import tiny_models
 from rljob_trainer.datasets.prompts import PromptRow, load_prompts
 from rljob_trainer.errors import ChatTemplateError, DatasetError
 from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
@@ -41,7 +41,7 @@ USER: ChatMessage = {"role": "user", "content": "1"}
 def tokenizer_with(template: object, folder: Path) -> Tokenizer:
     """The quick start's, with a chat template of any type in tokenizer_config.json."""
     shutil.copytree(MODEL, folder)
-    change_json(folder / "tokenizer_config.json", chat_template=template)
+    tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
     return Tokenizer(folder)
 
 

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rljob_api.v1alpha1.checkpoint import ExportDtype
-from rljob_testing.bytes_read import bytes_read
-from rljob_testing.tiny_models import save_tiny_model
-from rljob_testing.tiny_models import tiny_model as random_model
+from rljob_testing import process_counters
+from rljob_testing.models import tiny_models
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.export import MAX_FILE_BYTES, export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import CheckpointReader, open_known_checkpoint
@@ -287,7 +286,7 @@ def test_the_weights_are_read_once_and_held_one_at_a_time(tmp_path: Path, dtype:
     write_huggingface(tmp_path / "export", tmp_path / "source", known, "model.", dtype)
     reader = WatchedReader(known.folder, known.manifest, compares_digests=False)
     reader.given = []
-    with bytes_read() as read:
+    with process_counters.bytes_read() as read:
         write_huggingface(tmp_path / "export", tmp_path / "source", reader, "model.", dtype)
     assert 4 * num_weights <= read.count < 1.05 * 4 * num_weights
     assert len(reader.given) == len(list(trained.parameters()))
@@ -298,8 +297,8 @@ def test_the_weights_are_read_once_and_held_one_at_a_time(tmp_path: Path, dtype:
 def test_experts_are_exported_one_by_one_and_read_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = save_tiny_model(name, tmp_path / "source")
-    trained = random_model(name)
+    source = tiny_models.save(name, tmp_path / "source")
+    trained = tiny_models.make(name)
     for parameter in trained.parameters():
         parameter.data.mul_(1.25)
     reads: list[str] = []
@@ -318,8 +317,8 @@ def test_experts_are_exported_one_by_one_and_read_once(
 
 
 def test_what_transformers_keeps_in_32_bits_is_exported_in_them(tmp_path: Path) -> None:
-    source = save_tiny_model("deepseek_v3", tmp_path / "source")
-    trained = random_model("deepseek_v3")
+    source = tiny_models.save("deepseek_v3", tmp_path / "source")
+    trained = tiny_models.make("deepseek_v3")
     once = {name for name, _ in (*trained.named_parameters(), *trained.named_buffers())}
     named = [(name, tensor) for name, tensor in trained.state_dict().items() if name in once]
     stored = load_file(export(tmp_path, source, named, torch.bfloat16) / "model.safetensors")

@@ -13,10 +13,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from rljob_api.v1alpha1.model import Model
-from rljob_testing.lora_runs import LORA, REPLAY
-from rljob_testing.ranks import only_rank
-from rljob_testing.replayed_steps import MODEL, ReplayedRun, replayed_run
-from rljob_testing.tiny_models import save_tiny_model
+from rljob_testing.models import tiny_models
+from rljob_testing.training import gloo_ranks, lora_runs, replays
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.adapter_export import ADAPTER_FOLDER, write_merged_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
@@ -33,20 +31,20 @@ SOURCE = Model(source="owner/model", revision="0123abc")
 def context(tmp_path: Path) -> Iterator[WorkerContext]:
     meeting = tmp_path / "meeting"
     meeting.mkdir()
-    with only_rank(meeting) as context:
+    with gloo_ranks.process_group_of_one(meeting) as context:
         yield context
 
 
-def exported(run: ReplayedRun, folder: Path, dtype: torch.dtype) -> Path:
+def exported(run: replays.ReplayedRun, folder: Path, dtype: torch.dtype) -> Path:
     """After three steps."""
     run.steps(0, 3)
     saved = open_known_checkpoint(run.save(folder / "checkpoints", 3))
-    settings = AdapterSettings(LORA, 0)
+    settings = AdapterSettings(lora_runs.LORA, 0)
     write_merged_huggingface(folder / "export", run.replay.model, saved, ADAPTER_PREFIX, settings, SOURCE, dtype)
     return folder / "export"
 
 
-def trained_logprobs(run: ReplayedRun, *, with_adapters: bool) -> torch.Tensor:
+def trained_logprobs(run: replays.ReplayedRun, *, with_adapters: bool) -> torch.Tensor:
     """[T - 1]"""
     mask_T = torch.arange(len(TOKENS_T)) > 0
     batch = TokenBatch(RaggedColumn.from_rows([TOKENS_T]), RaggedColumn.from_rows([mask_T]), {})
@@ -64,8 +62,8 @@ def logprobs_of(model: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("model", ["", "qwen3_moe"])
 def test_both_forms_are_the_trained_model(model: str, tmp_path: Path, context: WorkerContext) -> None:
     """The second with experts, which are fused in memory and single in files."""
-    source = save_tiny_model(model, tmp_path / "source") if model else MODEL
-    run = replayed_run(replace(REPLAY, model=source), context)
+    source = tiny_models.save(model, tmp_path / "source") if model else replays.MODEL
+    run = replays.replayed_run(replace(lora_runs.REPLAY, model=source), context)
     export = exported(run, tmp_path, torch.float32)
     right, base = (trained_logprobs(run, with_adapters=each) for each in (True, False))
     assert (right - base).abs().max() > 0.01
@@ -78,11 +76,11 @@ def test_both_forms_are_the_trained_model(model: str, tmp_path: Path, context: W
     torch.testing.assert_close(logprobs_of(beside.eval()), right, rtol=0, atol=1e-5)
     config = json.loads((export / ADAPTER_FOLDER / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (SOURCE.source, SOURCE.revision)
-    assert (config["r"], config["lora_alpha"]) == (LORA.rank, LORA.alpha)
+    assert (config["r"], config["lora_alpha"]) == (lora_runs.LORA.rank, lora_runs.LORA.alpha)
 
 
 def test_merging_is_done_before_rounding(tmp_path: Path, context: WorkerContext) -> None:
-    run = replayed_run(REPLAY, context)
+    run = replays.replayed_run(lora_runs.REPLAY, context)
     export = exported(run, tmp_path, torch.bfloat16)
     merged = AutoModelForCausalLM.from_pretrained(export)
     assert merged.dtype is torch.bfloat16
@@ -97,8 +95,8 @@ def test_adapters_that_peft_would_put_beside_experts_are_not_written(
     tmp_path: Path, context: WorkerContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     """DeepSeek V3 has dense layers, whose `gate_proj` is called like that of an expert."""
-    source = save_tiny_model("deepseek_v3", tmp_path / "source")
-    run = replayed_run(replace(REPLAY, model=source), context)
+    source = tiny_models.save("deepseek_v3", tmp_path / "source")
+    run = replays.replayed_run(replace(lora_runs.REPLAY, model=source), context)
     export = exported(run, tmp_path, torch.float32)
     assert not (export / ADAPTER_FOLDER).exists()
     assert "peft would put the adapters of down_proj, gate_proj, up_proj beside the experts" in caplog.text

@@ -29,7 +29,7 @@ try:
     import rljob_trainer.groups.ray_session
 except ModuleNotFoundError as error:
     print(error)
-from rljob_testing.gpu_program import main
+from rljob_testing.gpu.program import main
 sys.argv[1:] = ['--device', 'cpu', '--only', 'attention', '--json', 'tests.json']
 assert main() == 0
 sys.argv[1:] = ['--device', 'cpu', '--quick', '--json', 'benchmark.json']
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "PYTHONPATH": ":".join(str(REPOSITORY / place) for place in places),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "rljob_testing.few_libraries", LIBRARIES, "program.py"]
+    command = [sys.executable, "-m", "rljob_testing.gpu.few_libraries", LIBRARIES, "program.py"]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (folder / "output.txt").write_text(ended.stdout)

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_testing.host_memory import lent_bytes, num_new_mebibytes
-from rljob_testing.offload_runs import REPLAY, SAMPLING
-from rljob_testing.ranks import RankedRun, run_on_ranks
-from rljob_testing.replayed_steps import MODEL, replayed_run
+from rljob_testing import process_counters
+from rljob_testing.training import gloo_ranks, offload_runs, replays
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -32,7 +30,7 @@ from rljob_trainer.workers.rollout import RolloutWorker
 MACHINE = {"proc/meminfo": "MemTotal:  32000 kB\nMemFree: 2000 kB\nMemAvailable:   16000 kB\n"}
 SUPPORT = Path(__file__).parents[1] / "support"
 IF_ASKED = """
-from rljob_testing.host_memory import num_new_mebibytes
+from rljob_testing.process_counters import num_new_mebibytes
 from rljob_trainer.host_memory import HOST_MEMORY
 
 print(HOST_MEMORY.keep_freed() if {is_asked} else None, num_new_mebibytes())
@@ -141,7 +139,7 @@ for available in (None, 100, 99):
 
 
 def reused_by_a_rank(_: WorkerContext) -> int:
-    return num_new_mebibytes()
+    return process_counters.mebibytes_faulted_in()
 
 
 def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
@@ -149,13 +147,13 @@ def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
     asked: list[int] = []
     HOST_MEMORY.give_back = lambda: asked.append(0)
     HOST_MEMORY.make_room = asked.append
-    run = replayed_run(REPLAY, context)
-    settings = HfSettings(MODEL, context.device, torch.float32, 16)
+    run = replays.replayed_run(offload_runs.REPLAY, context)
+    settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
     rollout = RolloutWorker(context, lambda: CachingEngine(settings), 1)
     hybrid = HybridWorker(context, run.actor, rollout, torch.float32, seed=0)
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 2)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(2)}, ragged={PROMPT_TOKEN_IDS: prompts})
-    hybrid.generate_sequences(batch, SAMPLING, True)
+    hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
     return asked
 
 
@@ -180,8 +178,12 @@ class CachingEngine(HfEngine):
 
 
 def test_workers_on_cpus_keep_it_and_a_cache_has_precedence() -> None:
-    runs = [RankedRun(reused_by_a_rank, 1), RankedRun(given_back_by_a_hybrid, 1), RankedRun(given_back_by_a_hybrid, 2)]
-    [new], alone, together = run_on_ranks(runs)
+    runs = [
+        gloo_ranks.RankedRun(reused_by_a_rank, 1),
+        gloo_ranks.RankedRun(given_back_by_a_hybrid, 1),
+        gloo_ranks.RankedRun(given_back_by_a_hybrid, 2),
+    ]
+    [new], alone, together = gloo_ranks.run_on_ranks(runs)
     assert isinstance(new, int)
     assert new < FEW
     assert alone == [[0, 1000]]
@@ -210,13 +212,13 @@ def test_less_than_a_page_stays(let_go: Callable[[Iterable[torch.UntypedStorage]
 def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
     for _ in range(10):
         tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
-        before = lent_bytes()
+        before = process_counters.lazily_freed_bytes()
         HOST_MEMORY.lend_pages([tensor.untyped_storage()])
-        lent = lent_bytes() - before
+        lent = process_counters.lazily_freed_bytes() - before
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         tensor.fill_(3)
         anew = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) * mmap.PAGESIZE
-        assert lent_bytes() - before < NUM_BYTES // 10
+        assert process_counters.lazily_freed_bytes() - before < NUM_BYTES // 10
         assert int(tensor.long().sum()) == 3 * NUM_BYTES
         # Unless somebody wanted them in this moment they are still there.
         if lent > NUM_BYTES * 9 // 10 and anew < NUM_BYTES // 2:

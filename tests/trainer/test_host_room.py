@@ -12,8 +12,8 @@ from torch import nn
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.ranks import only_rank
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.controller.engine_settings import (
     actor_engine,
     critic_engine,
@@ -28,8 +28,7 @@ from rljob_trainer.host_memory import HOST_MEMORY
 
 OFFLOADS = {"parameters": True, "optimizer": True}
 SPEC = RLJob.from_wire(
-    edited(
-        valid_job(),
+    valid_job(
         {
             "spec.training.algorithm": {"type": "PPO", "kl": {"coefficient": 0.1}},
             "spec.training.model.offload": OFFLOADS | {"reference": True},
@@ -48,7 +47,7 @@ SPEC = RLJob.from_wire(
 def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Half a mebibyte is left."""
     monkeypatch.setattr(HOST_MEMORY, "available_bytes", lambda: 2**19)
-    with only_rank(tmp_path):
+    with gloo_ranks.process_group_of_one(tmp_path):
         yield
 
 

@@ -11,7 +11,7 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.training_runs import Document, small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.controller.hub_models import (
     HubJudges,
     HubModel,
@@ -25,10 +25,10 @@ from rljob_trainer.models.source import ModelPlace
 CRITIC, JUDGE = "org/critic", "org/judge"
 
 
-def spec(critic: Document, judge: Document) -> RLJobSpec:
-    document = small_job(algorithm={"type": "PPO"}, critic={"model": critic})
-    training = cast(Document, cast(Document, document["spec"])["training"])
-    rewards = cast(list[Document], training["rewards"])
+def spec(critic: training_runs.Document, judge: training_runs.Document) -> RLJobSpec:
+    document = training_runs.small_job(algorithm={"type": "PPO"}, critic={"model": critic})
+    training = cast(training_runs.Document, cast(training_runs.Document, document["spec"])["training"])
+    rewards = cast(list[training_runs.Document], training["rewards"])
     training["rewards"] = [*rewards, {"name": "liking", "type": "RewardModel", "rewardModel": judge}]
     return RLJob.from_wire(document).spec
 
@@ -72,7 +72,10 @@ def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
     ],
 )
 def test_what_the_job_has_come_to_name_counts(
-    critic: Document, judge: Document, is_local: Callable[[str], bool], expected: tuple[str | None, str | None]
+    critic: training_runs.Document,
+    judge: training_runs.Document,
+    is_local: Callable[[str], bool],
+    expected: tuple[str | None, str | None],
 ) -> None:
     first = HubJudges(
         critic=HubModel(source=CRITIC, revision="c1"),

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_testing.joined_groups import Done
-from rljob_testing.scoring_folder import POLICY, change_json, save_scoring_model
-from rljob_testing.training_runs import small_job
+from rljob_testing.models import tiny_models
+from rljob_testing.training import training_runs
+from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.judging_models import critic_model, scoring_model
 from rljob_trainer.controller.prompt_sets import Prompts
@@ -52,10 +52,12 @@ def with_other_token(folder: Path) -> Path:
 
 def reward_job(source: Path) -> RLJob:
     reward = {"type": "RewardModel", "rewardModel": {"source": str(source)}}
-    return RLJob.from_wire(small_job(rewards=[reward]))
+    return RLJob.from_wire(training_runs.small_job(rewards=[reward]))
 
 
-def asked(source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = POLICY) -> bool:
+def asked(
+    source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = tiny_models.QUICKSTART_POLICY
+) -> bool:
     """Whether it is given tokens."""
     spec = reward_job(source).spec
     rows = (prompt, PromptRow(1, "", "", (3,) * longest, None, {}))
@@ -66,27 +68,27 @@ def asked(source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path
 
 
 def test_a_model_with_the_policys_tokens_is_given_them(tmp_path: Path) -> None:
-    assert asked(save_scoring_model(tmp_path / "same"))
-    assert not asked(with_other_token(save_scoring_model(tmp_path / "other")))
+    assert asked(tiny_models.save_scoring(tmp_path / "same"))
+    assert not asked(with_other_token(tiny_models.save_scoring(tmp_path / "other")))
 
 
 def test_a_template_that_goes_on_after_the_end_token_asks_for_texts(tmp_path: Path) -> None:
     """The token that a score stands at would be another one than in training."""
     policy, template = tmp_path / "policy", "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
     for text, is_given_tokens in ((template, True), (template + "1", False)):
-        source = save_scoring_model(tmp_path / f"model-{is_given_tokens}")
+        source = tiny_models.save_scoring(tmp_path / f"model-{is_given_tokens}")
         shutil.copytree(source, policy, dirs_exist_ok=True)
         for folder in (source, policy):
-            change_json(folder / "tokenizer_config.json", chat_template=text)
+            tiny_models.change_json(folder / "tokenizer_config.json", chat_template=text)
         assert asked(source, policy=policy) is is_given_tokens
 
 
 def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:
-    classifier = save_scoring_model(
+    classifier = tiny_models.save_scoring(
         tmp_path / "a", architectures=["Qwen3ForSequenceClassification"], id2label={"0": "good"}
     )
     assert asked(classifier)
-    assert asked(save_scoring_model(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
+    assert asked(tiny_models.save_scoring(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
 
 
 @pytest.mark.parametrize(
@@ -106,14 +108,14 @@ def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:
 def test_a_model_that_gives_no_score_is_refused_by_its_field(
     tmp_path: Path, num_labels: int | None, config: dict[str, object], message: str
 ) -> None:
-    folder = save_scoring_model(tmp_path / "model", num_labels=num_labels, **config)
+    folder = tiny_models.save_scoring(tmp_path / "model", num_labels=num_labels, **config)
     with pytest.raises(ConfigurationError, match=message):
         asked(folder)
 
 
 def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) -> None:
-    folder = with_other_token(save_scoring_model(tmp_path / "model"))
-    change_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no system') }}")
+    folder = with_other_token(tiny_models.save_scoring(tmp_path / "model"))
+    tiny_models.change_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no system') }}")
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*no system"):
         asked(folder)
 
@@ -131,16 +133,16 @@ def test_a_template_that_fails_is_refused_before_a_device_is_taken(
     tmp_path: Path, template: str, words: str, is_alike: bool
 ) -> None:
     """Also where the model has the policy's tokens and its template is only asked where a response ends."""
-    folder = save_scoring_model(tmp_path / "model")
-    change_json(folder / "tokenizer_config.json", chat_template=template)
-    policy = folder if is_alike else POLICY
+    folder = tiny_models.save_scoring(tmp_path / "model")
+    tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
+    policy = folder if is_alike else tiny_models.QUICKSTART_POLICY
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*{words}"):
         asked(folder, policy=policy)
 
 
 def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
     """By the reward model's field, not the policy's."""
-    folder = save_scoring_model(tmp_path / "model")
+    folder = tiny_models.save_scoring(tmp_path / "model")
     weights = (folder / "model.safetensors").read_bytes()
     for name, content, message in (
         ("model.safetensors", weights[:-100], "the weights in .* cannot be read .*SafetensorError"),
@@ -158,34 +160,36 @@ def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
 
 def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_path: Path) -> None:
     """Their tokenizers are the same; the policy's embeddings are longer."""
-    folder = save_scoring_model(tmp_path / "model", vocab_size=63)
+    folder = tiny_models.save_scoring(tmp_path / "model", vocab_size=63)
     message = r"source: .* has 63 tokens \(vocab_size\), and the policy may generate 64; choose"
     with pytest.raises(ConfigurationError, match=FIELD.removesuffix("source: ") + message):
         asked(folder)
-    spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})).spec
+    spec = RLJob.from_wire(
+        training_runs.small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})
+    ).spec
     with pytest.raises(ConfigurationError, match=r"spec\.training\.critic\.model\." + message):
-        critic_model(spec, POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, tiny_models.QUICKSTART_POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
-    folder = with_other_token(save_scoring_model(tmp_path / "critic"))
+    folder = with_other_token(tiny_models.save_scoring(tmp_path / "critic"))
     critic = {"model": {"source": str(folder)}}
-    spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic=critic)).spec
+    spec = RLJob.from_wire(training_runs.small_job(algorithm={"type": "PPO"}, critic=critic)).spec
     with pytest.raises(
         ConfigurationError,
         match=r"spec\.training\.critic\.model\.source: .* has other tokens than the policy \(such as '[7x]'\)",
     ):
-        critic_model(spec, POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, tiny_models.QUICKSTART_POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 def test_a_critic_that_reads_only_shorter_rows_is_refused(tmp_path: Path) -> None:
-    folder = save_scoring_model(tmp_path / "critic", max_position_embeddings=8)
+    folder = tiny_models.save_scoring(tmp_path / "critic", max_position_embeddings=8)
     critic = {"model": {"source": str(folder)}}
-    spec = RLJob.from_wire(small_job(algorithm={"type": "PPO"}, critic=critic)).spec
+    spec = RLJob.from_wire(training_runs.small_job(algorithm={"type": "PPO"}, critic=critic)).spec
     with pytest.raises(
         ConfigurationError, match=r"maxNewTokens \(8\): .* 9 tokens, and the model in .*critic reads at"
     ):
-        critic_model(spec, POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, tiny_models.QUICKSTART_POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 class Group:
@@ -203,9 +207,9 @@ class Group:
             objects={RESPONSE_TEXTS: tuple("abcde"[: len(batch)])},
         )
 
-    def start_scoring(self, batch: DataProto) -> Done[DataProto]:
+    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
         assert PROMPT_MESSAGES not in batch
-        return Done(batch.only([RESPONSE_LENGTHS]))
+        return FinishedCall(batch.only([RESPONSE_LENGTHS]))
 
     def finish_scoring(self, started: DataProto) -> DataProto:
         return DataProto({score_column("one"): torch.ones(len(started), dtype=torch.float64)})
@@ -213,11 +217,11 @@ class Group:
     def response_texts(self, batch: DataProto) -> DataProto:
         return batch
 
-    def compute_scores(self, batch: DataProto) -> Done[DataProto]:
+    def compute_scores(self, batch: DataProto) -> FinishedCall[DataProto]:
         assert set(batch.column_names()) == {TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS}
         self.beginnings.append(batch.object_column(PLAIN_TURN_BEGINNINGS))
         self.given.append(batch[TOKENS].tolist())
-        return Done(DataProto({score_column("model"): batch[TOKENS].double()}))
+        return FinishedCall(DataProto({score_column("model"): batch[TOKENS].double()}))
 
     def take_seconds(self) -> Metrics:
         return {}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_testing.scoring_folder import change_json
+from rljob_testing.models import tiny_models
 from rljob_trainer.controller.run_checks import position_limit
 from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
@@ -60,7 +60,7 @@ def test_end_tokens_of_another_type_are_named(folder: Path, value: object) -> No
     ):
         Tokenizer(folder)
     (folder / "generation_config.json").unlink()
-    change_json(folder / "config.json", eos_token_id=value)
+    tiny_models.change_json(folder / "config.json", eos_token_id=value)
     with pytest.raises(ConfigurationError, match=WHERE + ".*field 'eos_token_id'"):
         read_config(folder)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rljob_testing.offload_runs import Marks, OffloadRun, everything
-from rljob_testing.ranks import RankedRun, run_on_ranks
+from rljob_testing.training import gloo_ranks, offload_runs
 from rljob_trainer.engines.train.offload import HostedGradients
 
 RANKS = (1, 2)
@@ -19,41 +18,43 @@ UPDATE = ["forward_backward", "optimizer_step"]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[OffloadRun]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[offload_runs.OffloadRun]]:
     """By number of ranks."""
     roots: dict[int, Path] = {num_ranks: tmp_path_factory.mktemp(f"ranks-{num_ranks}") for num_ranks in RANKS}
-    found = run_on_ranks([RankedRun(partial(everything, roots[num_ranks]), num_ranks) for num_ranks in RANKS])
+    found = gloo_ranks.run_on_ranks(
+        [gloo_ranks.RankedRun(partial(offload_runs.everything, roots[num_ranks]), num_ranks) for num_ranks in RANKS]
+    )
     return {
-        num_ranks: [run for run in each if isinstance(run, OffloadRun)]
+        num_ranks: [run for run in each if isinstance(run, offload_runs.OffloadRun)]
         for num_ranks, each in zip(RANKS, found, strict=True)
     }
 
 
-def all_of(runs: dict[int, list[OffloadRun]]) -> list[OffloadRun]:
+def all_of(runs: dict[int, list[offload_runs.OffloadRun]]) -> list[offload_runs.OffloadRun]:
     return [run for each in runs.values() for run in each]
 
 
-def bytes_of(marks: Marks, owner: str) -> dict[str, int]:
+def bytes_of(marks: offload_runs.Marks, owner: str) -> dict[str, int]:
     """At each boundary; where it comes twice, at the later one."""
     return {boundary: values[owner] for boundary, values in marks}
 
 
-def test_training_is_the_same_to_the_last_bit(runs: dict[int, list[OffloadRun]]) -> None:
+def test_training_is_the_same_to_the_last_bit(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     assert [len(runs[num_ranks]) for num_ranks in RANKS] == list(RANKS)
     assert all(run.is_equal for run in all_of(runs))
 
 
-def test_checkpoints_do_not_depend_on_what_is_offloaded(runs: dict[int, list[OffloadRun]]) -> None:
+def test_checkpoints_do_not_depend_on_what_is_offloaded(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     assert all(run.is_resumed_equal for run in all_of(runs))
 
 
-def test_the_boundaries_of_a_step_come_in_their_order(runs: dict[int, list[OffloadRun]]) -> None:
+def test_the_boundaries_of_a_step_come_in_their_order(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):
             assert [name for name, _ in marks] == [*ROLLOUT, "old_logprobs", "ref_logprobs", *UPDATE, *UPDATE, "update"]
 
 
-def test_parameters_are_away_while_responses_are_generated(runs: dict[int, list[OffloadRun]]) -> None:
+def test_parameters_are_away_while_responses_are_generated(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         found = bytes_of(run.step, "parameters")
         whole = run.num_parameter_bytes
@@ -63,7 +64,7 @@ def test_parameters_are_away_while_responses_are_generated(runs: dict[int, list[
         assert set(bytes_of(run.plain_step, "parameters").values()) == {whole}
 
 
-def test_moments_are_there_in_optimizer_steps_alone(runs: dict[int, list[OffloadRun]]) -> None:
+def test_moments_are_there_in_optimizer_steps_alone(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         found = bytes_of(run.step, "optimizer")
         assert found.pop("optimizer_step") == 2 * run.num_parameter_bytes
@@ -71,7 +72,7 @@ def test_moments_are_there_in_optimizer_steps_alone(runs: dict[int, list[Offload
         assert set(bytes_of(run.plain_step, "optimizer").values()) == {2 * run.num_parameter_bytes}
 
 
-def test_gradients_are_there_between_backward_and_update_alone(runs: dict[int, list[OffloadRun]]) -> None:
+def test_gradients_are_there_between_backward_and_update_alone(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):
             found = bytes_of(marks, "gradients")
@@ -80,14 +81,16 @@ def test_gradients_are_there_between_backward_and_update_alone(runs: dict[int, l
             assert found["optimizer_step"] == run.num_parameter_bytes
 
 
-def test_sums_of_gradients_are_away_while_the_next_micro_batch_is_computed(runs: dict[int, list[OffloadRun]]) -> None:
+def test_sums_of_gradients_are_away_while_the_next_micro_batch_is_computed(
+    runs: dict[int, list[offload_runs.OffloadRun]],
+) -> None:
     for run in all_of(runs):
         assert len(run.gradients_in_passes) == len(run.plain_gradients_in_passes) > 2
         assert set(run.gradients_in_passes) == {0}
         assert set(run.plain_gradients_in_passes) == {0, run.num_parameter_bytes}
 
 
-def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[OffloadRun]]) -> None:
+def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         assert set(bytes_of(run.step, "reference").values()) == {0}
         assert set(bytes_of(run.plain_step, "reference").values()) == {run.num_parameter_bytes}
@@ -95,27 +98,27 @@ def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[OffloadRun]
         assert during - after >= run.num_parameter_bytes
 
 
-def test_checkpoints_leave_nothing_of_what_is_offloaded(runs: dict[int, list[OffloadRun]]) -> None:
+def test_checkpoints_leave_nothing_of_what_is_offloaded(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         assert list(run.at_rest) == ["sizes", "save", "load", "step"]
         assert all(each == {"actor's moments": 0, "critic": 0} for each in run.at_rest.values())
 
 
-def test_nothing_is_whole_when_generation_begins(runs: dict[int, list[OffloadRun]]) -> None:
+def test_nothing_is_whole_when_generation_begins(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):
             other = bytes_of(marks, "other")
             assert [other[name] for name in ("sync_weights", "wake_kv_cache", "generate", "update")] == [0] * 4
 
 
-def test_no_step_leaves_anything_behind(runs: dict[int, list[OffloadRun]]) -> None:
+def test_no_step_leaves_anything_behind(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     """By all storages that some tensor of the process refers to: buckets, whole parameters, gradients, copies."""
     for run in all_of(runs):
         _, second, third = run.live_bytes
         assert abs(third - second) < run.num_parameter_bytes // 50
 
 
-def test_metrics_tell_the_largest_values(runs: dict[int, list[OffloadRun]]) -> None:
+def test_metrics_tell_the_largest_values(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         whole = run.num_parameter_bytes
         assert run.metrics["memory/parameters_bytes_max"] == whole
@@ -126,7 +129,7 @@ def test_metrics_tell_the_largest_values(runs: dict[int, list[OffloadRun]]) -> N
         assert run.metrics["memory/process_bytes_max"] > weights
 
 
-def test_too_little_memory_is_said_before_the_first_step(runs: dict[int, list[OffloadRun]]) -> None:
+def test_too_little_memory_is_said_before_the_first_step(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     [alone], [first, second] = runs[1], runs[2]
     # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; on two ranks of one machine likewise.
     for run in (alone, first, second):
@@ -142,7 +145,9 @@ def test_too_little_memory_is_said_before_the_first_step(runs: dict[int, list[Of
         assert ": 0.9 MiB needed, 0.5 MiB available); lower it" in run.refusals["moments"]
 
 
-def test_one_reduction_per_update_keeps_whole_gradients_until_then(runs: dict[int, list[OffloadRun]]) -> None:
+def test_one_reduction_per_update_keeps_whole_gradients_until_then(
+    runs: dict[int, list[offload_runs.OffloadRun]],
+) -> None:
     for num_ranks, each in runs.items():
         for run in each:
             whole = num_ranks * run.num_parameter_bytes

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api.v1alpha1.training import Training
-from rljob_testing.chat_models import CHATML, STRUCTURE, TEMPLATES, chat_model
-from rljob_testing.training_runs import small_job
+from rljob_testing.models import chat_models
+from rljob_testing.training import training_runs
 from rljob_trainer.controller.response_checks import check_responses
 from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.errors import ConfigurationError
@@ -24,7 +24,9 @@ DOCUMENTED = r"<think>.*</think>\s*<answer>.*</answer>"
 
 def training(pattern: str, *, stop: tuple[str, ...] = (), masks: bool = False) -> Training:
     rewards = [{"type": "Format", "format": {"pattern": pattern}}]
-    wire = small_job(rewards=rewards, algorithm={"maskTruncatedResponses": masks}, rollout={"stop": list(stop)})
+    wire = training_runs.small_job(
+        rewards=rewards, algorithm={"maskTruncatedResponses": masks}, rollout={"stop": list(stop)}
+    )
     return Training.from_wire(wire["spec"]["training"])
 
 
@@ -36,8 +38,10 @@ def row(beginning: str = "", *, is_chat: bool = False) -> PromptRow:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """By whether the tags are special tokens."""
-    template = TEMPLATES["ChatML, thinking"]
-    return {each: chat_model(tmp_path_factory.mktemp("model"), template, are_special=each) for each in (True, False)}
+    template = chat_models.TEMPLATES["ChatML, thinking"]
+    return {
+        each: chat_models.save(tmp_path_factory.mktemp("model"), template, are_special=each) for each in (True, False)
+    }
 
 
 @pytest.mark.parametrize("are_special", [True, False])
@@ -174,7 +178,7 @@ def test_the_texts_of_a_pattern_that_every_match_has(pattern: str, texts: list[s
 
 def without_end(folder: Path, **files: dict[str, object]) -> Path:
     """A model of which no file names an end token but those that are given."""
-    chat_model(folder, CHATML.replace("BEGINNING", ""), eos_token=None)
+    chat_models.save(folder, chat_models.CHATML.replace("BEGINNING", ""), eos_token=None)
     for name, document in files.items():
         file = folder / f"{name}.json"
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -222,8 +226,8 @@ def test_a_stop_text_that_the_tokens_cannot_make_ends_nothing(tmp_path: Path) ->
 def test_a_template_that_ends_turns_with_no_end_token_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chat_model(tmp_path, CHATML.replace("BEGINNING", ""))
-    tokens = {name: 256 + number for number, name in enumerate(STRUCTURE)}
+    chat_models.save(tmp_path, chat_models.CHATML.replace("BEGINNING", ""))
+    tokens = {name: 256 + number for number, name in enumerate(chat_models.STRUCTURE)}
     check_responses(training(".*"), tmp_path, [row()])
     check_responses(training(".*", stop=("<|im_end|>",)), tmp_path, [row(is_chat=True)])
     assert not caplog.records

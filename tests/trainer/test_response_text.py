@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from rljob_testing.chat_models import TEMPLATES, chat_model
+from rljob_testing.models import chat_models
 from rljob_trainer.engines.rollout.response_text import ResponseDecoder, ResponseText, response_decoder
 from rljob_trainer.models.tokenizer import Tokenizer
 
@@ -117,7 +117,7 @@ def decoders_and_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[bo
     """By whether the tags are special tokens."""
     folders = {each: tmp_path_factory.mktemp("model") for each in (True, False)}
     for are_special, folder in folders.items():
-        chat_model(folder, TEMPLATES["ChatML, thinking"], are_special=are_special)
+        chat_models.save(folder, chat_models.TEMPLATES["ChatML, thinking"], are_special=are_special)
     tokenizers = {each: Tokenizer(folder) for each, folder in folders.items()}
     return {each: (response_decoder(tokenizer), tokenizer) for each, tokenizer in tokenizers.items()}
 
@@ -140,7 +140,7 @@ def test_rewards_see_special_tokens_and_no_ends(
 
 
 def test_ends_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
-    chat_model(tmp_path, TEMPLATES["Llama 3"], pad_token=None)
+    chat_models.save(tmp_path, chat_models.TEMPLATES["Llama 3"], pad_token=None)
     tokens = Tokenizer(tmp_path).vocabulary()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokens["<|end_header_id|>"]]}))
     decoder = response_decoder(Tokenizer(tmp_path))

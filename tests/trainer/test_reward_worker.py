@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.reward import ErrorPolicy, FormatReward, FunctionReward, OverlongPenalty, Reward, RewardType
-from rljob_testing.joined_groups import Done
+from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
@@ -125,8 +125,8 @@ class OneWorker:
         columns = {IS_TRUNCATED: torch.tensor(LENGTHS) == 8}
         return responses(*self.texts).only([RESPONSE_TEXTS, RESPONSE_LENGTHS]).with_columns(columns)
 
-    def start_scoring(self, batch: DataProto) -> Done[DataProto]:
-        return Done(self.worker.start_scoring(batch))
+    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
+        return FinishedCall(self.worker.start_scoring(batch))
 
     def finish_scoring(self, started: DataProto) -> DataProto:
         return self.worker.finish_scoring(started)

@@ -10,8 +10,8 @@ from transformers import GPT2Config, LlamaConfig, MptConfig, PreTrainedConfig
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.training import Training
-from rljob_testing.tiny_models import FLAT
-from rljob_testing.training_runs import held_out, merged, small_job
+from rljob_testing.models import tiny_models
+from rljob_testing.training import training_runs
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.run_checks import check_row_lengths, position_limit
 from rljob_trainer.datasets.prompts import PromptRow
@@ -27,7 +27,7 @@ def scaled(kind: str, **settings: float) -> PreTrainedConfig:
 LIMITS: dict[str, tuple[PreTrainedConfig, int | None]] = {
     "plain": (LlamaConfig(max_position_embeddings=64), 64),
     "learned positions, under another name": (GPT2Config(n_positions=48), 48),
-    "a window": (FLAT["mistral"](), 128),
+    "a window": (tiny_models.FLAT["mistral"](), 128),
     "no positions": (MptConfig(), None),
     "linear": (scaled("linear"), 256),
     # As in vLLM and transformers: max_position_embeddings is what it has been stretched to.
@@ -46,9 +46,9 @@ def test_the_limit_of_a_model_is_that_of_its_positions(name: str) -> None:
 
 
 def training(engine: RolloutEngine, new_tokens: int = 20) -> Training:
-    evaluation = merged(held_out(4, 0), {"dataset": {"maxPromptTokens": 99}})
+    evaluation = training_runs.merged(training_runs.held_out(4, 0), {"dataset": {"maxPromptTokens": 99}})
     rollout = {"engine": engine.value, "maxNewTokens": new_tokens}
-    return RLJob.from_wire(small_job(rollout=rollout, evaluation=evaluation)).spec.training
+    return RLJob.from_wire(training_runs.small_job(rollout=rollout, evaluation=evaluation)).spec.training
 
 
 def prompts(longest: int, longest_held_out: int = 1) -> Prompts:

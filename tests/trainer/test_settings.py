@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.job import RLJob
-from rljob_testing.valid_job import edited, valid_job
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_trainer.__main__ import on_its_nodes
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import (
@@ -142,7 +142,7 @@ def test_nodes_that_are_no_numbers_by_pools_are_refused(monkeypatch: pytest.Monk
 
 
 def test_an_attempt_on_fewer_nodes_is_another_job_for_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = RLJob.from_wire(edited(valid_job(), {"spec.pools[0].nodes": 4})).spec
+    spec = RLJob.from_wire(valid_job({"spec.pools[0].nodes": 4})).spec
     job = TrainerJob(name="example", spec=spec)
     assert on_its_nodes(job, read_settings().pool_nodes) is job
     monkeypatch.setenv("RLJOB_POOL_NODES", '{"main": 2}')

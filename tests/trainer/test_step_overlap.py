@@ -9,7 +9,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 import pytest
 
-from rljob_testing.noted_steps import PROMPTS, Critic, Reference, RewardModel, step_of
+from rljob_testing.training import stub_step
 from rljob_trainer.workers.protocols import PendingResult
 
 Given = ParamSpec("Given")
@@ -54,10 +54,10 @@ class Due(Generic[Result_co]):
 
 def test_what_does_not_depend_on_each_other_is_begun_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
-    reference, critic, model, calls = Reference(), Critic(), RewardModel(), Calls()
+    reference, critic, model, calls = stub_step.Reference(), stub_step.Critic(), stub_step.RewardModel(), Calls()
     wire: dict[str, object] = {"type": "PPO", "kl": {"coefficient": 0.1, "placement": "Reward"}}
     weights, scores = {"score": 1.0, "liking": 1.0}, {"score": [0, 1] * 3}
-    found = step_of(wire, weights, scores, reference, critic, model, has_single_update=False)
+    found = stub_step.step_of(wire, weights, scores, reference, critic, model, has_single_update=False)
     for group, name, peers in (
         (found.rewards, "start_scoring", AFTER_ROLLOUT),
         (model, "compute_scores", AFTER_ROLLOUT),
@@ -68,6 +68,6 @@ def test_what_does_not_depend_on_each_other_is_begun_together(monkeypatch: pytes
         (found.actor, "update_policy", UPDATES),
     ):
         monkeypatch.setattr(group, name, calls.of(getattr(group, name), peers))
-    found.step.run(PROMPTS, 0)
+    found.step.run(stub_step.PROMPTS, 0)
     assert set(calls.begun[:5]) == set(calls.awaited[:5]) == AFTER_ROLLOUT
     assert set(calls.begun[5:]) == set(calls.awaited[5:]) == UPDATES

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rljob_testing.noted_steps import PROMPTS, SAMPLING, Reference, finished, step_of
+from rljob_testing.training import stub_step
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, ResponseInputs
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -39,8 +39,8 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it() -> None:
-    found = step_of({"type": "ReMax"}, {"score": 2.0}, {"score": [1, 2, 3, 4, 5, 6, 0.5, 1.5, 2.5]})
-    rollout, metrics = found.step.run(PROMPTS, 0)
+    found = stub_step.step_of({"type": "ReMax"}, {"score": 2.0}, {"score": [1, 2, 3, 4, 5, 6, 0.5, 1.5, 2.5]})
+    rollout, metrics = found.step.run(stub_step.PROMPTS, 0)
     [request] = found.generator.requests
     assert [row.tolist() for row in request.ragged_column(PROMPT_TOKEN_IDS).row_tensors()] == [
         *([[0, 9]] * 2 + [[1, 9]] * 2 + [[2, 9]] * 2),
@@ -76,15 +76,15 @@ def test_a_score_that_is_no_number_of_32_bits_is_refused_and_named(
     """Of a model nobody else asks, and of a function 1e39 is finite in 64 bits. Row 7 is prompt 1's greedy response."""
     scores = [0.0] * 9
     scores[place] = score
-    found = step_of({"type": "ReMax"}, {"score": weight}, {"score": scores})
+    found = stub_step.step_of({"type": "ReMax"}, {"score": weight}, {"score": scores})
     with pytest.raises(RewardError, match=rf"spec\.training\.{message}"):
-        found.step.run(PROMPTS, 0)
+        found.step.run(stub_step.PROMPTS, 0)
     assert found.actor.updates == []
 
 
 def test_others_have_no_greedy_responses() -> None:
-    found = step_of({}, {"score": 1.0}, {"score": [0, 1] * 3})
-    rollout, _ = found.step.run(PROMPTS, 0)
+    found = stub_step.step_of({}, {"score": 1.0}, {"score": [0, 1] * 3})
+    rollout, _ = found.step.run(stub_step.PROMPTS, 0)
     [request] = found.generator.requests
     assert IS_GREEDY not in request
     assert len(request) == 6
@@ -102,13 +102,15 @@ def test_others_have_no_greedy_responses() -> None:
 def test_what_an_update_reads_alone_is_not_computed_while_the_critic_learns_alone(
     placement: str, passes: list[tuple[int, int]]
 ) -> None:
-    reference = Reference()
+    reference = stub_step.Reference()
     algorithm: dict[str, object] = {"kl": {"coefficient": 0.1, "placement": placement}}
     scores = {"score": [0, 1] * 3}
-    found = step_of(algorithm, {"score": 1.0}, scores, reference, critic_warmup_steps=2, has_single_update=False)
+    found = stub_step.step_of(
+        algorithm, {"score": 1.0}, scores, reference, critic_warmup_steps=2, has_single_update=False
+    )
     seen = []
     for step in range(3):
-        found.step.run(PROMPTS, step)
+        found.step.run(stub_step.PROMPTS, step)
         seen.append((found.actor.num_passes, reference.num_passes))
     assert seen == passes
     assert len(found.actor.updates) == 1
@@ -120,7 +122,7 @@ def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:
 
         def generate(self, requests: Sequence[GenerationRequest]) -> dict[str, FinishedSequence]:
             self.requests = list(requests)
-            return {each.request_id: finished(each.request_id, 1) for each in self.requests}
+            return {each.request_id: stub_step.finished(each.request_id, 1) for each in self.requests}
 
     engine = Engine()
     worker = RolloutWorker(WorkerContext(0, 1, 0, 0, "", 0, "cpu", 1), lambda: engine, 1)  # type: ignore[arg-type,return-value]
@@ -128,8 +130,11 @@ def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:
         {SAMPLE_SEEDS: torch.tensor([3, 0]), IS_GREEDY: torch.tensor([False, True])},
         ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([[1], [1]], torch.int64)},
     )
-    worker.generate(rows, SAMPLING)
-    assert [each.sampling for each in engine.requests] == [SAMPLING, SamplingSettings(0.0, 1.0, 0, 8, ("stop",))]
+    worker.generate(rows, stub_step.SAMPLING)
+    assert [each.sampling for each in engine.requests] == [
+        stub_step.SAMPLING,
+        SamplingSettings(0.0, 1.0, 0, 8, ("stop",)),
+    ]
     assert [each.seed for each in engine.requests] == [3, 0]
 
 
@@ -141,7 +146,7 @@ GDPO: dict[str, object] = {"advantage": {"type": "GDPO"}, "dropZeroVarianceGroup
 
 
 def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = step_of(GDPO, WEIGHTS, WITH_EQUALS)
+    found = stub_step.step_of(GDPO, WEIGHTS, WITH_EQUALS)
     seen: list[ResponseInputs] = []
 
     def watched(inputs: ResponseInputs) -> torch.Tensor:
@@ -150,7 +155,7 @@ def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.M
 
     named = AdvantageEstimator("watched", for_responses=watched, needs=found.step.advantages.needs)
     monkeypatch.setattr(found.step, "advantages", named)
-    found.step.run(PROMPTS, 0)
+    found.step.run(stub_step.PROMPTS, 0)
     [inputs] = seen
     assert inputs.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5]
     assert inputs.groups_B.tolist() == [0, 0, 1, 1]
@@ -163,8 +168,8 @@ def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.M
 def test_gdpo_by_hand() -> None:
     """Each reward of a group of two that tells them apart is 1 / sqrt(2) to both sides; so are the sums then, by their
     weights 1 - 1/2 and 1/2: alike, also where the totals are, and whitened over 12 tokens 1 / sqrt(12 / 11)."""
-    found = step_of(GDPO, WEIGHTS, NAMED)
-    rollout, _ = found.step.run(PROMPTS, 0)
+    found = stub_step.step_of(GDPO, WEIGHTS, NAMED)
+    rollout, _ = found.step.run(stub_step.PROMPTS, 0)
     assert rollout.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
     [update] = found.actor.updates
     size = (11 / 12) ** 0.5
@@ -174,7 +179,7 @@ def test_gdpo_by_hand() -> None:
 
 
 def test_one_reward_is_not_given_by_name_to_whom_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = step_of({}, WEIGHTS, NAMED)
+    found = stub_step.step_of({}, WEIGHTS, NAMED)
     seen: list[ResponseInputs] = []
     estimator = found.step.advantages.for_responses
     assert estimator is not None
@@ -184,7 +189,7 @@ def test_one_reward_is_not_given_by_name_to_whom_does_not_ask(monkeypatch: pytes
         return estimator(inputs)
 
     monkeypatch.setattr(found.step, "advantages", AdvantageEstimator("watched", for_responses=watched))
-    found.step.run(PROMPTS, 0)
+    found.step.run(stub_step.PROMPTS, 0)
     assert (seen[0].named_rewards, seen[0].reward_weights, seen[0].greedy_rewards_B) == ({}, {}, None)
 
 
@@ -196,9 +201,9 @@ def test_responses_that_were_cut_off_count_in_their_group_alone() -> None:
     kl["controller"] = {"type": "Adaptive", "adaptive": {"target": 0.625, "horizon": 10}}
     advantage = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": False}}
     wire: dict[str, object] = {"kl": kl, "maskTruncatedResponses": True, "advantage": advantage}
-    found = step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 1, 0.5, 1]}, Reference())
+    found = stub_step.step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 1, 0.5, 1]}, stub_step.Reference())
     found.generator.cut_off, found.actor.kl_sums = frozenset([2]), [0.0, 2.0, 6.0, 2.0, 1.0, 0.0]
-    _, metrics = found.step.run(PROMPTS, 0)
+    _, metrics = found.step.run(stub_step.PROMPTS, 0)
     [update] = found.actor.updates
     assert update[ADVANTAGES].tolist() == [1, -1, -1, 1, -0.5, 0.5]
     assert update[IS_LEARNED].tolist() == [True, True, False, True, True, True]
@@ -211,9 +216,9 @@ def test_responses_that_were_cut_off_have_no_part_in_the_whitening() -> None:
     """Less the means of their groups 1/2, -1/2, 1/2, -1/2, 0 and 0, of which the third is not learned from: the mean of
     the others is -1/10, the variance over their ten tokens 2 (0.36 + 2 x 0.16 + 2 x 0.01) / 9."""
     wire: dict[str, object] = {"advantage": {"type": "ReinforcePlusPlusBaseline"}, "maskTruncatedResponses": True}
-    found = step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 0, 0.5, 0.5]})
+    found = stub_step.step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 0, 0.5, 0.5]})
     found.generator.cut_off = frozenset([2])
-    found.step.run(PROMPTS, 0)
+    found.step.run(stub_step.PROMPTS, 0)
     [update] = found.actor.updates
     learned = update[ADVANTAGES][update[IS_LEARNED]].tolist()
     assert learned == pytest.approx([each / (1.4 / 9) ** 0.5 for each in (0.6, -0.4, -0.4, 0.1, 0.1)], abs=1e-5)

@@ -11,8 +11,8 @@ import pytest
 
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
+from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.settings import inherited_environment
-from rljob_testing.valid_job import valid_job
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.training_runs import small_job
+from rljob_testing.training import training_runs
 from rljob_trainer.controller.run_workers import chosen_num_threads
 from rljob_trainer.settings import read_settings
 
@@ -15,7 +15,7 @@ FROM_A_SECRET: JsonValue = {"name": "OMP_NUM_THREADS", "valueFrom": {"secretKeyR
 
 
 def job(*variables: JsonValue) -> TrainerJob:
-    spec = small_job()["spec"]
+    spec = training_runs.small_job()["spec"]
     assert isinstance(spec, dict)
     return TrainerJob(name="small", spec=RLJobSpec.from_wire({**spec, "env": list(variables)}))
 

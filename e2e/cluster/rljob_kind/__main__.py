@@ -16,7 +16,7 @@ from rljob_kind.locking import cluster_for_oneself
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder
-from rljob_testing.go_programs import BuildError
+from rljob_testing.cluster.go_programs import BuildError
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from rljob_kind.node_image import NodeImage
 from rljob_kind.processes import run, run_logged, succeeds
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, data_folder, kubeconfig_file, program_folder
-from rljob_testing.go_programs import ensure_program
+from rljob_testing.cluster.go_programs import ensure_program
 
 CLUSTER = "rljob"
 GPU_NODE = f"{CLUSTER}-worker"

@@ -24,7 +24,7 @@ from rljob_kind.node_image import OWN_NODE_IMAGE, ensure_node_image
 from rljob_kind.processes import run, succeeds
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder
-from rljob_testing.go_programs import KUBERAY_VERSION, ensure_program, module_folder
+from rljob_testing.cluster.go_programs import KUBERAY_VERSION, ensure_program, module_folder
 
 NAMESPACE = "kuberay-system"
 IMAGE = f"quay.io/kuberay/operator:{KUBERAY_VERSION}"

@@ -17,7 +17,7 @@ from rljob_kind.images import (
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import data_folder
-from rljob_testing.go_programs import KUBERNETES_VERSION, PROGRAMS, ensure_local_program, ensure_program
+from rljob_testing.cluster.go_programs import KUBERNETES_VERSION, PROGRAMS, ensure_local_program, ensure_program
 
 OWN_NODE_IMAGE = "rljob-kind/node"
 PUBLISHED_NODE_IMAGE = "kindest/node:v1.34.3"

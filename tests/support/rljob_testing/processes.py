@@ -39,7 +39,7 @@ def descendants(pid: int) -> set[Process]:
     return found
 
 
-def with_variable(name: str, value: str) -> set[Process]:
+def processes_with_variable(name: str, value: str) -> set[Process]:
     """All processes that were started with this variable in their environment, whoever their parents are now."""
     mark = f"{name}={value}".encode()
     found = set()
@@ -58,7 +58,7 @@ def is_alive(process: Process) -> bool:
     return entry is not None and entry[0].started == process.started
 
 
-def signal_at_the_parents_end(number: signal.Signals) -> Callable[[], object]:
+def signal_when_parent_dies(number: signal.Signals) -> Callable[[], object]:
     """For `preexec_fn`: the new process is sent this signal when the thread that has started it is gone, also where a
     test run is killed and puts nothing in order. Only Linux can do that."""
     if sys.platform != "linux":

@@ -1,0 +1,241 @@
+"""A namespace on a real API server, with jobs, pods, events and a stand-in kubelet for logs.
+
+Nothing acts on what is written there: tests write what the operator, the scheduler and the kubelet would.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from rljob_api.crdgen.manifest import custom_resource_definition
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.network import QuietHandler
+
+NODE = "stand-in"
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_NUMBERS = itertools.count(1)
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class JobCluster:
+    """One namespace of its own, with a kubeconfig that names it."""
+
+    server: ApiServer
+    namespace: str
+    kubeconfig: Path
+
+    @property
+    def jobs(self) -> str:
+        """Path of the namespace's jobs."""
+        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
+
+    def job(self, name: str) -> Json:
+        """A stored job."""
+        return _object(self.server.http.get(f"{self.jobs}/{name}").raise_for_status().json())
+
+    def create_job(self, job: Mapping[str, object]) -> Json:
+        """Stores a job."""
+        answer = self.server.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
+        assert answer.status_code == 201, answer.text
+        return _object(answer.json())
+
+    def write_status(self, name: str, status: Mapping[str, object]) -> None:
+        """Replaces parts of a job's status, as the operator does."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        params = {"fieldValidation": "Strict"}
+        path = f"{self.jobs}/{name}/status"
+        answer = self.server.http.patch(path, headers=headers, params=params, json={"status": status})
+        assert answer.status_code == 200, answer.text
+
+    def annotate(self, name: str, annotations: Mapping[str, str]) -> None:
+        """Adds annotations to a job."""
+        patch = {"metadata": {"annotations": annotations}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        self.server.http.patch(f"{self.jobs}/{name}", json=patch, headers=headers).raise_for_status()
+
+    def delete_job(self, name: str) -> None:
+        """Deletes a job."""
+        self.server.http.delete(f"{self.jobs}/{name}").raise_for_status()
+
+    def create_pod(
+        self, name: str, labels: Mapping[str, str], containers: Sequence[str], status: Mapping[str, object]
+    ) -> None:
+        """Stores a pod on the stand-in node, with the status that a kubelet would report."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        spec = {"nodeName": NODE, "containers": [{"name": each, "image": "none"} for each in containers]}
+        pod = {"metadata": {"name": name, "labels": dict(labels)}, "spec": spec}
+        self.server.http.post(path, json=pod).raise_for_status()
+        self.write_pod_status(name, status)
+
+    def write_pod_status(self, name: str, status: Mapping[str, object]) -> None:
+        """Merges into a pod's status."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
+        headers = {"Content-Type": "application/merge-patch+json"}
+        answer = self.server.http.patch(path, headers=headers, json={"status": status})
+        assert answer.status_code == 200, answer.text
+
+    def delete_pod(self, name: str) -> None:
+        """Deletes a pod at once."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
+        self.server.http.delete(path, params={"gracePeriodSeconds": "0"}).raise_for_status()
+
+    def warn(self, kind: str, name: str, reason: str, message: str, *, count: int, seen: str) -> None:
+        """Stores a Warning event about an object."""
+        about = {"kind": kind, "name": name, "namespace": self.namespace}
+        event = {
+            "metadata": {"generateName": "e-"},
+            "involvedObject": about,
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "count": count,
+            "firstTimestamp": seen,
+            "lastTimestamp": seen,
+        }
+        self.server.http.post(f"/api/v1/namespaces/{self.namespace}/events", json=event).raise_for_status()
+
+
+def install_crd(server: ApiServer) -> None:
+    """Installs the generated CRD and waits until it is served."""
+    answer = server.http.post(_CRDS, params={"fieldValidation": "Strict"}, json=custom_resource_definition())
+    assert answer.status_code in (201, 409), answer.text
+    deadline = time.monotonic() + 30
+    # Listing is answered last: until the storage is ready it says 429.
+    while server.http.get("/apis/rljob.dev/v1alpha1/rljobs").status_code != 200:
+        assert time.monotonic() < deadline, "the CRD is not served after 30 s"
+        time.sleep(0.1)
+
+
+def new_namespace(server: ApiServer, folder: Path) -> JobCluster:
+    """A fresh namespace and a kubeconfig for it in the folder."""
+    name = f"team-{next(_NUMBERS)}"
+    server.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, server.token, name))
+    return JobCluster(server, name, kubeconfig)
+
+
+def kubeconfig_text(url: str, certificate: Path, token: str, namespace: str) -> str:
+    """A kubeconfig with one context called `here`. JSON is YAML."""
+    cluster = {"server": url, "certificate-authority": str(certificate)}
+    context = {"cluster": "here", "user": "me", "namespace": namespace}
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": cluster}],
+            "contexts": [{"name": "here", "context": context}],
+            "users": [{"name": "me", "user": {"token": token}}],
+        }
+    )
+
+
+@dataclass
+class StandInKubelet:
+    """Serves container logs to the API server, which passes them on."""
+
+    logs: dict[str, list[bytes]] = field(default_factory=dict)
+    """`namespace/pod/container` to the pieces that it is sent in."""
+    asked: list[tuple[str, dict[str, list[str]]]] = field(default_factory=list)
+    """Path and query of every request."""
+    more: threading.Event = field(default_factory=threading.Event)
+    """Followers get the last piece only when this is set."""
+
+
+@contextmanager
+def running_kubelet(server: ApiServer, folder: Path) -> Iterator[StandInKubelet]:
+    """A node whose kubelet is a small HTTPS server in this process."""
+    kubelet = StandInKubelet()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(_certificate(folder / "kubelet.pem"))
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kubelet))
+    http.daemon_threads = True
+    http.socket = context.wrap_socket(http.socket, server_side=True)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        _announce_node(server, http.server_address[1])
+        yield kubelet
+    finally:
+        kubelet.more.set()
+        http.shutdown()
+        http.server_close()
+
+
+def _announce_node(server: ApiServer, port: int) -> None:
+    server.http.post("/api/v1/nodes", json={"metadata": {"name": NODE}}).raise_for_status()
+    status = {
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+    }
+    headers = {"Content-Type": "application/merge-patch+json"}
+    server.http.patch(f"/api/v1/nodes/{NODE}/status", headers=headers, json={"status": status}).raise_for_status()
+
+
+def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            query = parse_qs(url.query)
+            kubelet.asked.append((url.path, query))
+            pieces = kubelet.logs.get(url.path.removeprefix("/containerLogs/"))
+            if pieces is None:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for number, piece in enumerate(pieces, start=1):
+                if query.get("follow") == ["true"] and number == len(pieces):
+                    kubelet.more.wait(30)
+                self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+
+    return Handler
+
+
+def _certificate(path: Path) -> Path:
+    """A file with a key and a certificate that the key signed itself; the API server trusts any kubelet here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NODE)])
+    today = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+def _object(value: object) -> Json:
+    assert isinstance(value, dict), value
+    return value

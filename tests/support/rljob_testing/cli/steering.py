@@ -1,0 +1,63 @@
+"""The commands that steer a job, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console
+
+from rljob_cli.cluster.client import ClusterOptions, connect
+from rljob_cli.cluster.steering import Steering
+from rljob_cli.cluster.watching import Clock
+from rljob_testing.cli.job_cluster import JobCluster
+
+Step = Callable[[], None]
+NOW = datetime(2026, 1, 31, 12, 30, 0, 250_000, tzinfo=UTC)
+ASKED = "2026-01-31T12:30:00.250000Z"
+
+
+def steer(
+    cluster: JobCluster, command: str, steps: Sequence[Step] | None = None, kubeconfig: Path | None = None
+) -> tuple[int, list[str]]:
+    """Exit code and lines of a command; with `steps` it waits, and each look is followed by the next of them."""
+    output, left = io.StringIO(), list(steps or ())
+    seconds = 0.0
+
+    def sleep(length: float) -> None:
+        nonlocal seconds
+        seconds += length
+        left.pop(0)()
+
+    api = connect(ClusterOptions(kubeconfig=kubeconfig or cluster.kubeconfig))
+    api.flags = " --context here"
+    console = Console(file=output, highlight=False, width=80)
+    clock = Clock(now=lambda: NOW + timedelta(seconds=seconds), sleep=sleep)
+    steering = Steering(api, "small", console, wait=steps is not None, clock=clock)
+    code = {
+        "suspend": steering.suspend,
+        "resume": steering.resume,
+        "stop": steering.stop,
+        "retry": steering.retry,
+    }[command]()
+    assert left == []
+    return code, output.getvalue().splitlines()
+
+
+def operator_writes(cluster: JobCluster, **status: object) -> Step:
+    """The operator writes a status; None takes a field away."""
+    return lambda: cluster.write_status("small", status)
+
+
+def suspend(cluster: JobCluster) -> object:
+    spec = cluster.job("small")["spec"]
+    assert isinstance(spec, Mapping)
+    return spec["suspend"]
+
+
+def annotation(cluster: JobCluster, name: str) -> object:
+    metadata = cluster.job("small")["metadata"]
+    assert isinstance(metadata, Mapping)
+    return metadata.get("annotations", {}).get(name)

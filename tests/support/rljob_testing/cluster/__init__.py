@@ -1,0 +1,1 @@
+"""A real API server, what is built and installed for it, and its clients."""

@@ -1,0 +1,277 @@
+"""A real kube-apiserver with its etcd, for the length of a test session; and who waits for a change of its objects.
+
+No controllers, no kubelets: objects are stored, validated, defaulted and served exactly as on a cluster, and nothing
+acts on them. Everything lives in a temporary folder and on loopback ports.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from rljob_testing.cluster.go_programs import BuildError, ensure_program
+from rljob_testing.network import free_ports
+from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.settings import kubebuilder_assets
+
+START_DEADLINE_SECONDS = 60.0
+STOP_DEADLINE_SECONDS = 10.0
+WATCH_AGAIN_SECONDS = 0.2
+"""Until a watch that has ended begins anew: a server may go away, and a kind may not be there."""
+EVERYWHERE = ""
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+class ServerError(Exception):
+    """A server did not start."""
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """A running API server and the credentials of a cluster administrator."""
+
+    url: str
+    token: str
+    certificate: Path
+    """The server's own certificate, which is also the one to trust."""
+    http: httpx.Client
+    """Sends the token and trusts the certificate; paths are relative to `url`."""
+    program: Program
+    """The server itself, which a test may stop and start again; what is stored stays."""
+
+
+@contextmanager
+def running_apiserver() -> Iterator[ApiServer]:
+    """Starts etcd and kube-apiserver, yields when the server is ready, stops both.
+
+    The programs come from KUBEBUILDER_ASSETS if that is set, else they are built (and cached). Raises BuildError or
+    ServerError, with the end of the server's log.
+    """
+    etcd, apiserver = _program("etcd"), _program("kube-apiserver")
+    started = time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-apiserver-")))
+        etcd_port, peer_port, port = free_ports(3)
+        etcd_url = f"http://127.0.0.1:{etcd_port}"
+        store = Program(_etcd_command(etcd, folder, etcd_url, peer_port), folder / "etcd.log")
+        stack.callback(store.stop)
+        store.start()
+        token = secrets.token_hex(16)
+        command = _apiserver_command(apiserver, folder, etcd_url, port, token)
+        program = Program(command, folder / "kube-apiserver.log")
+        stack.callback(program.stop)
+        program.start()
+        http = stack.enter_context(_client(program, folder, f"https://127.0.0.1:{port}", token))
+        wait_until_ready(program, http)
+        seconds = time.monotonic() - started
+        print(f"[rljob tests] kube-apiserver ready after {seconds:.1f} s on port {port}", file=sys.stderr, flush=True)
+        yield ApiServer(
+            url=str(http.base_url), token=token, certificate=_certificate(folder), http=http, program=program
+        )
+
+
+def _program(name: str) -> Path:
+    assets = kubebuilder_assets()
+    if assets is None:
+        return ensure_program(name)
+    if not (assets / name).is_file():
+        raise BuildError(f"KUBEBUILDER_ASSETS: {assets} has no {name}; unset it to build the program instead")
+    return assets / name
+
+
+def _etcd_command(program: Path, folder: Path, url: str, peer_port: int) -> list[str]:
+    return [
+        str(program),
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        f"--listen-peer-urls=http://127.0.0.1:{peer_port}",
+        "--unsafe-no-fsync",
+    ]
+
+
+def _apiserver_command(program: Path, folder: Path, etcd_url: str, port: int, token: str) -> list[str]:
+    (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
+    key = folder / "service-accounts.key"
+    key.write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+    return [
+        str(program),
+        f"--etcd-servers={etcd_url}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={folder / 'certificates'}",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        # Without the controller that makes the default service account, this plugin would refuse every pod.
+        "--disable-admission-plugins=ServiceAccount",
+        "--service-cluster-ip-range=10.0.0.0/24",
+    ]
+
+
+def _certificate(folder: Path) -> Path:
+    """Where the server writes the certificate that it signs for itself."""
+    return folder / "certificates" / "apiserver.crt"
+
+
+@contextmanager
+def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[httpx.Client]:
+    """A client that trusts the server, once it has written its certificate."""
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while not _certificate(folder).is_file():
+        program.check(deadline)
+        time.sleep(0.1)
+    context = ssl.create_default_context(cafile=str(_certificate(folder)))
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=url, headers=headers, verify=context, timeout=30.0, trust_env=False) as http:
+        yield http
+
+
+def wait_until_ready(program: Program, http: httpx.Client) -> None:
+    """Waits until the server says that it is ready. Raises ServerError."""
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while True:
+        program.check(deadline)
+        try:
+            if http.get("/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+
+
+def install_definition(http: httpx.Client, definition: Mapping[str, Any]) -> None:
+    """Makes a CustomResourceDefinition, where there is none, and waits until its resource is served."""
+    answer = http.post(DEFINITIONS, params={"fieldValidation": "Strict"}, json=definition)
+    assert answer.status_code in (201, 409), answer.text
+    spec = definition["spec"]
+    path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while http.get(path).status_code != 200:
+        assert time.monotonic() < deadline, f"{path}: is not served after {START_DEADLINE_SECONDS:g} s"
+        time.sleep(0.05)
+
+
+class Program:
+    """A server process that writes to a log, and can be started again."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it; does not wait for anything."""
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._log.parent,
+                preexec_fn=signal_when_parent_dies(signal.SIGKILL),
+            )
+
+    def stop(self) -> None:
+        """Stops it, and kills it if it does not stop."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def kill(self) -> None:
+        """Ends it at once, without a word to its clients."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def check(self, deadline: float) -> None:
+        """Raises ServerError, with the end of the log, if it has ended or the deadline (monotonic) has passed."""
+        exit_code = self._process.poll() if self._process is not None else None
+        if exit_code is not None or time.monotonic() > deadline:
+            name = Path(self._command[0]).name
+            raise ServerError(f"{name}: not ready (exit code {exit_code}): {self._log.read_text()[-4000:]}")
+
+
+class ObjectChanges:
+    """Watches all objects at some paths, and wakes who waits for a change, so that nobody need ask over and over.
+    `watch` and `stop` are for its owner; the others for any thread."""
+
+    def __init__(self, http: httpx.Client, paths: Sequence[str]) -> None:
+        self._http = http
+        self._told = threading.Condition()
+        self._numbers: Counter[str] = Counter()
+        self._sockets: dict[str, socket.socket] = {}
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._watch, args=(path,), daemon=True) for path in paths]
+
+    def watch(self) -> None:
+        """Begins to watch; does not wait."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends all watches: a server waits for them when it stops."""
+        self._stopped.set()
+        for each in list(self._sockets.values()):
+            # Not SSLSocket's own form: it forgets the encryption first, and what is read then is ciphertext.
+            with suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+        self.tell(EVERYWHERE)
+
+    def tell(self, namespace: str) -> None:
+        """There is a change."""
+        with self._told:
+            self._numbers.update({namespace, EVERYWHERE})
+            self._told.notify_all()
+
+    def number(self, namespace: str) -> int:
+        """Of the changes in a namespace, or everywhere, until now."""
+        with self._told:
+            return self._numbers[namespace]
+
+    def wait(self, namespace: str, number: int, seconds: float) -> None:
+        """Until there are more than `number`, or the time is over."""
+        with self._told:
+            self._told.wait_for(lambda: self._numbers[namespace] > number, seconds)
+
+    def _watch(self, path: str) -> None:
+        query = {**httpx.URL(path).params, "watch": "1"}
+        while not self._stopped.is_set():
+            with (
+                suppress(httpx.HTTPError),
+                self._http.stream("GET", path, params=query, timeout=httpx.Timeout(30.0, read=None)) as answer,
+            ):
+                self._sockets[path] = answer.extensions["network_stream"].get_extra_info("socket")
+                for line in answer.iter_lines():
+                    if answer.status_code != 200 or self._stopped.is_set():
+                        break
+                    self.tell(json.loads(line)["object"].get("metadata", {}).get("namespace", EVERYWHERE))
+            self._stopped.wait(WATCH_AGAIN_SECONDS)

@@ -1,0 +1,131 @@
+"""The operator's Helm chart: rendered, installed, and read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.settings import inherited_environment
+
+CHART = Path(__file__).parents[4] / "charts" / "rljob-operator"
+RELEASE = "rljob-operator"
+NAMESPACE = "rljob-system"
+
+Manifest = Mapping[str, object]
+
+
+class HelmError(Exception):
+    """Helm ended with an error; the text is what it printed."""
+
+
+@dataclass(frozen=True)
+class Helm:
+    """Helm with folders of its own, and for commands that need one, a cluster."""
+
+    program: Path
+    folder: Path
+    """For its caches and settings."""
+    kubeconfig: Path | None = None
+
+    def __call__(self, *arguments: str) -> str:
+        """What the command prints. Raises HelmError."""
+        environment = inherited_environment() | {
+            f"HELM_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")
+        }
+        options = [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig is not None else []
+        result = subprocess.run(
+            [str(self.program), *arguments, *options], env=environment, capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            raise HelmError(result.stderr + result.stdout)
+        return result.stdout
+
+    def rendered(self, *settings: str, with_crd: bool = False) -> list[Manifest]:
+        """What would be installed with these `name=value` settings. The CustomResourceDefinition is left out unless
+        asked for: it takes a second to read. Raises HelmError."""
+        chosen = settings if with_crd else ("crds.install=false", *settings)
+        text = self("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *_set(chosen))
+        return [manifest for manifest in YAML(typ="safe").load_all(text) if manifest is not None]
+
+    def install(self, *settings: str) -> None:
+        """Installs the release, or upgrades it. Raises HelmError."""
+        self("upgrade", "--install", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *_set(settings))
+
+    def uninstall(self) -> None:
+        """Removes the release. Raises HelmError."""
+        self("uninstall", RELEASE, f"--namespace={NAMESPACE}")
+
+
+def connected(helm: Helm, server: ApiServer) -> Helm:
+    """The same Helm with an administrator's access to a server."""
+    kubeconfig = helm.folder / "kubeconfig"
+    configuration = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "server",
+        "clusters": [
+            {"name": "server", "cluster": {"server": server.url, "certificate-authority": str(server.certificate)}}
+        ],
+        "users": [{"name": "admin", "user": {"token": server.token}}],
+        "contexts": [{"name": "server", "context": {"cluster": "server", "user": "admin"}}],
+    }
+    kubeconfig.write_text(json.dumps(configuration))
+    kubeconfig.chmod(0o600)
+    return Helm(helm.program, helm.folder, kubeconfig)
+
+
+def at(value: object, *path: str | int) -> object:
+    """The value at a path of keys and indexes. Raises AssertionError if it leads nowhere."""
+    for part in path:
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and isinstance(part, int):
+            assert part < len(value), f"{part} is not in {value!r}"
+            value = value[part]
+        else:
+            raise AssertionError(f"{part!r} is not in {value!r}")
+    return value
+
+
+def items_at(value: object, *path: str | int) -> list[Manifest]:
+    """The list of objects at a path."""
+    found = at(value, *path)
+    assert isinstance(found, list)
+    return found
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    """Those of one kind."""
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def only(manifests: list[Manifest], kind: str) -> Manifest:
+    """The one of that kind."""
+    found = of_kind(manifests, kind)
+    assert len(found) == 1, f"{len(found)} of {kind}"
+    return found[0]
+
+
+def granted(role: Manifest) -> Iterator[tuple[str, str, str]]:
+    """(API group, resource, verb) of everything that a Role or ClusterRole allows."""
+    for rule in items_at(role, "rules"):
+        for group in _texts(rule, "apiGroups"):
+            for resource in _texts(rule, "resources"):
+                for verb in _texts(rule, "verbs"):
+                    yield group, resource, verb
+
+
+def _texts(value: object, key: str) -> list[str]:
+    found = at(value, key)
+    assert isinstance(found, list)
+    return [str(text) for text in found]
+
+
+def _set(settings: tuple[str, ...]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]

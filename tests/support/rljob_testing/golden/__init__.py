@@ -1,0 +1,1 @@
+"""Numbers that verl computed, and ours beside them."""

@@ -1,0 +1,1 @@
+"""Tests of one device, with pytest and without."""

@@ -1,0 +1,26 @@
+"""For every rule of the API jobs that keep it and jobs that break it, as changes of a small valid job.
+
+The table is run through pydantic and through a real API server; both must give the verdict written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rljob_testing.jobs.rule_examples import (
+    algorithm,
+    dynamic_sampling,
+    environment,
+    optional_roles,
+    placement,
+    pods,
+    rewards,
+    training,
+    unions,
+)
+from rljob_testing.jobs.valid_job import Bad
+
+_PARTS = (algorithm, dynamic_sampling, environment, optional_roles, placement, pods, rewards, training, unions)
+
+GOOD: dict[str, list[Mapping[str, object]]] = {name: jobs for part in _PARTS for name, jobs in part.GOOD.items()}
+BAD: dict[str, list[Bad]] = {name: jobs for part in _PARTS for name, jobs in part.BAD.items()}

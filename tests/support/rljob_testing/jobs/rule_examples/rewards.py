@@ -1,0 +1,80 @@
+"""For every rule on rewards jobs that keep it and jobs that break it; part of `rule_examples`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rljob_testing.jobs.valid_job import Bad
+
+_T = "spec.training."
+_R = _T + "rewards"
+_GYM = {"type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}
+_FUNCTION = {"type": "Function", "function": {"path": "rewards.mine:score"}}
+_FORMAT = {"type": "Format", "format": {"pattern": "<answer>.*</answer>"}}
+_OVERLONG = {"name": "length", "type": "Overlong", "overlong": {"bufferTokens": 16}}
+_MODEL = {"type": "RewardModel", "rewardModel": {"source": "owner/reward"}}
+_FILE = {"type": "File", "file": {"path": "held_out.jsonl"}}
+
+GOOD: dict[str, list[Mapping[str, object]]] = {
+    "Reward.limits": [
+        {_R: [_OVERLONG | {"weight": 0.5}]},
+        {_R: [_FORMAT | {"timeoutSeconds": 1.0, "numProcesses": 1, "onError": "Score", "errorScore": -1.0}]},
+    ],
+    "Training.rewards.name": [
+        {_R: [{"type": "MathAnswer"}, _FUNCTION | {"name": "style"}, _OVERLONG]},
+        {_R: [_FUNCTION | {"name": "a"}, _FUNCTION | {"name": "A"}]},
+    ],
+    "Training.rewardWeights": [
+        {_R: [_FUNCTION | {"weight": 0.0}, _OVERLONG]},
+        {_R: [_FUNCTION | {"weight": 1.0}, _FORMAT | {"name": "format", "weight": -1.0}]},
+    ],
+    "Training.overlongBuffer": [{_R: [_OVERLONG | {"overlong": {"bufferTokens": 64}}]}],
+    "Training.reasoningGymReward": [
+        {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}]},
+        {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}]},
+    ],
+    "Training.reasoningGymEvaluation": [
+        {_T + "dataset": _GYM, _R: [{"type": "ReasoningGym"}], _T + "evaluation.dataset": _GYM},
+        {_T + "dataset": _GYM, _T + "evaluation.dataset": _FILE},
+    ],
+}
+
+BAD: dict[str, list[Bad]] = {
+    "Reward.limits": [
+        Bad(_R + "[0]", {_R: [reward | {name: value}]})
+        for name, value in (
+            ("timeoutSeconds", 9.0),
+            ("numProcesses", 1),
+            ("onError", "Score"),
+            ("onTimeout", "Fail"),
+            ("errorScore", -1.0),
+        )
+        for reward in (_OVERLONG, _MODEL)
+    ],
+    "Training.rewards.name": [
+        Bad(_R, {_R + "[1]": _FUNCTION}, places=(_R + "[0].name", _R + "[1].name")),
+        Bad(_R, {_R: [_FORMAT, _OVERLONG, _FORMAT]}, places=(_R + "[0].name", _R + "[2].name")),
+    ],
+    "Training.rewardWeights": [
+        Bad(_R, {_R + "[0].weight": 0.0}),
+        Bad(_R, {_R: [_FUNCTION | {"weight": 0.0}, _OVERLONG | {"weight": -0.0}]}),
+    ],
+    "Training.overlongBuffer": [
+        Bad(
+            _R,
+            {_R: [{"type": "MathAnswer"}, _OVERLONG | {"overlong": {"bufferTokens": 65}}]},
+            places=(_R + "[1].overlong.bufferTokens",),
+        ),
+        Bad(_R, {_R: [_OVERLONG], _T + "rollout.maxNewTokens": 15}, places=(_R + "[0].overlong.bufferTokens",)),
+    ],
+    "Training.reasoningGymReward": [
+        Bad(_R, {_R + "[0].type": "ReasoningGym"}),
+        Bad(_R, {_R + "[1]": {"name": "task", "type": "ReasoningGym"}}),
+    ],
+    "Training.reasoningGymEvaluation": [
+        Bad(
+            _T + "evaluation.dataset.type",
+            {_T + "dataset": _GYM, _R: [_OVERLONG, {"type": "ReasoningGym"}], _T + "evaluation.dataset": _FILE},
+        )
+    ],
+}

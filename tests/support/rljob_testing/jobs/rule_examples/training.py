@@ -1,0 +1,99 @@
+"""Rules on the data, the model and the length of a training, and on the job's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rljob_testing.jobs.valid_job import Bad
+
+_T = "spec.training."
+
+GOOD: dict[str, list[Mapping[str, object]]] = {
+    "Metadata.name": [{"metadata.name": "a" * 46}, {"metadata.name": "a"}, {"metadata.name": "a-0"}],
+    "CheckpointStorage.subPath": [
+        {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "team/run"}},
+        {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt"}},
+    ],
+    "Model.revision": [
+        {_T + "model": {"source": "owner/model", "revision": "main"}},
+        {_T + "model": {"source": "/models/mine"}},
+        {_T + "model": {"source": "package://my_models/small"}},
+    ],
+    "HuggingFaceDataset.revision": [
+        {_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "owner/data", "revision": "v1"}}}
+    ],
+    "Dataset.promptTemplate": [
+        {_T + "dataset.promptTemplate": "Question: {prompt}\nAnswer:"},
+        {_T + "dataset.promptTemplate": "{ {prompt} {other}"},
+    ],
+    "Model.gradientCheckpointingEveryNthLayer": [
+        {_T + "model.gradientCheckpointing": True, _T + "model.gradientCheckpointingEveryNthLayer": 2},
+        {_T + "model.gradientCheckpointing": True},
+        {_T + "model.gradientCheckpointingEveryNthLayer": 1},
+    ],
+    "Training.warmupSteps": [
+        {_T + "optimizer.warmupSteps": 10},
+        {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 6},
+    ],
+    # 64 prompt tokens and 64 new ones.
+    "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
+    "Rollout.cpuKvCache": [
+        {_T + "rollout.cpuKvCache": memory}
+        for memory in ("4Gi", "0.5Gi", "00.01Mi", 1, 1073741824, "1", "100k", "+.5e9", "1.")
+    ],
+    "Training.loraSync": [
+        {_T + "model.lora": {"sync": "Adapter"}},
+        {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "VLLM"},
+        {_T + "model.lora": {}, _T + "rollout.engine": "HuggingFace"},
+    ],
+}
+
+BAD: dict[str, list[Bad]] = {
+    "Metadata.name": [
+        Bad("metadata.name", {"metadata.name": "a" * 47}),
+        Bad("metadata.name", {"metadata.name": "a.b"}),
+        # Names of services begin with a letter.
+        Bad("metadata.name", {"metadata.name": "8b"}),
+    ],
+    "CheckpointStorage.subPath": [
+        Bad(
+            "spec.checkpoint.storage.subPath",
+            {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt", "subPath": "a/../.."}},
+        )
+    ],
+    "Model.revision": [
+        Bad(_T + "model.revision", {_T + "model": {"source": "./mine", "revision": "main"}}),
+        Bad(_T + "model.revision", {_T + "model": {"source": "package://my_models/small", "revision": "main"}}),
+    ],
+    "HuggingFaceDataset.revision": [
+        Bad(
+            _T + "dataset.huggingFace.revision",
+            {_T + "dataset": {"type": "HuggingFace", "huggingFace": {"path": "/data", "revision": "v1"}}},
+        )
+    ],
+    "Dataset.promptTemplate": [
+        Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "Question:"}),
+        Bad(_T + "dataset.promptTemplate", {_T + "dataset.promptTemplate": "{prompt}{prompt}"}),
+    ],
+    "Model.gradientCheckpointingEveryNthLayer": [
+        Bad(
+            _T + "model.gradientCheckpointingEveryNthLayer",
+            {_T + "model.gradientCheckpointingEveryNthLayer": 2},
+        )
+    ],
+    "Training.warmupSteps": [
+        Bad(_T + "optimizer.warmupSteps", {_T + "optimizer.warmupSteps": 11}),
+        Bad(
+            _T + "optimizer.warmupSteps",
+            {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 7},
+        ),
+    ],
+    "Training.timelineSteps": [Bad(_T + "timelineSteps", {_T + "timelineSteps": [11]})],
+    "Rollout.cpuKvCache": [
+        Bad(_T + "rollout.cpuKvCache", {_T + "rollout.cpuKvCache": memory})
+        for memory in ("0", 0, "0Gi", "0.00Mi", "00k", "0m", "0e3", ".0", "+0.")
+    ],
+    "Training.loraSync": [
+        Bad(_T + "model.lora.sync", {_T + "model.lora": {"sync": "Adapter"}, _T + "rollout.engine": "HuggingFace"})
+    ],
+}

@@ -1,0 +1,1 @@
+"""Small models with random weights, and small engines for them."""

@@ -1,0 +1,77 @@
+"""A vLLM engine on CPUs that is small enough for a test, and what it generates beside the training engine.
+
+Legend: R response tokens of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from vllm.model_executor.models import registry
+
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.token_batch import TokenBatch
+
+PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
+"""Of tiny models."""
+
+
+def started_engine(
+    folder: Path, num_ranks: int, *, adapter_rank: int | None = None, dtype: torch.dtype = torch.float32
+) -> VllmEngine:
+    """Collective over `num_ranks`, which hold one copy of the model together: rows of at most 64 tokens."""
+    return VllmEngine(
+        VllmSettings(
+            model_folder=folder,
+            device_type="cpu",
+            compiles=False,
+            dtype=dtype,
+            tensor_parallel=num_ranks,
+            max_model_length=64,
+            max_num_sequences=8,
+            gpu_memory_utilization=0.5,
+            cpu_kv_cache_bytes=16 * 2**20,
+            seed=0,
+            adapter_rank=adapter_rank,
+        )
+    )
+
+
+def generated(vllm: VllmEngine, num_tokens: int) -> list[FinishedSequence]:
+    """Responses of up to so many tokens to PROMPTS, drawn freely, each with a seed of its own."""
+    sampling = SamplingSettings(1.0, 1.0, 0, num_tokens, ())
+    finished = vllm.generate(GenerationRequest(str(row), prompt, sampling, row) for row, prompt in enumerate(PROMPTS))
+    return [finished[str(row)] for row in range(len(PROMPTS))]
+
+
+def logprobs_of(sequences: Sequence[FinishedSequence]) -> torch.Tensor:
+    """What vLLM says of all response tokens, [R]."""
+    return torch.tensor([logprob for each in sequences for logprob in each.logprobs])
+
+
+def largest_logprob_difference(
+    trained: TrainEngine, sequences: Sequence[FinishedSequence], *, with_adapters: bool = True
+) -> float:
+    """The largest, of log-probabilities, in nats, between what vLLM and the trainer say of the responses to PROMPTS.
+    Collective over the ranks of the trainer."""
+    rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
+    masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
+    batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
+    found_R = trained.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
+    return float((found_R - logprobs_of(sequences)).abs().max())
+
+
+@contextmanager
+def model_inspection_in_process() -> Iterator[None]:
+    """Within it, vLLM looks at the class of a model that it has not seen in this process, not in one of its own: that
+    loads vLLM again, and is 10 s for each class."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda function: function())
+        yield

@@ -1,0 +1,1 @@
+"""The operator, and stand-ins for all that it talks to."""

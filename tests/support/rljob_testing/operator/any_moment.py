@@ -1,0 +1,327 @@
+"""Any moment that the operator may see of a job: a stage of its life that fits together, and what may happen to it.
+
+The stages alone reach what a job that goes well reaches; the disturbances, which come up to three at a time, reach the
+rest. What is reached is counted by a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from functools import cache
+from random import Random
+
+from hypothesis import strategies as st
+
+from rljob_api.conditions import REASONS, ConditionType, Reason
+from rljob_api.constants import HEAD_GROUP
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.run_policy import Cleanup, Elastic, RunPolicy
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import (
+    Attempt,
+    AttemptOutcome,
+    AttemptState,
+    Condition,
+    ConditionStatus,
+    Counters,
+    FailureClass,
+    HandledRequests,
+    JobResult,
+    NextAttempt,
+    PoolNodes,
+    RLJobStatus,
+    StopRequest,
+)
+from rljob_operator.reconcile.endings import FAILURE_CLASSES
+from rljob_operator.reconcile.observed import (
+    Observed,
+    ObservedJob,
+    ObservedPod,
+    ObservedRay,
+    ObservedRayJob,
+    PodProblem,
+    RayJobStatus,
+    Reachability,
+)
+from rljob_operator.reconcile.status_draft import timestamp
+from rljob_testing.operator import samples
+from rljob_testing.operator.disturbances import POD_PROBLEMS, TEXTS, coin_flip, fitting_disturbances
+from rljob_testing.operator.samples import decide
+
+PROVISIONING_SECONDS, ACTIVE_SECONDS, STALL_SECONDS, GRACE_SECONDS, TTL_SECONDS = 300, 1000, 600, 30, 400
+ELASTIC_WAIT_SECONDS = 59
+
+AGES = (0, 1, 5, 9, 10, 20, 29, 30, 31, 59, 60, 61, 100, 299, 300, 301, 599, 600, 601, 1000, 50_000)
+"""At and around the limits in time, in seconds."""
+
+
+class Stage(StrEnum):
+    """How far a job is. An attempt is under way from `WRITTEN` to `ENDING`."""
+
+    NEW = "new"
+    WRITTEN = "attempt written"
+    PROVISIONING = "pods start"
+    READY = "pods ready"
+    SUBMITTED = "submitted"
+    STARTING = "trainer starts"
+    RUNNING = "trainer runs"
+    STOPPING = "trainer is to stop"
+    ENDING = "trainer has told of its end"
+    WAITING = "between attempts"
+    WAITING_ON_CLUSTER = "between attempts on the same cluster"
+    SUSPENDING = "suspended, with a cluster that is left"
+    SUSPENDED = "suspended"
+    ENDED = "ended"
+    KEPT = "ended, with its cluster kept"
+
+
+_ORDER = tuple(Stage)
+_OFTEN = (
+    *(Stage.WRITTEN, *(Stage.PROVISIONING,) * 4, *(Stage.READY,) * 2, *(Stage.SUBMITTED,) * 3, *(Stage.RUNNING,) * 6),
+    *(Stage.STOPPING, Stage.STOPPING),
+    *(Stage.WAITING, Stage.WAITING, Stage.WAITING_ON_CLUSTER),
+)
+"""Most can happen there."""
+
+_RETRIED = (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
+_HOLDS_A_CLUSTER = (Stage.PROVISIONING, *_ORDER[_ORDER.index(Stage.READY) : _ORDER.index(Stage.WAITING)])
+_SUSPENDED = (Stage.SUSPENDING, Stage.SUSPENDED)
+_STOPS = (
+    *(Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.ACTIVE_DEADLINE_EXCEEDED, Reason.STALLED),
+    *(Reason.RESIZED,) * 2,
+)
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> Observed:
+    """Anything the operator may see, and more. All but the number of disturbances is picked by one seed: an example
+    costs little, and each is as likely as it should be."""
+    num_disturbances = draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3]))
+    pick = draw(st.randoms(use_true_random=True))
+    seen = moment(pick, pick.choice((*Stage, *_OFTEN)))
+    # What was decided about it is the beginning of what follows in some.
+    if pick.random() < 0.3:
+        seen = samples.with_status_written(seen, decide(seen))
+    for _ in range(num_disturbances):
+        seen = pick.choice(fitting_disturbances(seen))(pick, seen)
+    return seen
+
+
+def moment(pick: Random, stage: Stage) -> Observed:
+    """A job at one of the stages, and an outside that fits."""
+    job_spec = _spec(pick)
+    if stage in _SUSPENDED:
+        job_spec = job_spec.model_copy(update={"suspend": True})
+    if stage is Stage.KEPT:
+        policy = job_spec.run_policy.model_copy(update={"cleanup": Cleanup.KEEP_CLUSTER})
+        job_spec = job_spec.model_copy(update={"run_policy": policy})
+    num_former = 0 if stage is Stage.NEW else pick.choice([0, 0, 0, 1, 2, 9, 12])
+    status = RLJobStatus() if stage is Stage.NEW else _status(pick, stage, num_former, job_spec)
+    if coin_flip(pick):
+        status = status.model_copy(update={"conditions": _told(pick)})
+    return _outside(pick, stage, samples.job(job_spec, status))
+
+
+def any_conditions(pick: Random) -> tuple[Condition, ...]:
+    """What earlier passes, of this version or of another, may have told."""
+    return tuple(
+        samples.condition(kind, pick.choice(tuple(ConditionStatus)), pick.choice(reasons), an_age(pick))
+        for kind, reasons in REASONS.items()
+        if coin_flip(pick)
+    )
+
+
+def _told(pick: Random) -> tuple[Condition, ...]:
+    """Without an end, which is told once, when it comes."""
+    ends = (ConditionType.FINISHED, ConditionType.COMPLETE, ConditionType.FAILED)
+    return tuple(each for each in any_conditions(pick) if each.type not in ends)
+
+
+def an_age(pick: Random) -> int:
+    """Seconds since something; most often few."""
+    return pick.choice(AGES if coin_flip(pick) else AGES[:8])
+
+
+def ago(seconds: float) -> str:
+    """The time so many seconds before `NOW`."""
+    return timestamp(samples.at(-seconds))
+
+
+@cache
+def _bare_specs() -> tuple[RLJobSpec, ...]:
+    """Checking a job takes milliseconds, so these few are made once."""
+    return samples.spec(), samples.spec({"pools[0].nodes": 2})
+
+
+def _spec(pick: Random) -> RLJobSpec:
+    bare = pick.choice(_bare_specs())
+    may_shrink = bare.pools[0].nodes > 1 and pick.random() < 0.8
+    policy = RunPolicy(
+        max_app_retries=pick.choice([0, 2]),
+        max_infra_retries=pick.choice([0, 10]),
+        provisioning_deadline_seconds=PROVISIONING_SECONDS,
+        active_deadline_seconds=pick.choice([None, None, ACTIVE_SECONDS]),
+        stall_deadline_seconds=STALL_SECONDS,
+        elastic=Elastic(min_nodes=1, wait_seconds=ELASTIC_WAIT_SECONDS) if may_shrink else None,
+        ttl_seconds_after_finished=pick.choice([None, None, 0, TTL_SECONDS]),
+        cleanup=pick.choice(tuple(Cleanup)),
+        grace_period_seconds=GRACE_SECONDS,
+    )
+    return bare.model_copy(update={"run_policy": policy})
+
+
+def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) -> RLJobStatus:
+    """The records; conditions tell nothing that they do not."""
+    number = num_former + 1
+    is_under_way = stage in _ORDER[: _ORDER.index(Stage.WAITING)]
+    newest = _under_way(pick, stage, number) if is_under_way else _ended(pick, number, stage)
+    if is_under_way and newest.submissions > 0 and job_spec.run_policy.elastic is not None and coin_flip(pick):
+        newest = _on_fewer_nodes(pick, newest)
+    former = tuple(_ended(pick, each, Stage.WAITING) for each in range(max(1, number - 9), number))
+    saved = pick.choice([None, None, 3, 7])
+    state = samples.run_state(step=saved or 1, checkpoint_step=saved, seconds_ago=an_age(pick))
+    counters = Counters(
+        attempts=number,
+        start_number=newest.start_number or samples.START_NUMBER + number - 2,
+        application_retries=pick.choice([0, 0, 1, 2]),
+        infrastructure_retries=pick.choice([0, 0, 3, 10]),
+        failed_attempts=num_former,
+        active_seconds=pick.choice([0, 0, 0, 400, 1000]),
+        checkpoint_step=pick.choice([None, 3]) if num_former else None,
+    )
+    status = RLJobStatus(
+        attempts=(*former, newest),
+        counters=counters,
+        progress=state.progress if newest.running_since is not None else None,
+        checkpoint=state.checkpoint,
+        handled_requests=pick.choice([None, None, HandledRequests(stop="first", retry="first")]),
+    )
+    return status.model_copy(update=_between_or_after(pick, stage, newest))
+
+
+def _between_or_after(pick: Random, stage: Stage, newest: Attempt) -> dict[str, object]:
+    """What is known of a job of which nothing runs."""
+    reason = newest.reason or Reason.SUCCEEDED.value
+    if stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER):
+        waits = NextAttempt(
+            reason=reason,
+            message="it failed",
+            failure_class=newest.failure_class or FailureClass.APPLICATION,
+            not_before=ago(pick.choice([-600, -10, -1, 0, 1, 60])),
+            same_cluster=stage is Stage.WAITING_ON_CLUSTER,
+        )
+        return {"next_attempt": waits}
+    if stage is Stage.SUSPENDED:
+        return {"suspended_at": ago(an_age(pick))}
+    if stage not in (Stage.ENDED, Stage.KEPT):
+        return {}
+    outcome = AttemptOutcome.SUCCEEDED if reason == Reason.SUCCEEDED else AttemptOutcome.FAILED
+    cleaned = ago(0) if coin_flip(pick) else None
+    return {"result": JobResult(outcome=outcome.value, reason=reason, at=ago(an_age(pick)), cleaned_up_at=cleaned)}
+
+
+def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
+    """The record of an attempt that has ended, in a way from which the stage follows."""
+    if stage in (Stage.ENDED, Stage.KEPT) and coin_flip(pick):
+        made = samples.ended_attempt(Reason.SUCCEEDED, number=number)
+        record: dict[str, object] = {"outcome": AttemptOutcome.SUCCEEDED.value, "failure_class": None}
+    else:
+        is_retried = stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER)
+        fitting = [reason for reason, found in FAILURE_CLASSES.items() if found in _RETRIED or not is_retried]
+        reason = Reason.SUSPENDED if stage in _SUSPENDED else pick.choice(fitting)
+        made, record = samples.ended_attempt(reason, FAILURE_CLASSES[reason], number=number), {}
+    record |= {"start_number": samples.START_NUMBER + number - 1, "ended": ago(an_age(pick))}
+    record |= {"trainer_may_run": stage in (Stage.ENDED, Stage.KEPT) and pick.randint(0, 3) == 0}
+    return made.model_copy(update=record)
+
+
+def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
+    """The record of an attempt that has got as far as the stage says."""
+    started, admitted, ready, running = sorted((an_age(pick) for _ in range(4)), reverse=True)
+    reached = _ORDER.index(stage)
+    record: dict[str, object] = {"started": ago(started)}
+    if reached >= _ORDER.index(Stage.PROVISIONING):
+        record |= {"admitted_at": ago(admitted)}
+    if reached >= _ORDER.index(Stage.READY):
+        record |= {"ready_at": ago(ready)}
+    if reached >= _ORDER.index(Stage.SUBMITTED):
+        record |= {"submissions": 1, "start_number": samples.START_NUMBER + number - 1}
+    if reached >= _ORDER.index(Stage.STARTING):
+        record |= {"running_since": ago(running), "progressed_at": ago(min(running, an_age(pick)))}
+        record |= {"run_state_at": ago(an_age(pick)) if coin_flip(pick) else None}
+        record |= {"silent_since": ago(min(running, an_age(pick))) if pick.randint(0, 3) == 0 else None}
+        record |= {"state": AttemptState.STARTING.value if stage is Stage.STARTING else AttemptState.RUNNING.value}
+    if stage is Stage.STOPPING or (stage is Stage.ENDING and coin_flip(pick)):
+        told = ago(an_age(pick)) if coin_flip(pick) else None
+        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), told_at=told)
+        record |= {"stop": stop, "state": AttemptState.STOPPING.value}
+    if stage is Stage.ENDING:
+        record |= {"ending_seen_at": ago(min(running, an_age(pick)))}
+    return samples.attempt(number=number, seen=stage is not Stage.WRITTEN, record=record)
+
+
+def _on_fewer_nodes(pick: Random, attempt: Attempt) -> Attempt:
+    """Which it took after waiting for all of them; they may have come since."""
+    waited = {"started": ago(100), "admitted_at": ago(ELASTIC_WAIT_SECONDS + 1)}
+    whole = ago(pick.choice([1, 59, 60, 61])) if attempt.running_since is not None and coin_flip(pick) else None
+    return attempt.model_copy(update=waited | {"nodes": (PoolNodes(name="main", nodes=1),), "whole_since": whole})
+
+
+def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
+    """Clusters, pods and Ray as they are at the stage."""
+    nothing = Observed(about, True, (), (), ObservedRay(Reachability.NOT_ASKED))
+    if stage in (Stage.NEW, Stage.WRITTEN, Stage.SUSPENDED):
+        return nothing
+    holds = stage in (*_HOLDS_A_CLUSTER, Stage.WAITING_ON_CLUSTER, Stage.KEPT)
+    if not holds and coin_flip(pick):
+        return nothing
+    newest = about.status.attempts[-1]
+    there = samples.cluster(name=newest.cluster, uid=newest.cluster_uid or "c", deleting=not holds and coin_flip(pick))
+    pods = _pods(about, newest.cluster)
+    if stage is Stage.PROVISIONING and pick.random() < 0.8:
+        problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS)) if coin_flip(pick) else None
+        pods = tuple(replace(each, ready=False, problem=problem) for each in pods[: pick.randint(0, len(pods))])
+    elif not holds and coin_flip(pick):
+        pods = tuple(replace(each, deleting=True, overdue=coin_flip(pick)) for each in pods[1:])
+    seen = replace(nothing, clusters=(there,), pods=pods)
+    has_head = any(each.group == HEAD_GROUP and each.ready for each in pods)
+    return replace(seen, ray=_ray(pick, stage, about)) if has_head and stage in _HOLDS_A_CLUSTER else seen
+
+
+def _pods(about: ObservedJob, name: str) -> tuple[ObservedPod, ...]:
+    """All that the job asks for, ready."""
+    assert about.spec is not None, "a spec is taken away later"
+    groups = [HEAD_GROUP, *(pool.name for pool in about.spec.pools for _ in range(pool.nodes))]
+    return tuple(samples.pod(f"{name}-{place}", group, cluster=name) for place, group in enumerate(groups))
+
+
+def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
+    """What the dashboard says."""
+    assert about.spec is not None, "a spec is taken away later"
+    gpus = tuple(pool.gpus_per_node for pool in about.spec.pools for _ in range(pool.nodes))
+    newest = about.status.attempts[-1]
+    trainer = ObservedRayJob(f"{about.name}-{newest.number}-1", RayJobStatus.RUNNING, "Ray's message", None, None)
+    if stage in (Stage.PROVISIONING, Stage.READY) or (stage is Stage.SUBMITTED and coin_flip(pick)):
+        return samples.ray(gpus=gpus)
+    phases = {
+        Stage.SUBMITTED: [RunPhase.STARTING],
+        Stage.STARTING: [RunPhase.STARTING, RunPhase.RUNNING],
+        Stage.STOPPING: [RunPhase.RUNNING, RunPhase.STOPPING],
+        Stage.ENDING: [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED],
+    }
+    state = _state(pick, pick.choice(phases.get(stage, [RunPhase.RUNNING])), newest)
+    if stage is Stage.STARTING and coin_flip(pick):
+        return samples.ray(trainer, gpus=gpus)
+    seen = samples.ray(trainer, state, gpus=gpus)
+    stop = newest.stop
+    return replace(seen, stacks_missing=coin_flip(pick)) if stop is not None and stop.reason == "Stalled" else seen
+
+
+def _state(pick: Random, phase: RunPhase, newest: Attempt) -> RunState:
+    """What the trainer wrote last, or what it had written already when it was last looked at."""
+    steps = pick.choice([None, None, 3, 8])
+    made = samples.run_state(phase, step=pick.randint(0, 10), seconds_ago=an_age(pick), checkpoint_step=steps)
+    if newest.run_state_at is not None and coin_flip(pick):
+        made = made.model_copy(update={"written_at": newest.run_state_at})
+    return made.model_copy(update={"resumed_from_step": pick.choice([None, 3])})

@@ -1,0 +1,37 @@
+"""The operator's client of Ray dashboards, at work in a test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+from rljob_operator.metrics import Metrics
+from rljob_operator.ray.client import Dashboard, RayClient
+from rljob_operator.ray.run_watcher import RunWatcher
+from rljob_operator.reconcile.observed import ObservedRay
+
+TOKEN = "a" * 64
+
+
+def run_with_time_limit(test: Callable[[], Coroutine[None, None, None]]) -> None:
+    """In a loop of its own, with a limit."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(240):
+            await test()
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def connected(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
+    """That of a port of this machine."""
+    async with RayClient(Metrics()) as client:
+        yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
+
+
+async def observe_without_memory(found: Dashboard, submission_id: str | None) -> ObservedRay:
+    """What somebody sees there who remembers no former look."""
+    return await RunWatcher(time.monotonic).observe("job", found, submission_id)

@@ -1,0 +1,283 @@
+"""A controller and its API server in this process's memory: a test changes the objects between two passes, or behind
+the back of the cache. Tests are about a job called `job`."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import cast
+
+from rljob_operator.controller.act import Actor
+from rljob_operator.controller.loop import Controller, JobKey
+from rljob_operator.controller.observe import Observer
+from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.handlers.news import News
+from rljob_operator.handlers.relist import Relist
+from rljob_operator.kube.cache import ObjectCache
+from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from rljob_operator.kube.objects import JOBS, KubeObjects, Listing, ResourceType
+from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.metrics import Metrics
+from rljob_operator.raw_json import JsonObject, object_at, text_at
+from rljob_operator.ray.client import RayClient
+from rljob_operator.settings import Settings, parse_settings
+from rljob_operator.workqueue import Slots, WorkQueue
+from rljob_testing.jobs.valid_job import edited
+from rljob_testing.operator import manual_clock
+from rljob_testing.operator.testbed import cluster_job
+
+Json = dict[str, object]
+NAMESPACE = "team"
+KEY = JobKey("team", "job")
+CREATED = ["create secrets", "create networkpolicies", "create rayclusters"]
+LIVE = ["get rljobs", "list rayclusters", "list pods"]
+"""What is asked before something is done that cannot be undone."""
+
+
+class ApiInMemory:
+    """What `KubeObjects` does, without requests. `errors`: what a method raises for a kind, as in `list_all pods`."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[ResourceType, str], Json] = {}
+        self.errors: dict[str, KubeError] = {}
+        self.calls: list[str] = []
+        self.stored: Callable[[JsonObject], JsonObject] = lambda raw: raw
+        """What becomes of what is written: a definition may drop fields."""
+        self.interrupted = ""
+        """A method and a kind, as in `delete rljobs`: somebody is faster than the next such call, by `in_between`."""
+        self.in_between: Callable[[], object] = lambda: None
+        self._version = 100
+
+    def put(self, kind: ResourceType, raw: JsonObject) -> Json:
+        """Stores an object with a version of its own."""
+        self._version += 1
+        made: Json = copy.deepcopy(dict(self.stored(raw)))
+        metadata = made["metadata"]
+        assert isinstance(metadata, dict)
+        metadata.setdefault("namespace", NAMESPACE)
+        metadata.setdefault("uid", f"uid-{self._version}")
+        metadata["resourceVersion"] = str(self._version)
+        self.objects[kind, metadata["name"]] = made
+        return made
+
+    async def get(self, kind: ResourceType, _: str, name: str) -> JsonObject:
+        self._call("get", kind)
+        if (kind, name) not in self.objects:
+            raise NotFoundError(f"{kind.plural} {name}")
+        return copy.deepcopy(self.objects[kind, name])
+
+    async def list_all(
+        self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> tuple[JsonObject, ...]:
+        return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
+
+    async def listing(self, kind: ResourceType, _: str | None, *, labels: str = "", fields: str = "") -> Listing:
+        assert not fields
+        self._call("list", kind)
+        found = [raw for (each, _), raw in self.objects.items() if each == kind and _has_labels(raw, labels)]
+        return Listing(tuple(copy.deepcopy(found)), str(self._version))
+
+    async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
+        try:
+            await self.create_strictly(kind, namespace, manifest)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def create_strictly(self, kind: ResourceType, _: str, manifest: JsonObject) -> JsonObject:
+        self._call("create", kind)
+        name = text_at(manifest, "metadata", "name")
+        if (kind, name) in self.objects:
+            raise AlreadyExistsError(name)
+        return copy.deepcopy(self.put(kind, manifest))
+
+    async def apply(self, kind: ResourceType, _: str, name: str, manifest: JsonObject) -> None:
+        self._call("apply", kind)
+        assert text_at(manifest, "metadata", "name") == name
+        self.put(kind, manifest)
+
+    async def patch_job_status(
+        self, _: str, name: str, patch: Mapping[str, object], resource_version: str
+    ) -> JsonObject:
+        self._call("patch", JOBS)
+        job = self.objects[JOBS, name]
+        if text_at(job, "metadata", "resourceVersion") != resource_version:
+            raise ConflictError(name)
+        status = job.get("status", {})
+        assert isinstance(status, dict)
+        return copy.deepcopy(self.put(JOBS, {**job, "status": _merged(status, patch)}))
+
+    async def delete(self, kind: ResourceType, _: str, name: str, uid: str, version: str = "") -> bool:
+        self._call("delete", kind)
+        found = self.objects.get((kind, name), {})
+        if text_at(found, "metadata", "uid") != uid:
+            return False
+        if version and text_at(found, "metadata", "resourceVersion") != version:
+            raise ConflictError(name)
+        del self.objects[kind, name]
+        return True
+
+    def _call(self, verb: str, kind: ResourceType) -> None:
+        what = f"{verb} {kind.plural}"
+        self.calls.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+        if what == self.interrupted:
+            self.interrupted = ""
+            self.in_between()
+
+
+class NotedQueue(WorkQueue[JobKey]):
+    """Notes in how many seconds each key was last to come."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.5, lambda key: key.namespace)
+        self.planned: dict[JobKey, float] = {}
+
+    def add_after(self, key: JobKey, seconds: float) -> None:
+        """As planned, and noted."""
+        self.planned[key] = min(seconds, self.planned.get(key, seconds))
+        super().add_after(key, seconds)
+
+
+class ControllerInMemory:
+    """A controller whose API server is in memory, and the cache that it looks at."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.api = ApiInMemory()
+        self.clock = manual_clock.synchronized_clock()
+        self.cache = ObjectCache((None,))
+        self.metrics = Metrics()
+        self.queue = NotedQueue()
+        self.leads = True
+        defaults = Defaults("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"})
+        shared = Surroundings(
+            cast(KubeObjects, self.api),
+            self.cache,
+            settings,
+            defaults,
+            Slots(1),
+            self.metrics,
+            self.clock.clock,
+            lambda: self.leads,
+        )
+        self._ray = RayClient(self.metrics)
+        self.observer = Observer(shared, self._ray, self.clock.ages)
+        self.actor = Actor(shared)
+        self.controller = Controller(self.queue, self.observer, self.actor, shared)
+        news = News(self.cache, self.queue, self.clock.clock)
+        self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, news, lambda: None, self.metrics)
+
+    async def close(self) -> None:
+        """Nothing comes any more."""
+        self.queue.close()
+        await self._ray.__aexit__(None, None, None)
+
+    def submit(self, name: str, edits: Mapping[str, object] | None = None) -> JobKey:
+        """A job as the API server has it after its creation."""
+        wire = edited(cluster_job(name), edits or {})
+        metadata = {"name": name, "uid": f"uid-of-{name}", "generation": 1, "creationTimestamp": "2026-01-31T12:00:00Z"}
+        self.api.put(JOBS, {**wire, "metadata": metadata})
+        return JobKey(NAMESPACE, name)
+
+    async def relist(self) -> None:
+        """The cache learns everything."""
+        await self._relist.once()
+        self.api.calls.clear()
+
+    async def passes(self, key: JobKey, number: int) -> list[str]:
+        """So many passes; what they asked of the API server."""
+        self.api.calls.clear()
+        for _ in range(number):
+            self.queue.planned.clear()
+            await self.controller.work(key)
+        return list(self.api.calls)
+
+    def status(self, name: str) -> Json:
+        """Of a job as it is stored."""
+        status = self.api.objects[JOBS, name].get("status", {})
+        assert isinstance(status, dict)
+        return status
+
+    def condition(self, name: str, kind: str) -> str:
+        """The reason of a condition; empty where there is none."""
+        conditions = self.status(name).get("conditions", [])
+        assert isinstance(conditions, list)
+        return next((str(each["reason"]) for each in conditions if each["type"] == kind), "")
+
+
+def controller_settings(folder: Path) -> Settings:
+    """Of an operator whose key for tokens lies in a folder, which is made there."""
+    (folder / "key").write_bytes(b"0123456789abcdef")
+    return parse_settings(
+        {
+            "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
+            "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(folder),
+            "RLJOB_OPERATOR_POD_NAME": "operator-0",
+            "RLJOB_OPERATOR_POD_NAMESPACE": "rljob-system",
+        }
+    )
+
+
+def run_in_memory(settings: Settings, test: Callable[[ControllerInMemory], Coroutine[None, None, None]]) -> None:
+    """Runs a test of a controller that nothing is known to yet."""
+
+    async def made() -> None:
+        world = ControllerInMemory(settings)
+        try:
+            await test(world)
+        finally:
+            await world.close()
+
+    asyncio.run(made())
+
+
+async def start_first_attempt(world: ControllerInMemory) -> None:
+    """A job whose first attempt is in its status."""
+    world.submit("job")
+    await world.relist()
+    await world.passes(KEY, 1)
+
+
+async def start_until_pods_pending(world: ControllerInMemory) -> None:
+    """A job whose cluster is there, and is known to be."""
+    await start_first_attempt(world)
+    await world.passes(KEY, 1)
+    await world.relist()
+    await world.passes(KEY, 1)
+    assert world.condition("job", "ClusterReady") == "PodsPending"
+
+
+def condition_message(world: ControllerInMemory, kind: str) -> str:
+    """Of a condition of the job."""
+    conditions = world.status("job")["conditions"]
+    assert isinstance(conditions, list)
+    return next(str(each["message"]) for each in conditions if each["type"] == kind)
+
+
+def writing_calls(calls: list[str]) -> list[str]:
+    """Those that change something, but for events."""
+    return [call for call in calls if call.split()[0] not in ("get", "list") and call != "create events"]
+
+
+def _has_labels(raw: JsonObject, selector: str) -> bool:
+    """By equality, or by existence where no value is named."""
+    labels = object_at(raw, "metadata", "labels")
+    wanted = (each.partition("=") for each in selector.split(",") if each)
+    return all(name in labels and (not sign or labels[name] == value) for name, sign, value in wanted)
+
+
+def _merged(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
+    """RFC 7386."""
+    result = dict(old)
+    for name, value in patch.items():
+        before = result.get(name)
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            result[name] = _merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,120 @@
+"""Kills an operator around everything that it asks of the API server and of Ray's dashboards, in every state of a job.
+
+A point is a request, the state that the job was in, and `before` (the request does nothing) or `after` (its answer does
+not come back): the same for what only reads, so there it is `after`. Each point costs one life; in the next life the
+request goes through.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rljob_testing.operator import api_proxy
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.testbed import Testbed
+
+SILENT_SECONDS = 0.5
+"""An operator that makes short pauses, and has asked for nothing for so long, waits for something."""
+READS = ("get ", "list ")
+RAY_WRITES = ("ray submit", "ray stop")
+
+
+class Point(NamedTuple):
+    """Where a life ends."""
+
+    attempt: int
+    """The newest one; 0 before the first."""
+    state: str
+    """Of that attempt, and what follows it."""
+    request: str
+    moment: str
+    detail: str = ""
+    """Of a status that is written: what it was before."""
+
+
+class Killer:
+    """Kills the operator once at each point of a job's life that is `deadly`."""
+
+    def __init__(self, place: Testbed, operator: OperatorProcess, deadly: Callable[[int, str], bool]) -> None:
+        """`deadly` is asked for the number of the newest attempt, and its state with what follows."""
+        self._place = place
+        self._operator = operator
+        self._deadly = deadly
+        self._lock = threading.Lock()
+        self._num_asked = 0
+        self._asked_at = time.monotonic()
+        self._status: Mapping[str, Any] = {}
+        """Of the job, as the operator has written it."""
+        self.victims: list[Point] = []
+        """In the order of their deaths."""
+
+    def around(self, moment: str, request: str, answer: bytes = b"{}") -> None:
+        """Called before and after each request. Raises ConnectionAbortedError where it is not to reach anybody."""
+        with self._lock:
+            if request == "patch rljobs/status":
+                self._status = json.loads(answer).get("status", self._status)
+            self._num_asked += moment == "before"
+            self._asked_at = time.monotonic()
+            if not self._operator.is_running():
+                return
+            if moment == "before" and _is_read(request):
+                return
+            point = self._point(moment, request)
+            if point in self.victims or not self._deadly(point.attempt, point.state):
+                return
+            self._operator.kill()
+            self.victims.append(point)
+            self._place.kuberay.changes.tell(self._place.namespace)
+        if moment == "before":
+            raise ConnectionAbortedError(f"who asked is dead: {point}")
+
+    def revive(self) -> None:
+        """Starts the operator, if it does not run."""
+        with self._lock:
+            if not self._operator.is_running():
+                self._num_asked = 0
+                self._asked_at = time.monotonic()
+                self._operator.start()
+
+    def is_done(self, num_requests: int) -> bool:
+        """Whether the operator has made so many requests in this life, and waits."""
+        with self._lock:
+            return self._num_asked >= num_requests and time.monotonic() - self._asked_at >= SILENT_SECONDS
+
+    def _point(self, moment: str, request: str) -> Point:
+        if request.startswith("list all "):
+            return Point(0, "", request, moment)
+        status = self._status
+        attempts = status.get("attempts", [])
+        if not attempts:
+            return Point(0, "New", request, moment)
+        follows = next((name for name in ("result", "suspendedAt", "nextAttempt") if status.get(name)), "")
+        state = f"{attempts[-1]['state']} {follows}".strip()
+        detail = ""
+        if request == "patch rljobs/status":
+            detail = ", ".join(f"{each['type']} {each['status']} {each['reason']}" for each in status["conditions"])
+        return Point(attempts[-1]["number"], state, request, moment, detail)
+
+
+@contextmanager
+def killer_at_every_request(place: Testbed, proxy: api_proxy.ApiProxy, killer: Killer) -> Iterator[None]:
+    """The killer stands at the API server's door and at the dashboards'."""
+    proxy.before = lambda request: killer.around("before", api_proxy.request_label(request))
+    proxy.after = lambda request, answer: killer.around("after", api_proxy.request_label(request), answer)
+    place.dashboards.around[place.namespace] = killer.around
+    try:
+        yield
+    finally:
+        proxy.before = lambda _: None
+        proxy.after = lambda _, __: None
+        del place.dashboards.around[place.namespace]
+
+
+def _is_read(request: str) -> bool:
+    """Whether it changes nothing."""
+    return request.startswith(READS) or (request.startswith("ray ") and request not in RAY_WRITES)

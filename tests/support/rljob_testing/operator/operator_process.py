@@ -1,0 +1,310 @@
+"""The operator as a process of its own, as it runs in its pod: environment, kubeconfig with a service account's token,
+probes, signals.
+
+Importing the operator takes longer than a small job, so processes are forked from one that has imported it. Their
+pauses are those of a cluster, or shorter ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from kubernetes.aio.config import incluster_config
+
+from rljob_operator.__main__ import main
+from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.network import free_ports
+from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
+
+OPERATOR_NAMESPACE = "rljob-system"
+ACCOUNT = "rljob-operator"
+LEASE = "rljob-operator"
+KEY = b"0123456789abcdef0123456789abcdef"
+START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+"""For a page of an operator: only one that hangs does not answer at all."""
+QUICK: Mapping[str, float] = dict.fromkeys(
+    (
+        *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "DASHBOARD_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
+        *("GROUPS_SECONDS", "NODES_SECONDS", "NAME_TAKEN_SECONDS", "POLICY_SECONDS"),
+        *("SHORT_SILENCE_SECONDS", "RUN_STATE_SECONDS"),
+        *("MIN_SECONDS_BETWEEN_PROGRESS", "MAX_SECONDS_OF_OLD_PROGRESS"),
+        *("FIRST_DELAY_SECONDS", "FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"),
+        *("INCOMPLETE_SECONDS", "FIRST_FAILURE_SECONDS", "AFTER_FAILURE_SECONDS"),
+    ),
+    4.0,
+)
+"""Pauses between two looks and after failures, and how many times shorter they are for tests that are not about them.
+Time limits stay: a machine with much else to do would exceed them."""
+LONG_LEASE: Mapping[str, float] = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS"), 0.1)
+"""Ten times longer: no stand-still of this machine lets a leader lose its lease, and no test can wait for that."""
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch", "delete"]},
+    {"apiGroups": ["rljob.dev"], "resources": ["rljobs/status"], "verbs": ["patch"]},
+    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "list", "watch", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "patch"]},
+)
+"""All that the operator may do in the namespaces of jobs."""
+LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+)
+NODE_LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]},
+)
+"""In the namespace where kubelets renew theirs."""
+NODE_LEASES = "kube-node-lease"
+
+
+def prepare_account(server: ApiServer) -> str:
+    """Makes the operator's namespace, service account and role; returns a token of the account."""
+    http = server.http
+    _create(http, "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+    accounts = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts"
+    _create(http, accounts, {"metadata": {"name": ACCOUNT}})
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": OPERATOR_NAMESPACE}
+    _bind(http, f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings", "ClusterRole", ACCOUNT, RULES, subject)
+    there = f"{RBAC}/namespaces/{OPERATOR_NAMESPACE}"
+    _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-lease", LEASE_RULES, subject)
+    _create(http, "/api/v1/namespaces", {"metadata": {"name": NODE_LEASES}})
+    there = f"{RBAC}/namespaces/{NODE_LEASES}"
+    _bind(http, f"{there}/roles", f"{there}/rolebindings", "Role", f"{ACCOUNT}-nodes", NODE_LEASE_RULES, subject)
+    return account_token(http)
+
+
+def account_token(http: httpx.Client, secret: str | None = None) -> str:
+    """A token of the operator's service account. `secret`: it ends with this Secret in the operator's namespace."""
+    spec: dict[str, object] = {"expirationSeconds": 7200}
+    if secret is not None:
+        spec["boundObjectRef"] = {"kind": "Secret", "apiVersion": "v1", "name": secret}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    account = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts/{ACCOUNT}"
+    answer = http.post(f"{account}/token", json=request)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["status"]["token"])
+
+
+@dataclass(frozen=True)
+class OperatorSetup:
+    """What all processes of one test have in common."""
+
+    folder: Path
+    server_url: str
+    certificate: Path | None
+    """None for plain HTTP."""
+    token: str
+    dashboard_url: str
+    namespaces: Sequence[str]
+    environment: Mapping[str, str]
+    """Further variables."""
+    account: Path | None = None
+    """A folder with `token` and `ca.crt`, as a pod has it of its service account; None for a kubeconfig."""
+    shorter: Mapping[str, float] = field(default_factory=dict)
+    """Names of constants in the operator's modules, and how many times shorter they are for these processes."""
+
+    def connection(self) -> Mapping[str, str]:
+        """The variables that say where the API server is."""
+        if self.account is None:
+            # A client of plain HTTP reads all authorities of this machine, which is half of an operator's start.
+            trusted = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull} if self.certificate is None else {}
+            return {"KUBECONFIG": str(self.kubeconfig()), **trusted}
+        server = urlsplit(self.server_url)
+        return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
+
+    def kubeconfig(self) -> Path:
+        """A file with the account's token."""
+        path = self.folder / "kubeconfig.json"
+        cluster = {"server": self.server_url} | (
+            {"certificate-authority": str(self.certificate)} if self.certificate is not None else {}
+        )
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "operator", "user": {"token": self.token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "operator"}}],
+            "current-context": "test",
+        }
+        path.write_text(json.dumps(content))
+        return path
+
+
+class OperatorProcess:
+    """One process. `name` is its pod's name: a process of the same name is the same pod, restarted."""
+
+    def __init__(self, setup: OperatorSetup, name: str = "operator-0") -> None:
+        keys = setup.folder / "token-keys"
+        keys.mkdir(exist_ok=True)
+        if not (keys / "key").exists():
+            (keys / "key").write_bytes(KEY)
+        self.health_port, self.metrics_port = free_ports(2)
+        self.log_path = setup.folder / f"{name}.log"
+        self.environment = (
+            {key: value for key, value in inherited_environment().items() if not key.startswith("KUBE")}
+            | dict(setup.connection())
+            | {
+                "RLJOB_OPERATOR_NAMESPACES": ",".join(setup.namespaces),
+                "RLJOB_OPERATOR_TRAINER_IMAGE": "example/trainer:1",
+                "RLJOB_OPERATOR_RAY_VERSION": "2.60.0",
+                "RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(keys),
+                "RLJOB_OPERATOR_POD_NAME": name,
+                "RLJOB_OPERATOR_POD_NAMESPACE": OPERATOR_NAMESPACE,
+                "RLJOB_OPERATOR_POD_LABELS": "app.kubernetes.io/name=rljob-operator",
+                "RLJOB_OPERATOR_LEASE_NAME": LEASE,
+                "RLJOB_OPERATOR_LEADER_ELECTION": "false",
+                "RLJOB_OPERATOR_DASHBOARD_URL": setup.dashboard_url,
+                "RLJOB_OPERATOR_HEALTH_PORT": str(self.health_port),
+                "RLJOB_OPERATOR_METRICS_PORT": str(self.metrics_port),
+                "RLJOB_OPERATOR_LOG_LEVEL": "info",
+            }
+            | dict(setup.environment)
+        )
+        self._setup = setup
+        self._process: ForkServerProcess | None = None
+
+    def start(self) -> None:
+        """Starts it; does not wait."""
+        life = (self.environment, self.log_path, self._setup)
+        self._process = _context().Process(target=_live, args=life, daemon=True)
+        self._process.start()
+
+    def wait_until_healthy(self) -> None:
+        """Waits for its probes."""
+        deadline = time.monotonic() + START_SECONDS
+        while self.probe("/healthz") != 200:
+            assert self.exit_code() is None, f"exit code {self.exit_code()}: {self.log()}"
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
+
+    def probe(self, path: str) -> int:
+        """Status of a probe; 0 where nobody answers."""
+        try:
+            return self._page(self.health_port, path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        text = self._page(self.metrics_port, "/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to put anything in order."""
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.join()
+
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing, and its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT, after `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def terminate(self, deadline_seconds: float = 60.0) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.join(deadline_seconds)
+        assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
+        return self._process.exitcode
+
+    def _page(self, port: int, path: str) -> httpx.Response:
+        # By plain HTTP; else the client reads all authorities of this machine first.
+        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_SECONDS, trust_env=False, verify=False)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.is_alive()
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.exitcode if self._process is not None else None
+
+    def log(self) -> str:
+        """All that it has said, over all its lives."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+@functools.cache
+def _context() -> ForkServerContext:
+    """With a server that has imported the operator and this module, so that no process of it imports anything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rljob_operator.__main__", __name__])
+    # It has no other entries of sys.path than any new process (Python 3.11).
+    with first_in_python_path(Path(__file__).parents[2]):
+        forkserver.ensure_running()
+    return context
+
+
+def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
+    """The life of a process."""
+    signal_when_parent_dies(signal.SIGKILL)()
+    # Collecting what was imported would copy all of it into this process.
+    gc.freeze()
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    replace_environment(environment)
+    if setup.account is not None:
+        # Where the kubelet puts them in every pod.
+        incluster_config.SERVICE_TOKEN_FILENAME = str(setup.account / "token")
+        incluster_config.SERVICE_CERT_FILENAME = str(setup.account / "ca.crt")
+    for name, times in setup.shorter.items():
+        _shorten(name, times)
+    sys.exit(main())
+
+
+def _shorten(name: str, times: float) -> None:
+    """In every module of the operator that has it."""
+    modules = [vars(module) for path, module in sys.modules.items() if path.startswith("rljob_operator.")]
+    having = [module for module in modules if name in module]
+    assert having, f"no module of the operator has a constant {name}"
+    for module in having:
+        module[name] = type(module[name])(module[name] / times)
+
+
+def _create(http: httpx.Client, path: str, body: Mapping[str, object]) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code in (201, 409), answer.text
+
+
+def _bind(
+    http: httpx.Client,
+    roles: str,
+    bindings: str,
+    kind: str,
+    name: str,
+    rules: Sequence[Mapping[str, Sequence[str]]],
+    subject: Mapping[str, str],
+) -> None:
+    _create(http, roles, {"metadata": {"name": name}, "rules": list(rules)})
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    _create(http, bindings, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})

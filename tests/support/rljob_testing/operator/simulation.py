@@ -1,0 +1,398 @@
+"""A small model of the outside: KubeRay, pods, Ray and the job's storage as they react to the operator's effects, in a
+time of their own.
+
+With it the operator's decisions run from a job's creation to its end in a plain loop; what the operator knows between
+passes is the status alone, so that it may crash anywhere, or be paused there and come back when another one leads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from rljob_api.conditions import Reason
+from rljob_api.constants import HEAD_GROUP
+from rljob_api.run_state import RunPhase, RunState
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_api.v1alpha1.status import AttemptState, CheckpointStatus, RLJobStatus
+from rljob_operator.reconcile.observed import (
+    EffectFailure,
+    EffectKind,
+    Observed,
+    ObservedPod,
+    ObservedRay,
+    ObservedRayJob,
+    PodProblem,
+    RayJobStatus,
+    Reachability,
+)
+from rljob_operator.reconcile.plan_types import (
+    ApplyNetworkPolicy,
+    CreateCluster,
+    DeleteCluster,
+    DeleteJob,
+    DumpStacks,
+    Effect,
+    StopJob,
+    SubmitJob,
+)
+from rljob_operator.reconcile.status_draft import timestamp
+from rljob_testing.operator import samples
+
+TICK_SECONDS = 4
+POD_TICKS = 3
+"""From a cluster to ready pods, and from its deletion to none."""
+STEPS = 10
+STEPS_BETWEEN_CHECKPOINTS = 5
+LOADING_TICKS = 2
+
+
+@dataclass(frozen=True)
+class Start:
+    """What becomes of one start of the trainer, and of its cluster. Steps are those of the job, not of the start."""
+
+    exit_code: int = 0
+    """After the last step."""
+    fails_at_step: int | None = None
+    """With exit code 1."""
+    head_lost_at_step: int | None = None
+    node_lost_at_step: int | None = None
+    """Of the head: its pod stays listed, and nobody answers there."""
+    cluster_deleted_at_step: int | None = None
+    hangs_at_step: int | None = None
+    worker_lost_at_step: int | None = None
+    """The node of the last worker is away from then on, and the trainer fails with exit code 75."""
+    waits_at_step: int | None = None
+    """The node is back then, and the trainer does no further step until it is asked to stop."""
+
+    @property
+    def last_step(self) -> int:
+        """Where it gets no further."""
+        ends = (self.fails_at_step, self.hangs_at_step, self.worker_lost_at_step, self.waits_at_step)
+        return min([STEPS, *(end for end in ends if end is not None)])
+
+    def fails_at(self, step: int) -> bool:
+        """Whether it has failed by then."""
+        return any(end is not None and step >= end for end in (self.fails_at_step, self.worker_lost_at_step))
+
+
+@dataclass
+class Scenario:
+    """What is special about the outside."""
+
+    job_spec: RLJobSpec = field(default_factory=samples.spec)
+    starts: tuple[Start, ...] = ()
+    """In their order; those that follow go well."""
+    pods_get_ready: bool = True
+    refused_creations: int = 0
+    failed_submissions: int = 0
+    """Requests that do nothing and fail."""
+    lost_answers: bool = False
+    """The first request of each kind is carried out, and reported as failed."""
+    silent_ticks: range = range(0)
+    """Of the dashboard."""
+    suspended_ticks: range = range(0)
+    stopped_in: AttemptState | None = None
+    """Somebody asks the job to stop when its first attempt is in this state."""
+    is_retried: bool = False
+    """Somebody asks it to try again when it has failed."""
+
+
+@dataclass
+class Trainer:
+    """A job in Ray."""
+
+    submission_id: str
+    start_number: int
+    script: Start
+    since: int
+    from_step: int
+    stop_since: int | None = None
+    saved_step: int | None = None
+
+    def step(self, tick: int) -> int:
+        """How far it is."""
+        return min(self.from_step + max(0, tick - self.since - LOADING_TICKS), self.script.last_step)
+
+
+@dataclass
+class Cluster:
+    """A RayCluster, its pods and its Ray."""
+
+    name: str
+    uid: str
+    since: int
+    deleted_since: int | None = None
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+    head_lost: bool = False
+    node_lost_since: int | None = None
+
+    @property
+    def newest(self) -> Trainer | None:
+        """The trainer that was submitted last."""
+        return list(self.trainers.values())[-1] if self.trainers else None
+
+
+@dataclass
+class World:
+    """The outside of one job."""
+
+    scenario: Scenario
+    tick: int = 0
+    clusters: dict[str, Cluster] = field(default_factory=dict)
+    """By UID; those that are gone are not there."""
+    lost_pods: list[ObservedPod] = field(default_factory=list)
+    """Of nodes that are lost, whose clusters are gone."""
+    num_clusters: int = 0
+    starts: list[int] = field(default_factory=list)
+    """Numbers of all starts, in their order."""
+    nodes_of_starts: list[int] = field(default_factory=list)
+    """How many each was submitted for."""
+    nodes_away: int = 0
+    saved_step: int = 0
+    """Of the newest checkpoint in the job's storage."""
+    savers: list[int] = field(default_factory=list)
+    """Numbers of the starts that saved checkpoints, in their order."""
+    most_running: int = 0
+    """Trainers that ran at the same time, at the most, those on lost nodes left out."""
+    reported_lost: set[EffectKind] = field(default_factory=set)
+    deleted: bool = False
+    stop_asked: int | None = None
+    retry_asked: int | None = None
+
+    @property
+    def is_asked_later(self) -> bool:
+        """Whether somebody will still want something of the job."""
+        scenario = self.scenario
+        return self.tick < scenario.suspended_ticks.stop or (scenario.is_retried and self.retry_asked is None)
+
+    def hear(self, status: RLJobStatus) -> None:
+        """What people who read the status ask for."""
+        state = status.attempts[0].state if status.attempts else None
+        if self.stop_asked is None and state is not None and state == self.scenario.stopped_in:
+            self.stop_asked = self.tick
+        if self.retry_asked is None and self.scenario.is_retried and status.result is not None:
+            self.retry_asked = self.tick
+
+    def advance(self) -> None:
+        """One tick passes."""
+        self.tick += 1
+        for found in list(self.clusters.values()):
+            self._happen(found)
+            if found.deleted_since is not None and self.tick >= found.deleted_since + POD_TICKS:
+                del self.clusters[found.uid]
+                if found.node_lost_since is not None:
+                    self.lost_pods += [each for each in self._pods_of(found) if each.group == HEAD_GROUP]
+        self.most_running = max(self.most_running, sum(map(self._num_running, self.clusters.values())))
+
+    def observe(self, name: str, failure: EffectFailure | None) -> Observed:
+        """As the operator sees it now; `name`: the cluster whose dashboard it asks."""
+        suspend = self.tick in self.scenario.suspended_ticks
+        wanted = self.scenario.job_spec.model_copy(update={"suspend": suspend})
+        stop, retry = _asked_at(self.stop_asked), _asked_at(self.retry_asked)
+        return Observed(
+            job=replace(samples.job(wanted), stop_request=stop, retry_request=retry),
+            kuberay_installed=True,
+            clusters=tuple(
+                samples.cluster(uid=found.uid, name=found.name, deleting=found.deleted_since is not None)
+                for found in self.clusters.values()
+            ),
+            pods=(*(each for found in self.clusters.values() for each in self._pods_of(found)), *self.lost_pods),
+            ray=self._dashboard(name),
+            failure=failure,
+        )
+
+    def carry_out(self, effect: Effect, name: str) -> EffectFailure | None:
+        """What became of an effect; `name`: the cluster that the operator knew as the attempt's."""
+        match effect:
+            case CreateCluster():
+                return self._create(effect)
+            case SubmitJob():
+                return self._submit(effect, name)
+            case StopJob():
+                self._stop(effect, name)
+            case DeleteCluster():
+                found = self.clusters.get(effect.uid)
+                if found is not None and found.deleted_since is None:
+                    found.deleted_since = self.tick
+            case DeleteJob():
+                self.deleted = True
+            case ApplyNetworkPolicy() | DumpStacks():
+                pass
+        return None
+
+    def _named(self, name: str) -> Cluster | None:
+        return next((found for found in self.clusters.values() if found.name == name), None)
+
+    def _happen(self, found: Cluster) -> None:
+        """What the scenario does to a cluster, and what its trainer does to the storage."""
+        trainer = found.newest
+        if trainer is None:
+            return
+        script, step = trainer.script, trainer.step(self.tick)
+        if script.head_lost_at_step is not None and step >= script.head_lost_at_step:
+            found.head_lost = True
+        if script.node_lost_at_step is not None and step >= script.node_lost_at_step and found.node_lost_since is None:
+            found.node_lost_since = self.tick
+        if script.worker_lost_at_step is not None and step >= script.worker_lost_at_step:
+            self.nodes_away = 1
+        if script.waits_at_step is not None and step >= script.waits_at_step:
+            self.nodes_away = 0
+        lost = script.cluster_deleted_at_step
+        if lost is not None and step >= lost and found.deleted_since is None:
+            found.deleted_since = self.tick
+        is_there = _is_reached(found)
+        saves = step % STEPS_BETWEEN_CHECKPOINTS == 0 or (self._runs(found) and trainer.stop_since == self.tick - 1)
+        if is_there and saves:
+            self._save(trainer, step)
+
+    def _save(self, trainer: Trainer, step: int) -> None:
+        """Fencing: a start that is not the newest saves nothing."""
+        if step > self.saved_step and trainer.start_number == max(self.starts):
+            self.saved_step = trainer.saved_step = step
+            self.savers.append(trainer.start_number)
+
+    def _runs(self, found: Cluster) -> bool:
+        """Whether its newest trainer does."""
+        return found.newest is not None and _is_reached(found) and self._is_running(found.newest)
+
+    def _num_running(self, found: Cluster) -> int:
+        """Trainers, those of a cluster that is being removed included."""
+        return sum(map(self._is_running, found.trainers.values())) if _is_reached(found) else 0
+
+    def _is_running(self, trainer: Trainer) -> bool:
+        return self._status(trainer) is RayJobStatus.RUNNING
+
+    def _create(self, effect: CreateCluster) -> EffectFailure | None:
+        if self.scenario.refused_creations > 0:
+            self.scenario.refused_creations -= 1
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
+        others = [found for found in self.clusters.values() if found.name != effect.cluster]
+        left = [each for each in self.lost_pods if each.name not in effect.lost_pods]
+        if others or left:
+            return EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATING, "something of the former one is left")
+        if self._named(effect.cluster) is None:
+            self.num_clusters += 1
+            uid = f"c{self.num_clusters}"
+            self.clusters[uid] = Cluster(effect.cluster, uid, self.tick)
+        return self._lost_answer(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED)
+
+    def _submit(self, effect: SubmitJob, name: str) -> EffectFailure | None:
+        found = self._named(name)
+        if self.scenario.failed_submissions > 0 or found is None:
+            self.scenario.failed_submissions -= 1
+            return EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent")
+        if effect.submission_id not in found.trainers:
+            number = len(self.starts)
+            script = self.scenario.starts[number] if number < len(self.scenario.starts) else Start()
+            self.starts.append(effect.start_number)
+            self.nodes_of_starts.append(dict(effect.nodes).get("main", self._num_nodes))
+            found.trainers[effect.submission_id] = Trainer(
+                effect.submission_id, effect.start_number, script, self.tick, self.saved_step
+            )
+        return self._lost_answer(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE)
+
+    def _stop(self, effect: StopJob, name: str) -> None:
+        found = self._named(name)
+        trainer = found.trainers.get(effect.submission_id) if found is not None else None
+        if trainer is not None and trainer.stop_since is None:
+            trainer.stop_since = self.tick
+
+    def _lost_answer(self, kind: EffectKind, reason: Reason) -> EffectFailure | None:
+        if not self.scenario.lost_answers or kind in self.reported_lost:
+            return None
+        self.reported_lost.add(kind)
+        return EffectFailure(kind, reason, "timeout")
+
+    @property
+    def _num_nodes(self) -> int:
+        return self.scenario.job_spec.pools[0].nodes
+
+    @property
+    def _gpus(self) -> tuple[int, ...]:
+        return (2,) * (self._num_nodes - self.nodes_away)
+
+    def _pods_of(self, found: Cluster) -> tuple[ObservedPod, ...]:
+        going = found.deleted_since is not None
+        ready = self.tick >= found.since + POD_TICKS and self.scenario.pods_get_ready
+        problem = None if ready else PodProblem(Reason.UNSCHEDULABLE, "no node has a GPU")
+        lost = found.node_lost_since
+        silent = 0.0 if lost is None else float(TICK_SECONDS * (self.tick - lost))
+        workers = [
+            samples.pod(f"{found.uid}-w{number}", cluster=found.name, ready=ready, deleting=going, problem=problem)
+            for number in range(self._num_nodes - self.nodes_away)
+        ]
+        if found.head_lost:
+            return tuple(workers)
+        head = samples.pod(
+            f"{found.uid}-h", HEAD_GROUP, cluster=found.name, ready=ready, deleting=going, node_silent_seconds=silent
+        )
+        return (head, *workers)
+
+    def _dashboard(self, name: str) -> ObservedRay:
+        found = self._named(name)
+        if found is None or not any(each.group == HEAD_GROUP and each.ready for each in self._pods_of(found)):
+            return ObservedRay(Reachability.NOT_ASKED)
+        if found.node_lost_since is not None:
+            return samples.silent_ray(seconds=float(TICK_SECONDS * (self.tick - found.node_lost_since)))
+        if self.tick in self.scenario.silent_ticks:
+            return samples.silent_ray(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
+        trainer = found.newest
+        return samples.ray(gpus=self._gpus) if trainer is None else self._told(trainer)
+
+    def _status(self, trainer: Trainer) -> RayJobStatus:
+        script, step = trainer.script, trainer.step(self.tick)
+        hangs = script.hangs_at_step is not None and step >= script.hangs_at_step
+        if trainer.stop_since is not None and self.tick >= trainer.stop_since + 2 and not hangs:
+            return RayJobStatus.STOPPED
+        if script.fails_at(step):
+            return RayJobStatus.FAILED
+        if step < STEPS or hangs:
+            return RayJobStatus.RUNNING
+        return RayJobStatus.FAILED if script.exit_code else RayJobStatus.SUCCEEDED
+
+    def _told(self, trainer: Trainer) -> ObservedRay:
+        """What Ray and the trainer's run state say."""
+        status, script = self._status(trainer), trainer.script
+        loads = self.tick - trainer.since < LOADING_TICKS
+        phases = {
+            RayJobStatus.STOPPED: RunPhase.STOPPED,
+            RayJobStatus.FAILED: RunPhase.FAILED,
+            RayJobStatus.SUCCEEDED: RunPhase.COMPLETE,
+        }
+        phase = phases.get(status, RunPhase.STARTING if loads else RunPhase.RUNNING)
+        code = script.exit_code or (1 if script.worker_lost_at_step is None else 75)
+        codes = {RayJobStatus.FAILED: code, RayJobStatus.SUCCEEDED: 0}
+        told = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
+        return samples.ray(told, self._state(trainer, phase), gpus=self._gpus)
+
+    def _state(self, trainer: Trainer, phase: RunPhase) -> RunState:
+        step = trainer.step(self.tick)
+        steps_done = max(0, step - trainer.from_step)
+        written = samples.NOW + timedelta(seconds=TICK_SECONDS * (trainer.since + LOADING_TICKS + steps_done))
+        state = samples.run_state(phase, step=step, seconds_ago=(samples.NOW - written).total_seconds())
+        update: dict[str, object] = {"resumed_from_step": trainer.from_step or None}
+        saved = trainer.saved_step or trainer.from_step
+        if saved:
+            update["checkpoint"] = CheckpointStatus(
+                step=saved,
+                uri=f"file:///rljob/storage/checkpoints/{saved}",
+                digest="sha256:1",
+                saved_at=timestamp(samples.NOW + timedelta(seconds=TICK_SECONDS * saved)),
+            )
+        return state.model_copy(update=update)
+
+
+def _asked_at(tick: int | None) -> str | None:
+    """The value of a request that was made at this tick."""
+    return timestamp(samples.NOW + timedelta(seconds=TICK_SECONDS * tick)) if tick is not None else None
+
+
+def _is_reached(found: Cluster) -> bool:
+    """Whether its head is there, and its node."""
+    return not found.head_lost and found.node_lost_since is None
+
+
+def unstarted_copy(scenario: Scenario) -> Scenario:
+    """The scenario as it was before anything happened."""
+    return replace(scenario)

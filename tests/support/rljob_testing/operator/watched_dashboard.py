@@ -1,0 +1,135 @@
+"""A Ray dashboard within the event loop of a test, and a watcher of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from rljob_operator.metrics import Metrics
+from rljob_operator.ray.client import Dashboard, RayClient
+from rljob_operator.ray.run_watcher import RunWatcher
+from rljob_operator.reconcile.observed import ObservedRay
+from rljob_testing.operator import scripts
+
+SUBMISSION = "job-1-1"
+STACKS = "job-1-1-stacks"
+RUN_STATE = f"rljob-run-state-{SUBMISSION}.json"
+HEAD: dict[str, object] = {"node_id": "head", "is_head_node": True, "state": "ALIVE", "resources_total": {"CPU": 1.0}}
+WORKER: dict[str, object] = {
+    "node_id": "worker",
+    "is_head_node": False,
+    "state": "ALIVE",
+    "resources_total": {"GPU": 8.0},
+}
+INFEASIBLE: dict[str, object] = {
+    "name": "rollout",
+    "state": "PENDING",
+    "stats": {"scheduling_state": "INFEASIBLE"},
+    "bundles": [{"unit_resources": {"GPU": 8.0}}],
+}
+
+
+def state(phase: str, step: int = 1) -> str:
+    return json.dumps(scripts.run_state({"RLJOB_ATTEMPT": "1"}, phase, step))
+
+
+@dataclass
+class FakeRay:
+    """A dashboard within this event loop, and what it was asked for since `asked` was last emptied."""
+
+    nodes: list[dict[str, object]] = field(default_factory=lambda: [HEAD, WORKER])
+    groups: list[dict[str, object]] = field(default_factory=list)
+    status: str | None = "RUNNING"
+    """Of the job; None where Ray knows none."""
+    exit_code: int | None = None
+    has_stacks: bool = False
+    """Whether it knows the program that writes the job's stacks."""
+    state: str | None = None
+    log: str = ""
+    guarded: bool = True
+    rejecting: bool = False
+    """It takes the token for a wrong one."""
+    failing: set[str] = field(default_factory=set)
+    """What it answers with 503."""
+    asked: list[str] = field(default_factory=list)
+    num_connections: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                status, text = self.answer(head.split(" ")[0], head.split(" ")[1], "Authorization:" in head)
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def answer(self, method: str, path: str, has_token: bool) -> tuple[int, str]:
+        what, status, text = self.found(method, path) if has_token else ("probe", 401 if self.guarded else 200, "{}")
+        self.asked.append(what)
+        if self.rejecting and has_token:
+            return 403, "Forbidden: Invalid authentication token"
+        return (503, "busy") if what in self.failing else (status, text)
+
+    def found(self, method: str, path: str) -> tuple[str, int, str]:
+        if path.startswith("/api/v0/logs/file"):
+            name, text = ("state", self.state) if f"filename={RUN_STATE}" in path else ("log", self.log)
+            return (name, 500, "A file is not found at: x") if text is None else (name, 200, text)
+        if path.startswith("/api/v0/"):
+            what = path.removeprefix("/api/v0/").partition("?")[0]
+            listed = self.nodes if what == "nodes" else self.groups
+            return what, 200, json.dumps({"data": {"result": {"result": listed}}})
+        if method == "POST":
+            return "submit", 200, "{}"
+        if path == f"/api/jobs/{STACKS}":
+            return ("stacks", 200, '{"status": "SUCCEEDED"}') if self.has_stacks else ("stacks", 404, "no job")
+        known = {"status": self.status, "driver_node_id": "head", "driver_exit_code": self.exit_code}
+        return ("job", 404, "no job") if self.status is None else ("job", 200, json.dumps(known))
+
+    def since(self) -> list[str]:
+        """What was asked, and from now on again."""
+        found, self.asked = self.asked, []
+        return found
+
+
+@dataclass
+class WatchedDashboard:
+    """A dashboard, a watcher of it, and the watcher's clock."""
+
+    ray: FakeRay
+    port: int
+    http: RayClient
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.watcher = RunWatcher(lambda: self.now)
+
+    def dashboard(self, token: str = "token") -> Dashboard:
+        return self.http.dashboard(f"http://127.0.0.1:{self.port}", [token])
+
+    async def look(self, submission: str | None = SUBMISSION) -> ObservedRay:
+        return await self.watcher.observe("uid", self.dashboard(), submission)
+
+    async def looks(self, number: int) -> list[list[str]]:
+        """What was asked in each of so many looks."""
+        self.ray.since()
+        return [self.ray.since() for _ in range(number) if await self.look()]
+
+
+@asynccontextmanager
+async def world(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
+    server = await asyncio.start_server(ray.serve, "127.0.0.1", 0)
+    async with asyncio.timeout(60), RayClient(Metrics()) as http:
+        yield WatchedDashboard(ray, server.sockets[0].getsockname()[1], http)
+    server.close()
+
+
+def run_with_dashboard(ray: FakeRay, test: Callable[[WatchedDashboard], Coroutine[None, None, None]]) -> None:
+    async def run() -> None:
+        async with world(ray) as place:
+            await test(place)
+
+    asyncio.run(run())

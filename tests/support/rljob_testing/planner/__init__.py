@@ -1,0 +1,1 @@
+"""Jobs to plan, and oracles for what is planned."""

@@ -1,0 +1,325 @@
+"""What torch's own memory tracker counts for the training engine's module: an oracle for the planner's formulas.
+
+`FSDPMemTracker` (torch.distributed._tools, 2.13) sees every storage that an operation makes and when it goes. With fake
+tensors, which have shapes and no memory, and a process group that is called `fake`, models of any size run for any
+number of ranks. What runs is the engine's own: `sharded_model` with its units of sharding, mixed precision,
+recomputation and adapters, `TokenModel` with its passes and its output head in tiles, `make_adamw`, micro-batches of
+`TokenBatch`, sequence ranks. What the engine's `_accumulate` and `optimizer_step` do around that is written again here.
+
+FSDP2 does not run on fake CUDA tensors without a driver (it makes streams). So tensors are on the CPU, and three things
+that follow from the device are set to what they are on a GPU: the kernel of attention is `torch.nn.attention.varlen`
+(FlashAttention; torch's own fake form of it: it keeps queries, keys, values, output and a number in 32 bits per token
+and head), tiles of logits have the size for GPUs, and products of matrices are in 16 bits. What streams change cannot
+be seen: an allocator that waits for another stream before it gives memory again, and its fragments.
+
+Where the tracker itself adds memory: autograd adds gradients of one tensor (a tied embedding) out of place while a
+dispatch mode is on, else in place; and the tracker's own hook keeps the last gradient of a unit while it is reduced.
+Both show at the end of a backward pass with few tokens only.
+
+`MemoryCase` is one case for both: a model by its name in the planner's table, whose numbers are those of its
+`config.json`. `tracked` is what the tracker counts, `planned` what the planner says.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import _State
+from torch.distributed.tensor import _sharding_prop
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, PreTrainedConfig
+
+from rljob_api.v1alpha1.model import Lora
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_planner.job import lora_shape
+from rljob_planner.known_models import known_config, known_model
+from rljob_planner.memory.train_passes import scoring_peak, train_peak
+from rljob_planner.model_shape import ModelShape
+from rljob_planner.plan_types import Peak
+from rljob_planner.workload import TrainLayout, TrainModel
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.engines.train import attention, passes, token_logprobs
+from rljob_trainer.engines.train.attention_kernels import Kernel
+from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout
+from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.optimizer import make_adamw
+from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.sharded_model import sharded_model
+from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
+from rljob_trainer.engines.train.token_model import AskDistribution, TokenModel
+
+CPU = torch.device("cpu")
+NUM_MICRO_BATCHES = 2
+"""Of an update: the second one finds gradients of the first."""
+PROMPT_TOKENS = 3
+
+
+@dataclass(frozen=True)
+class OracleCase:
+    """A model, where, and what it works on."""
+
+    config: PreTrainedConfig
+    layout: ParallelLayout
+    tokens_of_rank: int
+    """Of a micro-batch, that each rank's layers work on."""
+    row_tokens: int
+    """Of each row; divides all tokens of a micro-batch."""
+    recomputed_every: int = 0
+    """0: activations are kept."""
+    adapter_rank: int | None = None
+    is_trained: bool = True
+    defers_reduction: bool = False
+    compute_dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Bytes of the first rank."""
+
+    resident: int
+    """Between updates, after the first."""
+    passes: int
+    """The peak of forward and backward passes."""
+    whole: int
+    """That, and the optimizer step."""
+    at_peak: dict[str, int]
+    """By the tracker's kinds."""
+
+
+class _QuickTracker(FSDPMemTracker):  # type: ignore[no-untyped-call]
+    """Without peaks of every module by itself, which take most of its time, and without looking at questions for a
+    tensor's device, which are most of the operations."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.ops.prim.device.default:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    def _update_peak_stats(self, peak_state: _State) -> None:
+        del peak_state
+        for device, snapshot in self._curr_mem_snap.items():
+            if snapshot["Total"] > self._peak_mem.get(device, 0):
+                self._peak_mem[device] = snapshot["Total"]
+                self._peak_mem_snap[device] = dict(snapshot)
+
+
+def peak_by_tracker(case: OracleCase) -> Tracked:
+    """Of one update with moments of earlier ones, or of a pass without a backward pass of a frozen model."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        case.config.save_pretrained(folder)
+        stack.enter_context(_fake_ranks(case.layout.num_ranks))
+        stack.enter_context(_as_on_a_gpu())
+        meshes = LayoutMeshes(case.layout, "cpu")
+        model = sharded_model(_settings(case, folder), case.layout, meshes.parameters, case.compute_dtype)
+        model.train(case.is_trained)
+        group = meshes.sequence_group
+        micro_batch = _micro_batch(case, None if group is None else SequenceRanks.of(group))
+        return _tracked_update(case, model, micro_batch)
+
+
+def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch) -> Tracked:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    micro_batch = _faked(micro_batch, mode)
+    with mode:
+        model._apply(lambda each: torch.empty_like(each, device=CPU) if each.is_meta else each)  # type: ignore[no-untyped-call]
+        model.requires_grad_(case.is_trained) if case.adapter_rank is None else None
+        optimizer = None
+        if case.is_trained:
+            trained = [each for each in model.parameters() if each.requires_grad]
+            optimizer = make_adamw(trained, Optimizer())
+            for each in trained:
+                optimizer.state[each] = {
+                    "step": torch.zeros(()),
+                    "exp_avg": torch.zeros_like(each),
+                    "exp_avg_sq": torch.zeros_like(each),
+                }
+        tracker = _QuickTracker(model, optimizer)
+        with tracker:
+            resident = _total(tracker, "current")
+            if optimizer is None:
+                _score(model, micro_batch)
+            else:
+                for number in range(NUM_MICRO_BATCHES):
+                    _learn(case, model, micro_batch, is_last=number == NUM_MICRO_BATCHES - 1)
+                    tracker.reset_mod_stats()
+            of_passes = _total(tracker, "peak")
+            if optimizer is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        at_peak = {str(kind): size for kind, size in tracker.get_tracker_snapshot("peak")[CPU].items()}
+        return Tracked(resident, of_passes, _total(tracker, "peak"), at_peak)
+
+
+def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_last: bool) -> None:
+    if case.defers_reduction:
+        model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+    elif case.layout.num_replicas > 1:
+        model.set_requires_all_reduce(is_last)  # type: ignore[operator]
+    *_, logprobs_R, _entropy, _squares = model(
+        lambda each: passes.routed_columns(micro_batch, AskDistribution(1.0), each)
+    )
+    assert logprobs_R is not None
+    (-logprobs_R.sum()).backward()
+
+
+@torch.no_grad()
+def _score(model: TokenModel, micro_batch: MicroBatch) -> None:
+    model(lambda each: passes.columns(micro_batch, AskDistribution(1.0), each))
+
+
+def _total(tracker: FSDPMemTracker, moment: str) -> int:
+    return int(tracker.get_tracker_snapshot(moment)[CPU]["Total"])
+
+
+def _settings(case: OracleCase, folder: Path) -> TrainEngineSettings:
+    rank = case.adapter_rank
+    return TrainEngineSettings(
+        model_folder=folder,
+        device=CPU,
+        compute_dtype=case.compute_dtype,
+        gradient_checkpointing=case.recomputed_every > 0,
+        max_tokens_per_micro_batch=case.tokens_of_rank,
+        optimizer=Optimizer() if case.is_trained else None,
+        layout=case.layout,
+        adapters=None if rank is None else AdapterSettings(Lora(rank=rank, alpha=2 * rank), 0),
+        gradient_checkpointing_every_nth_layer=max(1, case.recomputed_every),
+        defers_reduction=case.defers_reduction,
+    )
+
+
+def _micro_batch(case: OracleCase, ranks: SequenceRanks | None) -> MicroBatch:
+    """On the host. A row's last token is not read, so it has one more."""
+    num_rows = case.tokens_of_rank * case.layout.num_sequence_ranks // case.row_tokens
+    tokens = RaggedColumn.from_rows([torch.zeros(case.row_tokens + 1, dtype=torch.int64)] * num_rows)
+    mask = RaggedColumn.from_rows([torch.arange(case.row_tokens + 1) >= PROMPT_TOKENS] * num_rows)
+    return TokenBatch(tokens, mask, {}).micro_batch(range(num_rows), CPU, ranks)
+
+
+def _faked(micro_batch: MicroBatch, mode: FakeTensorMode) -> MicroBatch:
+    def fake(tensor: Tensor) -> Tensor:
+        return mode.from_tensor(tensor)
+
+    rows = micro_batch.rows
+    # These are worked out where they are first asked for, from numbers that fake tensors do not have.
+    vars(rows).update(position_ids_1N=fake(rows.position_ids_1N), starts_B1=fake(rows.starts_B1))
+    return replace(
+        micro_batch,
+        tokens_N=fake(micro_batch.tokens_N),
+        predictors_R=fake(micro_batch.predictors_R),
+        targets_R=fake(micro_batch.targets_R),
+    )
+
+
+@contextmanager
+def _fake_ranks(num_ranks: int) -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    with (
+        patch.object(attention, "choose_kernel", lambda *_: Kernel.VARIABLE_LENGTH),
+        patch.object(token_logprobs, "CPU_CHUNK_BYTES", token_logprobs.GPU_CHUNK_BYTES),
+        patch.object(token_logprobs, "_product_dtype", lambda hidden_ND: hidden_ND.dtype),
+        # DTensor works out shapes with whole tensors of the fake mode that it finds, which the tracker would count:
+        # four times all parameters in the step of AdamW. In a mode of its own it does not.
+        patch.object(_sharding_prop, "detect_fake_mode", lambda: None),
+    ):
+        yield
+
+
+ROW_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """What both are asked."""
+
+    model: str
+    num_shards: int
+    num_replicas: int = 1
+    sequence_parallel: int = 1
+    tokens_of_rank: int = ROW_TOKENS
+    recomputed_every: int = 0
+    rank: int | None = None
+    is_trained: bool = True
+    defers_reduction: bool = False
+    num_layers: int | None = None
+    """None: as many as the model has."""
+
+    def changed(
+        self,
+        *,
+        model: str | None = None,
+        recomputed_every: int | None = None,
+        rank: int | None = None,
+        is_trained: bool | None = None,
+    ) -> MemoryCase:
+        """With what is given in the place of what was."""
+        return replace(
+            self,
+            model=self.model if model is None else model,
+            recomputed_every=self.recomputed_every if recomputed_every is None else recomputed_every,
+            rank=self.rank if rank is None else rank,
+            is_trained=self.is_trained if is_trained is None else is_trained,
+        )
+
+    def config(self) -> PreTrainedConfig:
+        """For transformers."""
+        fields = dict(known_config(self.model))
+        if self.num_layers is not None:
+            fields["num_hidden_layers"] = self.num_layers
+        config: PreTrainedConfig = AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+        return config
+
+    def shape(self) -> ModelShape:
+        """For the planner."""
+        shape = known_model(self.model)
+        assert shape is not None, self.model
+        return shape if self.num_layers is None else replace(shape, num_layers=self.num_layers)
+
+    def oracle(self) -> OracleCase:
+        """For the tracker."""
+        return OracleCase(
+            self.config(),
+            ParallelLayout(self.num_shards, self.num_replicas, self.sequence_parallel),
+            self.tokens_of_rank,
+            min(self.tokens_of_rank * self.sequence_parallel, ROW_TOKENS),
+            self.recomputed_every,
+            adapter_rank=self.rank,
+            is_trained=self.is_trained,
+            defers_reduction=self.defers_reduction,
+            compute_dtype=torch.bfloat16,
+        )
+
+
+def peak_by_planner(case: MemoryCase) -> Peak:
+    """By the planner."""
+    shape = case.shape()
+    model = TrainModel(
+        shape,
+        case.is_trained,
+        checkpoints_activations=case.recomputed_every > 0,
+        checkpoints_every_nth_layer=max(1, case.recomputed_every),
+        lora=None if case.rank is None else lora_shape(shape, case.rank, None, syncs_alone=False),
+        defers_reduction=case.defers_reduction,
+    )
+    layout = TrainLayout(case.num_shards * case.num_replicas, case.num_shards, case.sequence_parallel)
+    return (train_peak if case.is_trained else scoring_peak)(model, layout, case.tokens_of_rank)

@@ -1,0 +1,212 @@
+"""Workers that compute next to nothing, to watch how calls and data travel, and groups of them on the Ray that this
+process is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rljob_testing.settings import inherited_python_path
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.mesh import MeshPosition, mesh_position
+from rljob_trainer.dispatch.modes import Dispatch, Execute, register_dispatch_mode
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.dispatch.split_gather import gather_list, split_one_to_all
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.errors import DataError
+from rljob_trainer.groups.fused_worker import RoleSpec
+from rljob_trainer.groups.worker_group import WorkerGroup
+from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
+
+TENSOR_PARALLEL_MESH = "tp"
+TO_ALL_AGAIN = "TO_ALL_AGAIN"
+
+register_dispatch_mode(TO_ALL_AGAIN, split_one_to_all, gather_list)
+
+CLOSED_BY_PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1234"
+
+
+class EchoWorker(Worker):
+    """In the mesh `tp` pairs of ranks are peers."""
+
+    def __init__(self, context: WorkerContext, name: str = "echo", others: tuple[str, ...] = ()) -> None:
+        super().__init__(context)
+        self.name = name
+        self.others = others
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """See Worker."""
+        if mesh == TENSOR_PARALLEL_MESH:
+            return mesh_position(self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, answers={"tp": 1})
+        return super().mesh_position(mesh)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def empty(self) -> None:
+        """Nothing."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def whoami(self) -> tuple[str, int, int, tuple[str, ...]]:
+        """Name, rank, process id, roles built before."""
+        return self.name, self.context.rank, os.getpid(), self.others
+
+    @register(TO_ALL_AGAIN, execute=Execute.RANK_ZERO)
+    def only_first(self, value: int) -> int:
+        """The rank's answer."""
+        return value + self.context.rank
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def later(self, value: int) -> int:
+        """After a moment."""
+        await asyncio.sleep(0.01)
+        return value + self.context.rank
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def echo(self, batch: DataProto) -> DataProto:
+        """The same."""
+        return batch
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def add(self, batch: DataProto, number: float = 1.0) -> DataProto:
+        """`number` added to every tensor column."""
+        return DataProto({name: column + number for name, column in batch.tensors.items()}, meta=batch.meta)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def add_later(self, batch: DataProto, seconds: float = 0.0) -> DataProto:
+        """1 added, after so many seconds."""
+        time.sleep(seconds)
+        return self.add(batch)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def add_when_there_is(self, batch: DataProto, file: str) -> DataProto:
+        """1 added, as soon as there is such a file."""
+        while not os.path.exists(file):
+            time.sleep(0.05)
+        return self.add(batch)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, mesh=TENSOR_PARALLEL_MESH)
+    def ranks(self, batch: DataProto) -> DataProto:
+        """Every row with the rank that answers for it."""
+        return DataProto({"rank": torch.full((len(batch), 2), self.context.rank), "x": batch["x"]})
+
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def apply(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
+        """What the function makes of the share."""
+        return function(batch)
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def sums(self, batch: DataProto) -> Metrics:
+        """Of every tensor column."""
+        return {f"{name}_sum": float(column.double().sum()) for name, column in batch.tensors.items()}
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def change_in_place(self, batch: DataProto) -> DataProto:
+        """A mistake."""
+        batch["x"].add_(1)
+        return batch
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def uneven(self, batch: DataProto) -> DataProto:
+        """Rank r keeps r + 1 rows."""
+        return batch.slice(0, self.context.rank + 1)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail(self, rank: int, kind: str) -> None:
+        """On one rank only; the others wait for it a while, as in a collective, or see their connection closed."""
+        if kind == "peers first":
+            time.sleep(0.5 if self.context.rank == rank else 0)
+            raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
+        if kind == "death, told by peers in words of their own":
+            if self.context.rank != rank:
+                raise RuntimeError("the other side did not say goodbye")
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.context.rank != rank:
+            time.sleep(1)
+        elif kind == "own":
+            raise DataError("a column is missing")
+        elif kind == "foreign":
+            raise ZeroDivisionError("somebody divided by nothing")
+        elif kind == "exit":
+            sys.exit(7)
+        elif kind == "memory":
+            self.hoard = b"x" * 2**30
+        else:
+            os.kill(os.getpid(), int(kind))
+
+
+def make_echo(name: str, context: WorkerContext, others: Mapping[str, Worker]) -> EchoWorker:
+    """A factory of a role."""
+    return EchoWorker(context, name, tuple(others))
+
+
+PYTHON_PATH = os.pathsep.join([str(Path(__file__).parents[2]), *inherited_python_path()])
+Described = tuple[str, int, int, tuple[str, ...]]
+"""What `EchoWorker.whoami` tells."""
+ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("first", "second")]
+
+
+@contextmanager
+def echo_processes(
+    num_workers: int, name: str | None = None, roles: Sequence[RoleSpec] = ROLES
+) -> Iterator[WorkerProcesses]:
+    """Processes with these roles, `first` and `second` by default, ended afterwards."""
+    pool = ResourcePool(PoolSettings("main", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
+    try:
+        processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}, name)
+        try:
+            processes.build(pool.slots(), BuildSettings("cpu", 1, None), roles)
+            yield processes
+        finally:
+            processes.close()
+    finally:
+        pool.release()
+
+
+def call(group: WorkerGroup, method: str, *arguments: object, **named: object) -> object:
+    """A method of the group."""
+    bound = cast(Callable[..., object], vars(group)[method])
+    return bound(*arguments, **named)
+
+
+def call_for_batch(group: WorkerGroup, method: str, *arguments: object, **named: object) -> DataProto:
+    """A method of the group that gives a batch."""
+    result = call(group, method, *arguments, **named)
+    assert isinstance(result, DataProto)
+    return result
+
+
+def describe_ranks(group: WorkerGroup) -> list[Described]:
+    """What every rank tells of itself."""
+    return cast(list[Described], call(group, "whoami"))
+
+
+def mixed_batch(num_rows: int, width: int = 3) -> DataProto:
+    """A column of every kind; row i has the number i."""
+    numbers = torch.arange(num_rows)
+    return DataProto(
+        {"x": numbers[:, None].repeat(1, width), "number": numbers},
+        {"name": tuple(f"row {row}" for row in range(num_rows))},
+        {"step": 3},
+        {"tokens": RaggedColumn.from_rows([list(range(row)) for row in range(num_rows)], torch.int64)},
+    )
+
+
+def raise_if_dead_within(processes: WorkerProcesses, seconds: float) -> None:
+    """Raises WorkerDiedError as soon as the watch does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        processes.raise_if_dead()
+        time.sleep(0.05)

@@ -1,0 +1,199 @@
+"""Workers that do what workers should not, and what is seldom done, to watch what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ray.exceptions import GetTimeoutError
+
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.modes import Dispatch, Execute, register_dispatch_mode
+from rljob_trainer.dispatch.register import register
+from rljob_trainer.dispatch.split_gather import Arguments, SplitCall, gather_batches, split_batches
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.errors import DataError, TrainerError
+
+LAST_SHARE_FIRST = "LAST_SHARE_FIRST"
+
+
+def split_backwards(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
+    """The last share for the first rank."""
+    call = split_batches(positions, arguments)
+    return SplitCall(call.shares[::-1], call.share_of_rank, call.num_padded_rows)
+
+
+register_dispatch_mode(LAST_SHARE_FIRST, split_backwards, gather_batches, by_data_rank=True, keeps_data=True)
+
+
+class TwoArgumentsError(Exception):
+    """Does not pickle: pickle calls the class with the message alone."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class TwoArgumentsTrainerError(TrainerError):
+    """One of ours that does not pickle."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class FaultyWorker(Worker):
+    """See the methods."""
+
+    def mesh_position(self, mesh: str) -> MeshPosition:
+        """In the mesh `unknown` it does not know."""
+        if mesh == "unknown":
+            raise DataError("there is no such mesh")
+        return super().mesh_position(mesh)
+
+    @register(blocking=False)
+    def make(self, batch: DataProto) -> DataProto:
+        """Its rank in a column of every kind."""
+        rank = torch.full((len(batch),), self.context.rank)
+        return DataProto(
+            {
+                "light": rank,
+                "graph": torch.ones(len(batch), requires_grad=True) * 2,
+                "heavy": rank[:, None].repeat(1, 4),
+            },
+            {"list": tuple([0] for _ in range(len(batch))), "text": ("a",) * len(batch)},
+        )
+
+    @register(blocking=False)
+    def make_when_there_is(self, batch: DataProto, file: str) -> DataProto:
+        """The same, as soon as there is such a file."""
+        _wait_for(file)
+        return self.make(batch)
+
+    @register(blocking=False)
+    def make_some(self, batch: DataProto) -> DataProto:
+        """Of rank r the first r rows only."""
+        return batch.slice(0, self.context.rank)
+
+    @register(blocking=False)
+    def fail(self, batch: DataProto) -> DataProto:
+        """A result that never is."""
+        raise DataError(f"failed on {self.context.rank} with {len(batch)} rows")
+
+    @register()
+    def read(self, batch: DataProto) -> DataProto:
+        """The light column plus the number in the list, both one number per row."""
+        lists = [float(len(value)) for value in batch.object_column("list") if isinstance(value, list)]
+        return DataProto(
+            {
+                "light": batch["light"].double(),
+                "length": torch.tensor(lists),
+                "needs_gradient": torch.full((len(batch),), batch["graph"].requires_grad),
+            }
+        )
+
+    @register()
+    def append(self, batch: DataProto) -> DataProto:
+        """Changes the lists of its argument in place."""
+        for value in batch.object_column("list"):
+            assert isinstance(value, list)
+            value.append(1)
+        return batch.only(["light"])
+
+    @register()
+    def add_to_light(self, batch: DataProto) -> DataProto:
+        """Changes a light column of its argument in place."""
+        batch["light"].add_(1000)
+        return batch.only(["light"])
+
+    @register()
+    def both(self, first: DataProto, second: DataProto) -> DataProto:
+        """Numbers of rows."""
+        return DataProto({"rows": torch.tensor([len(first), len(second)])})
+
+    @register(LAST_SHARE_FIRST)
+    def backwards(self, batch: DataProto) -> DataProto:
+        """What it is given."""
+        return batch.only(["light"])
+
+    @register(execute=Execute.RANK_ZERO)
+    def first_share(self, batch: DataProto) -> DataProto:
+        """What rank 0 is given."""
+        return batch
+
+    @register(mesh="unknown")
+    def nowhere(self, batch: DataProto) -> DataProto:
+        """Cannot be called."""
+        return batch
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sum_over_ranks(self, value: float) -> float:
+        """A collective."""
+        total = torch.tensor(value)
+        dist.all_reduce(total)
+        return float(total)
+
+    @register(Dispatch.ALL_TO_ALL)
+    def together(self, value: object) -> object:
+        """Waits for all ranks."""
+        dist.barrier()
+        return value
+
+    @register(Dispatch.ONE_TO_ALL)
+    def go_wrong(self, how: str) -> object:
+        """On rank 0."""
+        if self.context.rank:
+            return None
+        match how:
+            case "timeout":
+                raise GetTimeoutError("somebody else's")
+            case "two arguments":
+                raise TwoArgumentsError("this", "that")
+            case "ours with two arguments":
+                raise TwoArgumentsTrainerError("this", "that")
+            case "lock":
+                error = ValueError("holds a lock")
+                error.lock = threading.Lock()  # type: ignore[attr-defined]
+                raise error
+            case "long":
+                raise ValueError("x" * 5_000_000)
+            case "generator":
+                return (number for number in range(3))
+            case "result":
+                return Unreadable()
+        raise AssertionError(how)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def wait(self, begun: str, end: str) -> None:
+        """Makes a file and waits for the other."""
+        Path(begun).touch()
+        _wait_for(end)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def rank(self) -> int:
+        """Of this worker."""
+        return self.context.rank
+
+
+def _wait_for(file: str) -> None:
+    while not Path(file).exists():
+        time.sleep(0.02)
+
+
+class Unreadable:
+    """Pickles, and cannot be read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unread, ()
+
+
+def _unread() -> Iterator[None]:
+    raise OSError("cannot be read here")
+
+
+def make_faulty(context: WorkerContext, _others: Mapping[str, Worker]) -> FaultyWorker:
+    """A factory of the role."""
+    return FaultyWorker(context)

@@ -1,0 +1,129 @@
+"""Ray workers that are forked from a process which has loaded torch and transformers, so that not each loads them.
+
+A Ray node starts a worker as `python PATH ...`. On a node that this program starts, PATH is this file: it hands its
+arguments and its output over to the process with the libraries, which forks the worker, and waits for the worker's end.
+It imports nothing, for it is started for every worker.
+
+    python forked_workers.py start --head ...     `ray start`, and beside it the process that is forked
+
+What libraries read of the environment when they are loaded, is that of this program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+NAME_VARIABLE = "RLJOB_TEST_FORKED_WORKERS"
+"""The name of a Unix socket without a file."""
+READY = "ready to fork workers"
+LIBRARIES = ("rljob_trainer.workers.factories", "transformers.models.qwen2.modeling_qwen2")
+"""Not Ray, which reads at its import of which job a process is."""
+
+
+def request_forked_worker() -> None:
+    """Has a worker forked that is like this process, and ends with it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"\0{os.environ[NAME_VARIABLE]}")
+        request = json.dumps([sys.argv, dict(os.environ), os.getcwd()]).encode()
+        socket.send_fds(connection, [len(request).to_bytes(4, "big")], [1, 2])
+        connection.sendall(request)
+        worker = int(connection.recv(32))
+        signal.signal(signal.SIGTERM, lambda number, _: os.kill(worker, number))
+        # Closed when the worker ends.
+        connection.recv(1)
+
+
+def serve(name: str) -> None:
+    """Forks workers until whoever has started this process ends."""
+    import importlib
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen(64)
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    print(READY, flush=True)
+    # Whoever forks is not told of the end of each.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener.settimeout(1.0)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        connection.settimeout(10.0)
+        size, outputs, _, _ = socket.recv_fds(connection, 4, 2)
+        arguments, environment, folder = json.loads(_received(connection, int.from_bytes(size, "big")))
+        if (worker := os.fork()) == 0:
+            listener.close()
+            _become_worker(outputs, arguments, environment, folder)
+        connection.sendall(str(worker).encode())
+        connection.close()
+        for output in outputs:
+            os.close(output)
+
+
+def _become_worker(outputs: list[int], arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    import importlib.util
+    import runpy
+
+    assert "ray" not in sys.modules
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for output, number in zip(outputs, (1, 2), strict=True):
+        os.dup2(output, number)
+        os.close(output)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each not in sys.path]
+    sys.argv = arguments
+    found = importlib.util.find_spec("ray")
+    assert found is not None
+    [folder] = found.submodule_search_locations or []
+    try:
+        runpy.run_path(f"{folder}/_private/workers/default_worker.py", run_name="__main__")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _received(connection: socket.socket, num_bytes: int) -> bytes:
+    parts = []
+    while num_bytes > 0:
+        parts.append(connection.recv(num_bytes))
+        num_bytes -= len(parts[-1])
+    return b"".join(parts)
+
+
+def start_node(arguments: list[str]) -> None:
+    """`ray start`."""
+    name = f"rljob-forked-workers-{os.getpid()}-{time.monotonic_ns()}"
+    if os.fork() == 0:
+        serve(name)
+        os._exit(0)
+    import ray.scripts.scripts
+    from ray._private.parameter import RayParams
+
+    os.environ[NAME_VARIABLE] = name
+    of_ray = RayParams.__init__
+
+    def ours(self: RayParams, *more: object, **named: object) -> None:
+        # Nor is Ray's client protocol spoken here.
+        of_ray(self, *more, **{**named, "worker_path": __file__, "ray_client_server_port": None})
+
+    RayParams.__init__ = ours
+    sys.argv = ["ray", *arguments]
+    ray.scripts.scripts.main()
+
+
+if __name__ == "__main__":
+    if NAME_VARIABLE in os.environ:
+        request_forked_worker()
+    else:
+        start_node(sys.argv[1:])

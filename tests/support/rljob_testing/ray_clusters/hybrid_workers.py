@@ -1,0 +1,116 @@
+"""Hybrid workers in place of `make_hybrid`: one writes down the weights it generates with and can be told to forget the
+weight sync; of the other every column is an object of its own in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from vllm.config import CompilationMode
+
+from rljob_trainer.controller import model_roles
+from rljob_trainer.dispatch.worker import Worker, WorkerContext
+from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
+from rljob_trainer.engines.rollout.vllm_engine import VllmEngine
+from rljob_trainer.groups import object_store
+from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.factories import ACTOR, ROLLOUT, make_hybrid
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+
+NEVER = 10**9
+
+
+def watched_hybrid(
+    stale_from: int, dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]
+) -> Worker:
+    """In place of `make_hybrid`. From policy version `stale_from` on the rollout engine gets no weights any more."""
+    actor, rollout = others[ACTOR], others[ROLLOUT]
+    assert isinstance(actor, ActorWorker)
+    assert isinstance(rollout, RolloutWorker)
+    return WatchedHybrid(stale_from, context, actor, rollout, dtype, seed)
+
+
+class WatchedHybrid(HybridWorker):
+    """Prints into the worker's log `weights <version> <digest>` at each rollout; at the first, `texts <JSON>`, see
+    `texts_of`, and `compiles <bool>`."""
+
+    def __init__(
+        self,
+        stale_from: int,
+        context: WorkerContext,
+        actor: ActorWorker,
+        rollout: RolloutWorker,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        super().__init__(context, actor, rollout, dtype, seed)
+        self.stale_from = stale_from
+
+    def rollout_mode(self, *, syncs: bool = True) -> None:
+        """See HybridWorker.rollout_mode."""
+        if self.actor.policy_version >= self.stale_from:
+            self.synced_version = self.actor.policy_version
+        super().rollout_mode(syncs=syncs)
+        engine = self.rollout.engine
+        assert isinstance(engine, VllmEngine)
+        [digest] = engine.engine.apply_model(digest_of)
+        print(f"weights {self.actor.policy_version} {digest}", flush=True)
+        if self.actor.policy_version == 0:
+            print(f"texts {json.dumps(texts_of(engine))}", flush=True)
+            print(f"compiles {is_compiled(engine)}", flush=True)
+
+
+def texts_of(engine: VllmEngine) -> list[str]:
+    """The same response three times: as it is, with a stop text that never comes, and with one of its characters as
+    stop text."""
+    sampling = SamplingSettings(1.0, 1.0, 0, 12, ())
+
+    def text(*stop: str) -> str:
+        [sequence] = engine.generate([GenerationRequest("text", (5, 6, 7), replace(sampling, stop=stop), 3)]).values()
+        return sequence.text
+
+    whole = text()
+    return [whole, text("\0"), text(whole[len(whole) // 2])]
+
+
+def is_compiled(engine: VllmEngine) -> bool:
+    """Whether torch has compiled the model's forward pass."""
+    mode = engine.engine.vllm_config.compilation_config.mode
+    return mode != CompilationMode.NONE and bool(counters["stats"]["unique_graphs"])
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    """Of all parameters, names included."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+ANY_COLUMN = 1
+"""Bytes from which columns are taken for large ones."""
+
+
+def hybrid_of_separate_columns(
+    dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]
+) -> Worker:
+    """In place of `make_hybrid`, in a process of all roles: its results are stored column by column."""
+    object_store.LARGE_COLUMN_BYTES = ANY_COLUMN
+    return make_hybrid(dtype, seed, context, others)
+
+
+@contextmanager
+def separate_columns() -> Iterator[None]:
+    """Within it, of runs of this process: what the controller stores, and what its workers do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(object_store, "LARGE_COLUMN_BYTES", ANY_COLUMN)
+        patch.setattr(model_roles, "make_hybrid", hybrid_of_separate_columns)
+        yield

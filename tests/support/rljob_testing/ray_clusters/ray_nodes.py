@@ -1,0 +1,93 @@
+"""Several real Ray nodes on this machine, each with what it declares: GPUs, memory, object store, other resources.
+
+Addresses of the loopback network (127.0.0.2, 127.0.0.10, ...) make them nodes of their own for Ray; two nodes may also
+have one address. Not 127.0.0.1, which Ray takes for the machine's own address in some places.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from rljob_testing.settings import inherited_python_path
+
+OBJECT_STORE_BYTES = 80_000_000
+MAX_STARTS = 3
+SUPPORT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """What a node declares."""
+
+    address: str
+    num_cpus: int = 1
+    num_gpus: int = 0
+    memory_bytes: int = 1_000_000_000
+    object_store_bytes: int = OBJECT_STORE_BYTES
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, object]:
+        """In Ray's words."""
+        return {
+            "node_ip_address": self.address,
+            "num_cpus": self.num_cpus,
+            "num_gpus": self.num_gpus,
+            "memory": self.memory_bytes,
+            "object_store_memory": self.object_store_bytes,
+            "resources": dict(self.resources),
+        }
+
+
+class Whereabouts:
+    """Made into an actor, tells where it is."""
+
+    def tell(self) -> tuple[str, list[int]]:
+        """Its node's id, and its devices."""
+        return ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()
+
+
+@contextmanager
+def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
+    """A cluster of these nodes, the first its head, and this process connected to it as a driver."""
+    # Ray's sockets are below this folder, and the names of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True) as folder:
+        cluster = _started(nodes, folder)
+        try:
+            ray.init(
+                address=cluster.address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # So that workers find what tests define here.
+                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *inherited_python_path()])}},
+            )
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def _started(nodes: Sequence[RayNode], folder: str) -> Cluster:
+    """Ray gives a node 30 s to come up, which one on a machine with much else to do can miss: there is more than one
+    try."""
+    for start in range(1, MAX_STARTS + 1):
+        cluster = Cluster()
+        try:
+            cluster.add_node(**nodes[0].arguments(), temp_dir=folder, include_dashboard=False, no_monitor=True)
+            for node in nodes[1:]:
+                cluster.add_node(**node.arguments())
+        except Exception:
+            cluster.shutdown()
+            if start == MAX_STARTS:
+                raise
+        else:
+            break
+    return cluster

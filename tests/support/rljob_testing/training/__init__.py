@@ -1,0 +1,1 @@
+"""Runs and steps of the trainer: real ones, replayed ones, and parts of them."""

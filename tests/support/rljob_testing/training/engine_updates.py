@@ -1,0 +1,183 @@
+"""One update of the training engine on drawn rows, and the same by transformers and PyTorch alone: in float32 on the
+host, one row at a time, with eager attention.
+
+Legend: T tokens of a row, R response tokens of all rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.models import tiny_models
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
+from rljob_trainer.engines.train.token_logprobs import TokenDistribution
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    IS_LEARNED,
+    POLICY_VERSIONS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    TOKENS,
+)
+
+LENGTHS = (40, 7, 25, 64, 12, 33, 58, 19)
+PROMPT_LENGTH = 3
+FIRST_TOKEN = 3
+"""Those before it are special."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Of a mini-batch: the mean of its negative log-probabilities, and the gradient of that, on the host."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def drawn_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> TokenBatch:
+    """Rows whose first PROMPT_LENGTH tokens are the prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(FIRST_TOKEN, tiny_models.VOCABULARY, (length,), generator=generator) for length in lengths]
+    masks = [torch.arange(length) >= PROMPT_LENGTH for length in lengths]
+    return TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
+
+
+def engine_settings(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    max_tokens: int = 4096,
+    optimizer: Optimizer | None = None,
+    *,
+    gradient_checkpointing: bool = False,
+) -> TrainEngineSettings:
+    """Of a trained model."""
+    return TrainEngineSettings(
+        folder, device, dtype, gradient_checkpointing, max_tokens, Optimizer() if optimizer is None else optimizer
+    )
+
+
+def update(engine: TrainEngine, batch: TokenBatch) -> Update:
+    """By the engine; its gradients stay where they are."""
+    losses: list[Tensor] = []
+    num_tokens = sum(batch.response_lengths)
+
+    def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
+        part = -distribution.logprobs_N.sum() / num_tokens
+        losses.append(part.detach())
+        return part
+
+    engine.forward_backward(batch, loss, 1.0)
+    return Update(float(torch.stack(losses).sum()), gradients_of(engine))
+
+
+def gradients_of(engine: TrainEngine) -> dict[str, Tensor]:
+    """Copies on the host."""
+    return {
+        name.removeprefix("language_model."): whole(parameter.grad)
+        for name, parameter in engine.model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def state_of(engine: TrainEngine) -> dict[str, Tensor]:
+    """Copies on the host of weights and moments."""
+    return {name: whole(tensor) for name, tensor in (*engine.named_shards(), *engine.named_optimizer_state())}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy on the host."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
+
+
+def plain_model(
+    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """By `from_pretrained`, with eager attention."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype)
+    return model.to(device).eval()
+
+
+def plain_logprobs_R(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
+    """Of the batch's response tokens, on the host."""
+    return torch.cat([_row_logprobs(model, tokens_T) for tokens_T in batch.tokens.row_tensors()]).cpu()
+
+
+def plain_update(model: PreTrainedModel, batch: TokenBatch) -> Update:
+    """What `update` should give."""
+    num_tokens, total = sum(batch.response_lengths), 0.0
+    for tokens_T in batch.tokens.row_tensors():
+        loss = -_row_logprobs(model, tokens_T).sum() / num_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    return Update(total, {name: whole(each.grad) for name, each in model.named_parameters() if each.grad is not None})
+
+
+def _row_logprobs(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
+    tokens_T = tokens_T.to(model.device)
+    logits_TV = model(input_ids=tokens_T[None], use_cache=False).logits[0, PROMPT_LENGTH - 1 : -1].float()
+    logprobs_TV: Tensor = logits_TV.log_softmax(dim=-1)
+    return logprobs_TV.gather(1, tokens_T[PROMPT_LENGTH:, None])[:, 0]
+
+
+NUM_STEPS = 10
+
+
+def build_actor(
+    model: Path, context: WorkerContext, dtype: torch.dtype = torch.float32, optimizer: Optimizer | None = None
+) -> ActorWorker:
+    """Collective."""
+    chosen = Optimizer(learning_rate=1e-3) if optimizer is None else optimizer
+    return ActorWorker(
+        context,
+        ActorSettings(
+            engine=engine_settings(model, context.device, dtype, optimizer=chosen),
+            algorithm=resolve_algorithm(Algorithm()),
+            optimizer=chosen,
+            temperature=1.0,
+            max_new_tokens=max(LENGTHS),
+            group_size=2,
+            samples_all_tokens=True,
+            num_steps=NUM_STEPS,
+            num_epochs_per_batch=1,
+            mini_batch_rows=len(LENGTHS) // 2,
+        ),
+    )
+
+
+def drawn_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) -> DataProto:
+    """What an update needs, of a vocabulary of `num_tokens`."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(FIRST_TOKEN, num_tokens, (length,), generator=generator) for length in lengths]
+    masks = [torch.arange(length) >= PROMPT_LENGTH for length in lengths]
+    logprobs = [
+        -5 * torch.rand(length, generator=generator) * mask for length, mask in zip(lengths, masks, strict=True)
+    ]
+    return DataProto(
+        {
+            ADVANTAGES: torch.randn(len(lengths), generator=generator),
+            IS_LEARNED: torch.ones(len(lengths), dtype=torch.bool),
+        },
+        ragged={
+            TOKENS: RaggedColumn.from_rows(rows),
+            RESPONSE_MASK: RaggedColumn.from_rows(masks),
+            ROLLOUT_LOGPROBS: RaggedColumn.from_rows(logprobs),
+            POLICY_VERSIONS: RaggedColumn.from_rows([mask.int() - 1 for mask in masks]),
+        },
+    )

@@ -1,0 +1,139 @@
+"""Worker groups without Ray: what a controller on every rank sees of the workers of all ranks. Collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, ParamSpec, TypeVar, cast
+
+import torch.distributed as dist
+from pydantic import JsonValue
+
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.checkpoints.layout import ShardRecord
+from rljob_trainer.dispatch.mesh import MeshPosition
+from rljob_trainer.dispatch.modes import dispatch_mode
+from rljob_trainer.dispatch.register import registration_of
+from rljob_trainer.dispatch.worker import Worker
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.workers.actor import ActorWorker
+from rljob_trainer.workers.critic import CriticWorker
+from rljob_trainer.workers.reference import ReferenceWorker
+from rljob_trainer.workers.trained import TrainedWorker
+
+Given = ParamSpec("Given")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class FinishedCall(Generic[Result_co]):
+    """The result of a call that was waited for, where one is expected that was not."""
+
+    value: Result_co
+
+    def result(self) -> Result_co:
+        return self.value
+
+
+class JoinedWorker:
+    """What the controller sees of a worker whose peers are the other ranks. Collective."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.rank = worker.context.rank
+        self.num_ranks = worker.context.world_size
+        self.worker_class = type(worker)
+        self.positions = [cast(MeshPosition, position) for position in self._of_all_ranks(worker.mesh_position("dp"))]
+
+    def call(self, method: Callable[Given, object], *arguments: Given.args, **named: Given.kwargs) -> object:
+        """The worker's method as its registration says: with this rank's share, and with the results of all ranks."""
+        assert not named
+        mode = dispatch_mode(registration_of(self.worker_class, method.__name__).dispatch)
+        shares = mode.split(self.positions, arguments)
+        unchecked = cast(Callable[..., object], method)
+        results = self._of_all_ranks(unchecked(*shares.of_rank(self.rank)))
+        return mode.gather(self.positions, shares, results)
+
+    def _of_all_ranks(self, mine: object) -> list[object]:
+        found: list[object] = [None] * self.num_ranks
+        dist.all_gather_object(found, mine)
+        return found
+
+
+class JoinedReference(JoinedWorker):
+    """All ranks of a ReferenceWorker."""
+
+    def __init__(self, worker: ReferenceWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def compute_ref_logprobs(self, batch: DataProto) -> FinishedCall[DataProto]:
+        """See ReferenceWorker."""
+        return FinishedCall(cast(DataProto, self.call(self.worker.compute_ref_logprobs, batch)))
+
+
+class JoinedTrained(JoinedWorker):
+    """All ranks of a model in training: its checkpoints. For the methods see TrainedWorker."""
+
+    def __init__(self, worker: TrainedWorker) -> None:
+        super().__init__(worker)
+        self.trained = worker
+
+    def num_checkpoint_bytes(self) -> list[int]:
+        return cast(list[int], self.call(self.trained.num_checkpoint_bytes))
+
+    def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> list[None]:
+        return cast(list[None], self.call(self.trained.begin_checkpoint, folder, first_writer))
+
+    def is_checkpoint_written(self) -> list[bool]:
+        return cast(list[bool], self.call(self.trained.is_checkpoint_written))
+
+    def finish_checkpoint(self) -> list[ShardRecord]:
+        return cast(list[ShardRecord], self.call(self.trained.finish_checkpoint))
+
+    def load_checkpoint(self, folder: Path, policy_version: int) -> list[None]:
+        return cast(list[None], self.call(self.trained.load_checkpoint, folder, policy_version))
+
+    def random_state(self) -> list[JsonValue]:
+        return cast(list[JsonValue], self.call(self.trained.random_state))
+
+    def restore_random_state(self, state: list[JsonValue]) -> list[None]:
+        return cast(list[None], self.call(self.trained.restore_random_state, state))
+
+
+class JoinedCritic(JoinedTrained):
+    """All ranks of a CriticWorker. For the methods see there."""
+
+    def __init__(self, worker: CriticWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def compute_values(self, batch: DataProto) -> FinishedCall[DataProto]:
+        return FinishedCall(cast(DataProto, self.call(self.worker.compute_values, batch)))
+
+    def update_critic(self, batch: DataProto, step: int) -> FinishedCall[Metrics]:
+        return FinishedCall(cast(Metrics, self.call(self.worker.update_critic, batch, step)))
+
+
+class JoinedActor(JoinedTrained):
+    """All ranks of an ActorWorker. For the methods see there."""
+
+    def __init__(self, worker: ActorWorker) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def compute_logprobs(self, batch: DataProto) -> FinishedCall[DataProto]:
+        return FinishedCall(cast(DataProto, self.call(self.worker.compute_logprobs, batch)))
+
+    def compute_kl_sums(self, batch: DataProto) -> DataProto:
+        return cast(DataProto, self.call(self.worker.compute_kl_sums, batch))
+
+    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
+        return cast(DataProto, self.call(self.worker.compute_token_advantages, batch, kl_coefficient))
+
+    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> FinishedCall[Metrics]:
+        return FinishedCall(cast(Metrics, self.call(self.worker.update_policy, batch, step, kl_coefficient)))
+
+    def skip_update(self, step: int) -> list[None]:
+        self.worker.skip_update(step)
+        return [None]

@@ -1,0 +1,91 @@
+"""GRPO on the replayed rollouts as its papers say it, with transformers and PyTorch alone: one row at a time, eager
+attention, no sharding.
+
+Legend: T tokens of a row, R response tokens of it, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rljob_testing.training import replays
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.controller.rollout_phase import sample_seeds
+from rljob_trainer.controller.training_step import TRAINING_STREAM
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.workers.columns import RESPONSE_MASK, ROLLOUT_LOGPROBS, SCORES, TOKENS
+
+CLIP_RATIO, DUAL_CLIP_RATIO = 0.2, 3.0
+"""Of the recipe GRPO."""
+
+
+def plain_model() -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        replays.MODEL, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt, a response and its score."""
+
+    tokens_T: Tensor
+    is_response_T: Tensor
+    score: float
+    rollout_logprobs_R: Tensor
+    """By the replayed generator: numbers that have nothing to do with the model."""
+
+    def all_logprobs_RV(self, model: nn.Module, temperature: float) -> Tensor:
+        """Of what may come at the place of each response token."""
+        logits_TV = model(input_ids=self.tokens_T[None]).logits[0]
+        return torch.log_softmax(logits_TV[:-1][self.is_response_T[1:]] / temperature, dim=-1)
+
+    def logprobs_R(self, model: nn.Module, temperature: float) -> Tensor:
+        return self.of_targets(self.all_logprobs_RV(model, temperature))
+
+    def of_targets(self, all_RV: Tensor) -> Tensor:
+        return all_RV.gather(1, self.tokens_T[self.is_response_T][:, None])[:, 0]
+
+
+def rollout_of(replay: replays.Replay, step: int) -> DataProto:
+    """The replayed responses of a step, those to one prompt side by side."""
+    seeds = sample_seeds(replays.SEED, TRAINING_STREAM, step, replay.batch_size * replay.group_size)
+    prompts = replays.prompts_of(step, replay.batch_size)
+    return replays.ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds).batch
+
+
+def rows_of(replay: replays.Replay, step: int) -> list[Row]:
+    batch = rollout_of(replay, step)
+    tokens, masks, before = (
+        batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
+    )
+    rollout = [row[mask] for row, mask in zip(before, masks, strict=True)]
+    return [Row(*each) for each in zip(tokens, masks, batch[SCORES].tolist(), rollout, strict=True)]
+
+
+def group_advantages(rows: list[Row], group_size: int) -> list[float]:
+    """A score less the mean of its group's, over their standard deviation."""
+    advantages: list[float] = []
+    for start in range(0, len(rows), group_size):
+        scores = torch.tensor([row.score for row in rows[start : start + group_size]])
+        advantages += ((scores - scores.mean()) / (scores.std() + 1e-6)).tolist()
+    return advantages
+
+
+def clipped_losses(new_R: Tensor, old_R: Tensor, advantage: float) -> Tensor:
+    ratio_R = (new_R - old_R).exp()
+    losses_R = torch.maximum(-advantage * ratio_R, -advantage * ratio_R.clamp(1 - CLIP_RATIO, 1 + CLIP_RATIO))
+    return losses_R.clamp(max=-advantage * DUAL_CLIP_RATIO) if advantage < 0 else losses_R
+
+
+def first_update(replay: replays.Replay, context: WorkerContext) -> tuple[replays.ReplayedRun, dict[str, Tensor]]:
+    """A run after its first step, and the gradient of its first update."""
+    run = replays.replayed_run(replay, context)
+    with replays.kept_gradients(run.actor.engine) as gradients:
+        run.step(0)
+    return run, gradients[0]

@@ -1,0 +1,374 @@
+"""Training steps on fixed rollouts, on gloo ranks without Ray: the real step, actor and reference, no generator.
+
+Every rank plays the controller beside its own workers: all make the same calls, each runs its own share, and all get
+what the controller would get.
+
+Legend: B responses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.model import Critic, Lora
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.training.joined_workers import (
+    FinishedCall,
+    JoinedActor,
+    JoinedCritic,
+    JoinedReference,
+    JoinedTrained,
+)
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.checkpoints.layout import read_manifest
+from rljob_trainer.checkpoints.save import begin_save, commit
+from rljob_trainer.controller.rollout_phase import Rollout, RolloutPhase, Scoring
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.controller.training_step import TrainingStep
+from rljob_trainer.datasets.cursor import PromptCursor
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.layout import ParallelLayout
+from rljob_trainer.engines.train.lora import AdapterSettings
+from rljob_trainer.engines.train.offload import OffloadSettings
+from rljob_trainer.engines.train.output_head import Head
+from rljob_trainer.engines.train.settings import TrainEngineSettings
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.weights.buckets import whole_tensors
+from rljob_trainer.workers.actor import ActorSettings, ActorWorker
+from rljob_trainer.workers.columns import (
+    IS_TRUNCATED,
+    POLICY_VERSIONS,
+    RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SCORES,
+    TOKENS,
+    score_column,
+)
+from rljob_trainer.workers.critic import CriticSettings, CriticWorker
+from rljob_trainer.workers.reference import ReferenceWorker
+
+MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
+FIRST_TOKEN, END_TOKEN = 3, 13
+"""Tokens of the rollouts are at least the first and below the second."""
+LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
+SEED = 5
+KL_COEFFICIENT = "klCoefficient"
+"""In the manifest of a replayed run's checkpoint."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run on fixed rollouts. Sizes are in prompts, as in a job."""
+
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    num_steps: int = 20
+    batch_size: int = 4
+    group_size: int = 4
+    mini_batch_size: int = 4
+    num_epochs_per_batch: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    compute_dtype: torch.dtype = torch.float32
+    gradient_checkpointing: bool = False
+    gradient_checkpointing_every_nth_layer: int = 1
+    max_tokens_per_micro_batch: int = 4096
+    model: Path = MODEL
+    shard_size: int | None = None
+    sequence_parallel: int = 1
+    lora: Lora | None = None
+    offloads: bool = False
+    """Everything that can be, of actor and reference."""
+    defers_reduction: bool = False
+    critic: Critic | None = None
+    """Must be there for an advantage that needs values."""
+
+    @property
+    def resolved(self) -> Algorithm:
+        """The learning rule."""
+        return resolve_algorithm(self.algorithm)
+
+    def layout(self, num_ranks: int) -> ParallelLayout:
+        """Of actor and reference on so many ranks."""
+        return ParallelLayout.of(num_ranks, self.shard_size, self.sequence_parallel)
+
+    def engine_settings(self, num_ranks: int, *, is_trained: bool = True) -> TrainEngineSettings:
+        """Of the actor, or of a frozen model."""
+        return TrainEngineSettings(
+            model_folder=self.model,
+            device=torch.device("cpu"),
+            compute_dtype=self.compute_dtype,
+            gradient_checkpointing=self.gradient_checkpointing,
+            gradient_checkpointing_every_nth_layer=self.gradient_checkpointing_every_nth_layer,
+            max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
+            optimizer=self.optimizer if is_trained else None,
+            layout=self.layout(num_ranks),
+            adapters=AdapterSettings(self.lora, SEED) if self.lora and is_trained else None,
+            offload=OffloadSettings(*[self.offloads] * (3 if is_trained else 1)),
+            role="actor" if is_trained else "reference",
+            offload_field="spec.training.model.offload" + ("" if is_trained else ".reference"),
+            defers_reduction=is_trained and self.defers_reduction,
+        )
+
+    def actor_settings(self, num_ranks: int) -> ActorSettings:
+        """Of the actor on so many ranks."""
+        return ActorSettings(
+            engine=self.engine_settings(num_ranks),
+            algorithm=self.resolved,
+            optimizer=self.optimizer,
+            temperature=self.temperature,
+            max_new_tokens=LONGEST_RESPONSE,
+            group_size=self.group_size,
+            samples_all_tokens=self.top_k == 0 and self.top_p == 1,
+            num_steps=self.num_steps,
+            num_epochs_per_batch=self.num_epochs_per_batch,
+            mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
+            first_step=self.critic.warmup_steps if self.critic else 0,
+        )
+
+    def critic_settings(self, num_ranks: int) -> CriticSettings:
+        """Of the critic on so many ranks."""
+        assert self.critic is not None
+        optimizer = self.critic.optimizer
+        return CriticSettings(
+            engine=replace(
+                self.engine_settings(num_ranks),
+                head=Head.VALUE,
+                adapters=None,
+                optimizer=optimizer,
+                defers_reduction=False,
+            ),
+            optimizer=optimizer,
+            clip_range=self.critic.value_clip_range or None,
+            num_steps=self.num_steps,
+            num_epochs_per_batch=self.num_epochs_per_batch,
+            mini_batch_rows=self.mini_batch_size * self.group_size // self.layout(num_ranks).num_data_ranks,
+        )
+
+    def plan(self, num_ranks: int) -> StepPlan:
+        """Of the steps on so many ranks."""
+        return StepPlan(
+            algorithm=self.resolved,
+            sampling=SamplingSettings(self.temperature, self.top_p, self.top_k, LONGEST_RESPONSE, ()),
+            group_size=self.group_size,
+            has_single_update=self.mini_batch_size == self.batch_size and self.num_epochs_per_batch == 1,
+            seed=SEED,
+            num_data_ranks=self.layout(num_ranks).num_data_ranks,
+            num_critic_ranks=self.layout(num_ranks).num_data_ranks,
+            critic_warmup_steps=self.critic.warmup_steps if self.critic else 0,
+            rows_per_update=self.mini_batch_size * self.group_size,
+            has_dropout=self.lora is not None and self.lora.dropout > 0,
+            sync_every_steps=1,
+        )
+
+
+class ReplayedRollouts(RolloutPhase):
+    """In the place of generator and rewards: responses and scores that follow from the seeds alone."""
+
+    def __init__(self) -> None:
+        """Needs nothing of what a rollout needs."""
+
+    def begin(
+        self,
+        prompts: Sequence[PromptRow],
+        num_responses: int,
+        sampling: SamplingSettings,
+        seeds: torch.Tensor,
+        *,
+        syncs: bool = True,
+        with_greedy: bool = False,
+    ) -> Rollout:
+        """Scores 0 and 1; those of every other prompt's responses are all equal. All by weights of step 0."""
+        del sampling, syncs
+        assert not with_greedy
+        generator = torch.Generator().manual_seed(int(seeds[0]))
+        repeated = tuple(prompt for prompt in prompts for _ in range(num_responses))
+        lengths_B = torch.randint(1, LONGEST_RESPONSE + 1, (len(repeated),), generator=generator)
+        rows: dict[str, list[torch.Tensor]] = {TOKENS: [], RESPONSE_MASK: [], ROLLOUT_LOGPROBS: []}
+        for prompt, length in zip(repeated, lengths_B.tolist(), strict=True):
+            response = torch.randint(FIRST_TOKEN, END_TOKEN, (length,), generator=generator)
+            before = torch.zeros(len(prompt.token_ids))
+            rows[TOKENS].append(torch.cat([torch.tensor(prompt.token_ids), response]))
+            rows[RESPONSE_MASK].append(torch.cat([before.bool(), torch.ones(length, dtype=torch.bool)]))
+            rows[ROLLOUT_LOGPROBS].append(torch.cat([before, -5 * torch.rand(length, generator=generator)]))
+        is_mixed_B = torch.arange(len(repeated)) // num_responses % 2 == 0
+        versions = [torch.zeros(len(row), dtype=torch.int32) for row in rows[TOKENS]]
+        scores_B = torch.where(is_mixed_B, torch.arange(len(repeated)) % num_responses < 2, True).double()
+        batch = DataProto(
+            {
+                RESPONSE_LENGTHS: lengths_B,
+                IS_TRUNCATED: lengths_B == LONGEST_RESPONSE,
+            },
+            ragged={
+                name: RaggedColumn.from_rows(column) for name, column in {**rows, POLICY_VERSIONS: versions}.items()
+            },
+        )
+        scores = FinishedCall(DataProto({SCORES: scores_B, score_column("score"): scores_B}))
+        return Rollout(repeated, batch, {"score": 1.0}, Scoring(scores))
+
+    def scored(self, rollout: Rollout) -> Rollout:
+        """With what `begin` has drawn."""
+        if rollout.scoring is None:
+            return rollout
+        return replace(rollout, batch=rollout.batch.union(rollout.scoring.by_rewards.result()), scoring=None)
+
+
+@dataclass(frozen=True)
+class ReplayedRun:
+    """One rank of a run."""
+
+    replay: Replay
+    actor: ActorWorker
+    group: JoinedActor
+    reference: ReferenceWorker | None
+    critic: CriticWorker | None
+    groups: Sequence[JoinedTrained]
+    """What checkpoints are made of."""
+    training_step: TrainingStep
+
+    def step(self, number: int) -> dict[str, float]:
+        """Collective. Training step `number` (from 0); its metrics."""
+        return self.training_step.run(prompts_of(number, self.replay.batch_size), number)[1]
+
+    def steps(self, first: int, last: int) -> list[dict[str, float]]:
+        """Collective. Steps from `first` until before `last`."""
+        return [self.step(number) for number in range(first, last)]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Collective. What is trained, whole."""
+        engine = self.actor.engine
+        return whole(engine.named_adapters() if self.replay.lora else engine.named_shards())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Collective. What is trained, and the optimizer's state, whole."""
+        moments = {f"optimizer.{name}": each for name, each in whole(self.actor.engine.named_optimizer_state()).items()}
+        return {**self.weights(), **moments}
+
+    def save(self, root: Path, step: int) -> Path:
+        """Collective. A checkpoint after so many steps; its folder."""
+        folders = [begin_save(root, step, start_number=1) if self.actor.context.rank == 0 else None]
+        dist.broadcast_object_list(folders)
+        [folder] = folders
+        assert folder is not None
+        first_writer, records = 0, []
+        for group in self.groups:
+            group.begin_checkpoint(folder, first_writer)
+            records += group.finish_checkpoint()
+            first_writer = len(records)
+        if self.actor.context.rank == 0:
+            commit(root, folder, step, 1, records, {KL_COEFFICIENT: self.training_step.kl_coefficient.kept})
+        dist.barrier()
+        return folder
+
+    def load(self, folder: Path, step: int) -> None:
+        """Collective. From a checkpoint of so many steps."""
+        for group in self.groups:
+            group.load_checkpoint(folder, step)
+        kept = read_manifest(folder)[0].extra[KL_COEFFICIENT]
+        assert kept is None or isinstance(kept, float)
+        self.training_step.kl_coefficient.restore(kept)
+
+
+def replayed_run(
+    replay: Replay,
+    context: WorkerContext,
+    cursor: PromptCursor[PromptRow] | None = None,
+    rollout: RolloutPhase | None = None,
+) -> ReplayedRun:
+    """Collective. A run before its first step; `cursor` is where dynamic sampling draws from, and `rollout` what
+    responds in the place of `ReplayedRollouts`."""
+    actor = ActorWorker(context, replay.actor_settings(context.world_size))
+    group = JoinedActor(actor)
+    reference = None
+    if replay.algorithm.kl.coefficient:
+        frozen = replay.engine_settings(context.world_size, is_trained=False)
+        engine = actor.engine if replay.lora else TrainEngine(frozen)
+        reference = ReferenceWorker(context, engine, replay.temperature)
+    critic = CriticWorker(context, replay.critic_settings(context.world_size)) if replay.critic else None
+    critics = JoinedCritic(critic) if critic else None
+    training_step = TrainingStep(
+        replay.plan(context.world_size),
+        rollout or ReplayedRollouts(),
+        group,
+        JoinedReference(reference) if reference else None,
+        critics,
+        PhaseTimer(time.perf_counter),
+        cursor,
+    )
+    return ReplayedRun(replay, actor, group, reference, critic, [group, critics] if critics else [group], training_step)
+
+
+def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:
+    """The prompts of a step, of different lengths."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    found = []
+    for index in range(num_prompts):
+        length = int(torch.randint(3, LONGEST_PROMPT + 1, (), generator=generator))
+        tokens = torch.randint(FIRST_TOKEN, END_TOKEN, (length,), generator=generator).tolist()
+        found.append(PromptRow(index, "", "", tuple(tokens), None, {}))
+    return found
+
+
+def whole(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collective. Copies of whole tensors, in float32."""
+    return {name: tensor.clone() for name, tensor in whole_tensors(named_shards, torch.float32)}
+
+
+@contextmanager
+def kept_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Within it, the whole gradients of each update, before they are clipped and applied."""
+    updates: list[dict[str, torch.Tensor]] = []
+    apply_update = engine.optimizer_step
+
+    def keep(rate: float) -> float:
+        shards = ((name, parameter.grad) for name, parameter in engine.model.named_parameters())
+        updates.append(whole((name, gradient) for name, gradient in shards if gradient is not None))
+        return apply_update(rate)
+
+    engine.optimizer_step = keep  # type: ignore[method-assign,assignment]
+    try:
+        yield updates
+    finally:
+        engine.optimizer_step = apply_update  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a model was given to read in one pass."""
+
+    num_tokens: int
+    num_rows: int
+
+
+@contextmanager
+def watched_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
+    """Within it, the passes of this rank's model, whose rows are flat."""
+    passes: list[Pass] = []
+
+    def note(_module: nn.Module, _arguments: object, named: dict[str, torch.Tensor]) -> None:
+        is_first = named["position_ids"] == 0
+        passes.append(Pass(named["input_ids"].numel(), int(is_first.sum())))
+
+    decoder = engine.model.language_model.get_decoder()  # type: ignore[operator]
+    hook = decoder.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield passes
+    finally:
+        hook.remove()

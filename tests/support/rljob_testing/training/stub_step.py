@@ -1,0 +1,190 @@
+"""A training step on worker groups that note what they are given: nothing is generated or trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.training.joined_workers import FinishedCall
+from rljob_trainer.batch.proto import DataProto
+from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
+from rljob_trainer.controller.step_plan import StepPlan
+from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.controller.training_step import TrainingStep
+from rljob_trainer.datasets.prompts import PromptRow
+from rljob_trainer.engines.rollout.base import FinishedSequence, FinishReason, SamplingSettings
+from rljob_trainer.observability.metrics import Metrics
+from rljob_trainer.observability.timing import PhaseTimer
+from rljob_trainer.workers.columns import (
+    ADVANTAGES,
+    KL_SUMS,
+    OLD_LOGPROBS,
+    PROMPT_TOKEN_IDS,
+    REF_LOGPROBS,
+    RESPONSE_LENGTHS,
+    RESPONSE_MASK,
+    RETURNS,
+    VALUES,
+    score_column,
+)
+from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, HybridGroup, RewardGroup
+from rljob_trainer.workers.rollout import rollout_columns
+
+SAMPLING = SamplingSettings(0.7, 0.9, 5, 8, ("stop",))
+PROMPTS = [PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {index}", {}) for index in range(3)]
+
+
+@dataclass
+class Generator:
+    """Responses of two tokens each; of row i the tokens are i."""
+
+    cut_off: frozenset[int] = frozenset()
+    """Rows."""
+    requests: list[DataProto] = field(default_factory=list)
+
+    def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
+        assert sampling == SAMPLING
+        assert syncs
+        self.requests.append(batch)
+        prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
+        return rollout_columns(
+            prompts, [finished(str(row), row, cut_off=row in self.cut_off) for row in range(len(prompts))]
+        )
+
+
+@dataclass
+class Rewards:
+    """Those that it was told, row by row."""
+
+    scores: dict[str, Sequence[float]]
+    asked: list[DataProto] = field(default_factory=list)
+
+    def start_scoring(self, batch: DataProto) -> FinishedCall[DataProto]:
+        self.asked.append(batch)
+        columns = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.scores.items()}
+        return FinishedCall(DataProto({score_column(name): each for name, each in columns.items()}))
+
+    def finish_scoring(self, started: DataProto) -> DataProto:
+        return started
+
+
+def zeros_of(batch: DataProto) -> RaggedColumn:
+    """A number for each response token."""
+    mask = batch.ragged_column(RESPONSE_MASK)
+    return RaggedColumn(torch.zeros(len(mask.values)), mask.lengths)
+
+
+@dataclass
+class Actor:
+    """Learns nothing."""
+
+    kl_sums: Sequence[float] | None = None
+    """Of the rows; None for zeros."""
+    updates: list[DataProto] = field(default_factory=list)
+    num_passes: int = 0
+
+    def compute_logprobs(self, batch: DataProto) -> FinishedCall[DataProto]:
+        self.num_passes += 1
+        return FinishedCall(DataProto(ragged={OLD_LOGPROBS: zeros_of(batch)}))
+
+    def compute_kl_sums(self, batch: DataProto) -> DataProto:
+        return DataProto({KL_SUMS: torch.tensor(self.kl_sums or [0.0] * len(batch))})
+
+    def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
+        del kl_coefficient
+        return DataProto(ragged={ADVANTAGES: zeros_of(batch), RETURNS: zeros_of(batch)})
+
+    def skip_update(self, step: int) -> list[None]:
+        del step
+        return []
+
+    def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> FinishedCall[Metrics]:
+        del step, kl_coefficient
+        self.updates.append(batch)
+        return FinishedCall({})
+
+
+@dataclass
+class Reference:
+    """Says nothing new."""
+
+    num_passes: int = 0
+
+    def compute_ref_logprobs(self, batch: DataProto) -> FinishedCall[DataProto]:
+        self.num_passes += 1
+        return FinishedCall(DataProto(ragged={REF_LOGPROBS: zeros_of(batch)}))
+
+
+class Critic:
+    """Expects nothing, and learns nothing."""
+
+    def compute_values(self, batch: DataProto) -> FinishedCall[DataProto]:
+        return FinishedCall(DataProto(ragged={VALUES: zeros_of(batch)}))
+
+    def update_critic(self, batch: DataProto, step: int) -> FinishedCall[Metrics]:
+        del batch, step
+        return FinishedCall({})
+
+
+class RewardModel:
+    """Scores of 0, by the name `liking`."""
+
+    def compute_scores(self, batch: DataProto) -> FinishedCall[DataProto]:
+        return FinishedCall(DataProto({score_column("liking"): torch.zeros(len(batch), dtype=torch.float64)}))
+
+
+def finished(request_id: str, token: int, *, cut_off: bool = False) -> FinishedSequence:
+    """A response that is this token, twice."""
+    reason = FinishReason.LENGTH if cut_off else FinishReason.STOP
+    return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", f"plain {token}", reason)
+
+
+@dataclass
+class Step:
+    """A training step on the fakes."""
+
+    generator: Generator
+    rewards: Rewards
+    actor: Actor
+    step: TrainingStep
+
+
+def step_of(
+    wire: dict[str, object],
+    weights: dict[str, float],
+    scores: dict[str, Sequence[float]],
+    reference: Reference | None = None,
+    critic: Critic | None = None,
+    reward_model: RewardModel | None = None,
+    *,
+    critic_warmup_steps: int = 0,
+    has_single_update: bool = True,
+) -> Step:
+    """Two responses to each prompt."""
+    generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
+    plan = StepPlan(
+        algorithm=resolve_algorithm(Algorithm.from_wire(wire)),
+        sampling=SAMPLING,
+        group_size=2,
+        has_single_update=has_single_update,
+        seed=0,
+        num_data_ranks=1,
+        num_critic_ranks=1,
+        critic_warmup_steps=critic_warmup_steps,
+        rows_per_update=2 * len(PROMPTS),
+        has_dropout=False,
+        sync_every_steps=1,
+    )
+    model = ModelReward(reward_model, [RESPONSE_LENGTHS], 1) if reward_model else None
+    hybrid, functions = cast(HybridGroup, generator), cast(RewardGroup, rewards)
+    phase = RolloutPhase(hybrid, functions, weights, timer, StopRequest(), model)
+    critics = cast(CriticGroup, critic) if critic else None
+    step = TrainingStep(plan, phase, cast(ActorGroup, actor), reference, critics, timer)
+    return Step(generator, rewards, actor, step)
