@@ -9,17 +9,17 @@ from rljob_api.v1alpha1.job import RULE_ERROR, RLJob
 from rljob_api.v1alpha1.rules import MUTABLE_SPEC_FIELDS, RULES, immutable_changes, violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import wire_path
-from rljob_testing.jobs.rule_examples import BAD, GOOD
+from rljob_testing.jobs import rule_examples
 from rljob_testing.jobs.valid_job import Bad, valid_job
 
-GOOD_CASES = [(name, edits) for name, examples in GOOD.items() for edits in examples]
-BAD_CASES = [(name, bad) for name, examples in BAD.items() for bad in examples]
+GOOD_CASES = [(name, edits) for name, examples in rule_examples.GOOD.items() for edits in examples]
+BAD_CASES = [(name, bad) for name, examples in rule_examples.BAD.items() for bad in examples]
 
 
 def test_every_rule_has_good_and_bad_examples() -> None:
     names = [rule.name for rule in RULES]
     assert len(set(names)) == len(names)
-    assert set(names) == set(GOOD) == set(BAD)
+    assert set(names) == set(rule_examples.GOOD) == set(rule_examples.BAD)
 
 
 @pytest.mark.parametrize(("rule", "edits"), GOOD_CASES, ids=[name for name, _ in GOOD_CASES])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.cluster import go_programs
-from rljob_testing.cluster.go_programs import PROGRAMS, BuildError, ensure_local_program, ensure_program
 
 GO = """\
 #!/bin/sh
@@ -39,15 +38,15 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_is_built_once(builds: Path) -> None:
-    binary = ensure_program("etcd")
+    binary = go_programs.ensure_program("etcd")
     assert binary.read_text() == "binary\n"
-    assert ensure_program("etcd") == binary
+    assert go_programs.ensure_program("etcd") == binary
     assert builds.read_text() == "build\n"
 
 
 def test_two_processes_build_once(builds: Path) -> None:
     program = "from rljob_testing.cluster.go_programs import ensure_program; print(ensure_program('etcd'))"
-    support = Path(go_programs.__file__).parents[1]
+    support = Path(go_programs.__file__).parents[2]
     command = [sys.executable, "-c", program]
     running = [subprocess.Popen(command, cwd=support, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = {process.communicate(timeout=60)[0] for process in running}
@@ -59,10 +58,10 @@ def test_a_failed_build_says_why_and_leaves_nothing_that_looks_built(
     builds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_FAILS", "yes")
-    with pytest.raises(BuildError, match=r"go build in .*: exit code 3: no such module"):
-        ensure_program("etcd")
+    with pytest.raises(go_programs.BuildError, match=r"go build in .*: exit code 3: no such module"):
+        go_programs.ensure_program("etcd")
     monkeypatch.delenv("STAND_IN_FAILS")
-    assert ensure_program("etcd").is_file()
+    assert go_programs.ensure_program("etcd").is_file()
     assert builds.read_text() == "build\nbuild\n"
 
 
@@ -74,7 +73,7 @@ def test_a_kubernetes_program_replaces_its_staging_modules(tmp_path: Path, monke
         return f'{{"GoMod": "{upstream}"}}'
 
     monkeypatch.setattr(go_programs, "_run_go", answered)
-    text = go_programs._module_text(PROGRAMS["kube-apiserver"], Path("go"), tmp_path)
+    text = go_programs._module_text(go_programs.PROGRAMS["kube-apiserver"], Path("go"), tmp_path)
     assert text.splitlines() == [
         "module rljob.dev/build/kube-apiserver",
         "go 1.26.0",
@@ -87,15 +86,15 @@ def test_a_kubernetes_program_replaces_its_staging_modules(tmp_path: Path, monke
 def test_a_local_program_is_built_anew_when_its_source_changes(builds: Path, tmp_path: Path) -> None:
     source = tmp_path / "main.go"
     source.write_text("package main\n")
-    first = ensure_local_program("pause", source)
-    assert ensure_local_program("pause", source) == first
+    first = go_programs.ensure_local_program("pause", source)
+    assert go_programs.ensure_local_program("pause", source) == first
     source.write_text("package main\n\nfunc main() {}\n")
-    assert ensure_local_program("pause", source) != first
+    assert go_programs.ensure_local_program("pause", source) != first
     assert builds.read_text() == "build\nbuild\n"
 
 
 def test_programs_of_one_release_say_the_same_version() -> None:
     for name in ("kubelet", "kubeadm", "kube-proxy"):
-        flags = PROGRAMS[name].linker_flags()
+        flags = go_programs.PROGRAMS[name].linker_flags()
         assert "-X k8s.io/component-base/version.gitVersion=v1.34.4" in flags
         assert "-X k8s.io/client-go/pkg/version.gitMinor=34" in flags

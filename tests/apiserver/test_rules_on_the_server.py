@@ -7,13 +7,13 @@ import pytest
 
 from rljob_api.v1alpha1.rules import RULES
 from rljob_testing.cluster import job_requests
-from rljob_testing.jobs.rule_examples import BAD, GOOD
+from rljob_testing.jobs import rule_examples
 from rljob_testing.jobs.valid_job import Bad, valid_job
 
 pytestmark = pytest.mark.apiserver
 
-GOOD_CASES = [(name, edits) for name, examples in GOOD.items() for edits in examples]
-BAD_CASES = [(name, bad) for name, examples in BAD.items() for bad in examples]
+GOOD_CASES = [(name, edits) for name, examples in rule_examples.GOOD.items() for edits in examples]
+BAD_CASES = [(name, bad) for name, examples in rule_examples.BAD.items() for bad in examples]
 MESSAGES = {rule.name: rule.message for rule in RULES}
 
 

@@ -7,12 +7,17 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
 from rich.console import Console
@@ -24,13 +29,63 @@ from rljob_cli.errors import ClusterUnreachableError
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
 from rljob_testing.settings import inherited_environment
-from rljob_testing.tcp_gate import TcpGate
 
 pytestmark = pytest.mark.apiserver
 
 START = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 SINCE = "2026-01-31T12:30:00Z"
 AGAIN = "rljob status small --watch"
+
+
+class TcpGate:
+    """Listens on `port` and passes everything on; while it is closed, connections are refused and old ones cut."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener: socket.socket | None = None
+        self._open_sockets: list[socket.socket] = []
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Takes connections, on the same port as before."""
+        self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def close(self) -> None:
+        """Cuts everything; no more connections."""
+        sockets = [*self._open_sockets, *([self._listener] if self._listener else [])]
+        self._listener, self._open_sockets = None, []
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._target)
+                self._open_sockets += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
 
 
 class Script:

@@ -104,6 +104,12 @@ def transformers_engine(folder: Path) -> HfEngine:
     return engine
 
 
+def one_token_requests(sampling: SamplingSettings) -> list[GenerationRequest]:
+    """One for each seed."""
+    seeds = range(sampling_by_definition.NUM_SAMPLES)
+    return [GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling, seed) for seed in seeds]
+
+
 def generated(folder: Path, context: WorkerContext) -> Generated:
     from rljob_testing.models import small_vllm
 
@@ -119,13 +125,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
 
     samples = sequences(
         torch.float32,
-        [
-            [
-                GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling, seed)
-                for seed in range(sampling_by_definition.NUM_SAMPLES)
-            ]
-            for sampling in sampling_by_definition.SETTINGS.values()
-        ],
+        [one_token_requests(sampling) for sampling in sampling_by_definition.SETTINGS.values()],
     )
     by_vllm = texts_of(engines[0])
     [in_bfloat16] = sequences(
