@@ -196,7 +196,7 @@ class Operator:
 
 def ran(scenario: Scenario, crashes: frozenset[int] = frozenset(), pause: int = 0, pause_passes: int = 0) -> Operator:
     """The operator after the whole life of a job in this world."""
-    operator = Operator(simulation.World(simulation.copied(scenario)), crashes, pause, pause_passes)
+    operator = Operator(simulation.World(simulation.unstarted_copy(scenario)), crashes, pause, pause_passes)
     operator.run()
     return operator
 

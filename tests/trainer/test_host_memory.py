@@ -30,10 +30,10 @@ from rljob_trainer.workers.rollout import RolloutWorker
 MACHINE = {"proc/meminfo": "MemTotal:  32000 kB\nMemFree: 2000 kB\nMemAvailable:   16000 kB\n"}
 SUPPORT = Path(__file__).parents[1] / "support"
 IF_ASKED = """
-from rljob_testing.process_counters import num_new_mebibytes
+from rljob_testing.process_counters import mebibytes_faulted_in
 from rljob_trainer.host_memory import HOST_MEMORY
 
-print(HOST_MEMORY.keep_freed() if {is_asked} else None, num_new_mebibytes())
+print(HOST_MEMORY.keep_freed() if {is_asked} else None, mebibytes_faulted_in())
 """
 FEW, MANY = 400, 1_000
 """MiB that come anew in the 4,060 that are written to, where memory is kept and where it is not. Kept: 0 mostly. Not
