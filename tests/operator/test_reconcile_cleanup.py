@@ -33,7 +33,7 @@ IN_SPITE = ", though it was to be kept: its trainer was not seen to end"
 
 def late(run: RayJobStatus) -> Observed:
     """A trainer that was asked to stop by the active deadline, 50 s ago."""
-    seen = samples.running_on_healthy_cluster(state=samples.run_state(), status=samples.running(1000), job_spec=KEEP)
+    seen = samples.healthy(state=samples.run_state(), status=samples.running(1000), job_spec=KEEP)
     return replace(
         samples.with_status_written(seen, decide(seen)),
         ray=samples.ray(samples.ray_job(run), samples.run_state(RunPhase.STOPPING)),
@@ -60,9 +60,7 @@ def half_submitted(seen: ObservedRay) -> Observed:
 def told_its_end() -> Observed:
     """A trainer that has told that it is done, and whose process is there twice its grace later."""
     status = samples.running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
-    return samples.running_on_healthy_cluster(
-        samples.ray_job(), samples.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP
-    )
+    return samples.healthy(samples.ray_job(), samples.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,7 @@ def pending(seconds_ago: float) -> Observed:
 def training(seconds_ago: float) -> Observed:
     """Since so many seconds, with a checkpoint of step 4."""
     status = samples.running(seconds_ago, samples.condition(C.PROGRESSING, reason=Reason.TRAINING))
-    return samples.running_on_healthy_cluster(
-        state=samples.run_state(checkpoint_step=4), status=status, job_spec=LIMITS
-    )
+    return samples.healthy(state=samples.run_state(checkpoint_step=4), status=status, job_spec=LIMITS)
 
 
 def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
@@ -127,9 +125,7 @@ def test_the_grace_begins_with_the_request() -> None:
     status = samples.running(
         1000, samples.condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500)
     )
-    stopping = samples.running_on_healthy_cluster(
-        state=samples.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS
-    )
+    stopping = samples.healthy(state=samples.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
     plan = decide(stopping)
     assert plan.effects == (StopJob("example-1-1"),)
     asked = samples.with_status_written(stopping, plan)
@@ -169,7 +165,7 @@ def test_a_request_to_stop_is_not_taken_back() -> None:
 
 def test_nobody_who_was_not_asked_to_stop_runs_out_of_grace() -> None:
     long = samples.running(90_000, samples.condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
-    plan = decide(samples.running_on_healthy_cluster(state=samples.run_state(), status=long))
+    plan = decide(samples.healthy(state=samples.run_state(), status=long))
     assert condition_of(plan.status, C.FAILED) is None
     assert plan.effects == ()
 
@@ -196,7 +192,7 @@ def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
     status = samples.running(100, samples.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
     # What the trainer's clock says does not matter.
     state = samples.run_state(phase, step=10, seconds_ago=-3600, error=error)
-    return samples.running_on_healthy_cluster(samples.ray_job(), state, status, job_spec=LIMITS)
+    return samples.healthy(samples.ray_job(), state, status, job_spec=LIMITS)
 
 
 @pytest.mark.parametrize("phase", [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED])

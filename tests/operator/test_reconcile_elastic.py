@@ -42,7 +42,7 @@ def starting(num_ready: int, seconds_ago: float = 100, job_spec: object = ELASTI
 def small(num_ready: int, **record: object) -> Observed:
     """An attempt that trains on two of four nodes."""
     status = samples.running(600, record={"nodes": ON_TWO, **record})
-    seen = samples.running_on_healthy_cluster(samples.ray_job(), samples.run_state(), status, job_spec=ELASTIC)
+    seen = samples.healthy(samples.ray_job(), samples.run_state(), status, job_spec=ELASTIC)
     return replace(seen, pods=pods(num_ready))
 
 

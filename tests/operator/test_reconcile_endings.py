@@ -44,9 +44,7 @@ def failure(seen: Observed) -> tuple[str, str]:
     ],
 )
 def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: str) -> None:
-    plan = decide(
-        samples.without_retries(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, code)))
-    )
+    plan = decide(samples.without_retries(samples.healthy(samples.ray_job(RayJobStatus.FAILED, code))))
     assert condition_of(plan.status, C.FAILED) == ("True", reason.value, start + "Ray's message")
     stopped = reason is R.STOPPED_OUTSIDE
     assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
@@ -65,15 +63,13 @@ def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: 
     ],
 )
 def test_without_an_exit_code_ray_says_what_happened(error_type: str | None, reason: Reason) -> None:
-    assert (
-        failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
-    )
+    assert failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
 
 
 @pytest.mark.parametrize("code", [75, -9, None])
 def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
     state = samples.run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
-    seen = samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, code), state)
+    seen = samples.healthy(samples.ray_job(RayJobStatus.FAILED, code), state)
     pods = (*samples.ready_pods(), samples.pod("worker-7", problem=OOM))
     reason, message = failure(replace(seen, pods=pods))
     assert reason == "OutOfMemory"
@@ -81,8 +77,7 @@ def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
     assert message.endswith(": WorkerLost: rank 3 is gone")
     # The job's own error stays its own.
     assert (
-        failure(replace(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0]
-        == "ApplicationError"
+        failure(replace(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
     )
 
 
@@ -157,9 +152,7 @@ def test_a_cluster_that_is_being_deleted_is_lost() -> None:
 
 
 def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> None:
-    done = samples.running_on_healthy_cluster(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
-    )
+    done = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
     assert (
         condition_of(decide(replace(done, clusters=(samples.cluster(deleting=True),))).status, C.COMPLETE) is not None
     )
@@ -167,17 +160,14 @@ def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> N
 
 def test_success_needs_the_trainers_word() -> None:
     done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
-    assert failure(samples.running_on_healthy_cluster(done, samples.run_state()))[0] == "EndedWithoutResult"
+    assert failure(samples.healthy(done, samples.run_state()))[0] == "EndedWithoutResult"
     assert (
-        condition_of(
-            decide(samples.running_on_healthy_cluster(done, samples.run_state(RunPhase.COMPLETE))).status, C.COMPLETE
-        )
-        is not None
+        condition_of(decide(samples.healthy(done, samples.run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
     )
 
 
 def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look() -> None:
-    done = samples.running_on_healthy_cluster(
+    done = samples.healthy(
         samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), status=samples.running(30)
     )
     assert condition_of(done.job.status, C.PROGRESSING) is None
@@ -187,9 +177,7 @@ def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look(
 def test_a_last_word_that_is_not_there_is_looked_for_again() -> None:
     done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
     first = samples.without_retries(
-        samples.running_on_healthy_cluster(
-            done, status=samples.running(900, samples.condition(C.PROGRESSING, seconds_ago=800))
-        )
+        samples.healthy(done, status=samples.running(900, samples.condition(C.PROGRESSING, seconds_ago=800)))
     )
     plan = decide(first)
     assert condition_of(plan.status, C.FAILED) is None
@@ -211,18 +199,18 @@ def test_the_trainers_own_error_comes_before_its_log() -> None:
     state = samples.run_state(
         RunPhase.FAILED, error=RunError(kind="RewardError", message="score() raised ValueError: no")
     )
-    seen = samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
+    seen = samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
     assert failure(seen)[1] == "the trainer ended with exit code 1: RewardError: score() raised ValueError: no"
 
 
 def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
     state = samples.run_state(RunPhase.FAILED, error=RunError(kind="E", message="a" * 4000))
-    long_error = failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), state))[1]
+    long_error = failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), state))[1]
     assert len(long_error) == 1023
     assert long_error.startswith("the trainer ended with exit code 1: E: aaa")
     assert long_error.endswith("a...")
     lines = "\n".join(f"line {number}" for number in range(400))
-    long_log = failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
+    long_log = failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
     assert len(long_log) <= 1024
     assert long_log.startswith("the trainer ended with exit code 1: ... line ")
     assert long_log.endswith("line 398\nline 399")
@@ -230,14 +218,12 @@ def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
 
 def test_messages_are_printable() -> None:
     log_tail = "\x1b[31mTraceback\x1b[0m\r\n\tValueError: \ud800\x00bad\u2028end\n"
-    message = failure(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
+    message = failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
     assert message == "the trainer ended with exit code 1: Traceback\n ValueError:   bad end"
 
 
 def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
     asked = samples.running(60, samples.condition(C.PROGRESSING))
-    done = samples.running_on_healthy_cluster(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), asked
-    )
+    done = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), asked)
     assert condition_of(decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)

@@ -22,11 +22,11 @@ def test_the_events_of_a_job_that_goes_well() -> None:
         samples.moment(),
         samples.moment(there=samples.cluster()),
         samples.moment(there=samples.cluster(), pods=samples.ready_pods(), seen=samples.ray()),
-        samples.running_on_healthy_cluster(),
-        samples.running_on_healthy_cluster(state=samples.run_state()),
-        samples.running_on_healthy_cluster(state=samples.run_state(checkpoint_step=4)),
-        samples.running_on_healthy_cluster(state=samples.run_state(step=8, checkpoint_step=8)),
-        samples.running_on_healthy_cluster(
+        samples.healthy(),
+        samples.healthy(state=samples.run_state()),
+        samples.healthy(state=samples.run_state(checkpoint_step=4)),
+        samples.healthy(state=samples.run_state(step=8, checkpoint_step=8)),
+        samples.healthy(
             samples.ray_job(RayJobStatus.SUCCEEDED, 0),
             samples.run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10),
         ),
@@ -71,9 +71,7 @@ def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
 
 def test_one_loss_is_told_once() -> None:
     assert reasons(samples.without_retries(samples.moment(samples.running()))) == ["ClusterLost"]
-    assert reasons(samples.without_retries(replace(samples.running_on_healthy_cluster(), ray=samples.ray()))) == [
-        "DriverLost"
-    ]
+    assert reasons(samples.without_retries(replace(samples.healthy(), ray=samples.ray()))) == ["DriverLost"]
 
 
 def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
@@ -84,9 +82,7 @@ def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
 
 def test_a_long_text_of_wide_letters_fits_into_an_event() -> None:
     state = samples.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = decide(
-        samples.without_retries(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1), state))
-    )
+    plan = decide(samples.without_retries(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), state)))
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]

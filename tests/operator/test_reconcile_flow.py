@@ -165,9 +165,7 @@ def test_transition_times_move_with_the_status_only() -> None:
 
 def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
     status = decide(
-        samples.running_on_healthy_cluster(
-            samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
-        )
+        samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
     ).status
     assert [each.type for each in status.conditions] == [
         *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed"),
@@ -198,14 +196,12 @@ STARTED = samples.running(60, samples.condition(C.PROGRESSING, reason=Reason.TRA
             samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray()),
             "Provisioning",
         ),
-        (samples.running_on_healthy_cluster(status=samples.running(60, record={"state": "Starting"})), "Starting"),
-        (samples.running_on_healthy_cluster(state=samples.run_state()), "Running"),
-        (replace(samples.running_on_healthy_cluster(status=STARTED), ray=samples.silent_ray()), "Running"),
-        (samples.running_on_healthy_cluster(state=samples.run_state(RunPhase.STOPPING)), "Stopping"),
+        (samples.healthy(status=samples.running(60, record={"state": "Starting"})), "Starting"),
+        (samples.healthy(state=samples.run_state()), "Running"),
+        (replace(samples.healthy(status=STARTED), ray=samples.silent_ray()), "Running"),
+        (samples.healthy(state=samples.run_state(RunPhase.STOPPING)), "Stopping"),
         (
-            samples.running_on_healthy_cluster(
-                samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
-            ),
+            samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)),
             "Complete",
         ),
         (samples.moment(COMPLETE), "Complete"),
@@ -218,7 +214,7 @@ def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
 
 
 def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
-    seen = samples.running_on_healthy_cluster(state=samples.run_state())
+    seen = samples.healthy(state=samples.run_state())
     known = decide(seen).status
     unread = replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field", status=known))
     plan = decide(unread)
@@ -238,13 +234,11 @@ def unread(seen: Observed) -> Observed:
     ("seen", "kind", "reason"),
     [
         (
-            samples.running_on_healthy_cluster(
-                samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
-            ),
+            samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)),
             C.COMPLETE,
             "Succeeded",
         ),
-        (samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
+        (samples.healthy(samples.ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
     ],
 )
 def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: ConditionType, reason: str) -> None:
@@ -275,9 +269,9 @@ def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> 
 
 
 def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
-    known = decide(samples.running_on_healthy_cluster(state=samples.run_state(checkpoint_step=4))).status
+    known = decide(samples.healthy(state=samples.run_state(checkpoint_step=4))).status
     plan = decide(
-        unread(samples.running_on_healthy_cluster(state=samples.run_state(step=8, checkpoint_step=8), status=known)),
+        unread(samples.healthy(state=samples.run_state(step=8, checkpoint_step=8), status=known)),
         samples.at(60),
     )
     assert plan.status.checkpoint == known.checkpoint
@@ -295,17 +289,17 @@ def test_a_cluster_that_was_kept_stays_when_the_job_can_no_longer_be_read() -> N
 def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
     without = replace(samples.DEFAULTS, trainer_image=None)
     assert condition_of(reconcile(samples.moment(), samples.NOW, without).status, C.FAILED) is not None
-    assert condition_of(reconcile(samples.running_on_healthy_cluster(), samples.NOW, without).status, C.FAILED) is None
+    assert condition_of(reconcile(samples.healthy(), samples.NOW, without).status, C.FAILED) is None
 
 
 def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
-    seen = samples.running_on_healthy_cluster()
+    seen = samples.healthy()
     plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
     assert (plan.status, plan.effects, plan.events, plan.requeue_after_seconds) == (seen.job.status, (), (), None)
 
 
 def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
-    silent = replace(samples.running_on_healthy_cluster(status=STARTED), ray=samples.silent_ray())
+    silent = replace(samples.healthy(status=STARTED), ray=samples.silent_ray())
     plan = decide(silent)
     assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
     assert condition_of(plan.status, C.JOB_SUBMITTED) is not None
@@ -315,16 +309,14 @@ def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job
 
 def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
     other = replace(samples.ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
-    plan = decide(
-        replace(samples.running_on_healthy_cluster(), ray=samples.ray(other, samples.run_state(RunPhase.COMPLETE)))
-    )
+    plan = decide(replace(samples.healthy(), ray=samples.ray(other, samples.run_state(RunPhase.COMPLETE))))
     assert condition_of(plan.status, C.COMPLETE) is None
 
 
 @pytest.mark.parametrize(
     "outside",
     [
-        samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1)),
+        samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1)),
         samples.moment(there=samples.cluster(), pods=samples.ready_pods()),
         replace(samples.moment(), kuberay_installed=False),
     ],
@@ -341,9 +333,7 @@ def test_an_ending_is_for_good(outside: Observed, outcome: str) -> None:
 
 
 def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
-    seen = samples.running_on_healthy_cluster(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
-    )
+    seen = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
     end = decide(seen)
     assert end.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
@@ -398,6 +388,6 @@ def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
 
 
 def test_the_same_moment_twice_gives_the_same_plan() -> None:
-    assert decide(samples.running_on_healthy_cluster(state=samples.run_state()), samples.NOW) == decide(
-        samples.running_on_healthy_cluster(state=samples.run_state()), samples.NOW
+    assert decide(samples.healthy(state=samples.run_state()), samples.NOW) == decide(
+        samples.healthy(state=samples.run_state()), samples.NOW
     )

@@ -32,7 +32,7 @@ def without_cluster(seen: Observed) -> Observed:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: object, at_once: bool) -> None:
     assert callable(lose)
-    seen = samples.running_on_healthy_cluster(samples.ray_job(), samples.run_state())
+    seen = samples.healthy(samples.ray_job(), samples.run_state())
     seen = replace(seen, job=replace(seen.job, stop_request="now"))
     if not at_once:
         seen = samples.with_status_written(seen, decide(seen))
@@ -44,7 +44,7 @@ def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: obj
 
 def test_a_suspended_job_that_loses_its_head_is_suspended_and_nothing_is_counted() -> None:
     suspended = samples.spec({"suspend": True, "runPolicy": {"maxInfraRetries": 0}})
-    seen = samples.running_on_healthy_cluster(samples.ray_job(), samples.run_state(), job_spec=suspended)
+    seen = samples.healthy(samples.ray_job(), samples.run_state(), job_spec=suspended)
     status = decide(without_head(samples.with_status_written(seen, decide(seen))), samples.at(4)).status
     assert status.result is None
     assert status.attempts[-1].reason == R.SUSPENDED
@@ -68,9 +68,7 @@ def test_a_trainer_that_has_failed_and_is_still_there_goes_with_its_cluster(
 ) -> None:
     status = samples.running(9000, record={"ending_seen_at": timestamp(samples.at(-3 * GRACE_SECONDS))})
     run = samples.ray_job(in_ray, 1 if in_ray is RayJobStatus.FAILED else None)
-    following = decide(
-        samples.running_on_healthy_cluster(run, samples.run_state(RunPhase.FAILED), status)
-    ).status.next_attempt
+    following = decide(samples.healthy(run, samples.run_state(RunPhase.FAILED), status)).status.next_attempt
     assert following is not None
     assert (following.reason, following.same_cluster) == (R.APPLICATION_ERROR, same_cluster)
 
@@ -116,7 +114,7 @@ def test_what_can_be_submitted_after_an_outage_is_not_too_late() -> None:
 @pytest.mark.parametrize("deadline", [12, 30, 59, 61, 90])
 def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadline: int) -> None:
     job_spec = samples.spec({"runPolicy": {"stallDeadlineSeconds": deadline}})
-    seen = samples.running_on_healthy_cluster(
+    seen = samples.healthy(
         samples.ray_job(),
         samples.run_state(),
         samples.running(8000, record={"progressed_at": timestamp(samples.NOW)}),
@@ -136,7 +134,7 @@ def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadlin
 
 def test_a_head_that_its_kubelet_ends_is_not_taken_for_a_stop_by_somebody() -> None:
     """Its driver is stopped first; that the pod has ended is told later."""
-    seen = samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.STOPPED))
+    seen = samples.healthy(samples.ray_job(RayJobStatus.STOPPED))
     plan = decide(seen)
     assert plan.status.attempts[-1].ended is None
     head, *others = seen.pods
@@ -157,7 +155,7 @@ def test_a_spec_that_cannot_be_read_costs_no_job_its_tries() -> None:
     status = samples.running(9000)
     assert status.counters is not None
     counters = status.counters.model_copy(update={"application_retries": 2, "infrastructure_retries": 10})
-    seen = samples.running_on_healthy_cluster(
+    seen = samples.healthy(
         samples.ray_job(RayJobStatus.FAILED, 1), None, status.model_copy(update={"counters": counters})
     )
     found = decide(unread(seen)).status

@@ -45,17 +45,17 @@ def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
     ],
 )
 def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
-    plan = decide(samples.running_on_healthy_cluster(state=state, status=written(0)), samples.at(now))
+    plan = decide(samples.healthy(state=state, status=written(0)), samples.at(now))
     assert plan.status.progress is not None
     assert plan.status.progress.step == step
 
 
 def test_the_first_and_the_last_progress_are_written_at_once() -> None:
-    first = decide(samples.running_on_healthy_cluster(state=state_at(0)), samples.at(0)).status.progress
+    first = decide(samples.healthy(state=state_at(0)), samples.at(0)).status.progress
     assert first is not None
     done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
     last = decide(
-        samples.running_on_healthy_cluster(done, samples.run_state(RunPhase.COMPLETE, step=10), written(0)),
+        samples.healthy(done, samples.run_state(RunPhase.COMPLETE, step=10), written(0)),
         samples.at(1),
     ).status.progress
     assert last is not None
@@ -68,7 +68,7 @@ def simulate(seconds_per_step: int) -> list[int]:
     for now in range(0, 600, 4):
         steps = now // seconds_per_step
         state = samples.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
-        plan = decide(samples.running_on_healthy_cluster(state=state, status=status), samples.at(now))
+        plan = decide(samples.healthy(state=state, status=status), samples.at(now))
         if plan.status.progress != status.progress:
             times.append(now)
         status = plan.status
@@ -85,31 +85,26 @@ def test_while_it_changes_it_is_written_within_10_seconds_and_every_5_on_the_ave
 
 def test_addresses_are_those_of_the_claim() -> None:
     state = samples.run_state(checkpoint_step=4, export_uri="file:///rljob/storage/run/export")
-    status = decide(samples.running_on_healthy_cluster(state=state)).status
+    status = decide(samples.healthy(state=state)).status
     assert status.checkpoint is not None
     assert status.checkpoint.uri == "pvc://ckpt/example/checkpoints/step_00000004"
     assert status.export_uri == "pvc://ckpt/example/run/export"
     own = samples.spec({"checkpoint.storage": {"persistentVolumeClaim": "shared", "subPath": "team/run/"}})
-    moved = decide(samples.running_on_healthy_cluster(state=state, job_spec=own)).status
+    moved = decide(samples.healthy(state=state, job_spec=own)).status
     assert moved.export_uri == "pvc://shared/team/run/run/export"
 
 
 def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
-    elsewhere = decide(
-        samples.running_on_healthy_cluster(state=samples.run_state(export_uri="s3://bucket/export"))
-    ).status
+    elsewhere = decide(samples.healthy(state=samples.run_state(export_uri="s3://bucket/export"))).status
     assert elsewhere.export_uri == "s3://bucket/export"
     deep = samples.spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
     state = samples.run_state(export_uri="file:///rljob/storage/run/export")
-    assert (
-        decide(samples.running_on_healthy_cluster(state=state, job_spec=deep)).status.export_uri
-        == "file:///rljob/storage/run/export"
-    )
+    assert decide(samples.healthy(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
 
 
 def test_a_run_state_takes_no_address_that_a_status_would_not_take() -> None:
     longest = samples.run_state(export_uri="s3://" + "a" * 4091)
-    assert decide(samples.running_on_healthy_cluster(state=longest)).status.export_uri == longest.export_uri
+    assert decide(samples.healthy(state=longest)).status.export_uri == longest.export_uri
     with pytest.raises(ValidationError, match="4096"):
         samples.run_state(export_uri="s3://" + "a" * 4092)
 
@@ -120,16 +115,16 @@ def test_an_address_that_does_not_fit_is_left_out_of_the_status() -> None:
     far = "s3://" + "a" * 4092
     checkpoint = state.checkpoint.model_copy(update={"uri": far})
     unchecked = state.model_copy(update={"checkpoint": checkpoint, "export_uri": far})
-    status = decide(samples.running_on_healthy_cluster(state=unchecked)).status
+    status = decide(samples.healthy(state=unchecked)).status
     assert (status.checkpoint, status.export_uri) == (None, None)
     assert status.progress == state.progress
     assert RLJobStatus.from_wire(status.to_wire()) == status
 
 
 def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
-    known = decide(samples.running_on_healthy_cluster(state=samples.run_state(checkpoint_step=4))).status
+    known = decide(samples.healthy(state=samples.run_state(checkpoint_step=4))).status
     later = decide(
-        samples.running_on_healthy_cluster(state=samples.run_state(RunPhase.STARTING, step=0), status=known),
+        samples.healthy(state=samples.run_state(RunPhase.STARTING, step=0), status=known),
         samples.at(60),
     ).status
     assert later.checkpoint == known.checkpoint
@@ -138,7 +133,7 @@ def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
 def test_the_attempt_says_what_it_saved_itself() -> None:
     """A start that has found the checkpoint of a former one tells of it before it has begun to train, or fails."""
     found = samples.run_state(RunPhase.STARTING, step=0, checkpoint_step=6)
-    seen = samples.running_on_healthy_cluster(state=found)
+    seen = samples.healthy(state=found)
     record = decide(seen).status.attempts[0]
     assert (record.resumed_from_step, record.checkpoint_step) == (None, None)
     for state, saved in (
@@ -148,11 +143,11 @@ def test_the_attempt_says_what_it_saved_itself() -> None:
         (samples.run_state(step=8, checkpoint_step=8).model_copy(update={"resumed_from_step": 6}), 8),
         (samples.run_state(step=6, checkpoint_step=6), 6),
     ):
-        status = decide(samples.running_on_healthy_cluster(state=state)).status
+        status = decide(samples.healthy(state=state)).status
         assert status.attempts[0].checkpoint_step == saved
         assert status.checkpoint is not None
 
 
 def test_the_attempt_says_where_it_resumed() -> None:
     state = samples.run_state().model_copy(update={"resumed_from_step": 3})
-    assert decide(samples.running_on_healthy_cluster(state=state)).status.attempts[0].resumed_from_step == 3
+    assert decide(samples.healthy(state=state)).status.attempts[0].resumed_from_step == 3

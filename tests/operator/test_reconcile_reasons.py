@@ -78,7 +78,7 @@ def ended(
     code: int | None, error_type: str | None = None, log_tail: str = "", error: RunError | None = None
 ) -> Observed:
     state = S.run_state(RunPhase.FAILED, error=error) if error is not None else None
-    return S.running_on_healthy_cluster(S.ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
+    return S.healthy(S.ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
 
 
 def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) -> Observed:
@@ -92,7 +92,7 @@ def name_conflict(seconds_ago: float) -> Observed:
 
 def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
     head = S.pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
-    return replace(S.running_on_healthy_cluster(), pods=(head, S.pod("w")), ray=S.silent_ray(seconds=silent_seconds))
+    return replace(S.healthy(), pods=(head, S.pod("w")), ray=S.silent_ray(seconds=silent_seconds))
 
 
 def requested(seen: Observed, **requests: str) -> Observed:
@@ -163,12 +163,12 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         C.CLUSTER_READY, R.DASHBOARD_UNREACHABLE, on_ready(UNREACHABLE),
         "False", "all pods are ready, but Ray's dashboard does not answer: connection refused",
     ),
-    (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(S.running_on_healthy_cluster(), ray=UNREACHABLE), "Unknown", "connection refused"),
+    (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(S.healthy(), ray=UNREACHABLE), "Unknown", "connection refused"),
     (
         C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED),
         "False", "all pods are ready, but Ray refuses the operator's token: 403",
     ),
-    (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.running_on_healthy_cluster(), ray=REJECTED), "Unknown", "403"),
+    (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.healthy(), ray=REJECTED), "Unknown", "403"),
     (C.FAILED, R.CLUSTER_LOST, S.moment(S.running()), "True",
      "RayCluster example-1 was deleted while the job needed it"),
     (
@@ -194,7 +194,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ),
     (
         C.PLACEMENT_FEASIBLE, R.PLACEMENT_GROUP_INFEASIBLE,
-        replace(S.running_on_healthy_cluster(), ray=S.ray(S.ray_job(), infeasible=("2 x {CPU: 9, GPU: 1}",))),
+        replace(S.healthy(), ray=S.ray(S.ray_job(), infeasible=("2 x {CPU: 9, GPU: 1}",))),
         "False", "Ray has 2 of 2 GPUs; no node can hold 2 x {CPU: 9, GPU: 1}",
     ),
     (C.JOB_SUBMITTED, R.SUBMITTING, on_ready(S.ray()), "False", "Ray job example-1-1 is being submitted"),
@@ -206,10 +206,10 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         ),
         "False", "500: No available agent",
     ),
-    (C.JOB_SUBMITTED, R.SUBMITTED, S.running_on_healthy_cluster(), "True", "Ray job example-1-1"),
-    (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.running_on_healthy_cluster(), ray=S.ray()), "False",
+    (C.JOB_SUBMITTED, R.SUBMITTED, S.healthy(), "True", "Ray job example-1-1"),
+    (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "False",
      "Ray no longer knows job example-1-1; its head was restarted"),
-    (C.FAILED, R.DRIVER_LOST, replace(S.running_on_healthy_cluster(), ray=S.ray()), "True",
+    (C.FAILED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "True",
      "Ray no longer knows job example-1-1; its head was restarted"),
     (
         C.SPEC_VALID, R.VALID, replace(S.moment(), job=replace(S.job(), unknown_fields=("spec.new",))), "True",
@@ -228,7 +228,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         "all pods are ready, but Ray asks nobody for a token: HTTP 200",
     ),
     (
-        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(S.running_on_healthy_cluster(), clusters=(), pods=(), forbidden="pods is forbidden"),
+        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(S.healthy(), clusters=(), pods=(), forbidden="pods is forbidden"),
         "Unknown", "pods is forbidden",
     ),
     (
@@ -238,20 +238,20 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ),
     (
         C.PROGRESSING, R.RUN_STATE_UNREADABLE,
-        replace(S.running_on_healthy_cluster(), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
+        replace(S.healthy(), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
         "Unknown", "contract version 9",
     ),
     (
         C.FAILED, R.RUN_STATE_UNREADABLE,
-        replace(S.running_on_healthy_cluster(status=SILENT_LONG), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
+        replace(S.healthy(status=SILENT_LONG), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
         "True", "nothing was learned of the trainer for 3600 s: contract version 9",
     ),
     (
-        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(S.running_on_healthy_cluster(status=SILENT_LONG), ray=UNREACHABLE), "True",
+        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(S.healthy(status=SILENT_LONG), ray=UNREACHABLE), "True",
         "nothing was learned of the trainer for 3600 s: connection refused",
     ),
     (
-        C.FAILED, R.TOKEN_REJECTED, replace(S.running_on_healthy_cluster(status=SILENT_LONG), ray=REJECTED), "True",
+        C.FAILED, R.TOKEN_REJECTED, replace(S.healthy(status=SILENT_LONG), ray=REJECTED), "True",
         "nothing was learned of the trainer for 3600 s: 403",
     ),
     (
@@ -261,7 +261,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     ),
     (
         C.FAILED, R.STALLED,
-        S.running_on_healthy_cluster(
+        S.healthy(
             S.ray_job(RayJobStatus.STOPPED),
             status=S.running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(S.NOW))}),
         ),
@@ -270,7 +270,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (
         C.FAILED, R.TRAINER_IMAGE_INCOMPATIBLE,
         replace(
-            S.running_on_healthy_cluster(status=S.running(90, record={"ending_seen_at": timestamp(S.at(-30))})),
+            S.healthy(status=S.running(90, record={"ending_seen_at": timestamp(S.at(-30))})),
             ray=replace(S.ray(DONE), run_state_error="contract version 9"),
         ),
         "True", "the trainer ended with exit code 0, but its run state cannot be read here: contract version 9",
@@ -281,7 +281,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         " main",
     ),
     (
-        C.SUSPENDED, R.SUSPENDING, S.running_on_healthy_cluster(job_spec=SUSPENDED), "False", "the trainer saves a checkpoint and ends",
+        C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", "the trainer saves a checkpoint and ends",
     ),
     (
         C.SUSPENDED, R.SUSPENDED, S.moment(job_spec=SUSPENDED), "True",
@@ -297,7 +297,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
     (
         C.RETRYING, R.RESIZED,
         replace(
-            S.running_on_healthy_cluster(
+            S.healthy(
                 S.ray_job(RayJobStatus.STOPPED), S.run_state(RunPhase.STOPPED, checkpoint_step=4),
                 S.running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(S.NOW))}),
             ),
@@ -315,15 +315,15 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         S.moment(S.waiting_for_retry(0).model_copy(update={"conditions": S.running().conditions})), "False",
         "another attempt has begun",
     ),
-    (C.PROGRESSING, R.STARTING, S.running_on_healthy_cluster(), "True", "the trainer loads the model and builds its workers"),
-    (C.PROGRESSING, R.TRAINING, S.running_on_healthy_cluster(state=S.run_state()), "True", STEPS),
-    (C.PROGRESSING, R.STOPPING, S.running_on_healthy_cluster(state=S.run_state(RunPhase.STOPPING)), "False",
+    (C.PROGRESSING, R.STARTING, S.healthy(), "True", "the trainer loads the model and builds its workers"),
+    (C.PROGRESSING, R.TRAINING, S.healthy(state=S.run_state()), "True", STEPS),
+    (C.PROGRESSING, R.STOPPING, S.healthy(state=S.run_state(RunPhase.STOPPING)), "False",
      "the trainer was asked to stop"),
-    (C.PROGRESSING, R.ENDED, S.running_on_healthy_cluster(DONE, S.run_state(RunPhase.COMPLETE), S.running(60, S.condition(C.PROGRESSING))),
+    (C.PROGRESSING, R.ENDED, S.healthy(DONE, S.run_state(RunPhase.COMPLETE), S.running(60, S.condition(C.PROGRESSING))),
      "False", ""),
-    (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, S.running_on_healthy_cluster(state=S.run_state()), "False", ""),
-    (C.CHECKPOINTED, R.SAVED, S.running_on_healthy_cluster(state=S.run_state(checkpoint_step=4)), "True", "checkpoint of step 4"),
-    (C.COMPLETE, R.SUCCEEDED, S.running_on_healthy_cluster(DONE, S.run_state(RunPhase.COMPLETE, step=10)), "True",
+    (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, S.healthy(state=S.run_state()), "False", ""),
+    (C.CHECKPOINTED, R.SAVED, S.healthy(state=S.run_state(checkpoint_step=4)), "True", "checkpoint of step 4"),
+    (C.COMPLETE, R.SUCCEEDED, S.healthy(DONE, S.run_state(RunPhase.COMPLETE, step=10)), "True",
      "10 of 10 steps are done"),
     (
         C.FAILED, R.PROVISIONING_DEADLINE_EXCEEDED,
@@ -352,11 +352,11 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str]] = [
         " Ray's message",
     ),
     (
-        C.FAILED, R.STOPPED_OUTSIDE, S.running_on_healthy_cluster(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
+        C.FAILED, R.STOPPED_OUTSIDE, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
         "True", "the trainer was stopped through Ray, and not by the operator",
     ),
     (
-        C.FAILED, R.ENDED_WITHOUT_RESULT, S.running_on_healthy_cluster(DONE, S.run_state()),
+        C.FAILED, R.ENDED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),
         "True", "the trainer ended with exit code 0, but was Running by its run state",
     ),
     (

@@ -28,9 +28,7 @@ def failing(code: int = APPLICATION, counters: Counters | None = None, checkpoin
         update={"counters": counters or Counters(attempts=1, start_number=samples.START_NUMBER)}
     )
     state = samples.run_state(RunPhase.FAILED, checkpoint_step=checkpoint_step)
-    return samples.running_on_healthy_cluster(
-        samples.ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS
-    )
+    return samples.healthy(samples.ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS)
 
 
 def pause_seconds(status: RLJobStatus) -> float:
@@ -246,7 +244,7 @@ def test_clusters_that_no_attempt_owns_are_removed() -> None:
 def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
     plan = decide(
-        samples.running_on_healthy_cluster(
+        samples.healthy(
             samples.ray_job(RayJobStatus.FAILED, 75), status=samples.running(400), job_spec=samples.spec(policy)
         )
     )

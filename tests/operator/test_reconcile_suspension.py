@@ -42,7 +42,7 @@ def test_a_job_may_be_created_suspended() -> None:
 
 
 def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
-    seen = samples.running_on_healthy_cluster(state=samples.run_state(checkpoint_step=4), job_spec=SUSPENDED)
+    seen = samples.healthy(state=samples.run_state(checkpoint_step=4), job_spec=SUSPENDED)
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None
@@ -62,9 +62,7 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
     attempt = ended.status.attempts[0]
     assert (attempt.outcome, attempt.reason, attempt.failure_class) == ("Stopped", "Suspended", "Free")
     assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
-    pods_left = replace(
-        samples.with_status_written(saved, ended), clusters=(), ray=samples.running_on_healthy_cluster().ray
-    )
+    pods_left = replace(samples.with_status_written(saved, ended), clusters=(), ray=samples.healthy().ray)
     assert decide(pods_left, samples.at(20)).status.suspended_at is None
     gone = replace(pods_left, pods=())
     rest = decide(gone, samples.at(30))
@@ -84,7 +82,7 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
 
 
 def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
-    seen = samples.running_on_healthy_cluster(state=samples.run_state(), job_spec=SUSPENDED)
+    seen = samples.healthy(state=samples.run_state(), job_spec=SUSPENDED)
     first = samples.with_status_written(seen, decide(seen))
     assert decide(first, samples.at(119)).effects == (StopJob("example-1-1"),)
     assert decide(first, samples.at(120)).effects == (DeleteCluster("example-1", "c1"),)
@@ -92,7 +90,7 @@ def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
 
 def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     """The operator was away, and longer than that, since it had written the request down."""
-    seen = samples.running_on_healthy_cluster(state=samples.run_state(), job_spec=SUSPENDED)
+    seen = samples.healthy(state=samples.run_state(), job_spec=SUSPENDED)
     silent = replace(seen, ray=samples.silent_ray(seconds=0))
     requested = samples.with_status_written(silent, decide(silent))
     asked_now = decide(replace(requested, ray=seen.ray), samples.at(160))
@@ -110,16 +108,14 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
 @pytest.mark.parametrize("job_spec", [SUSPENDED, samples.spec({"runPolicy.activeDeadlineSeconds": 1}), samples.spec()])
 def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: RLJobSpec) -> None:
     seen = asked(
-        samples.running_on_healthy_cluster(
-            samples.ray_job(RayJobStatus.FAILED, 2), samples.run_state(RunPhase.FAILED), job_spec=job_spec
-        )
+        samples.healthy(samples.ray_job(RayJobStatus.FAILED, 2), samples.run_state(RunPhase.FAILED), job_spec=job_spec)
     )
     if job_spec == samples.spec():
         seen = asked(seen, stop="now")
     plan = decide(seen)
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
-    old = samples.running_on_healthy_cluster(
+    old = samples.healthy(
         samples.ray_job(RayJobStatus.FAILED, 1), samples.run_state(), status=samples.running(90_000), job_spec=job_spec
     )
     assert decide(old).status.attempts[0].reason == "ApplicationError"
@@ -148,14 +144,14 @@ def test_a_job_that_waits_for_its_next_attempt_waits_no_longer() -> None:
 
 
 def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
-    done = samples.running_on_healthy_cluster(
+    done = samples.healthy(
         samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), job_spec=SUSPENDED
     )
     assert decide(done).status.phase == "Complete"
 
 
 def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
-    seen = asked(samples.running_on_healthy_cluster(state=samples.run_state()), stop="2026-03-01T11:59:59Z")
+    seen = asked(samples.healthy(state=samples.run_state()), stop="2026-03-01T11:59:59Z")
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.handled_requests is not None
@@ -187,9 +183,7 @@ def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> 
 
 def test_a_failed_job_goes_on_when_somebody_asks_for_it() -> None:
     seen = samples.without_retries(
-        samples.running_on_healthy_cluster(
-            samples.ray_job(RayJobStatus.FAILED, 1), samples.run_state(RunPhase.FAILED, checkpoint_step=6)
-        )
+        samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), samples.run_state(RunPhase.FAILED, checkpoint_step=6))
     )
     failed = samples.with_status_written(seen, decide(seen))
     assert failed.job.status.phase == "Failed"
@@ -238,9 +232,7 @@ def test_what_stopped_the_job_is_not_heeded_again_after_a_retry() -> None:
 
 
 def test_a_complete_job_is_not_taken_up_again() -> None:
-    done = samples.running_on_healthy_cluster(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)
-    )
+    done = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
     complete = samples.with_status_written(done, decide(done))
     plan = decide(asked(complete, retry="now"))
     assert plan.status.phase == "Complete"
@@ -250,7 +242,7 @@ def test_a_complete_job_is_not_taken_up_again() -> None:
 def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> None:
     limits = samples.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     state = samples.run_state(seconds_ago=-7200).model_copy(update={"activity": "evaluates"})
-    seen = samples.running_on_healthy_cluster(state=state, job_spec=limits)
+    seen = samples.healthy(state=state, job_spec=limits)
     seen = samples.with_status_written(seen, decide(seen))
     assert decide(seen, samples.at(599)).effects == ()
     stalled = decide(seen, samples.at(600))
@@ -284,7 +276,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
 def test_who_was_away_before_asking_for_stacks_has_them_written_late(seconds_away: int) -> None:
     """It was written down that Ray is asked, and nobody did."""
     limits = samples.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
-    seen = samples.running_on_healthy_cluster(state=samples.run_state(), job_spec=limits)
+    seen = samples.healthy(state=samples.run_state(), job_spec=limits)
     seen = samples.with_status_written(seen, decide(seen))
     told = samples.with_status_written(seen, decide(seen, samples.at(600)))
     back = 600 + seconds_away
@@ -299,7 +291,7 @@ def test_who_was_away_before_asking_for_stacks_has_them_written_late(seconds_awa
 def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() -> None:
     """Within twice the time for them."""
     limits = samples.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
-    seen = samples.running_on_healthy_cluster(state=samples.run_state(), job_spec=limits)
+    seen = samples.healthy(state=samples.run_state(), job_spec=limits)
     seen = samples.with_status_written(seen, decide(seen))
     told = samples.with_status_written(seen, decide(seen, samples.at(600)))
     refusing = replace(told, ray=replace(told.ray, stacks_missing=True))
@@ -318,7 +310,7 @@ def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() ->
 
 
 def test_a_moment_of_silence_is_not_worth_a_word() -> None:
-    seen = samples.running_on_healthy_cluster(state=samples.run_state())
+    seen = samples.healthy(state=samples.run_state())
     known = samples.with_status_written(seen, decide(seen))
     short = decide(replace(known, ray=samples.silent_ray(seconds=19)), samples.at(19))
     assert short.status == known.job.status
@@ -332,7 +324,7 @@ def test_a_moment_of_silence_is_not_worth_a_word() -> None:
 
 def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
     ttl = samples.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
-    done = samples.running_on_healthy_cluster(
+    done = samples.healthy(
         samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), job_spec=ttl
     )
     end = decide(done)
@@ -348,7 +340,7 @@ def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
 
 def over() -> Observed:
     """Of which nothing is left."""
-    seen = samples.without_retries(samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 1)))
+    seen = samples.without_retries(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1)))
     return replace(samples.with_status_written(seen, decide(seen)), clusters=(), pods=())
 
 

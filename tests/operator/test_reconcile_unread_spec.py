@@ -69,7 +69,7 @@ def test_one_that_has_no_cluster_ends_too() -> None:
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
 def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -> None:
-    seen = unread(samples.running_on_healthy_cluster(state=samples.run_state()), policy)
+    seen = unread(samples.healthy(state=samples.run_state()), policy)
     seen = samples.with_status_written(seen, decide(seen))
     assert decide(seen, samples.at(limit - 1)).effects == ()
     stalled = decide(seen, samples.at(limit))
@@ -91,7 +91,7 @@ def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]
 def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
     seen = unread(
         replace(
-            samples.running_on_healthy_cluster(status=samples.running(9000)),
+            samples.healthy(status=samples.running(9000)),
             ray=samples.silent_ray(Reachability.UNREACHABLE),
         )
     )
@@ -104,7 +104,7 @@ def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
 
 def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
     newer = replace(samples.ray(samples.ray_job()), run_state_error="phase: is new")
-    seen = unread(replace(samples.running_on_healthy_cluster(), ray=newer))
+    seen = unread(replace(samples.healthy(), ray=newer))
     seen = samples.with_status_written(seen, decide(seen))
     plan = decide(seen, samples.at(HOUR))
     assert plan.effects == GONE
@@ -122,7 +122,7 @@ NEWER_STATE = replace(samples.ray(samples.ray_job()), run_state_error="phase: is
         # Its trainer has failed at the same moment, so it is not that which ends the attempt.
         (
             replace(
-                samples.running_on_healthy_cluster(samples.ray_job(RayJobStatus.FAILED, 75)),
+                samples.healthy(samples.ray_job(RayJobStatus.FAILED, 75)),
                 clusters=(samples.cluster(authenticated=False),),
             ),
             *(ConditionType.CLUSTER_READY, Reason.KUBERAY_TOO_OLD, "False", TOO_OLD),
@@ -134,9 +134,7 @@ NEWER_STATE = replace(samples.ray(samples.ray_job()), run_state_error="phase: is
         ),
         (
             replace(
-                samples.running_on_healthy_cluster(
-                    status=samples.running(9000, record={"silent_since": timestamp(samples.at(-HOUR))})
-                ),
+                samples.healthy(status=samples.running(9000, record={"silent_since": timestamp(samples.at(-HOUR))})),
                 ray=NEWER_STATE,
             ),
             *(ConditionType.RETRYING, Reason.RUN_STATE_UNREADABLE, "True"),
@@ -152,7 +150,7 @@ def test_reasons_that_only_such_a_job_gives(
 
 
 def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:
-    seen = unread(samples.running_on_healthy_cluster(state=samples.run_state()), RunPolicy(active_deadline_seconds=60))
+    seen = unread(samples.healthy(state=samples.run_state()), RunPolicy(active_deadline_seconds=60))
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None

@@ -302,7 +302,7 @@ def moment(
     )
 
 
-def running_on_healthy_cluster(
+def healthy(
     run: ObservedRayJob | None = None,
     state: RunState | None = None,
     status: RLJobStatus | None = None,
