@@ -23,13 +23,13 @@ import time
 
 import ray
 
-from rljob_testing.ray_clusters.echo_workers import call, mixed_batch, started_echoes
+from rljob_testing.ray_clusters.echo_workers import call, mixed_batch, echo_processes
 from rljob_trainer.groups.ray_session import ray_session
 from rljob_trainer.groups.worker_group import spawn
 from rljob_trainer.errors import ResourceError
 
 with ray_session(sys.argv[1], 0, 0):
-    started = started_echoes(1)
+    started = echo_processes(1)
     processes = started.__enter__()
     group = spawn(processes)["first"]
     pending = call(group, "add_later", mixed_batch(2))

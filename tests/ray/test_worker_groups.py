@@ -198,7 +198,7 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
         echo_workers.call(group, "fail", 1, "own")
     with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError") as raised:
         echo_workers.call(group, "fail", 1, "foreign")
-    assert "echo_worker.py" in str(raised.value)
+    assert "echo_workers.py" in str(raised.value)
     assert 'raise ZeroDivisionError("somebody divided by nothing")' in str(raised.value)
     assert raised.value.worker == FailedWorker("first", 1)
 

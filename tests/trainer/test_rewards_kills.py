@@ -40,10 +40,10 @@ def score(prompt, response, answer, row):
     if verb == "exits_then":
         os.kill(os.getpid(), signal.SIGKILL)
     if verb == "closes":
-        os.closerange(3, 50)
+        os.closerange(3, 10_000)
         time.sleep(600)
     if verb == "forges":
-        for descriptor in range(3, 50):
+        for descriptor in range(3, 10_000):
             try:
                 os.write(descriptor, value.encode() + b"\\n")
             except OSError:
