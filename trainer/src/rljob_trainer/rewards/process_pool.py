@@ -28,7 +28,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError,
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.scoring_child import ScoringChild
+from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 from rljob_trainer.rewards.wire import encode
 
 log = logging.getLogger(__name__)
@@ -86,8 +86,12 @@ class _Slot:
     number: int
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    began: float
+    """When its current work began."""
+    use_then: CoreUse | None = None
+    """None also while it loads."""
     seconds_without_core: float = 0.0
-    """Of the process, as `deadline` takes account of."""
+    """Since then, that `deadline` takes account of."""
     seconds_stood_still: float = 0.0
     """That `deadline` takes account of."""
     is_ready: bool = False
@@ -244,12 +248,20 @@ class ScorerPool:
         """Moves the deadline by the time in which other processes had the cores, so that a busy machine costs no
         response. That is a part of what has passed, so the deadline comes to an end: what sleeps waits for no core, and
         what runs has run for as long as the limit then."""
-        waited = slot.child.seconds_without_core() - slot.seconds_without_core
-        if waited <= UNCOUNTED_SECONDS:
+        use, then = slot.child.core_use(), slot.use_then or CoreUse(0.0, 0.0, False)
+        if use is None:
+            return False
+        waited = use.seconds_waited - then.seconds_waited
+        if use.is_runnable:
+            # The kernel counts a wait when it is over.
+            counted = now - slot.began - slot.seconds_stood_still
+            waited = max(waited, counted - (use.seconds_run - then.seconds_run))
+        more = waited - slot.seconds_without_core
+        if more <= UNCOUNTED_SECONDS:
             return False
         # The kernel may count a standstill as waiting, too.
-        slot.deadline = min(slot.deadline + waited, now + self._limit_seconds(slot))
-        slot.seconds_without_core += waited
+        slot.deadline = min(slot.deadline + more, now + self._limit_seconds(slot))
+        slot.seconds_without_core += more
         return True
 
     def _limit_seconds(self, slot: _Slot) -> float:
@@ -263,7 +275,8 @@ class ScorerPool:
 
     def _start(self, number: int) -> _Slot:
         child = ScoringChild(self._spec, self._log_folder / f"reward-{self._name}-{number}.log", self._environment)
-        slot = _Slot(child, number, time.monotonic() + self._start_timeout_seconds)
+        now = time.monotonic()
+        slot = _Slot(child, number, now + self._start_timeout_seconds, now)
         self._selector.register(child.connection, selectors.EVENT_READ, slot)
         return slot
 
@@ -344,8 +357,10 @@ class ScorerPool:
         slot.child.send(*(sample.frame for sample in slot.samples))
 
     def _set_deadline(self, slot: _Slot) -> None:
-        slot.deadline = time.monotonic() + self._timeout_seconds
-        slot.seconds_without_core = slot.child.seconds_without_core()
+        slot.began = time.monotonic()
+        slot.deadline = slot.began + self._timeout_seconds
+        slot.use_then = slot.child.core_use()
+        slot.seconds_without_core = 0.0
         slot.seconds_stood_still = 0.0
 
     def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
