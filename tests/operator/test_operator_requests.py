@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -219,14 +220,15 @@ def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api
 
 @pytest.mark.usefixtures("operator")
 def test_what_fails_is_tried_less_and_less_often(testbed: Testbed) -> None:
-    testbed.dashboard("refused-1").submit_error = "No available agent to submit job"
+    dashboard = testbed.dashboard("refused-1")
+    dashboard.submit_error = "No available agent to submit job"
     testbed.submit("refused")
     testbed.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
-    started, num_before = time.monotonic(), len(testbed.dashboard("refused-1").posts)
-    time.sleep(1.5)
-    num_posts, seconds = len(testbed.dashboard("refused-1").posts) - num_before, time.monotonic() - started
+    testbed.wait(lambda: len(dashboard.posted_at) > 5, "six tries")
+    pauses = [then - one for one, then in pairwise(dashboard.posted_at)]
     # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; while Ray is looked at every second all the time.
-    assert 0.8 / 8 * (2**num_posts - 1) <= seconds
-    testbed.dashboard("refused-1").submit_error = None
+    assert all(pause >= 0.8 / 8 * 2**number for number, pause in enumerate(pauses[:5])), pauses
+    assert pauses[4] > 2 * min(pauses[:2]), pauses
+    dashboard.submit_error = None
     testbed.wait_for("refused", "Complete", "Succeeded")
-    assert set(testbed.dashboard("refused-1").posts) == {"refused-1-1"}
+    assert set(dashboard.posts) == {"refused-1-1"}

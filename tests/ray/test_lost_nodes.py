@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from rljob_testing.processes import descendants
 from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.ray_clusters.ray_nodes import RayNode, ray_nodes
 from rljob_testing.ray_clusters.stack_dumps import Dump, dumped_stacks
+from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups import death
 from rljob_trainer.groups.fused_worker import RoleSpec
@@ -41,20 +40,6 @@ def cluster() -> Iterator[Cluster]:
             patch.setenv(name, value)
         with ray_nodes([RayNode("127.0.0.2", num_cpus=1)]) as cluster:
             yield cluster
-
-
-class RunningClock:
-    """Counts the seconds in which this process runs, and not those in which the machine stands still."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        threading.Thread(target=self._tick, daemon=True).start()
-
-    def _tick(self) -> None:
-        while True:
-            began = time.monotonic()
-            time.sleep(0.1)
-            self.seconds += min(0.5, time.monotonic() - began)
 
 
 @dataclass(frozen=True)

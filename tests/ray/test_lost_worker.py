@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 SECONDS_TO_BEGIN = 120.0
 SECONDS_TO_END = 120.0
-"""On a busy machine. Where the others waited for the lost one, it would be the time limit of a collective."""
+"""On a busy machine. Where the others waited for the lost one, it would be half an hour, the time limit of a
+collective."""
 
 
 def job() -> training_runs.Document:

@@ -23,6 +23,7 @@ from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.cli.rljob_command import JobFolder
 from rljob_testing.ray_clusters import local_ray
+from rljob_testing.running_clock import RunningClock
 from rljob_testing.settings import inherited_environment
 from rljob_testing.training import training_runs
 from rljob_trainer.pod.await_workers import worker_processes
@@ -35,6 +36,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 TOKEN = "a-token-of-the-test"
 FIRST_START = 1_767_225_600
 SECONDS_TO_CLEAN_UP = 120.0
+"""Workers that nobody ends stay for ever."""
+SECONDS_TO_STOP = 60.0
 REWARDS = """
 import subprocess
 
@@ -157,16 +160,20 @@ class Stopped:
     info: local_ray.Document
     state: RunState
     ended: bool
+    seconds: float
+    """In which this process ran meanwhile."""
 
 
 @pytest.fixture(scope="module")
 def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
+    clock = RunningClock()
     ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), local_ray.STOP_WAIT_SECONDS)
+    seconds = clock.seconds
     state = run.state()
     assert state is not None
-    return Stopped(begun, run.info(), state, ended)
+    return Stopped(begun, run.info(), state, ended, seconds)
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +211,7 @@ def test_the_next_start_goes_on_from_its_checkpoint(killed: Killed, stopped: Sto
 
 def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert stopped.ended
+    assert stopped.seconds < SECONDS_TO_STOP
     assert stopped.info["status"] == "STOPPED", stopped.info
     assert stopped.state.phase == "Stopped"
     assert stopped.state.checkpoint is not None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rljob_trainer.rewards import process_pool
-from rljob_trainer.rewards.base import RewardRequest
+from rljob_trainer.rewards.base import RewardOutcome, RewardRequest
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
 
@@ -28,31 +33,84 @@ def score(prompt, response, answer, row):
 """
 
 
-def test_a_machine_that_stood_still_has_cost_no_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "waiting.py").write_text(REWARD)
-    seconds_ahead, num_looks = 0.0, 0
+class ChangedClock:
+    """The pool's: it jumps at each wait of its thread, or between two of them."""
 
-    def monotonic() -> float:
-        nonlocal num_looks
-        num_looks += 1
-        return time.monotonic() + seconds_ahead
+    def __init__(self) -> None:
+        self.seconds_ahead = 0.0
+        self.num_waits = 0
+        self.jumps_in_wait: Iterator[float] = iter(())
+        self.jumps_after_wait: Iterator[float] = iter(())
 
-    monkeypatch.setattr(process_pool, "time", SimpleNamespace(monotonic=monotonic))
+    def monotonic(self) -> float:
+        return time.monotonic() + self.seconds_ahead
+
+    def selector(self) -> selectors.DefaultSelector:
+        clock = self
+
+        class Selector(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+                found = super().select(timeout)
+                clock.num_waits += 1
+                clock.seconds_ahead += next(clock.jumps_in_wait, 0.0)
+                return found
+
+            def modify(self, *arguments: Any) -> selectors.SelectorKey:
+                """The last that the pool does before it waits again."""
+                clock.seconds_ahead += next(clock.jumps_after_wait, 0.0)
+                return super().modify(*arguments)
+
+        return Selector()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ChangedClock:
+    clock = ChangedClock()
+    monkeypatch.setattr(process_pool, "time", SimpleNamespace(monotonic=clock.monotonic))
+    selectors_there = SimpleNamespace(
+        DefaultSelector=clock.selector, EVENT_READ=selectors.EVENT_READ, EVENT_WRITE=selectors.EVENT_WRITE
+    )
+    monkeypatch.setattr(process_pool, "selectors", selectors_there)
+    return clock
+
+
+@contextmanager
+def waiting_reward(folder: Path) -> Iterator[Future[list[RewardOutcome]]]:
+    (folder / "waiting.py").write_text(REWARD)
     with ScorerPool(
         FunctionScorer("waiting:score", "here"),
         name="score",
         num_processes=1,
         timeout_seconds=300.0,
-        log_folder=tmp_path / "logs",
-        environment=scorer_environment(os.environ, [], [tmp_path]),
+        log_folder=folder / "logs",
+        environment=scorer_environment(os.environ, [], [folder]),
     ) as pool:
         scored = pool.submit([RewardRequest("p", "r", None, {})])
-        wait_until((tmp_path / "begun").exists)
-        seconds_ahead, looks_then = 1000.0, num_looks
-        wait_until(lambda: num_looks > looks_then + 10)
+        wait_until((folder / "begun").exists)
+        yield scored
+
+
+def test_a_machine_that_stood_still_has_cost_no_response(tmp_path: Path, clock: ChangedClock) -> None:
+    with waiting_reward(tmp_path) as scored:
+        clock.jumps_in_wait, waits_then = iter([1000.0]), clock.num_waits
+        wait_until(lambda: clock.num_waits > waits_then + 10)
         (tmp_path / "end").touch()
         [outcome] = scored.result(timeout=60)
     assert (outcome.status, outcome.score) == ("OK", 1.0)
+
+
+@pytest.mark.parametrize(("where", "num_limits"), [("jumps_in_wait", 2), ("jumps_after_wait", 1)])
+def test_a_slow_pool_ends_a_reward_that_hangs(tmp_path: Path, clock: ChangedClock, where: str, num_limits: int) -> None:
+    """Its thread gets a core every twenty seconds. In a wait that looks as if the machine had stood still."""
+    with waiting_reward(tmp_path) as scored:
+        began = clock.monotonic()
+        setattr(clock, where, itertools.repeat(20.0))
+        [outcome] = scored.result(timeout=60)
+        setattr(clock, where, iter(()))
+        seconds = clock.monotonic() - began
+    assert outcome.status == "TIMEOUT"
+    # What it waited in truth is as long as the test takes on this machine.
+    assert num_limits * 300 - 30 < seconds < num_limits * 300 + 150
 
 
 BUSY_REWARD = """

@@ -1,7 +1,8 @@
 """Lists everything now and then, whatever the watches say: an event may be lost, an unfinished job may not.
 
 What is listed goes to the cache, and with the first listing the operator begins to work. The second one comes soon: no
-event tells of what is deleted between the first one and the beginning of the watches.
+event tells of what is deleted between the first one and the beginning of the watches. Nobody knows here when they have
+begun; where that takes longer than `SECOND_SECONDS`, the third listing tells.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
 SECOND_SECONDS = 5.0
-"""Until the second listing."""
+"""From the first listing to the second one, however many objects there are."""
 RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
 """With more than six thousand objects, all are listed less often."""

@@ -49,6 +49,8 @@ class ClusterDashboard:
     infeasible: Sequence[Mapping[str, object]] = ()
     posts: list[str] = field(default_factory=list)
     """Ids of all requests to start a job."""
+    posted_at: list[float] = field(default_factory=list)
+    """When each of them came."""
     started: dict[str, tuple[float, scripts.Json]] = field(default_factory=dict)
     """When and with what environment each job was started, by id."""
     stopped: dict[str, float] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class RayDashboardStandIn:
         job = str(body["submission_id"])
         with self._lock:
             cluster.posts.append(job)
+            cluster.posted_at.append(time.monotonic())
             if cluster.submit_error is not None:
                 return 500, f"Traceback (most recent call last):\nRuntimeError: {cluster.submit_error}\n.\n"
             if job in cluster.started:

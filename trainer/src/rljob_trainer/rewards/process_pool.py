@@ -28,7 +28,7 @@ from rljob_trainer.errors import ConfigurationError, ResourceError, RewardError,
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus, ScorerSpec
 from rljob_trainer.rewards.function import FunctionScorer
-from rljob_trainer.rewards.scoring_child import ScoringChild
+from rljob_trainer.rewards.scoring_child import CoreUse, ScoringChild
 from rljob_trainer.rewards.wire import encode
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
 """How often dead processes are looked for whose connection a forked child of theirs still holds open."""
 STANDSTILL_SECONDS = 1.0
-"""A turn that comes so much later than it should: this machine stood still, and its processes with it."""
+"""Waiting that lasts so much longer than was asked for: this machine stood still, and its processes with it."""
 UNCOUNTED_SECONDS = 0.05
 """A process that has waited longer for a core gets as much more time."""
 INHERITED_VARIABLES = (
@@ -86,8 +86,14 @@ class _Slot:
     number: int
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
+    began: float
+    """When its current work began."""
+    use_then: CoreUse | None = None
+    """None also while it loads."""
     seconds_without_core: float = 0.0
-    """Of the process, as `deadline` takes account of."""
+    """Since then, that `deadline` takes account of."""
+    seconds_stood_still: float = 0.0
+    """That `deadline` takes account of."""
     is_ready: bool = False
     is_garbled: bool = False
     """Its connection carried something that is no score: the scorer has written into it."""
@@ -126,7 +132,6 @@ class ScorerPool:
         self._ready: Future[None] = Future()
         self._pending: deque[_Sample] = deque()
         self._slots: list[_Slot] = []
-        self._turned_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -204,16 +209,15 @@ class ScorerPool:
 
     def _turn(self) -> None:
         """Waits for something to happen, then reads, judges deadlines, and hands out work, in this order."""
-        for key, _ in self._selector.select(self._seconds_to_wait()):
+        seconds_to_wait, began = self._seconds_to_wait(), time.monotonic()
+        happened = self._selector.select(seconds_to_wait)
+        now = time.monotonic()
+        if seconds_to_wait is not None:
+            self._note_standstill(now - began - seconds_to_wait)
+        for key, _ in happened:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
-        now = time.monotonic()
-        late = now - self._turned_at - DEATH_CHECK_SECONDS
-        self._turned_at = now
-        if late > STANDSTILL_SECONDS:
-            for slot in self._slots:
-                slot.deadline += late
         with self._lock:
             self._pending.extend(self._arrived)
             self._arrived = []
@@ -223,12 +227,45 @@ class ScorerPool:
                 self._read(slot)
             if slot.is_garbled or slot.child.has_ended():
                 self._replace(slot, RewardStatus.ERROR)
-            elif now > slot.deadline and (slot.samples or not slot.is_ready) and not _gets_more_time(slot):
+            elif now > slot.deadline and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
             self._hand_out(slot)
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if slot.child.has_unsent else 0)
             self._selector.modify(slot.child.connection, events, slot)
+
+    def _note_standstill(self, seconds: float) -> None:
+        """Moves the deadlines by it. Where only this thread is slow it looks the same, so no response gets more than
+        its limit once more and one standstill."""
+        if seconds <= STANDSTILL_SECONDS:
+            return
+        for slot in self._slots:
+            if slot.seconds_stood_still < self._limit_seconds(slot):
+                slot.deadline += seconds
+                slot.seconds_stood_still += seconds
+
+    def _gets_more_time(self, slot: _Slot, now: float) -> bool:
+        """Moves the deadline by the time in which other processes had the cores, so that a busy machine costs no
+        response. That is a part of what has passed, so the deadline comes to an end: what sleeps waits for no core, and
+        what runs has run for as long as the limit then."""
+        use, then = slot.child.core_use(), slot.use_then or CoreUse(0.0, 0.0, False)
+        if use is None:
+            return False
+        waited = use.seconds_waited - then.seconds_waited
+        if use.is_runnable:
+            # The kernel counts a wait when it is over.
+            counted = now - slot.began - slot.seconds_stood_still
+            waited = max(waited, counted - (use.seconds_run - then.seconds_run))
+        more = waited - slot.seconds_without_core
+        if more <= UNCOUNTED_SECONDS:
+            return False
+        # The kernel may count a standstill as waiting, too.
+        slot.deadline = min(slot.deadline + more, now + self._limit_seconds(slot))
+        slot.seconds_without_core += more
+        return True
+
+    def _limit_seconds(self, slot: _Slot) -> float:
+        return self._timeout_seconds if slot.is_ready else self._start_timeout_seconds
 
     def _seconds_to_wait(self) -> float | None:
         deadlines = [slot.deadline for slot in self._slots if slot.samples or not slot.is_ready]
@@ -238,7 +275,8 @@ class ScorerPool:
 
     def _start(self, number: int) -> _Slot:
         child = ScoringChild(self._spec, self._log_folder / f"reward-{self._name}-{number}.log", self._environment)
-        slot = _Slot(child, number, time.monotonic() + self._start_timeout_seconds)
+        now = time.monotonic()
+        slot = _Slot(child, number, now + self._start_timeout_seconds, now)
         self._selector.register(child.connection, selectors.EVENT_READ, slot)
         return slot
 
@@ -319,8 +357,11 @@ class ScorerPool:
         slot.child.send(*(sample.frame for sample in slot.samples))
 
     def _set_deadline(self, slot: _Slot) -> None:
-        slot.deadline = time.monotonic() + self._timeout_seconds
-        slot.seconds_without_core = slot.child.seconds_without_core()
+        slot.began = time.monotonic()
+        slot.deadline = slot.began + self._timeout_seconds
+        slot.use_then = slot.child.core_use()
+        slot.seconds_without_core = 0.0
+        slot.seconds_stood_still = 0.0
 
     def _finish(self, sample: _Sample, outcome: RewardOutcome) -> None:
         batch = sample.batch
@@ -339,17 +380,6 @@ class ScorerPool:
         for future in {id(sample.batch): sample.batch.future for sample in samples}.values():
             if not future.done():
                 future.set_exception(error)
-
-
-def _gets_more_time(slot: _Slot) -> bool:
-    """Moves the deadline by the time in which other processes had the cores, so that a busy machine costs no response.
-    That time is a part of what has passed, so the deadline comes to an end."""
-    waited = slot.child.seconds_without_core() - slot.seconds_without_core
-    if waited <= UNCOUNTED_SECONDS:
-        return False
-    slot.deadline += waited
-    slot.seconds_without_core += waited
-    return True
 
 
 def _end_of(slot: _Slot) -> str:

@@ -35,6 +35,17 @@ class Garbled:
     """Something in the connection that is no answer to a frame: the scorer has written there."""
 
 
+@dataclass(frozen=True)
+class CoreUse:
+    """Of a process's main thread, since it began."""
+
+    seconds_run: float
+    seconds_waited: float
+    """For a core, without what it waits now."""
+    is_runnable: bool
+    """It runs or waits for a core."""
+
+
 class ScoringChild:
     """One process running `scoring_program`, in a process group of its own.
 
@@ -149,12 +160,15 @@ class ScoringChild:
         self.connection.close()
         os.close(self._lifeline)
 
-    def seconds_without_core(self) -> float:
-        """How long the process's main thread has waited for a core so far; 0 where the kernel does not say."""
+    def core_use(self) -> CoreUse | None:
+        """None where the kernel does not say."""
+        folder = Path(f"/proc/{self.pid}")
         try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+            ran, waited, *_ = (folder / "schedstat").read_text().split()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            return CoreUse(int(ran) / 1e9, int(waited) / 1e9, state == "R")
         except (OSError, IndexError, ValueError):
-            return 0.0
+            return None
 
     def was_killed(self) -> bool:
         """Whether SIGKILL had ended the process before `kill` did, as the kernel does where memory is short; call after
