@@ -273,9 +273,14 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
         now, shape, num_gpus = layout.sequence_parallel, workload.models[role].shape, layout.num_gpus
         wider = (2 * now, 4 * now, 8 * now)
         larger = [each for each in wider if num_gpus % each == 0 and shape.spreads_over(each)]
-        # Rows of an update are dealt out evenly (crds: batch_size_rules.py).
+        # Rows of an update are dealt out evenly, and ranks hold the longest together (crds: batch_size_rules.py).
         rows = workload.mini_batch_size * workload.group_size
-        smaller = [each for each in _divisors(now)[:-1] if rows % (num_gpus // each) == 0]
+        smaller = [
+            each
+            for each in _divisors(now)[:-1]
+            if rows % (num_gpus // each) == 0
+            and workload.max_tokens_per_micro_batch * each >= workload.lengths.longest_row
+        ]
         jobs = {
             each: _with_layout(workload, placement, pool, role, replace(layout, sequence_parallel=each))
             for each in (*larger, *smaller)
