@@ -41,7 +41,8 @@ def pool_options(draw: st.DrawFn, grouped: Sequence[Grouping], gpus_per_node: Se
         sizes = [PoolSize(kind, nodes, num) for kind, num in enumerate(gpus_per_node) for nodes in (1, 2, 3, 4)]
         chosen = draw(st.lists(st.tuples(st.sampled_from(sizes), NUMBERS, NUMBERS, NUMBERS), max_size=8))
         options = [PoolOption(roles, size, (), tuple(seconds)) for size, *seconds in chosen]
-        if options or draw(st.booleans()):
+        is_there: bool = draw(st.booleans())
+        if options or is_there:
             found[roles] = options
     return found
 
