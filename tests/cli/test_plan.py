@@ -7,12 +7,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rljob_cli.plan.profile import Profile, write_profile
+from rljob_cli.plan.text import knob_lines
 from rljob_planner.constants import Constants
+from rljob_planner.plan import plan_of
+from rljob_planner.plan_types import Verdict
+from rljob_testing.planner import samples
 from rljob_testing.settings import inherited_environment
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -266,6 +271,35 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
     code, output, _ = rljob("plan", file, "--cluster", "1x8xH100", "--search")
     assert code == 0
     assert "  ! pool main: its nodeSelector is for nodes with A100-80, and here it is on H100.\n" in output
+
+
+def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_the_operator(
+    rljob: Rljob, job: Path
+) -> None:
+    """Of two kinds the larger one, or that which the cluster has."""
+    kinds = "{key: nvidia.com/gpu.product, operator: In, values: [NVIDIA-L4, NVIDIA-H200]}"
+    required = (
+        f"{{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: [{kinds}]}}]}}}}"
+    )
+    file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{affinity: {{nodeAffinity: {required}}}}}}}"))
+    assert rljob("plan", file)[1].startswith("grpo: 8 GPUs (1x8xH200, by the pools' affinity)\n")
+    assert "on 1x8 L4\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xL4")[1]
+    output = rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
+    assert "  ! pool main: its affinity is for nodes with H200, and here it is on H100.\n" in output
+
+
+def test_a_tight_job_that_nothing_gives_more_room_is_not_said_not_to_fit() -> None:
+    job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
+    plan = plan_of(job, samples.placement(samples.one_pool(job)), with_knobs=False)
+    assert (plan.verdict, plan.knobs) == (Verdict.TIGHT, ())
+    assert [str(line) for line in knob_lines(plan)] == ["", "Nothing that was tried gives it more room."]
+
+
+def test_a_label_of_a_kind_that_is_not_known_is_not_passed_over(rljob: Rljob, job: Path) -> None:
+    label = "template: {nodeSelector: {nvidia.com/gpu.product: Some-New-One}}"
+    code, _, errors = rljob("plan", replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, {label}}}")))
+    assert code == 2
+    assert errors.startswith("error: spec.pools main: the label that its nodes must have: ")
 
 
 def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,16 @@ CASES: dict[str, dict[str, object]] = {
     | REFERENCE
     | {"spec.pools[1]": {"name": "other", "gpusPerNode": 2}, "spec.roles.ref.pool": "other"},
     "sequence parallel": EIGHT | {"spec.roles.actor.sequenceParallel": 2},
+    "sequence parallel, for rows that one rank cannot hold": EIGHT
+    | REFERENCE
+    | {
+        "spec.training.algorithm": {"type": "PPO", "kl": {"coefficient": 0.1}},
+        "spec.training.maxTokensPerMicroBatch": 4096,
+        "spec.training.rollout.maxNewTokens": 12000,
+        "spec.roles.actor.sequenceParallel": 4,
+        "spec.roles.critic.sequenceParallel": 4,
+        "spec.roles.ref.sequenceParallel": 4,
+    },
     "held by all GPUs, as the file says": EIGHT | REFERENCE | {"spec.roles.actor.shardSize": 8},
     "held by all GPUs, whose gradients leave": EIGHT
     | {"spec.roles.actor.shardSize": 8, "spec.training.model.offload.gradients": True},

@@ -158,3 +158,24 @@ def test_pools_choose_nodes_of_their_kind() -> None:
     assert found.pools[0].template.node_selector == {"disk": "fast", "product": "H100-SXM"}
     assert found.pools[1].template.node_selector == {"product": "H100-SXM"}
     assert with_selectors(spec, placed(spec), {}) == spec
+
+
+def test_labels_of_another_kind_and_gpus_of_another_maker_go_with_it() -> None:
+    """No node has both labels, and a node of AMD gives away no nvidia.com/gpu."""
+    selector = {"disk": "fast", "cloud.google.com/gke-accelerator": "nvidia-l4", "amd.com/gpu.product-name": "old"}
+    spec = spec_of(
+        {
+            **TWO_POOLS,
+            "spec.pools[0].template.nodeSelector": selector,
+            "spec.pools[0].gpuResource": "amd.com/gpu",
+            "spec.pools[1].gpuResource": "nvidia.com/gpu.shared",
+        }
+    )
+    product = "nvidia.com/gpu.product"
+    main, aside = with_selectors(spec, placed(spec), {"H100": (product, "NVIDIA-H100")}).pools
+    assert main.template.node_selector == {"disk": "fast", product: "NVIDIA-H100"}
+    assert (main.gpu_resource, aside.gpu_resource) == ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+    label = ("amd.com/gpu.product-name", "MI300X")
+    main, aside = with_selectors(spec, placed(spec), {"H100": label}).pools
+    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
+    assert {main.gpu_resource, aside.gpu_resource} == {"amd.com/gpu"}

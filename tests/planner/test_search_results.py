@@ -16,7 +16,7 @@ from rljob_planner.job_placement import placement_of, spec_with
 from rljob_planner.plan_types import Verdict
 from rljob_planner.search.mapping import search
 from rljob_planner.search.pool_options import PoolSize, shard_sizes, train_layouts
-from rljob_planner.workload import LoraShape, Role, RolloutWork, Schedule
+from rljob_planner.workload import LoraShape, Role, RolloutLayout, RolloutWork, Schedule
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.planner import samples
 
@@ -189,6 +189,31 @@ def test_a_role_without_any_layout_is_refused() -> None:
     """A longest row of 4,096 tokens, of which eight GPUs hold no more than 800."""
     with pytest.raises(PlanError, match=r"spec\.roles\.actor: .*maxTokensPerMicroBatch"):
         search(replace(PPO, max_tokens_per_micro_batch=100), TWO_NODES)
+
+
+def test_responses_that_no_pool_deals_out_evenly_are_said_to_be_the_cause() -> None:
+    """15 of them on 8 GPUs, of a model whose 9 heads are shared by none but 3."""
+    model = replace(samples.QWEN3_4B, num_heads=9, num_kv_heads=3)
+    job = samples.workload(samples.trained_model(model), batch_size=3, mini_batch_size=3, group_size=5)
+    with pytest.raises(PlanError) as refused:
+        search(job, (NodeGroup(1, 8, samples.gpu()),))
+    assert "batchSize 3, miniBatchSize 3, groupSize 5, pools of 8 GPUs); change training.batchSize" in str(
+        refused.value
+    )
+    assert "maxTokensPerMicroBatch" not in str(refused.value)
+
+
+def test_of_layouts_whose_fullest_phase_lacks_as_much_that_which_lacks_nothing_else_is_nearer() -> None:
+    """The updates of rows of 200,000 tokens lack most, however many GPUs an engine is on; eight hold a KV cache for a
+    longest sequence."""
+    model = replace(samples.LLAMA3_8B, num_layers=64, hidden_size=5120, num_heads=64, mlp_size=25600)
+    job = samples.workload(samples.trained_model(model), max_tokens_per_micro_batch=200_000)
+    job = replace(job, lengths=replace(job.lengths, response_max=198_976), models={Role.ACTOR: job.models[Role.ACTOR]})
+    job = replace(job, rollout=replace(job.rollout, max_model_length=200_000))
+    missed = search(job, TWO_NODES).missed
+    assert missed is not None
+    assert not any(phase.lacks for phase in missed.all_phases)
+    assert missed.placement.pools[0].rollout == RolloutLayout(16, 8)
 
 
 def test_copies_are_on_parts_of_a_node_or_on_whole_nodes() -> None:

@@ -9,12 +9,12 @@ import pytest
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import faster_jobs
+from rljob_planner.memory.changes import Price, faster_jobs
 from rljob_planner.memory.knobs import all_phases
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import ModelOffload, Placement, Role, TokenLengths, Workload
+from rljob_planner.workload import ModelOffload, PlacedPool, Placement, Role, TokenLengths, TrainLayout, Workload
 from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
@@ -68,6 +68,32 @@ def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
     assert not advice.is_free
     assert not any(each.more_gpus for each in found.values() if each is not advice)
     assert advice.change not in [each.change for each in together(job, placement, CONSTANTS)]
+
+
+def own_pools(job: Workload, pool: PlacedPool) -> dict[str, TrainLayout]:
+    """The layout of each role for which a pool of its own is proposed, of GPUs with room for everything."""
+    placement = samples.placement(replace(pool, gpu=samples.gpu(2000)))
+    advice = [each for each in advice_of(job, placement, CONSTANTS) if each.change.field.endswith(".pool")]
+    return {each.change.value: each.changed.placement.pools[-1].layouts[Role.CRITIC] for each in advice}
+
+
+def test_a_pool_of_its_own_is_none_that_the_contract_refuses() -> None:
+    """Ranks that share rows go on to: they alone hold the longest, and the responses of an update divide by them. A
+    layout that the job says must divide a node; and the name must be free."""
+    actor = samples.trained_model(samples.LLAMA3_8B)
+    job = samples.workload(actor, models={Role.ACTOR: actor, Role.CRITIC: samples.critic()})
+    job = replace(job, max_tokens_per_micro_batch=1024, batch_size=512, mini_batch_size=4, group_size=1)
+    pool = samples.one_pool(job, nodes=2)
+
+    def found(critic: TrainLayout, name: str = "main") -> dict[str, TrainLayout]:
+        layouts = {Role.ACTOR: TrainLayout(16, 16, 4), Role.CRITIC: critic}
+        return own_pools(job, replace(pool, name=name, layouts=layouts))
+
+    assert found(TrainLayout(16, 16, 4)) == {"critic": TrainLayout(8, 8, 4)}
+    assert found(TrainLayout(16, 8, 4)) == {"critic": TrainLayout(8, 8, 4)}
+    assert found(TrainLayout(16, 16, 4, keeps_shard_size=True)) == {}
+    assert found(TrainLayout(16, 16, 16)) == {}
+    assert found(TrainLayout(16, 16, 4), "critic") == {}
 
 
 def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:
@@ -142,6 +168,14 @@ def test_what_the_contract_refuses_is_not_proposed() -> None:
             assert layout.num_gpus % layout.shard_size == 0
             assert each.workload.batch_size % each.workload.mini_batch_size == 0
             assert home is not pool or each.workload != job
+
+
+def test_another_precision_is_not_free() -> None:
+    """What is learned changes with it."""
+    job = samples.workload(samples.trained_model(compute_bytes=4))
+    ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
+    [half] = next(each for each in ladders if each[0].change.field == "spec.training.model.dtype")
+    assert (half.change.before, half.change.value, half.price) == ("Float32", "BFloat16", Price.LEARNING)
 
 
 def test_changes_together_are_each_worked_out_after_those_before() -> None:

@@ -46,6 +46,8 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Put on nodes by NVIDIA's GPU feature discovery, which its GPU operator brings."""
 AMD_LABELS = ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name")
 """Of AMD's node labeller."""
+SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
+"""Labels of nodes that say a kind of GPU, by which a pool may choose its nodes."""
 DEFAULT_RESOURCE = "nvidia.com/gpu"
 _COUNT = re.compile(r"[0-9]{1,5}")
 """Of GPUs; another text is none."""

@@ -7,7 +7,7 @@ the two is not known there, nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -15,7 +15,7 @@ from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.clusters import AMD_LABELS, PRODUCT_LABEL
+from rljob_planner.clusters import SELECTORS
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu, gpu_named
@@ -30,8 +30,6 @@ from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
-SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
-"""Labels of nodes that say a kind of GPU, by which a pool may choose its nodes."""
 GIB = 2**30
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
 """In the place of kinds that are not known: everything fits there."""
@@ -63,13 +61,22 @@ class MemoryOutlook:
         return knobs_of(self.workload, self.placement, Constants(), with_pairs=with_pairs).fitting
 
 
-def gpu_of_pool(pool: Pool) -> Gpu | None:
-    """The kind that the labels say which the pool's nodes must have; of several kinds that they may have the one with
-    the largest memory. None where nothing, or something unknown, is said."""
+def gpu_of_pool(
+    pool: Pool, among: Iterable[Gpu] = (), named: Callable[[str], Gpu] = gpu_named, *, must_be_known: bool = False
+) -> Gpu | None:
+    """The kind that the labels say which the pool's nodes must have; of several kinds that they may have one of
+    `among`, else the one with the largest memory. None where nothing, or something unknown, is said.
+
+    Raises PlanError for what is not known and `must_be_known`."""
     try:
-        return max(map(gpu_named, _products(pool)), key=lambda kind: kind.memory_bytes, default=None)
+        kinds = [named(product) for product in _products(pool)]
     except PlanError:
+        if must_be_known:
+            raise
         return None
+    names = {gpu.name for gpu in among}
+    there = [kind for kind in kinds if kind.name in names]
+    return max(there or kinds, key=lambda kind: kind.memory_bytes, default=None)
 
 
 def memory_outlook(spec: RLJobSpec) -> MemoryOutlook | None:

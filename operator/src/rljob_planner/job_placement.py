@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import ActorRole, RLJobSpec, RolloutRole, TrainRole
+from rljob_planner.clusters import AMD_LABELS, DEFAULT_RESOURCE, SELECTORS
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import TRAIN_ROLES, PlacedPool, Placement, Role, RolloutLayout, TrainLayout, Workload
+
+_RESOURCES = (DEFAULT_RESOURCE, "amd.com/gpu")
+"""By which a node gives away GPUs of NVIDIA, and of AMD."""
 
 
 def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
@@ -53,14 +57,25 @@ def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
 
 
 def with_selectors(spec: RLJobSpec, placement: Placement, labels: Mapping[str, tuple[str, str]]) -> RLJobSpec:
-    """The job whose pools choose nodes of their kind of GPU, by the label and value of each kind's name."""
+    """The job whose pools choose nodes of their kind of GPU, by the label and value of each kind's name. Labels of
+    another kind that a pool chose nodes by go, and GPUs of another maker are asked for as this one's."""
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
-    pools = []
-    for pool in spec.pools:
-        chosen = [labels[kind] for kind in (kinds[pool.name],) if kind in labels]
-        template = pool.template.model_copy(update={"node_selector": {**pool.template.node_selector, **dict(chosen)}})
-        pools.append(pool.model_copy(update={"template": template}) if chosen else pool)
-    return spec.model_copy(update={"pools": tuple(pools)})
+    return spec.model_copy(
+        update={"pools": tuple(_on_nodes_with(pool, labels.get(kinds[pool.name])) for pool in spec.pools)}
+    )
+
+
+def _on_nodes_with(pool: Pool, label: tuple[str, str] | None) -> Pool:
+    if label is None:
+        return pool
+    name, product = label
+    others = {key: value for key, value in pool.template.node_selector.items() if key not in SELECTORS or key == name}
+    template = pool.template.model_copy(update={"node_selector": {**others, name: product}})
+    own = _RESOURCES[name in AMD_LABELS]
+    makers = {each.partition("/")[0] for each in _RESOURCES}
+    is_others = pool.gpu_resource.partition("/")[0] in makers - {own.partition("/")[0]}
+    resource = own if is_others else pool.gpu_resource
+    return pool.model_copy(update={"template": template, "gpu_resource": resource})
 
 
 def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: list[Role]) -> PlacedPool:

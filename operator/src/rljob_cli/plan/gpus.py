@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.quantities import bytes_of
 from rljob_api.scalars import Quantity
-from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import count_cores, gpu_names
@@ -24,6 +23,7 @@ from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plan.options import GpuOptions
 from rljob_planner.clusters import (
     DEFAULT_RESOURCE,
+    SELECTORS,
     cluster_of_nodes,
     cluster_of_pools,
     cluster_of_text,
@@ -32,7 +32,7 @@ from rljob_planner.clusters import (
 )
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, custom_gpu, gpu_named
-from rljob_planner.job_memory import SELECTORS
+from rljob_planner.job_memory import gpu_of_pool
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0
@@ -80,24 +80,10 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     return found
 
 
-def selected_kind(pool: Pool) -> str | None:
-    """The kind of GPU that a pool's nodes must have by their label; None where it asks for none, or one that is not
-    known."""
-    label = _label_of_kind(pool)
-    try:
-        return None if label is None else gpu_named(pool.template.node_selector[label]).name
-    except PlanError:
-        return None
-
-
-def _label_of_kind(pool: Pool) -> str | None:
-    return next((label for label in SELECTORS if label in pool.template.node_selector), None)
-
-
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
     """A pool that chooses its nodes by their GPU goes to those."""
-    selected = {pool.name: selected_kind(pool) for pool in spec.pools}
-    chosen = {name: gpu_named(kind) for name, kind in selected.items() if kind is not None}
+    selected = {pool.name: gpu_of_pool(pool, [group.gpu for group in cluster]) for pool in spec.pools}
+    chosen = {name: kind for name, kind in selected.items() if kind is not None}
     try:
         return gpus_of_pools(spec.pools, cluster, chosen | of_pools)
     except PlanError:
@@ -112,18 +98,23 @@ def _from_pools(
     """Of options, else of the labels that a pool's nodes must have, else of this machine."""
     gpus, origins = {}, set()
     for pool in spec.pools:
-        label = _label_of_kind(pool)
+        labelled = partial(_of_label, named, f"spec.pools {pool.name}: the label that its nodes must have")
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
             gpus[pool.name] = gpu
             origins.add("--gpu")
-        elif label is not None:
-            gpus[pool.name] = named(pool.template.node_selector[label], f"spec.pools {pool.name}: nodeSelector {label}")
-            origins.add("the pools' nodeSelector")
+        elif (gpu := gpu_of_pool(pool, named=labelled, must_be_known=True)) is not None:
+            gpus[pool.name] = gpu
+            is_selected = any(label in pool.template.node_selector for label in SELECTORS)
+            origins.add("the pools' nodeSelector" if is_selected else "the pools' affinity")
         else:
             gpus[pool.name] = _gpu_here(pool.name, named)
             origins.add("this machine")
     cluster = cluster_of_pools(spec.pools, gpus)
     return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, by {' and '.join(sorted(origins))}")
+
+
+def _of_label(named: Callable[[str, str], Gpu], where: str, product: str) -> Gpu:
+    return named(product, where)
 
 
 def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu]) -> tuple[Gpu | None, dict[str, Gpu]]:

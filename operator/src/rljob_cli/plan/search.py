@@ -14,7 +14,6 @@ from rljob_api.yaml_text import read_yaml
 from rljob_cli.differences import differences
 from rljob_cli.plain_text import table
 from rljob_cli.plan.document import placement_document, plain
-from rljob_cli.plan.gpus import selected_kind
 from rljob_cli.plan.text import (
     GIB,
     PlanHead,
@@ -27,6 +26,7 @@ from rljob_cli.plan.text import (
     seconds_cells,
     wrapped,
 )
+from rljob_planner.job_memory import gpu_of_pool
 from rljob_planner.job_placement import spec_with, with_selectors
 from rljob_planner.memory.changes import Change
 from rljob_planner.plan import Plan
@@ -172,11 +172,18 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
         yield Text(f"  ~ {line}", "yellow")
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     unlabelled = {name: kind for name, kind in kinds.items() if kind not in head.gpus.labels}
-    for pool in file.pools:
-        wanted, kind = selected_kind(pool), unlabelled.get(pool.name)
-        if wanted is not None and kind is not None and wanted != kind:
-            sentence = f"! pool {pool.name}: its nodeSelector is for nodes with {wanted}, and here it is on {kind}."
-            yield wrapped(sentence, "  ", "yellow")
+    before = {pool.name: pool for pool in file.pools}
+    for placed in placement.pools:
+        if (pool := before.get(placed.name)) is None:
+            continue
+        if placed.name not in unlabelled:
+            # Its labels are changed; what its affinity wants is not.
+            pool = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
+        wanted = gpu_of_pool(pool, [placed.gpu])
+        if wanted is not None and wanted.name != placed.gpu.name:
+            what = "nodeSelector" if pool.template.node_selector else "affinity"
+            sentence = f"! pool {pool.name}: its {what} is for nodes with {wanted.name}"
+            yield wrapped(f"{sentence}, and here it is on {placed.gpu.name}.", "  ", "yellow")
     if len(set(kinds.values())) > 1 and unlabelled:
         named = ", ".join(f"{name} {kind}" for name, kind in unlabelled.items())
         sentence = f"Each pool is meant for nodes with other GPUs ({named}): say so in its template.nodeSelector."

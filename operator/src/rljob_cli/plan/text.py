@@ -188,7 +188,8 @@ def knob_lines(plan: Plan) -> Iterator[Text]:
         return
     yield Text()
     if not plan.knobs:
-        yield Text("Nothing that was tried makes it fit.", "bold")
+        what = "makes it fit" if plan.verdict is Verdict.TOO_LARGE else "gives it more room"
+        yield Text(f"Nothing that was tried {what}.", "bold")
         if plan.nearest_miss is not None:
             yield Text("The nearest miss:")
             yield from _knob_lines([plan.nearest_miss])

@@ -32,8 +32,8 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
     # A sleeping cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
     lends = workload.rollout.engine is EngineKind.VLLM and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
     lent = min([written, *caches]) if lends else 0.0
-    # What an update frees the process keeps (`engines/host_allocator` of the trainer): taken to be all of it, also
-    # tensors that are large enough to go back to the system.
+    # What an update frees the process's allocator keeps: taken to be all of it, also tensors that are large enough to
+    # go back to the system.
     updates = [phase for phase in phases if phase.phase in _UPDATES]
     freed = [sum(part.num_bytes for part in phase.parts if not _stays(part.owner)) for phase in updates]
     kept = max(freed, default=0.0)

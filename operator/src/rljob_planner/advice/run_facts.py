@@ -151,7 +151,7 @@ class RunFacts:
 
     @property
     def lengths(self) -> ObservedLengths:
-        """Means over the steps, and the longest of all."""
+        """Means over the steps, also of the longest response of each."""
         return ObservedLengths.together([each.lengths for each in self.steps])
 
 

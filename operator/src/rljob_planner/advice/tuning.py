@@ -12,12 +12,12 @@ from typing import NamedTuple
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
 from rljob_planner.advice.run_facts import OTHER, RunFacts
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs
+from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs, is_allowed
 from rljob_planner.memory.knobs import all_phases, worst_phase
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import EngineKind, PlacedPool, Placement, Role, TrainLayout, Workload
+from rljob_planner.workload import EngineKind, PlacedPool, Placement, Role, Workload
 
 LEAST_GAIN = 0.01
 """Of a step; less is no advice."""
@@ -117,12 +117,19 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
 
 
 def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
-    """A model that scores or learns beside the actor, on another pool with as many GPUs as one node has."""
+    """A model that scores or learns beside the actor, on another pool with as many GPUs as one node has; its layout
+    stays as the job says it."""
     home = placement.pool_of(Role.ACTOR)
-    layout = TrainLayout(home.gpus_per_node, home.gpus_per_node)
+    num_gpus, taken = home.gpus_per_node, {pool.name for pool in placement.pools}
     for role in (Role.REF, Role.CRITIC, Role.REWARD_MODEL):
-        if role in home.layouts and not workload.models[role].is_actor_without_adapters:
-            pool = PlacedPool(role.lower(), 1, home.gpus_per_node, home.gpu, {role: layout})
+        name, now = role.lower(), home.layouts.get(role)
+        if now is None or workload.models[role].is_actor_without_adapters or name in taken:
+            continue
+        keeps = now.keeps_shard_size or now.num_replicas > 1
+        layout = replace(now, num_gpus=num_gpus, shard_size=now.shard_size if keeps else num_gpus)
+        pool = PlacedPool(name, 1, num_gpus, home.gpu, {role: layout})
+        divides = num_gpus % layout.shard_size == num_gpus % layout.sequence_parallel == 0
+        if divides and is_allowed(workload, pool):
             rest = {each: other for each, other in home.layouts.items() if each is not role}
             left = placement.with_pool(home, replace(home, layouts=rest))
             change = Change(f"spec.roles.{role}.pool", pool.name, home.name)

@@ -102,6 +102,22 @@ def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[
             )
 
 
+def is_allowed(workload: Workload, pool: PlacedPool) -> bool:
+    """Whether each role's ranks hold a longest row together, the responses of a batch and of an update spread evenly
+    over what is trained here, and each model whose gradients leave has one copy (batch_size_rules.py,
+    placement_rules.py)."""
+    for role, layout in pool.layouts.items():
+        model = workload.models[role]
+        if workload.max_tokens_per_micro_batch * layout.sequence_parallel < workload.lengths.longest_row:
+            return False
+        rows = [prompts * workload.group_size for prompts in (workload.batch_size, workload.mini_batch_size)]
+        if model.is_trained and any(each % layout.num_data_ranks for each in rows):
+            return False
+        if layout.num_replicas > 1 and model.offload.gradients:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class _Setting:
     """A field, and the values that may help."""
@@ -233,7 +249,7 @@ def _of_models(workload: Workload, placement: Placement) -> _Settings:
         models = {role: replace(model, compute_bytes=2) for role, model in workload.models.items()}
         half = replace(workload, models=models, rollout=replace(workload.rollout, weight_bytes=2)), placement
         names, field = {2: "BFloat16", 4: "Float32"}, "spec.training.model.dtype"
-        yield _Setting(field, 4, lambda _: half, (), [2], "precision", text=names.__getitem__)
+        yield _Setting(field, 4, lambda _: half, (), [2], "precision", Price.LEARNING, names.__getitem__)
 
 
 def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _Settings:
@@ -273,9 +289,14 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
         now, shape, num_gpus = layout.sequence_parallel, workload.models[role].shape, layout.num_gpus
         wider = (2 * now, 4 * now, 8 * now)
         larger = [each for each in wider if num_gpus % each == 0 and shape.spreads_over(each)]
-        # Rows of an update are dealt out evenly (crds: batch_size_rules.py).
+        # Rows of an update are dealt out evenly, and ranks hold the longest together (crds: batch_size_rules.py).
         rows = workload.mini_batch_size * workload.group_size
-        smaller = [each for each in _divisors(now)[:-1] if rows % (num_gpus // each) == 0]
+        smaller = [
+            each
+            for each in _divisors(now)[:-1]
+            if rows % (num_gpus // each) == 0
+            and workload.max_tokens_per_micro_batch * each >= workload.lengths.longest_row
+        ]
         jobs = {
             each: _with_layout(workload, placement, pool, role, replace(layout, sequence_parallel=each))
             for each in (*larger, *smaller)
@@ -289,7 +310,7 @@ def _of_pools(workload: Workload, placement: Placement) -> _Settings:
     for place, pool in enumerate(placement.pools):
         larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
         jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}
-        allowed = [nodes for nodes, each in larger.items() if _is_allowed(workload, each)]
+        allowed = [nodes for nodes, each in larger.items() if is_allowed(workload, each)]
         yield _Setting(f"spec.pools[{place}].nodes", pool.nodes, jobs.__getitem__, (allowed,))
 
 
@@ -323,19 +344,6 @@ def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
         layouts[role] = replace(layout, num_gpus=num_gpus, shard_size=layout.shard_size if keeps else num_gpus)
     rollout = None if pool.rollout is None else RolloutLayout(num_gpus, pool.rollout.tensor_parallel)
     return replace(pool, nodes=pool.nodes * factor, layouts=layouts, rollout=rollout)
-
-
-def _is_allowed(workload: Workload, pool: PlacedPool) -> bool:
-    """Whether the responses of a batch and of an update spread evenly over what is trained here, and each model whose
-    gradients leave has one copy (batch_size_rules.py, placement_rules.py)."""
-    for role, layout in pool.layouts.items():
-        model = workload.models[role]
-        rows = [prompts * workload.group_size for prompts in (workload.batch_size, workload.mini_batch_size)]
-        if model.is_trained and any(each % layout.num_data_ranks for each in rows):
-            return False
-        if layout.num_replicas > 1 and model.offload.gradients:
-            return False
-    return True
 
 
 def _with_layout(workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layout: TrainLayout) -> Job:

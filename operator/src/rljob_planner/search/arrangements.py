@@ -145,5 +145,7 @@ class _Shape:
 
     def _is_of_use(self, bound: float, num_gpus: int) -> bool:
         own = min((each.cost for each in self._front), default=inf)
-        limit = max(min(own, self._limit), (1 + TIE_SHARE) * min(own, self._best_of_all))
-        return bound < limit and not any(each.cost <= bound and each.num_gpus <= num_gpus for each in self._front)
+        is_tie = bound <= (1 + TIE_SHARE) * min(own, self._best_of_all)
+        if not (is_tie or bound < min(own, self._limit)):
+            return False
+        return not any(each.cost <= bound and each.num_gpus <= num_gpus for each in self._front)

@@ -18,7 +18,7 @@ from rljob_planner.memory.changes import Change
 from rljob_planner.plan import DEFAULTS, Plan, plan_of
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, PoolOptions
+from rljob_planner.search.pool_options import PoolOption, PoolOptions, row_shares
 from rljob_planner.search.ranking import Candidate, placement, ranked
 from rljob_planner.workload import Placement, Role, Schedule, Workload
 
@@ -153,10 +153,22 @@ def _least_spare(phases: Sequence[PhaseMemory]) -> float:
 
 
 def _refuse_roles_without_layouts(asked: PoolOptions) -> None:
+    """Ranks of each role must hold a longest row together, and get as many responses of a batch and of an update."""
+    job = asked.workload
     for role in asked.roles:
-        if not any(asked.choices((role,), size) for size in asked.sizes):
+        if any(asked.choices((role,), size) for size in asked.sizes):
+            continue
+        where = f"spec.roles.{role}: no pool of this cluster has a layout for it"
+        most = max((ranks for size in asked.sizes for ranks in row_shares(role, job, size)), default=1)
+        if job.max_tokens_per_micro_batch * most < job.lengths.longest_row:
             raise PlanError(
-                f"spec.roles.{role}: no pool of this cluster has a layout for it (seen: a longest row of"
-                f" {asked.workload.lengths.longest_row} tokens, {asked.workload.max_tokens_per_micro_batch} in a"
-                " micro-batch); raise training.maxTokensPerMicroBatch"
+                f"{where} (seen: a longest row of {job.lengths.longest_row} tokens, {job.max_tokens_per_micro_batch} in"
+                f" a micro-batch, and at most {most} GPUs that share a row); raise training.maxTokensPerMicroBatch"
             )
+        sizes = sorted({size.num_gpus for size in asked.sizes})
+        raise PlanError(
+            f"{where} (seen: batchSize {job.batch_size}, miniBatchSize {job.mini_batch_size}, groupSize"
+            f" {job.group_size}, pools of {', '.join(map(str, sizes))} GPUs); change training.batchSize,"
+            " training.miniBatchSize or rollout.groupSize, so that batchSize x groupSize and miniBatchSize x groupSize"
+            " divide by the GPUs of a pool (by fewer where roles have sequenceParallel)"
+        )

@@ -71,6 +71,11 @@ class RoleChoice:
         return max(phase.total + phase.lacks for phase in self.phases)
 
     @property
+    def lacking_bytes(self) -> float:
+        """Of one GPU, what phases lack in all: one that lacks nothing else is nearer to what fits."""
+        return sum(max(0.0, -phase.spare) for phase in self.phases)
+
+    @property
     def num_sequence_parallel(self) -> int:
         """Roles whose ranks share rows."""
         return sum(layout.sequence_parallel > 1 for layout in self.layouts.values())
@@ -125,7 +130,9 @@ class PoolOptions:
         units = [self.choices(unit, size) for unit in units_of(roles)]
         if not all(units):
             return None
-        return _option(roles, size, [min(unit, key=lambda each: each.most_bytes) for unit in units])
+        return _option(
+            roles, size, [min(unit, key=lambda each: (each.most_bytes, each.lacking_bytes)) for unit in units]
+        )
 
     def roomier(self, option: PoolOption, place: int) -> Iterator[PoolOption]:
         """The same with another layout of one of its choices, in which fewer roles share rows, or which needs less
@@ -259,15 +266,20 @@ def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[Tr
     """Those that the job's rules allow (rljob_api, placement_rules and batch_size_rules): a longest row fits into a
     micro-batch, and of what is trained, batches and updates spread evenly over the ranks."""
     num_gpus, model = size.num_gpus, workload.models[role]
-    for shares in PARALLEL:
+    for shares in row_shares(role, workload, size):
         holds_row = workload.max_tokens_per_micro_batch * shares >= workload.lengths.longest_row
-        spreads = size.gpus_per_node % shares == 0 and model.shape.spreads_over(shares)
-        if not (holds_row and spreads and _is_even(role, workload, num_gpus // shares)):
+        if not (holds_row and _is_even(role, workload, num_gpus // shares)):
             continue
         for shards in shard_sizes(size):
             # Gradients of replicas cannot be offloaded (rljob_api, placement_rules).
             if shards == num_gpus or not model.offload.gradients:
                 yield TrainLayout(num_gpus, shards, shares)
+
+
+def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
+    """How many GPUs may share the rows of a role: they are of one node, and divide heads."""
+    shape = workload.models[role].shape
+    return [each for each in PARALLEL if size.gpus_per_node % each == 0 and shape.spreads_over(each)]
 
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
