@@ -28,6 +28,9 @@ LOOK_SECONDS = 0.2
 class Testbed:
     """A namespace, and everything that acts in it but the operator."""
 
+    __test__ = False
+    """Not a class of tests, whatever its name begins with."""
+
     server: ApiServer
     kuberay: KubeRayStandIn
     dashboards: RayDashboardStandIn
