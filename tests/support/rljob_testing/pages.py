@@ -1,23 +1,24 @@
-"""The pages of the documentation as data: their links, their code, and their commands with what these print.
+"""The pages of the documentation as data: their code, and their commands with what these print.
 
 A block of the language `console` holds commands after `$` and below each what it prints. `...` stands for lines that are
-left out. A block after "Save this as `NAME`" is a file.
+left out. A block after a line with "save this as `NAME`" is a file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
 OMITTED = "..."
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"ave this as `([\w.]+)`[^`]*\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = "```"
+_HEADING = re.compile(r"#+ (.*)")
+_SAVED_AS = re.compile(r"[Ss]ave this as `([\w.]+)`")
 _VARYING = (
     (re.compile(r"^\d\d:\d\d:\d\d "), ""),
     (re.compile(r"\S*\bruns/"), "runs/"),
+    (re.compile(r"\bteam-\w+"), "NAMESPACE"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z"), "TIME"),
     (re.compile(r"\d+ min \d+ s|\b(\d+[dhms])+\b"), "AGE"),
     (re.compile(r"\d[\d,.]*"), "N"),
@@ -27,40 +28,64 @@ _VARYING = (
 
 
 @dataclass(frozen=True)
+class Block:
+    """A block of code. `section` is the heading that it stands below, `file` the name that it is to be saved under."""
+
+    language: str
+    section: str
+    file: str | None
+    text: str
+
+
+@dataclass(frozen=True)
 class Shown:
     """A command of a page, and what the page says that it prints."""
 
     command: str
     output: tuple[str, ...]
 
-    @property
-    def words(self) -> list[str]:
-        """The command's words; none of the pages' commands quotes a blank."""
-        return self.command.split()
-
 
 def pages() -> list[Path]:
-    """All pages that people read: those of the repository's top, of docs/, and beside programs."""
+    """All pages: those of the repository's top, of docs/, and beside programs."""
     folders = ("docs", "e2e", "examples", "bench", "charts", "images")
-    return [*sorted(REPOSITORY.glob("*.md")), *(path for name in folders for path in sorted((REPOSITORY / name).rglob("*.md")))]
+    below = (path for name in folders for path in sorted((REPOSITORY / name).rglob("*.md")))
+    return [*sorted(REPOSITORY.glob("*.md")), *below]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The code of a page in one language."""
-    return [text for name, text in _BLOCK.findall(page.read_text()) if name == language]
+def blocks(page: Path, language: str) -> list[Block]:
+    """The blocks of a page in one language, in order."""
+    found: list[Block] = []
+    section, file, language_of_block = "", None, None
+    lines: list[str] = []
+    for line in page.read_text().splitlines(keepends=True):
+        if language_of_block is not None and line.rstrip() == _FENCE:
+            found.append(Block(language_of_block, section, file, "".join(lines)))
+            file, language_of_block, lines = None, None, []
+        elif language_of_block is not None:
+            lines.append(line)
+        elif line.startswith(_FENCE):
+            language_of_block = line.strip().removeprefix(_FENCE)
+        elif heading := _HEADING.match(line):
+            section, file = heading[1], None
+        elif saved_as := _SAVED_AS.search(line):
+            file = saved_as[1]
+    return [block for block in found if block.language == language]
 
 
 def saved_files(page: Path) -> dict[str, str]:
     """The files that a page asks its reader to save, by name."""
-    return dict(_FILE.findall(page.read_text()))
+    return {block.file: block.text for name in ("python", "yaml") for block in blocks(page, name) if block.file}
 
 
-def shown_commands(page: Path) -> Iterator[Shown]:
-    """The commands of a page's console blocks, in order."""
+def shown_commands(page: Path, section: str) -> list[Shown]:
+    """The commands in the console blocks of a section, in order."""
+    found = []
     for block in blocks(page, "console"):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *output = part.rstrip("\n").split("\n")
-            yield Shown(command, tuple(output))
+        if block.section == section:
+            for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                command, *output = part.rstrip("\n").split("\n")
+                found.append(Shown(command, tuple(output)))
+    return found
 
 
 def shape(line: str) -> str:
