@@ -131,6 +131,12 @@ def attempt(number: int, state: str, **fields: object) -> Json:
     return {"number": number, "cluster": f"quickstart-{number}", "started": ago(120), "state": state, **fields}
 
 
+def checkpoint(step: int) -> Json:
+    """A checkpoint that was saved ten seconds ago."""
+    uri = f"pvc://rljob-storage/quickstart/checkpoints/step-{step:08}"
+    return {"step": step, "uri": uri, "savedAt": ago(10), "digest": "d"}
+
+
 VALID = condition("SpecValid", "True", "Valid")
 COUNTERS = {"attempts": 1}
 PROVISIONING: Json = {
@@ -172,7 +178,7 @@ RUNNING: Json = {
 SUSPENDED: Json = {
     "phase": "Suspended",
     "suspendedAt": ago(4),
-    "checkpoint": {"step": 22, "uri": "pvc://rljob-storage/quickstart/checkpoints/step-22", "savedAt": ago(20), "digest": "d"},
+    "checkpoint": checkpoint(22),
     "attempts": [attempt(1, "Ended", ended=ago(10), outcome="Stopped", reason="Suspended")],
 }
 COMPLETE: Json = {
@@ -181,7 +187,7 @@ COMPLETE: Json = {
     "result": {"outcome": "Succeeded", "reason": "Succeeded", "message": "80 of 80 steps are done", "at": ago(6)},
     "conditions": [condition("Complete", "True", "Succeeded", "80 of 80 steps are done")],
     "progress": {"step": 80, "totalSteps": 80, "rewardMean": 0.9355, "evalScore": 0.9883, "updatedAt": ago(9)},
-    "checkpoint": {"step": 80, "uri": "pvc://rljob-storage/quickstart/checkpoints/step-80", "savedAt": ago(9), "digest": "d"},
+    "checkpoint": checkpoint(80),
     "exportUri": "pvc://rljob-storage/quickstart/run/export",
     "attempts": [attempt(2, "Ended", ended=ago(6), outcome="Succeeded", reason="Succeeded")],
 }

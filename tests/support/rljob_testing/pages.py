@@ -1,7 +1,7 @@
 """The pages of the documentation as data: their code, and their commands with what these print.
 
-A block of the language `console` holds commands after `$` and below each what it prints. `...` stands for lines that are
-left out. A block after a line with "save this as `NAME`" is a file.
+A block of the language `console` holds commands after `$`, and below each one what it prints. `...` stands for lines
+that are left out. A block after a line with "save this as `NAME`" is a file.
 """
 
 from __future__ import annotations
