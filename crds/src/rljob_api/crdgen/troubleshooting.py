@@ -12,7 +12,7 @@ _HEADER = """\
 # Troubleshooting
 
 `rljob explain NAME` says what a job is waiting for, which pods are not ready and why, the latest warnings, and what
-happens next. Without `rljob`:
+comes next. The same without `rljob`:
 
 ```
 kubectl describe rlj NAME                                      # conditions and events
@@ -20,19 +20,19 @@ kubectl get pods -l rljob.dev/job=NAME                         # its pods
 kubectl logs -c driver -l rljob.dev/job=NAME,ray.io/node-type=head --tail=-1     # what the training prints
 ```
 
-Look up `status.reason`, the column REASON of `kubectl get rlj`, below (`rljob explain --reason REASON` prints the
-same). For a finished job it is the reason of Failed or Complete, between two attempts the reason of Retrying, and
-otherwise the reason of the first condition that says what is missing. A job goes through the conditions in this order:
+`status.reason`, the column REASON of `kubectl get rlj`, is the reason to look up below (`rljob explain --reason REASON`
+prints the same). It is that of Failed or Complete where a job has ended, that of Retrying where another attempt is due,
+else that of the first condition that says what is missing. A job goes through the conditions in this order:
 
 {conditions}
 
 ## Before there is any condition
 
-- *The API server rejects the file.* The message names the field and the rule; `rljob validate FILE` shows the line.
+- *The API server refuses the file.* The message names the field and the rule; `rljob validate FILE` shows the line.
 - *`no matches for kind "RLJob"`.* The operator's chart is not installed in this cluster ([install.md](install.md)).
-- *The job has no conditions.* No operator handles it: none runs, or it does not watch this namespace
+- *The job has no conditions.* No operator looks at it: none runs, or it does not handle this namespace
   (`watchNamespaces`). `kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator`
-- *The operator does not start.* Its log names the missing setting or permission.
+- *The operator does not start.* Its log names the setting or the right that is missing.
 """
 
 _FOOTER = """\
@@ -42,40 +42,40 @@ _FOOTER = """\
 
 `spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
 can be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to
-1)`. This is a ConfigurationError: another attempt would draw the same prompts.
+1)`. A ConfigurationError: another attempt would draw the same.
 
-Dynamic sampling replaces groups whose responses all have the same score, because they contribute nothing to the update.
-After `maxRounds` rounds of fresh prompts too few groups were left. The scores in the message say why:
+Dynamic sampling replaces groups whose responses all have the same score, because nothing can be learned from them, and
+after `maxRounds` rounds of fresh prompts too few were left. The scores in the message say why:
 
 - *The mean is near the highest score:* the policy solves nearly every prompt. The run has reached what these prompts
   can teach.
-- *The mean is near the lowest score:* the policy solves nearly no prompt. The prompts are too hard for the model,
-  responses are truncated at `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows
-  responses, scores, and in `found` the answer that `MathAnswer` read.
-- *All scores are the same number:* the reward does not distinguish responses, or its scorer failed on whole groups and
-  they have `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
-- *The message names a reward (`all scores of 'accuracy'`):* groups must differ in that reward
-  (`dynamicSampling.reward`), whatever the weighted sum is.
+- *The mean is near the lowest score:* it solves nearly none. The prompts are too hard for the model, responses are cut
+  off by `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows responses, scores, and in
+  `found` what `MathAnswer` took as the answer.
+- *All scores are the same number:* the reward tells nothing apart; or its scorer failed on whole groups and they have
+  `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
+- *The message names a reward (`all scores of 'accuracy'`):* groups must differ in that one, too
+  (`dynamicSampling.reward`), whatever the weighted sum says.
 
-**What to do:** Use prompts that the model solves sometimes, or a reward that distinguishes near misses. With a larger
-`rollout.groupSize` groups differ more often. A larger `maxRounds` costs time in each such step; watch
-`dynamic_sampling/rounds` and `dynamic_sampling/kept_fraction` ([metrics](metrics.md)). With `onMaxRounds: TrainOnFewer`
-a step trains on the groups that there are. For such a change delete the job and create it again under the same name and
-with the same claim; it continues from its newest checkpoint.
+**What to do:** Take prompts that the model solves now and then, or a reward that tells near misses apart. A larger
+`rollout.groupSize` makes groups differ more often; a larger `maxRounds` costs time in each such step
+(`dynamic_sampling/rounds`, `dynamic_sampling/kept_fraction` in the [metrics](metrics.md) show it coming). With
+`onMaxRounds: TrainOnFewer` a step learns from the groups that there are. With such a change the job is deleted and
+created again, under the same name and claim; it goes on from its newest checkpoint.
 """
 
 _WHAT = {
     ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
     ConditionType.CLUSTER_READY: "all its pods are ready and have joined Ray",
-    ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have the GPUs of the pools",
+    ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have what the pools promise",
     ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",
-    ConditionType.PROGRESSING: "the trainer loads the model or trains",
+    ConditionType.PROGRESSING: "the trainer loads or trains",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
-    ConditionType.SUSPENDED: "the job is suspended and holds no nodes",
+    ConditionType.SUSPENDED: "the job is suspended, and nothing of it runs",
     ConditionType.RETRYING: "an attempt has failed, and another one follows",
     ConditionType.FINISHED: "the job has ended; Complete or Failed says how",
-    ConditionType.COMPLETE: "all steps are done; it stays True",
-    ConditionType.FAILED: "the job has ended without completing; it stays True until `rljob retry`",
+    ConditionType.COMPLETE: "all steps are done; stays",
+    ConditionType.FAILED: "the job has ended otherwise; stays until `rljob retry`",
 }
 
 
