@@ -1,6 +1,7 @@
 """The pages' job files are valid, and their commands print what the pages say; numbers and times may differ.
 
-What a training prints is compared in `tests/ray/test_tutorial.py`.
+What a training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes
+what the commands print now into the pages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ruamel.yaml import YAML
 
 from rljob_api.job_file import load_job_file
 from rljob_testing.cli.job_cluster import JobCluster, Json
-from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands
+from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
 
 README, QUICKSTART, TUTORIAL = (
     REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
@@ -86,7 +87,7 @@ Compare = Callable[[Path, str], None]
 
 
 @pytest.fixture
-def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compare:
+def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Compare:
     """Runs the commands of a page's section and compares what they print with the page."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
@@ -98,6 +99,9 @@ def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
             _, *arguments = shlex.split(shown.command)
             _, output, errors = rljob(*arguments)
             missing = first_missing(shown, output + errors)
+            if missing is not None and pytestconfig.getoption("update_pages"):
+                update_output(page, shown, output + errors)
+                continue
             assert missing is None, f"{shown.command}\nis not printed: {missing}\nprinted:\n{output}{errors}"
 
     return run

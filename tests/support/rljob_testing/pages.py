@@ -111,3 +111,14 @@ def first_missing(shown: Shown, printed: str) -> str | None:
                 return line
             rest, may_skip = rest[places[0] + 1 :], False
     return None if not rest or may_skip else f"(the end; but the command goes on: {rest[0]})"
+
+
+def update_output(page: Path, shown: Shown, printed: str) -> None:
+    """Writes what a command prints now into the page. Lines that differ only in numbers, times or folders stay."""
+    known = {shape(line): line for line in shown.output}
+    now = re.sub(r"\bteam-\w+", "team-a", printed).rstrip("\n").split("\n")
+    lines = [known.get(shape(line), line.rstrip()) for line in now]
+    old, new = ("\n".join([f"$ {shown.command}", *output, ""]) for output in (shown.output, lines))
+    text = page.read_text()
+    assert old in text, shown.command
+    page.write_text(text.replace(old, new))
