@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import settings
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option for the tests of pages."""
+    help_text = "write what commands print now into the pages that show them, instead of failing"
+    parser.addoption("--update-pages", action="store_true", help=help_text)
 
 
 def pytest_configure() -> None:

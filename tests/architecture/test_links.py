@@ -1,0 +1,38 @@
+"""Links between pages lead somewhere, and every page is in the README's index."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rljob_testing.pages import REPOSITORY, pages
+
+PAGES = pages()
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The file and the heading of each link of a page to this repository."""
+    found = [link for link in LINK.findall(page.read_text()) if not link.startswith(("http://", "https://"))]
+    parts = [link.partition("#") for link in found]
+    return [((page.parent / file).resolve() if file else page, anchor) for file, _, anchor in parts]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in links(page):
+        assert target.exists(), target
+        assert not anchor or anchor in anchors(target), f"{target}#{anchor}"
+
+
+def test_the_readme_has_every_page_of_docs() -> None:
+    linked = {target for target, _ in links(REPOSITORY / "README.md")}
+    assert [page.name for page in sorted((REPOSITORY / "docs").glob("*.md")) if page not in linked] == []

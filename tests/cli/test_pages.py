@@ -1,0 +1,237 @@
+"""The pages' job files are valid, and their commands print what the pages say; numbers and times may differ.
+
+What a training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes
+what the commands print now into the pages.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rljob_api.job_file import load_job_file
+from rljob_testing.cli.job_cluster import JobCluster, Json
+from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
+
+README, QUICKSTART, TUTORIAL = (
+    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
+)
+PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
+PARTS_OF_JOBS = [
+    pytest.param(block, id=f"{page.stem}-{block.section}")
+    for page in sorted((REPOSITORY / "docs").glob("*.md"))
+    for block in blocks(page, "yaml")
+    if block.text.startswith(("apiVersion: rljob.dev", *(f"{part}:" for part in PARTS_OF_A_SPEC)))
+]
+USUAL_TRAINING = {
+    "steps": 100,
+    "batchSize": 64,
+    "dataset": {"type": "File", "file": {"path": "train.jsonl"}},
+    "rewards": [{"type": "MathAnswer"}],
+}
+
+Rljob = Callable[..., tuple[int, str, str]]
+yaml = YAML(typ="safe", pure=True)
+
+
+def whole_job(part: Json) -> Json:
+    """A job with this part of one; the rest is that of a mathematical training on one node."""
+    if "apiVersion" in part:
+        return part
+    spec = part.get("spec", part)
+    assert isinstance(spec, dict)
+    training = USUAL_TRAINING | spec.get("training", {})
+    training["model"] = {"source": "Qwen/Qwen3-0.6B"} | training.get("model", {})
+    training["rollout"] = {"groupSize": 8, "maxNewTokens": 4096} | training.get("rollout", {})
+    rest = {"pools": [{"name": "main", "nodes": 1, "gpusPerNode": 8}], **spec, "training": training}
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "page"}, "spec": rest}
+
+
+@pytest.mark.parametrize("block", PARTS_OF_JOBS)
+def test_the_yaml_of_every_page_is_that_of_a_valid_job(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    yaml.dump(whole_job(yaml.load(block.text)), file)
+    load_job_file(file)
+
+
+def test_the_job_of_the_readme_is_short_and_that_of_the_tutorial(tmp_path: Path) -> None:
+    [of_readme] = blocks(README, "yaml")
+    (tmp_path / "job.yaml").write_text(of_readme.text)
+    load_job_file(tmp_path / "job.yaml")
+    assert len(of_readme.text.splitlines()) <= 16
+    of_tutorial = yaml.load(saved_files(TUTORIAL)["job.yaml"])
+    del of_tutorial["spec"]["training"]["evaluation"]
+    assert yaml.load(of_readme.text) == of_tutorial
+
+
+def test_the_reward_of_readme_and_tutorial_does_what_they_say(tmp_path: Path) -> None:
+    [of_readme] = blocks(README, "python")
+    files = saved_files(TUTORIAL)
+    assert of_readme.text == files["my_reward.py"]
+    for name in ("my_reward.py", "try_reward.py"):
+        (tmp_path / name).write_text(files[name])
+    [shown] = shown_commands(TUTORIAL, "2. Test it on rows")
+    _, *arguments = shlex.split(shown.command)
+    run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert tuple(run.stdout.splitlines()) == shown.output
+
+
+Compare = Callable[[Path, str], None]
+
+
+@pytest.fixture
+def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Compare:
+    """Runs the commands of a page's section and compares what they print with the page."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+
+    def run(page: Path, section: str) -> None:
+        commands = shown_commands(page, section)
+        assert commands, section
+        for shown in commands:
+            _, *arguments = shlex.split(shown.command)
+            _, output, errors = rljob(*arguments)
+            missing = first_missing(shown, output + errors)
+            if missing is not None and pytestconfig.getoption("update_pages"):
+                update_output(page, shown, output + errors)
+                continue
+            assert missing is None, f"{shown.command}\nis not printed: {missing}\nprinted:\n{output}{errors}"
+
+    return run
+
+
+def test_checking_the_tutorials_job(compare: Compare, tmp_path: Path) -> None:
+    for name, text in saved_files(TUTORIAL).items():
+        (tmp_path / name).write_text(text)
+    compare(TUTORIAL, "3. Write the job")
+
+
+def test_checking_the_first_jobs(compare: Compare, tmp_path: Path) -> None:
+    compare(QUICKSTART, "Check the job")
+    compare(QUICKSTART, "A job of your own")
+    (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text().replace("  steps: 24", "  stepss: 24"))
+    compare(QUICKSTART, "Mistakes")
+
+
+def ago(seconds: int) -> str:
+    """A moment before now, as the API server writes it."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def condition(name: str, status: str, reason: str, message: str = "") -> Json:
+    """One condition of a job."""
+    return {"type": name, "status": status, "reason": reason, "message": message, "lastTransitionTime": ago(90)}
+
+
+def attempt(number: int, state: str, **fields: object) -> Json:
+    """One attempt that began two minutes ago."""
+    return {"number": number, "cluster": f"quickstart-{number}", "started": ago(120), "state": state, **fields}
+
+
+def checkpoint(step: int) -> Json:
+    """A checkpoint that was saved ten seconds ago."""
+    uri = f"pvc://rljob-storage/quickstart/checkpoints/step-{step:08}"
+    return {"step": step, "uri": uri, "savedAt": ago(10), "digest": "d"}
+
+
+VALID = condition("SpecValid", "True", "Valid")
+COUNTERS = {"attempts": 1}
+PROVISIONING: Json = {
+    "phase": "Provisioning",
+    "conditions": [
+        VALID,
+        condition(
+            "ClusterReady", "False", "PodsPending", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"
+        ),
+    ],
+    "attempts": [attempt(1, "Provisioning", admittedAt=ago(120))],
+    "counters": COUNTERS,
+}
+RUNNING: Json = {
+    "phase": "Running",
+    "reason": "Training",
+    "gpus": 1,
+    "conditions": [
+        VALID,
+        condition("ClusterReady", "True", "Ready", "2 of 2 pods ready and in Ray"),
+        condition("PlacementFeasible", "True", "Feasible", "Ray has 1 of 1 GPUs"),
+        condition("JobSubmitted", "True", "Submitted", "Ray job quickstart-1-1"),
+        condition("Progressing", "True", "Training", "80 steps in all"),
+        condition("Checkpointed", "False", "NoCheckpointYet"),
+    ],
+    "progress": {
+        "step": 13,
+        "totalSteps": 80,
+        "rewardMean": 0.6191,
+        "evalScore": 0.2383,
+        "tokensPerSecond": 2997,
+        "updatedAt": ago(7),
+        "etaSeconds": 191,
+    },
+    "pools": [{"name": "main", "desired": 1, "ready": 1}],
+    "attempts": [attempt(1, "Running", runningSince=ago(89), progressedAt=ago(7))],
+    "counters": COUNTERS,
+}
+SUSPENDED: Json = {
+    "phase": "Suspended",
+    "suspendedAt": ago(4),
+    "checkpoint": checkpoint(22),
+    "attempts": [attempt(1, "Ended", ended=ago(10), outcome="Stopped", reason="Suspended")],
+}
+COMPLETE: Json = {
+    "phase": "Complete",
+    "suspendedAt": None,
+    "result": {"outcome": "Succeeded", "reason": "Succeeded", "message": "80 of 80 steps are done", "at": ago(6)},
+    "conditions": [condition("Complete", "True", "Succeeded", "80 of 80 steps are done")],
+    "progress": {"step": 80, "totalSteps": 80, "rewardMean": 0.9355, "evalScore": 0.9883, "updatedAt": ago(9)},
+    "checkpoint": checkpoint(80),
+    "exportUri": "pvc://rljob-storage/quickstart/run/export",
+    "attempts": [attempt(2, "Ended", ended=ago(6), outcome="Succeeded", reason="Succeeded")],
+}
+
+
+@pytest.mark.apiserver
+def test_the_quickstart_on_a_cluster(compare: Compare, job_cluster: JobCluster) -> None:
+    """The commands on a real API server; the test writes what the operator and the kubelet would."""
+    stored = job_cluster.create_job(yaml.load(REPOSITORY / "examples/quickstart.yaml"))
+    job_cluster.write_status("quickstart", RUNNING)
+    compare(QUICKSTART, "Watch")
+    job_cluster.write_status("quickstart", PROVISIONING | {"progress": None})
+    for pod, group in (("quickstart-1-head-hggwv", "head"), ("quickstart-1-main-worker-cpjbj", "main")):
+        job_cluster.create_pod(pod, _labels(stored, group), ["ray"], _STARTING)
+    compare(QUICKSTART, "Explain")
+    job_cluster.write_status("quickstart", RUNNING)
+    compare(QUICKSTART, "Suspend")
+    job_cluster.write_status("quickstart", SUSPENDED)
+    compare(QUICKSTART, "Resume")
+    job_cluster.write_status("quickstart", COMPLETE)
+    compare(QUICKSTART, "Result")
+    compare(QUICKSTART, "Delete")
+
+
+_STARTING: Json = {
+    "containerStatuses": [
+        {
+            "name": "ray",
+            "ready": False,
+            "restartCount": 0,
+            "image": "i",
+            "imageID": "i",
+            "state": {"running": {"startedAt": ago(5)}},
+        }
+    ]
+}
+
+
+def _labels(job: Json, group: str) -> dict[str, str]:
+    metadata = job["metadata"]
+    assert isinstance(metadata, dict)
+    kind = {"ray.io/node-type": "head"} if group == "head" else {"rljob.dev/pool": group}
+    return {"rljob.dev/job-uid": str(metadata["uid"]), "rljob.dev/attempt": "1", **kind}
