@@ -1,6 +1,5 @@
-"""What is asked of a valid job beyond the rules of the schema: what it needs on a cluster, which neither the schema nor
-`rljob run` may ask for; and warnings of what is probably a mistake. The API server accepts pods with these, some with a
-warning of its own.
+"""Checks of a valid job beyond the rules of the schema: requirements that only a cluster has, and warnings about
+probable mistakes. The API server accepts pods with such mistakes, some of them with a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _DEPRECATED_LABELS = {
     "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
 }
-"""Labels of nodes, and those that took their place."""
+"""Deprecated node labels and their replacements."""
 _IGNORED_ANNOTATIONS = {
     "scheduler.alpha.kubernetes.io/critical-pod": "remove it (priorityClassName does this)",
     "security.alpha.kubernetes.io/sysctls": "remove it",
@@ -43,16 +42,16 @@ _IGNORED_ANNOTATIONS = {
 
 
 def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
-    """Everything that keeps the job from running on a cluster although it is valid. `has_default_image`: whether the
-    operator brings a trainer image of its own."""
+    """All reasons why a valid job cannot run on a cluster. `has_default_image`: whether the operator's installation has
+    a default trainer image."""
     found = []
     if spec.checkpoint.storage is None:
         found.append(
             Violation(
                 rule=STORAGE_RULE,
                 path=("spec", "checkpoint", "storage"),
-                wrong="is not set, and on a cluster the pods have no other folder in common",
-                advice="name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
+                wrong="is required on a cluster, because the pods need a shared folder",
+                advice="set it to a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
             )
         )
     if spec.image is None and not has_default_image:
@@ -60,8 +59,8 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
             Violation(
                 rule=IMAGE_RULE,
                 path=("spec", "image"),
-                wrong="is not set, and this operator has no default trainer image",
-                advice="name the trainer's image",
+                wrong="is required, because this operator has no default trainer image",
+                advice="set it to a trainer image",
             )
         )
     if spec.ray_version is not None and not is_ray_new_enough(spec.ray_version):
@@ -69,8 +68,8 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
             Violation(
                 rule=RAY_VERSION_RULE,
                 path=("spec", "rayVersion"),
-                wrong=f"must be at least {MIN_RAY_VERSION}, as older versions let strangers into the cluster",
-                advice="use an image with a newer Ray, and write that version here",
+                wrong=f"must be at least {MIN_RAY_VERSION}, because older versions accept requests without a token",
+                advice="use an image with a newer Ray, and set this field to its version",
                 seen=spec.ray_version,
             )
         )
@@ -78,13 +77,13 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
 
 
 def is_ray_new_enough(version: str) -> bool:
-    """Whether a version such as 2.60.0 is at least `MIN_RAY_VERSION`; what is no such version is not."""
+    """Whether a version such as 2.60.0 is at least `MIN_RAY_VERSION`; False if it is not such a version."""
     is_version = re.fullmatch(_VERSION, version, flags=re.ASCII) is not None
     return is_version and _numbers(version) >= _numbers(MIN_RAY_VERSION)
 
 
 def job_warnings(job: RLJob) -> tuple[Violation, ...]:
-    """All of them, with their places in the job."""
+    """All warnings about a job, with their paths."""
     places: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
     places += [(("spec", "pools", index), pool) for index, pool in enumerate(job.spec.pools)]
     return (
@@ -106,15 +105,14 @@ def _kueue(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong="has no effect: this version does not work with Kueue, and the job starts without waiting in a"
-                " queue",
-                advice="remove it, or create the job when there is room for it",
+                wrong="has no effect: this version does not support Kueue, and the job does not wait in a queue",
+                advice="remove it, or create the job when the cluster has free GPUs",
                 seen=json.dumps(value),
             )
 
 
 def _amounts_of_bytes(spec: RLJobSpec) -> Iterator[tuple[Path, str]]:
-    """Those outside of `resources`."""
+    """Path and value of each amount of bytes outside `resources`."""
     for index, pool in enumerate(spec.pools):
         yield ("spec", "pools", index, "sharedMemory"), pool.shared_memory
     for index, volume in enumerate(spec.volumes):
@@ -130,7 +128,7 @@ def _bytes(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
                 rule="Resources.bytes",
                 path=path,
                 wrong="is not a whole number of bytes",
-                advice="write such as 400M or 400Mi ('m' stands for thousandths)",
+                advice="use for example 400M or 400Mi (the suffix 'm' means thousandths)",
                 seen=json.dumps(text),
             )
 
@@ -149,8 +147,8 @@ def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
                 yield Violation(
                     rule="PodTerm.labelSelector",
                     path=(*path, "template", "affinity", *at),
-                    wrong="has no labelSelector and selects no pod",
-                    advice="write a labelSelector ({} selects all pods of the namespaces)",
+                    wrong="has no labelSelector and selects no pods",
+                    advice="add a labelSelector ({} selects all pods of the namespaces)",
                 )
 
 
@@ -162,7 +160,7 @@ def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
                 rule="PodOverlay.appArmor",
                 path=at,
                 wrong="is deprecated since Kubernetes 1.30, which still applies it",
-                advice="remove it where the default profile of the nodes is enough",
+                advice="remove it if the default profile of the nodes is sufficient",
             )
         elif key in _IGNORED_ANNOTATIONS:
             yield Violation(
@@ -179,14 +177,14 @@ def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
             yield Violation(
                 rule="PodOverlay.deprecatedLabel",
                 path=(*path, *at),
-                wrong="is a deprecated label, which new nodes may not have",
+                wrong="is a deprecated label that new nodes may not have",
                 advice=f"use {_DEPRECATED_LABELS[key]}",
                 seen=None if at[-1] == key else json.dumps(key),
             )
 
 
 def _labels_of_nodes(affinity: Affinity) -> Iterator[tuple[Path, str]]:
-    """Keys of labels of nodes, with their places in an affinity."""
+    """Path and key of each node label in an affinity."""
     if (nodes := affinity.node_affinity) is not None:
         required = nodes.required_during_scheduling_ignored_during_execution
         terms: list[tuple[Path, NodeTerm]] = [
@@ -205,7 +203,7 @@ def _labels_of_nodes(affinity: Affinity) -> Iterator[tuple[Path, str]]:
 
 
 def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
-    """The terms of affinity and anti-affinity to pods, with their places."""
+    """Path and term of each pod affinity and anti-affinity."""
     for field in ("pod_affinity", "pod_anti_affinity"):
         part = affinity.pod_affinity if field == "pod_affinity" else affinity.pod_anti_affinity
         if part is None:
@@ -218,7 +216,7 @@ def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
 
 
 def _size(job: RLJob) -> Iterator[Violation]:
-    """A large job runs on one machine, and never gets to the pods of a cluster."""
+    """A warning if the job is too large for a cluster. `rljob run` can still run it."""
     try:
         dump_job(TrainerJob(name=job.metadata.name, spec=job.spec))
     except HandoverError as error:
@@ -226,5 +224,5 @@ def _size(job: RLJob) -> Iterator[Violation]:
             rule="RLJobSpec.size",
             path=("spec",),
             wrong=f"is too large for a cluster ({error})",
-            advice="ignore this for `rljob run`",
+            advice="ignore this warning for `rljob run`",
         )
