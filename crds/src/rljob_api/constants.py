@@ -141,7 +141,7 @@ class ExitCode(IntEnum):
     CONFIGURATION = 2
     """The job cannot work as written."""
     INFRASTRUCTURE = 75
-    """The infrastructure failed, and a retry may succeed (EX_TEMPFAIL): a worker, node or device was lost, Ray could not
+    """The infrastructure failed, and a retry may succeed (EX_TEMPFAIL): a worker, node or device was lost, Ray did not
     start, memory, devices or the network were unavailable, or a later attempt has fenced this one."""
     INTERRUPTED = 130
     """Stopped on request, with a checkpoint; without one if no step was completed or a second signal was received."""

@@ -129,7 +129,7 @@ def _message(error: ErrorDetails, kind: type[WireModel]) -> str:
     if kind is TrainerJob and error["type"] == "extra_forbidden":
         seen = json.dumps(error["input"], ensure_ascii=False)
         return (
-            f"is not a known field of this trainer, which is older than the operator (seen: {seen:.60}); use an image of"
-            " the operator's version, or remove the field"
+            f"is not a known field of this trainer, which is older than the operator (seen: {seen:.60}); use an image"
+            " of the operator's version, or remove the field"
         )
     return plain_message(error, kind)

@@ -73,7 +73,7 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
 
 
 def is_echo(error: ErrorDetails) -> bool:
-    """Whether the error only follows from another one: pydantic checks the length of a list without its invalid entries."""
+    """Whether the error only follows from another: pydantic checks a list's length without its invalid entries."""
     value = error["input"]
     return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]
 

@@ -1,7 +1,7 @@
 """`Rule`, a validation rule across fields, and functions that create common rules.
 
 A rule has two forms, a Python predicate and a CEL expression (Common Expression Language, which the API server runs),
-and one message. It belongs to a type: it applies wherever that type occurs in a job, and the generated CRD has it there.
+and one message. It belongs to a type: it applies wherever that type occurs in a job, and in the generated CRD.
 """
 
 from __future__ import annotations

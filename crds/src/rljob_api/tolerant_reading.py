@@ -1,7 +1,7 @@
 """Reads documents that a program of another version may have written.
 
-Such a document may have unknown fields, at any depth, and unreadable values. The policy of the document defines how they
-are treated; all policies are in this module.
+Such a document may have unknown fields, at any depth, and unreadable values. The policy of the document defines how
+they are treated; all policies are in this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m rljob_api.crdgen`: writes the files that are generated from the contract types; `--check` verifies them."""
+"""`python -m rljob_api.crdgen`: writes the files that are generated from the types; `--check` verifies them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rules on the algorithm: a block requires its variant, no setting is ignored, and the algorithm fits the other
 settings of the training. Rules within one part of the algorithm are in the file of its type.
 
-When the API server accepts the CRD, it also evaluates each rule on the default of its object, `{}` without any filled-in
+When the API server accepts the CRD, it also evaluates each rule on the default of its object, `{}` without filled-in
 defaults. So the CEL of `Algorithm` checks with `has` even fields that every job has.
 """
 
@@ -170,7 +170,7 @@ ALGORITHM_RULES = (
         "Training.dynamicSamplingGroups",
         field=".algorithm.dynamicSampling",
         cel=f"!{_IS_ON_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
-        wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type, or"
+        wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
         " that of the recipe) also learns from groups with equal scores",
         advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose for example"
         " advantage.type: GroupRelative",
@@ -196,7 +196,7 @@ ALGORITHM_RULES = (
         field=".algorithm.dropZeroVarianceGroups",
         cel="!has(self.algorithm.dropZeroVarianceGroups) || !self.algorithm.dropZeroVarianceGroups"
         f" || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
-        wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type, or"
+        wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
         " that of the recipe) also learns from groups with equal scores, which would be dropped",
         advice="remove dropZeroVarianceGroups, or choose for example advantage.type: GroupRelative",
         holds=lambda t: not t.algorithm.drop_zero_variance_groups or advantage_type(t.algorithm) in _MAY_COMPARE,
@@ -206,8 +206,8 @@ ALGORITHM_RULES = (
         "Training.dynamicSamplingGroupSize",
         field=".algorithm.dynamicSampling",
         cel=f"!{_IS_ON_CEL} || self.rollout.groupSize >= 2",
-        wrong="requires rollout.groupSize of at least 2: the score of a single response cannot differ, so the batch would"
-        " never be full",
+        wrong="requires rollout.groupSize of at least 2: the score of a single response cannot differ, so the batch"
+        " would never be full",
         advice="set dynamicSampling: {enabled: false}, or increase groupSize",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or t.rollout.group_size >= 2,
     ),

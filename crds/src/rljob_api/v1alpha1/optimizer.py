@@ -18,7 +18,7 @@ class OptimizerType(StrEnum):
 
 
 class Schedule(StrEnum):
-    """Learning rate after the warm-up, over the remaining training steps. All updates of one step have the same rate."""
+    """Learning rate after the warm-up, over the remaining steps. All updates of one step have the same rate."""
 
     CONSTANT = "Constant"
     """Stays at learningRate."""

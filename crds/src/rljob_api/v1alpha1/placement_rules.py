@@ -28,7 +28,7 @@ def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
 
 
 def _are_there(spec: RLJobSpec, roles: Iterable[str]) -> bool:
-    """Whether the pools of these roles exist. If not, only that fault is reported, and not those that follow from it."""
+    """Whether the pools of these roles exist. If not, only that is reported, and not the faults that follow from it."""
     names, placed = {pool.name for pool in spec.pools}, spec.placed_roles()
     return all(placed[role] in names for role in roles)
 

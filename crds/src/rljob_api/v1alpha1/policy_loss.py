@@ -65,8 +65,8 @@ class Gspo(WireModel):
     clip_ratio_low: PositiveNumber = 3e-4
     """Distance of the lower clip bound: the ratio of a response is clipped at 1 - clipRatioLow."""
     clip_ratio_high: PositiveNumber = 4e-4
-    """Distance of the upper clip bound: the ratio of a response is clipped at 1 + clipRatioHigh. The ratio of a response
-    changes far less than that of a token, so that 0.2 would never clip."""
+    """Distance of the upper clip bound: the ratio of a response is clipped at 1 + clipRatioHigh. A response's ratio
+    changes far less than a token's, so that 0.2 would never clip."""
 
 
 class Cispo(WireModel):
@@ -76,8 +76,8 @@ class Cispo(WireModel):
     """Distance of the lower bound: the weight is at least 1 - clipRatioLow. 1 or more means no lower bound, as in the
     paper."""
     clip_ratio_high: PositiveNumber = 4.0
-    """Distance of the upper bound: the weight is at most 1 + clipRatioHigh. The paper gives no value; the default bound,
-    5, is that of ScaleRL (arXiv 2510.13786)."""
+    """Distance of the upper bound: the weight is at most 1 + clipRatioHigh. The paper gives no value; the default
+    bound, 5, is that of ScaleRL (arXiv 2510.13786)."""
 
 
 class Sapo(WireModel):

@@ -58,8 +58,8 @@ class RolloutRejection(WireModel):
 
     level: RejectionLevel
     estimator: RejectionEstimator = RejectionEstimator.K1
-    """Estimator of the divergence. With K1, min and max bound the ratio of the probabilities; with K2 and K3, max bounds
-    the divergence in nats."""
+    """Estimator of the divergence. With K1, min and max bound the ratio of the probabilities; with K2 and K3, max
+    bounds the divergence in nats."""
     max: PositiveNumber
     """Upper bound, for example 2.0 with K1."""
     min: PositiveNumber | None = None

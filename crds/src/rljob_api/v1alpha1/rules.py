@@ -1,8 +1,8 @@
 """All rules between fields; finds the rules that a job breaks, and changes of immutable fields.
 
 Each rule is defined once, with its Python predicate, its CEL expression and its message. pydantic runs the predicates;
-the API server runs the CEL, which `crdgen` writes into the CRD. There, rules on `Metadata` are at the root of the schema,
-because a CRD may not describe metadata.
+the API server runs the CEL, which `crdgen` writes into the CRD. There, rules on `Metadata` are at the root of the
+schema, because a CRD may not describe metadata.
 """
 
 from __future__ import annotations
