@@ -55,9 +55,13 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
     "names of resources": (
         {"spec.head.resources": {"limits": {"gpu": 1, "Memory": 1, "disk": 1}}},
         {
-            "spec.head.resources.limits.gpu": ("not a resource", '(seen: "1")', "gpusPerNode"),
-            "spec.head.resources.limits.Memory": ("not a resource", '(seen: "1")', "did you mean memory?"),
-            "spec.head.resources.limits.disk": ("not a resource", '(seen: "1")', "cpu, memory, ephemeral-storage"),
+            "spec.head.resources.limits.gpu": ("must name a resource", '(seen: "1")', "gpusPerNode"),
+            "spec.head.resources.limits.Memory": ("must name a resource", '(seen: "1")', "did you mean memory?"),
+            "spec.head.resources.limits.disk": (
+                "must name a resource",
+                '(seen: "1")',
+                "cpu, memory, ephemeral-storage",
+            ),
         },
     ),
     "an annotation that is not taken": (

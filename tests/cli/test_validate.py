@@ -179,7 +179,7 @@ def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Pa
     )
     path.write_text(path.read_text().replace(", labels: {a b: c}", ""))
     _, output = validated(path)
-    assert f"{path}:7:32: spec.head.resources.limits.cpuu: is not a resource" in output
+    assert f"{path}:7:32: spec.head.resources.limits.cpuu: must name a resource" in output
     assert "(did you mean cpu?)" in output
     assert f"{path}:8:33: spec.head.template.labels.team a: has an invalid key" in output
 

@@ -43,7 +43,7 @@ class TrainerJob(WireModel):
 def dump_job(job: TrainerJob) -> str:
     """The JSON document for `RLJOB_SPEC`, without fields that equal their default, and without fields of the run policy
     that only the operator reads. Raises HandoverError above `MAX_SPEC_BYTES`."""
-    text = _dump(_as_the_trainer_reads_it(job).to_wire_without_defaults(), job.contract_version)
+    text = _dump(_without_operator_policy(job).to_wire_without_defaults(), job.contract_version)
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
         raise HandoverError(
@@ -82,7 +82,7 @@ def is_readable_version(version: object) -> bool:
     return type(version) is int and OLDEST_READABLE_CONTRACT_VERSION <= version <= NEWEST_READABLE_CONTRACT_VERSION
 
 
-def _as_the_trainer_reads_it(job: TrainerJob) -> TrainerJob:
+def _without_operator_policy(job: TrainerJob) -> TrainerJob:
     """The job with a run policy that has only the provisioning deadline, the one field of it that the trainer reads."""
     policy = RunPolicy(provisioning_deadline_seconds=job.spec.run_policy.provisioning_deadline_seconds)
     return job.model_copy(update={"spec": job.spec.model_copy(update={"run_policy": policy})})
@@ -95,14 +95,14 @@ def _dump(wire: dict[str, object], version: int) -> str:
 
 def _read(text: str, what: str, kind: type[ModelT], policy: Policy) -> ModelT:
     try:
-        return read_document(kind, _versioned(text, what), policy).value
+        return read_document(kind, _parsed(text, what), policy).value
     except ValidationError as error:
-        raise HandoverError(f"{what}: {_found(error, kind)}") from None
+        raise HandoverError(f"{what}: {_error_text(error, kind)}") from None
     except RecursionError:
         raise HandoverError(f"{what}: too many nested levels; check the program that wrote it") from None
 
 
-def _versioned(text: str, what: str) -> dict[str, object]:
+def _parsed(text: str, what: str) -> dict[str, object]:
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -120,7 +120,7 @@ def _versioned(text: str, what: str) -> dict[str, object]:
     return data
 
 
-def _found(error: ValidationError, kind: type[WireModel]) -> str:
+def _error_text(error: ValidationError, kind: type[WireModel]) -> str:
     details = (each for each in error.errors(include_url=False) if not is_echo(each))
     return "; ".join(f"{wire_path(each['loc'])}: {_message(each, kind)}" for each in details)
 

@@ -87,11 +87,11 @@ def job_warnings(job: RLJob) -> tuple[Violation, ...]:
     places: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
     places += [(("spec", "pools", index), pool) for index, pool in enumerate(job.spec.pools)]
     return (
-        *_kueue("labels", job.metadata.labels),
-        *_kueue("annotations", job.metadata.annotations),
-        *(found for path, part in places for found in _of_pods(path, part)),
-        *_bytes(_amounts_of_bytes(job.spec)),
-        *_size(job),
+        *_kueue_warnings("labels", job.metadata.labels),
+        *_kueue_warnings("annotations", job.metadata.annotations),
+        *(found for path, part in places for found in _pod_warnings(path, part)),
+        *_byte_warnings(_amounts_of_bytes(job.spec)),
+        *_size_warnings(job),
     )
 
 
@@ -99,7 +99,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split("."))
 
 
-def _kueue(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
+def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
     for key, value in entries.items():
         if key.startswith(_KUEUE):
             yield Violation(
@@ -121,7 +121,7 @@ def _amounts_of_bytes(spec: RLJobSpec) -> Iterator[tuple[Path, str]]:
     yield ("spec", "training", "rollout", "cpuKvCache"), spec.training.rollout.cpu_kv_cache
 
 
-def _bytes(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
+def _byte_warnings(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
     for path, text in amounts:
         if number_of(text).denominator != 1:
             yield Violation(
@@ -133,14 +133,14 @@ def _bytes(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
             )
 
 
-def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
-    yield from _bytes(
+def _pod_warnings(path: Path, part: Head | Pool) -> Iterator[Violation]:
+    yield from _byte_warnings(
         ((*path, "resources", field, name), text)
         for field, amounts in (("requests", part.resources.requests), ("limits", part.resources.limits))
         for name, text in amounts.items()
         if name in _BYTES
     )
-    yield from _deprecated((*path, "template"), part.template)
+    yield from _deprecation_warnings((*path, "template"), part.template)
     if part.template.affinity is not None:
         for at, term in _pod_terms(part.template.affinity):
             if term.label_selector is None:
@@ -152,7 +152,7 @@ def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
                 )
 
 
-def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
+def _deprecation_warnings(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
     for key in overlay.annotations:
         at = (*path, "annotations", key)
         if key == f"{APPARMOR}{RAY_CONTAINER}":
@@ -171,7 +171,7 @@ def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
             )
     labels: list[tuple[Path, str]] = [(("nodeSelector", key), key) for key in overlay.node_selector]
     if overlay.affinity is not None:
-        labels += [(("affinity", *at), key) for at, key in _labels_of_nodes(overlay.affinity)]
+        labels += [(("affinity", *at), key) for at, key in _node_labels(overlay.affinity)]
     for at, key in labels:
         if key in _DEPRECATED_LABELS:
             yield Violation(
@@ -183,7 +183,7 @@ def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
             )
 
 
-def _labels_of_nodes(affinity: Affinity) -> Iterator[tuple[Path, str]]:
+def _node_labels(affinity: Affinity) -> Iterator[tuple[Path, str]]:
     """Path and key of each node label in an affinity."""
     if (nodes := affinity.node_affinity) is not None:
         required = nodes.required_during_scheduling_ignored_during_execution
@@ -215,7 +215,7 @@ def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
             yield (above, _PREFERRED, index, "podAffinityTerm"), each.pod_affinity_term
 
 
-def _size(job: RLJob) -> Iterator[Violation]:
+def _size_warnings(job: RLJob) -> Iterator[Violation]:
     """A warning if the job is too large for a cluster. `rljob run` can still run it."""
     try:
         dump_job(TrainerJob(name=job.metadata.name, spec=job.spec))

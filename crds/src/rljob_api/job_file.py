@@ -84,7 +84,7 @@ def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
     document = read_yaml(text)
     found = []
     for doubt in job_warnings(job):
-        line, column = _place(doubt.path, document, at_key=False)
+        line, column = _position(doubt.path, document, at_key=False)
         found.append(Problem(wire_path(doubt.path), doubt.message, line, column))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
@@ -102,7 +102,7 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
             "kind": KIND,
             "metadata": metadata.to_full_wire(),
-            "spec": _what_counts(spec.model_copy(update={"training": training})),
+            "spec": _effective_wire(spec.model_copy(update={"training": training})),
         }
     )
 
@@ -120,13 +120,13 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
     except ValidationError as error:
         problems += _problems(error, document)
     if problems:
-        hidden = {document.values[place][0] for place in _secret_places(document)}
+        hidden = {document.values[place][0] for place in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
         raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
     return job
 
 
-def _what_counts(spec: RLJobSpec) -> dict[str, object]:
+def _effective_wire(spec: RLJobSpec) -> dict[str, object]:
     wire, absent, rewards = spec.to_full_wire(), absent_roles(spec), spec.training.rewards
     places, training = wire["roles"], wire["training"]
     assert isinstance(places, dict)
@@ -141,21 +141,21 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors as problems with line and column."""
-    problems, secrets = [], _secret_places(document)
+    problems, secrets = [], _secret_paths(document)
     for details in error.errors(include_url=False):
         if is_echo(details):
             continue
         loc = details["loc"]
         if loc and loc[-1] == "[key]":
             loc = loc[:-1]
-        line, column = _place(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
+        line, column = _position(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
         if loc in secrets and isinstance(details["input"], str | int | float):
             details = {**details, "input": "***"}
         problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
     return problems
 
 
-def _secret_places(document: Document) -> set[Path]:
+def _secret_paths(document: Document) -> set[Path]:
     """Paths of the values in `env` that are secrets by the name of their variable, also under an unknown field name
     such as `vlaue`."""
     found = set()
@@ -176,7 +176,7 @@ def _module_problems(document: Document) -> Iterator[Problem]:
                 yield Problem(wire_path(loc), problem, line, column)
 
 
-def _place(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
+def _position(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
     """Line and column of the value at a path; if it is missing, those of the innermost existing value around it."""
     for length in range(len(loc), 0, -1):
         at = loc[:length]

@@ -109,14 +109,14 @@ def rule(
         cel=cel,
         wrong=wrong,
         advice=advice,
-        holds=lambda value: holds(_seen_as(on, value)),
-        places=lambda value: places(_seen_as(on, value)),
-        choices=lambda value, place: choices(_seen_as(on, value), place),
+        holds=lambda value: holds(_checked_type(on, value)),
+        places=lambda value: places(_checked_type(on, value)),
+        choices=lambda value, place: choices(_checked_type(on, value), place),
         is_about_secret=is_about_secret,
     )
 
 
-def _seen_as(on: type[ContractT], value: WireModel) -> ContractT:
+def _checked_type(on: type[ContractT], value: WireModel) -> ContractT:
     assert isinstance(value, on)
     return value
 
@@ -142,7 +142,7 @@ def union_rules(
         blocks: for each block the value of `type`, the block's Python name, and a function that returns the object's
             `type` and this block, for example `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
     """
-    return tuple(make(on, *block) for block in blocks for make in (_has_block, _block_is_used))
+    return tuple(make(on, *block) for block in blocks for make in (_required_block_rule, _used_block_rule))
 
 
 def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
@@ -162,7 +162,7 @@ def _reader(variant: StrEnum) -> Callable[[Variants], tuple[str | None, object]]
     return lambda part: (dict(part)["type"], part.block(variant))
 
 
-def _has_block(
+def _required_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
     wire = wire_name(on, field)
@@ -177,7 +177,7 @@ def _has_block(
     )
 
 
-def _block_is_used(
+def _used_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
     wire = wire_name(on, field)

@@ -82,7 +82,7 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
             # A copy takes half as long as the validation, and is rarely needed: most documents are valid.
             rest = copy.deepcopy(document) if rest is document else rest
             errors = [each for each in error.errors(include_url=False) if not is_echo(each)]
-            places = [each["loc"] for each in errors if _is_left_out(each, policy) and _take_out(rest, each["loc"])]
+            places = [each["loc"] for each in errors if _is_removed(each, policy) and _remove(rest, each["loc"])]
             unknown_fields |= dict.fromkeys(map(wire_path, places))
             if not places:
                 # One part at a time: the removal of a list's entry changes the paths of the entries after it.
@@ -92,7 +92,7 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
                 unreadable_parts.append(errors[0])
 
 
-def _is_left_out(error: ErrorDetails, policy: Policy) -> bool:
+def _is_removed(error: ErrorDetails, policy: Policy) -> bool:
     if error["type"] != "extra_forbidden":
         return False
     value, above = error["input"], policy.may_be_unknown_below
@@ -105,22 +105,22 @@ def _without_unreadable(document: object, error: ErrorDetails, policy: Policy) -
     """The document without its unreadable part; None if the policy does not allow its removal."""
     place, field = error["loc"], error["loc"][:1]
     if field and field[0] in policy.optional_fields:
-        return document if _take_out(document, field) else None
+        return document if _remove(document, field) else None
     if not policy.leaves_out_unreadable_parts or document == {}:
         return None
-    holder, value = _at(document, place[:-1]), _at(document, place)
+    holder, value = _value_at(document, place[:-1]), _value_at(document, place)
     if error["type"] in ("too_long", "string_too_long") and isinstance(holder, dict) and isinstance(value, str | list):
         limit = error["ctx"]["max_length"]
         holder[place[-1]] = value[:limit] if isinstance(value, str) else value[-limit:]
         return document
-    return document if _take_out(document, place[:-1] if error["type"] == "missing" else place) else {}
+    return document if _remove(document, place[:-1] if error["type"] == "missing" else place) else {}
 
 
-def _take_out(document: object, place: Path) -> bool:
+def _remove(document: object, place: Path) -> bool:
     """Removes a field or a list's entry from a document; False if it does not exist."""
     if not place:
         return False
-    holder, key = _at(document, place[:-1]), place[-1]
+    holder, key = _value_at(document, place[:-1]), place[-1]
     if isinstance(holder, dict) and key in holder:
         del holder[key]
         return True
@@ -130,7 +130,7 @@ def _take_out(document: object, place: Path) -> bool:
     return False
 
 
-def _at(document: object, place: Path) -> object:
+def _value_at(document: object, place: Path) -> object:
     """The value at a path; None if there is none."""
     for part in place:
         if isinstance(document, dict):

@@ -47,8 +47,8 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_OLD_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
-_OLD_NUMBERS = (
+_YAML_1_1_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
+_YAML_1_1_NUMBERS = (
     (re.compile(r"[-+]?0[0-9][0-9_]*(\.[0-9]*)?"), "a number with a leading zero"),
     (re.compile(r"0o[0-7_]+|0O[0-7_]+"), "an octal number"),
     (re.compile(r"[-+]?0b[01_]+"), "a binary number"),
@@ -56,7 +56,7 @@ _OLD_NUMBERS = (
     (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"), "a number with underscores"),
     (re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"), "a number in base 60"),
 )
-_OLD_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
+_YAML_1_1_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -97,7 +97,7 @@ def read_yaml(text: str) -> Document:
     Raises YamlProblem at the first fault."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise YamlProblem(TOO_LONG)
-    if found := _OLD_LINE_BREAK.search(text):
+    if found := _YAML_1_1_LINE_BREAK.search(text):
         before = text[: found.start()]
         message = (
             f"must not contain the character U+{ord(found[0]):04X}, which ends a line for some YAML parsers; remove it,"
@@ -232,11 +232,11 @@ class _Reader:
             assert isinstance(start, DocumentStartEvent)
             if start.version is not None or start.tags:
                 message = "directives such as %YAML are not supported by kubectl; remove the lines that start with %"
-                raise _at(start, (), message)
+                raise _problem_at(start, (), message)
             content = next(self._events)
             if not _is_empty(content):
                 if root is not None:
-                    raise _at(start, (), "a second document starts here; write one job per file")
+                    raise _problem_at(start, (), "a second document starts here; write one job per file")
                 root = self._node(content, (), 0)
             next(self._events)  # end of the document
         if root is None:
@@ -247,15 +247,15 @@ class _Reader:
 
     def _node(self, event: Event, path: Path, depth: int) -> _Node:
         if depth > MAX_DEPTH:
-            raise _at(event, path, f"must have at most {MAX_DEPTH} nested levels; remove levels")
+            raise _problem_at(event, path, f"must have at most {MAX_DEPTH} nested levels; remove levels")
         if isinstance(event, AliasEvent):
             if event.anchor not in self._anchors:
                 message = f"the alias *{event.anchor} has no anchor before it; define &{event.anchor} first"
-                raise _at(event, path, message)
+                raise _problem_at(event, path, message)
             return self._anchors[event.anchor]
         assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
         if event.tag is not None:
-            raise _at(event, path, f"tags are not supported (seen: {event.tag}); remove it")
+            raise _problem_at(event, path, f"tags are not supported (seen: {event.tag}); remove it")
         node = self._content(event, path, depth)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
@@ -275,11 +275,11 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             key = self._node(event, path, depth + 1)
             if not isinstance(key.scalar, str):
-                raise _at(event, path, f"a key must be a string (seen: {_shown(event)}); put it in quotes")
+                raise _problem_at(event, path, f"a key must be a string (seen: {_shown(event)}); put it in quotes")
             if key.scalar == "<<" and isinstance(event, ScalarEvent) and event.style is None:
-                raise _at(event, path, "merge keys (<<) are not supported (YAML 1.2); write all fields out")
+                raise _problem_at(event, path, "merge keys (<<) are not supported (YAML 1.2); write all fields out")
             if key.scalar in seen:
-                raise _at(event, (*path, key.scalar), "duplicate key in this mapping; remove one of them")
+                raise _problem_at(event, (*path, key.scalar), "duplicate key in this mapping; remove one of them")
             seen.add(key.scalar)
             yield key.scalar, key, self._node(next(self._events), (*path, key.scalar), depth + 1)
 
@@ -321,22 +321,26 @@ def _scalar(event: ScalarEvent, path: Path) -> Plain:
     text = str(event.value)
     if found := _SURROGATE.search(text):
         code = f"\\u{ord(found[0]):04x}"
-        raise _at(event, path, f"must not contain an unpaired surrogate (seen: {code}); write the character itself")
+        raise _problem_at(
+            event, path, f"must not contain an unpaired surrogate (seen: {code}); write the character itself"
+        )
     if event.style is not None:
         return text
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if _OLD_BOOLEAN.fullmatch(text):
-        raise _at(event, path, f"is true or false for some YAML parsers (seen: {text}); {_CHOICE}")
-    for pattern, what in _OLD_NUMBERS:
+    if _YAML_1_1_BOOLEAN.fullmatch(text):
+        raise _problem_at(event, path, f"is true or false for some YAML parsers (seen: {text}); {_CHOICE}")
+    for pattern, what in _YAML_1_1_NUMBERS:
         if pattern.fullmatch(text):
-            raise _at(event, path, f"YAML parsers disagree about {what} (seen: {text}); {_NUMBER_CHOICE}")
+            raise _problem_at(event, path, f"YAML parsers disagree about {what} (seen: {text}); {_NUMBER_CHOICE}")
     if _INTEGER.fullmatch(text):
         return _integer(event, path, 10)
     if _HEXADECIMAL.fullmatch(text):
         return _integer(event, path, 16)
     if _NOT_FINITE.fullmatch(text) or (_NUMBER.fullmatch(text) and math.isinf(float(text))):
-        raise _at(event, path, f"must be a finite number (seen: {_shown(event)}); use a number that JSON supports")
+        raise _problem_at(
+            event, path, f"must be a finite number (seen: {_shown(event)}); use a number that JSON supports"
+        )
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -349,11 +353,11 @@ def _integer(event: ScalarEvent, path: Path, base: int) -> int:
     it parses."""
     text = str(event.value)
     if len(text) > _MOST_DIGITS or abs(number := int(text, base)) > MAX_INTEGER:
-        raise _at(event, path, f"must be at most {MAX_INTEGER} (seen: {_shown(event)}); use a smaller number")
+        raise _problem_at(event, path, f"must be at most {MAX_INTEGER} (seen: {_shown(event)}); use a smaller number")
     return number
 
 
-def _at(event: Event, path: Path, message: str) -> YamlProblem:
+def _problem_at(event: Event, path: Path, message: str) -> YamlProblem:
     return YamlProblem(Problem(wire_path(path), message, event.start_mark.line + 1, event.start_mark.column + 1))
 
 
@@ -369,7 +373,7 @@ def _quoted(value: object) -> object:
     if isinstance(value, list):
         return [_quoted(item) for item in value]
     if isinstance(value, str):
-        old = _OLD_BOOLEAN.fullmatch(value) or any(pattern.fullmatch(value) for pattern, _ in _OLD_NUMBERS)
+        old = _YAML_1_1_BOOLEAN.fullmatch(value) or any(pattern.fullmatch(value) for pattern, _ in _YAML_1_1_NUMBERS)
         return DoubleQuotedScalarString(value) if old or not value.isprintable() else value
     return value
 

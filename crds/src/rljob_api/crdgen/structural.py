@@ -23,7 +23,7 @@ _COPIED = (
 )
 _LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition")
 _LIST_KEYS = {"Condition": "type"}
-_DESCRIBED_AT_THE_TOP = ("Affinity",)
+_WITHOUT_INNER_DESCRIPTIONS = ("Affinity",)
 
 
 class UnknownSchemaError(TypeError):
@@ -80,7 +80,7 @@ class _Converter:
     def definition(self, name: str, schema: Schema) -> Schema:
         """The schema of a named type: an enum, or an object with its rules."""
         result = self.convert(schema)
-        if name in _DESCRIBED_AT_THE_TOP:
+        if name in _WITHOUT_INNER_DESCRIPTIONS:
             result["properties"] = _without_descriptions(result["properties"])
         rules = _rules_of(name)
         if rules:

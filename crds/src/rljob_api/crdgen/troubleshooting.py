@@ -65,7 +65,7 @@ Dynamic sampling replaces groups whose responses all have the same score, becaus
 create it again with the same name and claim; it resumes from its newest checkpoint.
 """
 
-_WHAT = {
+_MEANING_OF_TRUE = {
     ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
     ConditionType.CLUSTER_READY: "all pods are ready and have joined Ray",
     ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have the GPUs that the pools request",
@@ -85,7 +85,7 @@ def troubleshooting_text() -> str:
     rows = ["| condition | True means | reasons |", "|---|---|---|"]
     for kind in ConditionType:
         links = ", ".join(f"[{reason}](#{reason.lower()})" for reason in REASONS[kind])
-        rows.append(f"| [{kind}](#reasons-of-{kind.lower()}) | {_WHAT[kind]} | {links} |")
+        rows.append(f"| [{kind}](#reasons-of-{kind.lower()}) | {_MEANING_OF_TRUE[kind]} | {links} |")
     sections = [line for kind in ConditionType for line in _section(kind)]
     return "\n".join([_HEADER.format(conditions="\n".join(rows)), *sections, _FOOTER])
 
@@ -95,16 +95,16 @@ def _section(kind: ConditionType) -> Iterator[str]:
     yield f"## Reasons of {kind}"
     yield ""
     for reason in REASONS[kind]:
-        if _givers(reason)[0] is kind:
+        if _conditions_with(reason)[0] is kind:
             yield from _explained(reason)
-    others = [reason for reason in REASONS[kind] if _givers(reason)[0] is not kind]
+    others = [reason for reason in REASONS[kind] if _conditions_with(reason)[0] is not kind]
     if others:
         yield "Also: " + ", ".join(f"[{reason}](#{reason.lower()})" for reason in others) + "."
         yield ""
 
 
 def _explained(reason: Reason) -> Iterator[str]:
-    explanation, others = EXPLANATIONS[reason], _givers(reason)[1:]
+    explanation, others = EXPLANATIONS[reason], _conditions_with(reason)[1:]
     yield f"### {reason}"
     yield ""
     yield explanation.means + (f" Also a reason of {', '.join(others)}." if others else "")
@@ -113,6 +113,6 @@ def _explained(reason: Reason) -> Iterator[str]:
     yield ""
 
 
-def _givers(reason: Reason) -> list[ConditionType]:
+def _conditions_with(reason: Reason) -> list[ConditionType]:
     """The conditions that can have a reason, in the order in which a job reaches them."""
     return [kind for kind in ConditionType if reason in REASONS[kind]]

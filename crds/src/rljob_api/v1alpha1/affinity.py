@@ -162,11 +162,11 @@ def _values_rule(on: type[RequirementT], cel: str, comparisons: str = "") -> Rul
         cel=cel,
         wrong=f"In and NotIn need values, {comparisons}Exists and DoesNotExist take none",
         advice="change values or operator",
-        holds=lambda each: _operator_takes(each.operator, each.values),
+        holds=lambda each: _operator_accepts(each.operator, each.values),
     )
 
 
-def _operator_takes(operator: str, values: tuple[str, ...]) -> bool:
+def _operator_accepts(operator: str, values: tuple[str, ...]) -> bool:
     if operator in (NodeOperator.IN, NodeOperator.NOT_IN):
         return len(values) > 0
     if operator in (NodeOperator.GREATER_THAN, NodeOperator.LESS_THAN):
@@ -174,7 +174,7 @@ def _operator_takes(operator: str, values: tuple[str, ...]) -> bool:
     return not values
 
 
-def _reads_own_keys(term: PodTerm) -> bool:
+def _label_keys_are_valid(term: PodTerm) -> bool:
     selector, keys = term.label_selector, set(term.match_label_keys)
     if selector is None:
         return not keys and not term.mismatch_label_keys
@@ -202,6 +202,6 @@ AFFINITY_RULES = (
         ),
         wrong="each key requires a labelSelector that does not contain it, and must not be in mismatchLabelKeys",
         advice="remove the key, or add a labelSelector",
-        holds=_reads_own_keys,
+        holds=_label_keys_are_valid,
     ),
 )

@@ -25,10 +25,10 @@ from rljob_api.variants import Variants, block_name, may_be_left_out
 _WITH_BASELINE = (*COMPARING, AdvantageType.REMAX)
 """Advantages that compare a response with other responses to the same prompt, or with the greedy response."""
 _MAY_COMPARE = (*COMPARING, AdvantageType.FUNCTION)
-_SAMPLING = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]
-_IS_ON_CEL = (
+_RECIPES_WITH_SAMPLING = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]
+_SAMPLING_CEL = (
     "(has(self.algorithm.dynamicSampling) ? self.algorithm.dynamicSampling.enabled"
-    f" : self.algorithm.type in {_SAMPLING})"
+    f" : self.algorithm.type in {_RECIPES_WITH_SAMPLING})"
 )
 
 
@@ -73,7 +73,7 @@ def _responses_may_differ(training: Training) -> bool:
     return training.rollout.top_k != 1 or advantage_type(training.algorithm) not in _WITH_BASELINE
 
 
-def _takes_kl_off_rewards(algorithm: Algorithm) -> bool:
+def _gdpo_has_no_kl_in_reward(algorithm: Algorithm) -> bool:
     kl = algorithm.kl
     return (
         advantage_type(algorithm) is not AdvantageType.GDPO
@@ -97,7 +97,7 @@ def _samples_all_or_corrects_nothing(training: Training) -> bool:
     return is_none or (rollout.top_p == 1 and rollout.top_k == 0)
 
 
-def _reward_is_there(training: Training) -> bool:
+def _sampling_reward_exists(training: Training) -> bool:
     block = training.algorithm.dynamic_sampling
     return block is None or block.reward is None or block.reward in {each.name for each in training.rewards}
 
@@ -122,7 +122,7 @@ ALGORITHM_RULES = (
         " || self.kl.coefficient == 0.0 || self.kl.placement != 'Reward'",
         wrong="must not be Reward with advantage GDPO, which normalizes each reward separately",
         advice="set kl.placement: Loss",
-        holds=_takes_kl_off_rewards,
+        holds=_gdpo_has_no_kl_in_reward,
     ),
     rule(
         Training,
@@ -169,7 +169,7 @@ ALGORITHM_RULES = (
         Training,
         "Training.dynamicSamplingGroups",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
+        cel=f"!{_SAMPLING_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
         wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
         " that of the recipe) also learns from groups with equal scores",
         advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose for example"
@@ -180,7 +180,7 @@ ALGORITHM_RULES = (
         Training,
         "Training.dynamicSamplingPassAtK",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || !{is_chosen_cel('self.algorithm', 'advantage', ['GroupRelativePassAtK'])}",
+        cel=f"!{_SAMPLING_CEL} || !{is_chosen_cel('self.algorithm', 'advantage', ['GroupRelativePassAtK'])}",
         wrong="does not work with advantage GroupRelativePassAtK, which learns only from groups with a single best"
         " response and not from all groups with different scores",
         advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose"
@@ -205,7 +205,7 @@ ALGORITHM_RULES = (
         Training,
         "Training.dynamicSamplingGroupSize",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || self.rollout.groupSize >= 2",
+        cel=f"!{_SAMPLING_CEL} || self.rollout.groupSize >= 2",
         wrong="requires rollout.groupSize of at least 2: the score of a single response cannot differ, so the batch"
         " would never be full",
         advice="set dynamicSampling: {enabled: false}, or increase groupSize",
@@ -215,7 +215,7 @@ ALGORITHM_RULES = (
         Training,
         "Training.dynamicSamplingDrops",
         field=".algorithm.dropZeroVarianceGroups",
-        cel=f"!{_IS_ON_CEL} || !has(self.algorithm.dropZeroVarianceGroups) || self.algorithm.dropZeroVarianceGroups",
+        cel=f"!{_SAMPLING_CEL} || !has(self.algorithm.dropZeroVarianceGroups) || self.algorithm.dropZeroVarianceGroups",
         wrong="must not be false with dynamicSampling, which always drops these groups",
         advice="remove dropZeroVarianceGroups, or set dynamicSampling: {enabled: false}",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or t.algorithm.drop_zero_variance_groups is not False,
@@ -228,7 +228,7 @@ ALGORITHM_RULES = (
         " || self.rewards.exists(each, each.name == self.algorithm.dynamicSampling.reward)",
         wrong="must be the name of one of training.rewards",
         advice="use one of their names, or remove this field to compare the weighted sums of all rewards",
-        holds=_reward_is_there,
+        holds=_sampling_reward_exists,
     ),
     rule(
         Training,

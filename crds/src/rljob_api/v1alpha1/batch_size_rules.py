@@ -31,25 +31,25 @@ def _longest_sequence_fits_cel(role: str) -> str:
     )
 
 
-def _is_cut_up_as_the_actor(spec: RLJobSpec, role: str) -> bool:
+def _splits_sequences_as_actor(spec: RLJobSpec, role: str) -> bool:
     """Whether the role splits sequences as the actor does. Then the actor's rule reports the same fault."""
     mine, actors = (spec.roles.train_role(each).num_sequence_ranks for each in (role, "actor"))
     return mine == actors
 
 
-def _is_cut_up_as_the_actor_cel(role: str) -> str:
+def _splits_sequences_as_actor_cel(role: str) -> str:
     return f"{sequence_ranks_cel(role)} == {sequence_ranks_cel('actor')}"
 
 
-def _is_where_the_actor_is(spec: RLJobSpec, role: str) -> bool:
-    return spec.placed_roles()[role] == spec.placed_roles()["actor"] and _is_cut_up_as_the_actor(spec, role)
+def _shares_layout_of_actor(spec: RLJobSpec, role: str) -> bool:
+    return spec.placed_roles()[role] == spec.placed_roles()["actor"] and _splits_sequences_as_actor(spec, role)
 
 
-def _is_where_the_actor_is_cel(role: str) -> str:
-    return f"({pool_of_cel(role)} == {pool_of_cel('actor')} && {_is_cut_up_as_the_actor_cel(role)})"
+def _shares_layout_of_actor_cel(role: str) -> str:
+    return f"({pool_of_cel(role)} == {pool_of_cel('actor')} && {_splits_sequences_as_actor_cel(role)})"
 
 
-def _responses_divide(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
+def _responses_are_divisible(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
     """Whether the responses to these prompts can be distributed evenly across the role's GPUs, where GPUs that share
     sequences count as one."""
     name = spec.placed_roles()[role]
@@ -57,7 +57,7 @@ def _responses_divide(spec: RLJobSpec, num_prompts: int | None, role: str = "act
     return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
-def _responses_divide_cel(field: str, role: str = "actor") -> str:
+def _responses_are_divisible_cel(field: str, role: str = "actor") -> str:
     return (
         f"self.pools.all(p, p.name != {pool_of_cel(role)}"
         f" || {field} * self.training.rollout.groupSize * {sequence_ranks_cel(role)}"
@@ -71,11 +71,11 @@ def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_t
         RLJobSpec,
         f"RLJobSpec.{role}.maxTokensPerMicroBatch",
         field=f".roles.{role}.sequenceParallel",
-        cel=f"!({is_there_cel}) || {_is_cut_up_as_the_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
+        cel=f"!({is_there_cel}) || {_splits_sequences_as_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
         wrong=_LONGEST_SEQUENCE.format(role),
         advice="use the actor's value, or increase maxTokensPerMicroBatch",
         holds=lambda spec: (
-            not is_there(spec.training) or _is_cut_up_as_the_actor(spec, role) or _longest_sequence_fits(spec, role)
+            not is_there(spec.training) or _splits_sequences_as_actor(spec, role) or _longest_sequence_fits(spec, role)
         ),
     )
 
@@ -121,21 +121,21 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.batchSize",
         field=".training.batchSize",
-        cel=_responses_divide_cel("self.training.batchSize"),
+        cel=_responses_are_divisible_cel("self.training.batchSize"),
         wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the actor's pool"
         " / roles.actor.sequenceParallel",
         advice=_EVEN_SHARES,
-        holds=lambda spec: _responses_divide(spec, spec.training.batch_size),
+        holds=lambda spec: _responses_are_divisible(spec, spec.training.batch_size),
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.miniBatchSize",
         field=".training.miniBatchSize",
-        cel="!has(self.training.miniBatchSize) || " + _responses_divide_cel("self.training.miniBatchSize"),
+        cel="!has(self.training.miniBatchSize) || " + _responses_are_divisible_cel("self.training.miniBatchSize"),
         wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the actor's pool"
         " / roles.actor.sequenceParallel",
         advice=_EVEN_SHARES,
-        holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
+        holds=lambda spec: _responses_are_divisible(spec, spec.training.mini_batch_size),
     ),
     _longest_sequence_rule(
         "critic", lambda t: may_need_critic(t.algorithm), may_need_critic_cel("self.training.algorithm")
@@ -145,15 +145,15 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.critic.miniBatchSize",
         field=".roles.critic",
-        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_is_where_the_actor_is_cel('critic')}"
-        f" || ({_responses_divide_cel(_MINI_BATCH_CEL, 'critic')})",
+        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_shares_layout_of_actor_cel('critic')}"
+        f" || ({_responses_are_divisible_cel(_MINI_BATCH_CEL, 'critic')})",
         wrong="miniBatchSize (batchSize when unset) * rollout.groupSize must be divisible by nodes * gpusPerNode of the"
         " critic's pool / roles.critic.sequenceParallel",
         advice=_EVEN_SHARES,
         holds=lambda spec: (
             not may_need_critic(spec.training.algorithm)
-            or _is_where_the_actor_is(spec, "critic")
-            or _responses_divide(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
+            or _shares_layout_of_actor(spec, "critic")
+            or _responses_are_divisible(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
         ),
     ),
 )

@@ -17,7 +17,7 @@ MAX_CHECKS = 64
 """Limit on evaluations of all rules on a whole job, about a millisecond each. As long as each rule on nodes concerns a
 single pool, one evaluation is enough."""
 MAX_KEPT = 512
-"""Number of cached results: a waiting attempt asks the same question in every reconcile pass."""
+"""Number of cached results: for a waiting attempt, every reconcile pass asks the same question."""
 
 _NODE_RULES = tuple(rule for rule in RULES if rule.on is RLJobSpec and "p.nodes" in rule.cel)
 """Rules that read numbers of nodes; each concerns one pool at a time."""
@@ -35,12 +35,12 @@ def fitting_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[str, in
     Each pool has at least `runPolicy.elastic.minNodes` and at most `available` nodes. None if no such numbers exist, or
     the job is not elastic."""
     limits = tuple(min(pool.nodes, available.get(pool.name, 0)) for pool in spec.pools)
-    found = _most_nodes(_Question(spec, limits))
+    found = _most_nodes(_CacheKey(spec, limits))
     return None if found is None else _by_name(spec, found)
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
+class _CacheKey:
     """A cache key. It compares specs by identity, because a spec is parsed once and reused, and some have no hash."""
 
     spec: RLJobSpec
@@ -48,20 +48,20 @@ class _Question:
     """Largest number of nodes of each pool."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Question) and other.spec is self.spec and other.limits == self.limits
+        return isinstance(other, _CacheKey) and other.spec is self.spec and other.limits == self.limits
 
     def __hash__(self) -> int:
         return hash((id(self.spec), self.limits))
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def _most_nodes(question: _Question) -> tuple[int, ...] | None:
-    spec, elastic = question.spec, question.spec.run_policy.elastic
+def _most_nodes(key: _CacheKey) -> tuple[int, ...] | None:
+    spec, elastic = key.spec, key.spec.run_policy.elastic
     if elastic is None:
         return None
     pools = [
         _PossibleNodes(spec, pool, limit, min(pool.nodes, elastic.min_nodes))
-        for pool, limit in zip(spec.pools, question.limits, strict=True)
+        for pool, limit in zip(spec.pools, key.limits, strict=True)
     ]
     for num_checks, choice in enumerate(_by_gpus(pools)):
         if num_checks == MAX_CHECKS:
@@ -78,7 +78,7 @@ class _PossibleNodes:
     def __init__(self, spec: RLJobSpec, pool: Pool, most: int, least: int) -> None:
         self.gpus_per_node = pool.gpus_per_node
         self._found: list[int] = []
-        self._rest = (nodes for nodes in range(most, least - 1, -1) if _may_be(spec, pool.name, nodes))
+        self._rest = (nodes for nodes in range(most, least - 1, -1) if _is_possible(spec, pool.name, nodes))
 
     def at(self, place: int) -> int | None:
         """The number at this index of the descending order; None if there are fewer."""
@@ -90,21 +90,21 @@ class _PossibleNodes:
         return self._found[place]
 
 
-def _may_be(spec: RLJobSpec, pool: str, nodes: int) -> bool:
+def _is_possible(spec: RLJobSpec, pool: str, nodes: int) -> bool:
     tried = with_nodes(spec, {pool: nodes})
     return all(rule.holds(tried) for rule in _NODE_RULES)
 
 
 def _by_gpus(pools: Sequence[_PossibleNodes]) -> Iterator[tuple[int, ...]]:
     """All combinations of one number per pool, in descending order of GPUs."""
-    known: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
     # Ordered by number of GPUs; of equal ones, those with more nodes in the first pools come first.
     queue: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
     def add(places: tuple[int, ...]) -> None:
         nodes = tuple(found for pool, place in zip(pools, places, strict=True) if (found := pool.at(place)) is not None)
-        if len(nodes) == len(pools) and places not in known:
-            known.add(places)
+        if len(nodes) == len(pools) and places not in seen:
+            seen.add(places)
             gpus = sum(count * pool.gpus_per_node for count, pool in zip(nodes, pools, strict=True))
             heapq.heappush(queue, (-gpus, places, nodes))
 

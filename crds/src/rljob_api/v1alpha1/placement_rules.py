@@ -18,7 +18,7 @@ from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.spec import TRAIN_ROLES, RLJobSpec, TrainRole, pool_of_cel
 
 _ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
-_PARALLEL = "self.roles.rollout.tensorParallel"
+_TENSOR_PARALLEL = "self.roles.rollout.tensorParallel"
 _OFFLOAD = "self.training.model.offload"
 
 
@@ -27,13 +27,13 @@ def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
     return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
 
 
-def _are_there(spec: RLJobSpec, roles: Iterable[str]) -> bool:
+def _pools_exist(spec: RLJobSpec, roles: Iterable[str]) -> bool:
     """Whether the pools of these roles exist. If not, only that is reported, and not the faults that follow from it."""
     names, placed = {pool.name for pool in spec.pools}, spec.placed_roles()
     return all(placed[role] in names for role in roles)
 
 
-def _is_there_cel(role: str) -> str:
+def _pool_exists_cel(role: str) -> str:
     return f"(!has(self.roles.{role}.pool) || self.pools.exists(p, p.name == self.roles.{role}.pool))"
 
 
@@ -42,10 +42,10 @@ def _role_pool_rule(role: str) -> Rule:
         RLJobSpec,
         f"RLJobSpec.{role}Pool",
         field=f".roles.{role}.pool",
-        cel=_is_there_cel(role),
+        cel=_pool_exists_cel(role),
         wrong="is not the name of a pool",
         advice="remove it to use the first pool, or use a name from spec.pools",
-        holds=lambda spec: _are_there(spec, [role]),
+        holds=lambda spec: _pools_exist(spec, [role]),
         choices=lambda spec, _: [pool.name for pool in spec.pools],
     )
 
@@ -77,13 +77,13 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
     name, pool = role.name, f"self.roles.{role.name}.pool"
 
     def holds(spec: RLJobSpec) -> bool:
-        return spec.roles.train_role(name).pool is None or role.is_there(spec) or not _are_there(spec, [name])
+        return spec.roles.train_role(name).pool is None or role.is_there(spec) or not _pools_exist(spec, [name])
 
     return rule(
         RLJobSpec,
         f"RLJobSpec.{name}Used",
         field=f".roles.{name}.pool",
-        cel=f"!has({pool}) || {role.is_there_cel} || !{_is_there_cel(name)}",
+        cel=f"!has({pool}) || {role.is_there_cel} || !{_pool_exists_cel(name)}",
         wrong=f"is ignored: {role.wrong}",
         advice=f"remove it, or {role.advice}",
         holds=holds,
@@ -117,7 +117,7 @@ def _idle_pools(spec: RLJobSpec) -> list[Path]:
     return [(index, "name") for index, pool in enumerate(spec.pools) if pool.name not in used]
 
 
-_ALL_IN_USE_CEL = (
+_ALL_POOLS_IN_USE_CEL = (
     "self.pools.all(p, "
     + " || ".join(
         (
@@ -163,11 +163,12 @@ PLACEMENT_RULES = (
         "RLJobSpec.actorWithRollout",
         field=".roles",
         cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}"
-        f" || !{_is_there_cel('actor')} || !{_is_there_cel('rollout')}",
+        f" || !{_pool_exists_cel('actor')} || !{_pool_exists_cel('rollout')}",
         wrong="actor and rollout must be on the same pool, because weights are transferred within each GPU",
         advice="set the same pool for both, or remove both (ref, critic and rewardModel may have separate pools)",
         holds=lambda spec: (
-            spec.placed_roles()["actor"] == spec.placed_roles()["rollout"] or not _are_there(spec, ("actor", "rollout"))
+            spec.placed_roles()["actor"] == spec.placed_roles()["rollout"]
+            or not _pools_exist(spec, ("actor", "rollout"))
         ),
     ),
     *(_unused_pool_rule(role) for role in OPTIONAL_ROLES),
@@ -176,10 +177,10 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.noIdlePool",
         field=".pools",
-        cel=f"{_ALL_IN_USE_CEL} || " + " || ".join(f"!{_is_there_cel(role)}" for role in _ROLES),
-        wrong="the pool has no role, and its GPUs would be idle",
+        cel=f"{_ALL_POOLS_IN_USE_CEL} || " + " || ".join(f"!{_pool_exists_cel(role)}" for role in _ROLES),
+        wrong="a pool has no role, and its GPUs would be idle",
         advice="remove the pool, or set it as the pool of a role",
-        holds=lambda spec: not _idle_pools(spec) or not _are_there(spec, _ROLES),
+        holds=lambda spec: not _idle_pools(spec) or not _pools_exist(spec, _ROLES),
         places=_idle_pools,
     ),
     *(
@@ -194,7 +195,7 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.tensorParallel",
         field=".roles.rollout.tensorParallel",
-        cel=f"self.pools.all(p, p.name != {pool_of_cel('rollout')} || p.gpusPerNode % {_PARALLEL} == 0)",
+        cel=f"self.pools.all(p, p.name != {pool_of_cel('rollout')} || p.gpusPerNode % {_TENSOR_PARALLEL} == 0)",
         wrong="must divide gpusPerNode of the rollout's pool, because a copy of the model stays within one node",
         advice="choose a divisor",
         holds=_tensor_parallel_fits,
@@ -203,7 +204,7 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.tensorParallelEngine",
         field=".roles.rollout.tensorParallel",
-        cel=f"{_PARALLEL} == 1 || self.training.rollout.engine != 'HuggingFace'",
+        cel=f"{_TENSOR_PARALLEL} == 1 || self.training.rollout.engine != 'HuggingFace'",
         wrong="must be 1 with the HuggingFace engine, which does not support tensor parallelism",
         advice="set it to 1, or use training.rollout.engine: VLLM",
         holds=lambda spec: (

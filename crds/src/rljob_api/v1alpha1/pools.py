@@ -34,7 +34,7 @@ OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
 OWNED_POOL_NAMES = ("head", "headgroup")
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 _SECCOMP = ("seccomp.security.alpha.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/")
-_OTHERS = (
+_UNSUPPORTED_ANNOTATIONS = (
     "controller.kubernetes.io/pod-deletion-cost",
     "kubernetes.io/config.mirror",
     "scheduler.alpha.kubernetes.io/tolerations",
@@ -42,7 +42,7 @@ _OTHERS = (
 """Annotations that the API server accepts only with certain values. They have no effect on the pods of a job, and
 seccomp annotations have had none since Kubernetes 1.27; so all of them are rejected."""
 _PROFILES = ("", "runtime/default", "unconfined")
-_OWN_PROFILE = "localhost/"
+_LOCAL_PROFILE = "localhost/"
 Annotation = Annotated[StrictStr, Field(max_length=4096)]
 
 
@@ -120,17 +120,17 @@ class Head(WireModel):
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
-def _not_taken(overlay: PodOverlay) -> list[Path]:
-    return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _OTHERS]
+def _unsupported_annotations(overlay: PodOverlay) -> list[Path]:
+    return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _UNSUPPORTED_ANNOTATIONS]
 
 
-def _bad_profiles(overlay: PodOverlay) -> list[Path]:
+def _invalid_profiles(overlay: PodOverlay) -> list[Path]:
     """AppArmor annotations that the API server would reject on a job's pods."""
     return [
         (key,)
         for key, value in overlay.annotations.items()
         if key.startswith(APPARMOR)
-        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_OWN_PROFILE)))
+        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_LOCAL_PROFILE)))
     ]
 
 
@@ -216,14 +216,14 @@ POOL_RULES = (
         "PodOverlay.annotationsTaken",
         field=".annotations",
         cel=(
-            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_OTHERS)})"
+            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_UNSUPPORTED_ANNOTATIONS)})"
             + "".join(f" && !k.startsWith('{prefix}')" for prefix in _SECCOMP)
             + ")"
         ),
         wrong="annotations for seccomp, mirror pods, deletion cost and alpha tolerations are not supported",
         advice="remove the annotation",
-        holds=lambda overlay: not _not_taken(overlay),
-        places=_not_taken,
+        holds=lambda overlay: not _unsupported_annotations(overlay),
+        places=_unsupported_annotations,
     ),
     rule(
         PodOverlay,
@@ -232,12 +232,12 @@ POOL_RULES = (
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
             f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_PROFILES)} ||"
-            f" self.annotations[k].startsWith('{_OWN_PROFILE}')))"
+            f" self.annotations[k].startsWith('{_LOCAL_PROFILE}')))"
         ),
         wrong=f"the AppArmor annotation must name the container {RAY_CONTAINER} and a valid profile",
         advice=f"use the key {APPARMOR}{RAY_CONTAINER} with runtime/default, unconfined, or localhost/<profile>",
-        holds=lambda overlay: not _bad_profiles(overlay),
-        places=_bad_profiles,
+        holds=lambda overlay: not _invalid_profiles(overlay),
+        places=_invalid_profiles,
     ),
     rule(
         Pool,

@@ -58,7 +58,7 @@ def is_device_cel(name: str) -> str:
     )
 
 
-def _meant(name: str) -> list[str]:
+def _suggestions(name: str) -> list[str]:
     """Suggestions for a name that is not a resource."""
     if re.fullmatch(_ACCELERATOR, name) is not None:
         return ["for GPUs use gpusPerNode and gpuResource of the pool"]
@@ -77,14 +77,14 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
             f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
             f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_device_cel('k')}))"
         ),
-        wrong="is not a resource that a container can request",
+        wrong="must name a resource that a container can request",
         advice=(
             f"use {', '.join(COMMON)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or a device name with a domain other"
             " than kubernetes.io, such as rdma/hca"
         ),
         holds=lambda resources: not bad(resources),
         places=lambda resources: [(name,) for name in bad(resources)],
-        choices=lambda _, place: _meant(str(place[0])),
+        choices=lambda _, place: _suggestions(str(place[0])),
     )
 
 
@@ -134,14 +134,14 @@ def _huge_pages(resources: Resources) -> list[tuple[Path, str, str]]:
     ]
 
 
-def _lonely_pages(resources: Resources) -> list[Path]:
+def _pages_without_memory(resources: Resources) -> list[Path]:
     """Entries for huge pages in a container without an entry for memory or CPUs."""
     if {"cpu", "memory"} & (resources.requests.keys() | resources.limits.keys()):
         return []
     return [place for place, _, _ in _huge_pages(resources)]
 
 
-def _broken_pages(resources: Resources) -> list[Path]:
+def _partial_pages(resources: Resources) -> list[Path]:
     """Entries for huge pages whose amount is not a multiple of the page size."""
     return [
         place
@@ -215,8 +215,8 @@ RESOURCE_RULES = (
         ),
         wrong="huge pages require an entry for cpu or memory",
         advice="add memory, for example memory: 1Gi",
-        holds=lambda resources: not _lonely_pages(resources),
-        places=_lonely_pages,
+        holds=lambda resources: not _pages_without_memory(resources),
+        places=_pages_without_memory,
     ),
     rule(
         Resources,
@@ -232,7 +232,7 @@ RESOURCE_RULES = (
         ),
         wrong="the amount of huge pages must be a multiple of the page size",
         advice="use a multiple, such as 4Mi for hugepages-2Mi",
-        holds=lambda resources: not _broken_pages(resources),
-        places=_broken_pages,
+        holds=lambda resources: not _partial_pages(resources),
+        places=_partial_pages,
     ),
 )

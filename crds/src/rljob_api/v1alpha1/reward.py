@@ -140,7 +140,7 @@ LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore"
 """Fields that apply only to rewards in scoring processes."""
 
 
-def _has_no_limits(reward: Reward) -> bool:
+def _has_default_limits(reward: Reward) -> bool:
     """Whether all limits have their default. The API server fills in defaults, so only other values are detected."""
     return (
         reward.timeout_seconds == 10
@@ -170,7 +170,7 @@ REWARD_RULES = (
         wrong="timeoutSeconds, numProcesses, onError, onTimeout and errorScore are ignored with type Overlong or"
         " RewardModel, which use no scoring processes",
         advice="remove these fields",
-        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_no_limits(reward),
+        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_default_limits(reward),
     ),
     rule(
         RewardModel,

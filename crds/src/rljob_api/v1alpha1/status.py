@@ -16,7 +16,7 @@ FIRST_YEAR, LAST_YEAR = 1970, 2999
 """Valid years of a timestamp. A clock shows no others, and adding a deadline to such a time cannot overflow."""
 
 
-def _moment(text: str) -> str:
+def _valid_timestamp(text: str) -> str:
     """Checks a timestamp. The API server rejects a status with an invalid one, so those of a trainer are checked when
     they are read."""
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", text, re.ASCII):
@@ -26,7 +26,7 @@ def _moment(text: str) -> str:
     return text
 
 
-Timestamp = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
+Timestamp = Annotated[str, AfterValidator(_valid_timestamp), Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339 in UTC, for example `2026-01-31T12:00:00Z`."""
 
 StartNumber = Annotated[Integer, Field(ge=0)]
