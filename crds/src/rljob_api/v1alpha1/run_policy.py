@@ -14,7 +14,7 @@ class Cleanup(StrEnum):
     DELETE_CLUSTER = "DeleteCluster"
     """It is deleted, and its GPUs become free."""
     KEEP_CLUSTER = "KeepCluster"
-    """It stays, for debugging, and keeps its GPUs until the job is deleted."""
+    """It stays for debugging, and keeps its GPUs until the job is deleted or this field is changed."""
 
 
 class Elastic(WireModel):

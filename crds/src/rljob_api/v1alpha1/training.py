@@ -28,7 +28,7 @@ class Logger(StrEnum):
 
 
 class Training(WireModel):
-    """One reinforcement-learning run."""
+    """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
     model: Model
     dataset: Dataset
