@@ -186,7 +186,8 @@ class Attempt(WireModel):
     ending_seen_at: Timestamp | None = None
     """When the trainer or Ray first reported the end; the operator waits a little for missing details."""
     trainer_may_run: bool = False
-    """Whether the attempt ended before its trainer was seen to end. Then its cluster is not reused."""
+    """Whether the attempt ended before its trainer was seen to end. Then its cluster is deleted, even with
+    `runPolicy.cleanup: KeepCluster`."""
     stop: StopRequest | None = None
     """Request to stop the attempt; unset if there is none."""
     ended: Timestamp | None = None
