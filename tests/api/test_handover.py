@@ -49,9 +49,7 @@ def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
 
     room = MAX_SPEC_BYTES - len(dump_job(filled(0)))
     assert len(dump_job(filled(room))) == 65536
-    with pytest.raises(
-        HandoverError, match="job example: its spec is 65537 bytes as JSON, more than 65536; shorten reasoningGym"
-    ):
+    with pytest.raises(HandoverError, match=r"job example: .*at most 65536 bytes .*65537.* shorten reasoningGym"):
         dump_job(filled(room + 1))
 
 
@@ -60,23 +58,21 @@ def test_a_version_that_cannot_be_read_is_refused(version: object) -> None:
     text = json.dumps(json.loads(dump_job(trainer_job())) | {"contractVersion": version})
     with pytest.raises(HandoverError) as caught:
         load_job(text)
-    assert str(caught.value) == (
-        f"job: contract versions 1 to 2 can be read here (seen: {json.dumps(version)});"
-        " use an image and an operator of neighbouring versions"
-    )
+    assert f"contract versions 1 to 2 (seen: {json.dumps(version)}); " in str(caught.value)
+    assert "neighbouring versions" in str(caught.value)
 
 
 def test_a_document_without_a_version_is_refused() -> None:
-    with pytest.raises(HandoverError, match=r"contract versions 1 to 2 can be read here \(seen: null\)"):
+    with pytest.raises(HandoverError, match=r"contract versions 1 to 2 \(seen: null\)"):
         load_job('{"name": "example"}')
 
 
 def test_damage_is_refused_with_what_is_wrong() -> None:
-    with pytest.raises(HandoverError, match="job: this is not JSON"):
+    with pytest.raises(HandoverError, match="job: must be JSON"):
         load_job(dump_job(trainer_job())[:-1])
-    with pytest.raises(HandoverError, match=r"run state: an object was expected \(seen: list\)"):
+    with pytest.raises(HandoverError, match=r"run state: must be a JSON object \(seen: list\)"):
         load_run_state("[]")
-    with pytest.raises(HandoverError, match="job: spec: is required but not there; add it"):
+    with pytest.raises(HandoverError, match="job: spec: is required"):
         load_job('{"contractVersion": 1, "name": "example"}')
     damaged = json.loads(dump_run_state(run_state())) | {"attempt": "one"}
     with pytest.raises(HandoverError, match=r'run state: attempt: must be a whole number \(seen: "one"\)'):
@@ -88,7 +84,7 @@ def test_a_document_that_is_nested_too_deep_is_damaged(load: Callable[[str], obj
     for depth in (900, 50_000):
         with pytest.raises(HandoverError) as caught:
             load('{"contractVersion":1,"extra":' + "[" * depth + "]" * depth + "}")
-    assert str(caught.value).endswith("it is nested too deep to be read; check what wrote it")
+    assert "too many nested levels" in str(caught.value)
 
 
 def test_the_run_state_survives() -> None:

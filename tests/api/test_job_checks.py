@@ -29,9 +29,7 @@ def test_versions_of_ray(version: str, is_new_enough: bool) -> None:
 def test_an_old_ray_is_refused_on_a_cluster() -> None:
     (found,) = cluster_violations(samples.spec({"rayVersion": "2.53.0"}), has_default_image=True)
     assert found.path == ("spec", "rayVersion")
-    assert found.message == (
-        "must be at least 2.54.0, as older versions let strangers into the cluster (seen: 2.53.0); use an image with a"
-        " newer Ray, and write that version here"
-    )
+    for words in ("at least 2.54.0", "without a token", "(seen: 2.53.0)", "newer Ray"):
+        assert words in found.message
     for version in ("2.54.0", "2.61.1"):
         assert cluster_violations(samples.spec({"rayVersion": version}), has_default_image=True) == ()

@@ -33,10 +33,17 @@ spec:
 """
 
 
-WHOLE = "write it without quotes or decimals"
 DATASETS = "File, HuggingFace, ReasoningGym"
 RECIPES = ", ".join(AlgorithmType)
 ADVANTAGES = ", ".join(AdvantageType)
+
+
+Words = tuple[str, ...]
+
+
+def assert_words(message: str, *words: str) -> None:
+    """All words are in the message."""
+    assert [word for word in words if word not in message] == [], message
 
 
 def problems(text: str) -> list[Problem]:
@@ -81,80 +88,94 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
+    ("old", "new", "words"),
     [
-        ("gpusPerNode: 2", 'gpusPerNode: "2"', f'must be a whole number (seen: "2"); {WHOLE}'),
-        ("gpusPerNode: 2", "gpusPerNode: 1.5", f"must be a whole number (seen: 1.5); {WHOLE}"),
-        ("gpusPerNode: 2", "gpusPerNode: 65", "must be at most 64 (seen: 65); lower it"),
-        ("1e-6", "0", "must be above 0 (seen: 0); raise it"),
-        ("1e-6", '"1e-6"', 'must be a number (seen: "1e-6"); write it without quotes'),
-        ("1e-6", "1e999", "must be a finite number (seen: 1e999); JSON has no other"),
-        ("type: File", "type: file", f'must be one of {DATASETS} (seen: "file"); did you mean File?'),
-        ("type: File", "type: 3", f"must be one of {DATASETS} (seen: 3); choose one of them"),
-        ("{type: MathAnswer}", "MathAnswer", 'must be a mapping (seen: "MathAnswer"); write its fields below it'),
-        ("source: owner/model", "source: 3", "must be text (seen: 3); put it in quotes"),
-        ("source: owner/model", "source: ''",
-         'must have at least 1 character(s) (seen: ""); write something or remove the field'),
-        ("[{type: MathAnswer}]", "[]", "must have at least 1 entry (seen: a list of 0); add one"),
-        ("{type: MathAnswer}", "{type: MathAnswer, name: a/b}",
-         "must be a name of letters, digits, '-' and '_', such as format (seen: \"a/b\"); begin it with a letter"),
-        ("{type: MathAnswer}", "{type: Format, format: {pattern: '<think>(.*'}}",
-         "must be a regular expression of Python's `re`, and is none: missing ), unterminated subpattern at position 7"
-         ' (seen: "<think>(.*"); correct it'),
-        ("v1alpha1", "v1",
-         'must be one of rljob.dev/v1alpha1 (seen: "rljob.dev/v1"); did you mean rljob.dev/v1alpha1?'),
-        ("learningRate", "learning_rate", "is not a known field; did you mean learningRate?"),
-        ("steps: 10", "steps: 10\n    batchsize: 3", "is not a known field; did you mean batchSize?"),
-        ("{name: example}", "{name: Example}",
-         "must be a-z, then a-z, 0-9 and '-', no '-' at the end, at most 46 characters (seen: \"Example\");"
-         " choose a shorter or simpler name (clusters and their services are named after it)"),
+        ("gpusPerNode: 2", 'gpusPerNode: "2"', ("a whole number", '(seen: "2")', "without quotes")),
+        ("gpusPerNode: 2", "gpusPerNode: 1.5", ("a whole number", "(seen: 1.5)", "decimals")),
+        ("gpusPerNode: 2", "gpusPerNode: 65", ("at most 64", "(seen: 65)", "reduce")),
+        ("1e-6", "0", ("above 0", "(seen: 0)", "increase")),
+        ("1e-6", '"1e-6"', ("must be a number", '(seen: "1e-6")', "without quotes")),
+        ("1e-6", "1e999", ("a finite number", "(seen: 1e999)")),
+        ("type: File", "type: file", (f"one of {DATASETS}", '(seen: "file")', "did you mean File?")),
+        ("type: File", "type: 3", (f"one of {DATASETS}", "(seen: 3)", "choose one of them")),
+        ("{type: MathAnswer}", "MathAnswer", ("a mapping", '(seen: "MathAnswer")', "fields")),
+        ("source: owner/model", "source: 3", ("a string", "(seen: 3)", "in quotes")),
+        ("source: owner/model", "source: ''", ("at least 1 character", '(seen: "")', "remove")),
+        ("[{type: MathAnswer}]", "[]", ("at least 1 entry", "(seen: a list of 0)", "add")),
+        (
+            "{type: MathAnswer}",
+            "{type: MathAnswer, name: a/b}",
+            ("letters, digits, '-' and '_'", '(seen: "a/b")', "start it with a letter"),
+        ),
+        (
+            "{type: MathAnswer}",
+            "{type: Format, format: {pattern: '<think>(.*'}}",
+            ("regular expression", "missing ), unterminated subpattern at position 7", '(seen: "<think>(.*")'),
+        ),
+        (
+            "v1alpha1",
+            "v1",
+            ("one of rljob.dev/v1alpha1", '(seen: "rljob.dev/v1")', "did you mean rljob.dev/v1alpha1?"),
+        ),
+        ("learningRate", "learning_rate", ("not a known field", "did you mean learningRate?")),
+        ("steps: 10", "steps: 10\n    batchsize: 3", ("not a known field", "did you mean batchSize?")),
+        ("{name: example}", "{name: Example}", ("at most 46", "lower case", '(seen: "Example")', "simpler name")),
     ],
-)  # fmt: skip
-def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str, expected: str) -> None:
+)
+def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str, words: Words) -> None:
     assert old in JOB
     _, _, _, message = only_problem(JOB.replace(old, new))
-    assert message == expected
+    assert_words(message, *words)
 
 
 def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
     _, _, path, message = only_problem(JOB.replace("{type: MathAnswer}", "{type: MathAnswer, zzz: 1}"))
     assert path == "spec.training.rewards[0].zzz"
-    assert message == (
-        "is not a known field; known are errorScore, format, function, name, numProcesses, onError, onTimeout,"
-        " overlong, rewardModel, timeoutSeconds, type, weight"
-    )
+    known = "errorScore, format, function, name, numProcesses, onError, onTimeout, overlong, rewardModel"
+    assert_words(message, "not a known field", f"{known}, timeoutSeconds, type, weight")
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "path", "expected"),
+    ("algorithm", "path", "words"),
     [
-        ("{type: A2C}", "type", f'must be one of {RECIPES} (seen: "A2C"); choose one of them'),
-        ("{type: DPO}", "type", f'must be one of {RECIPES} (seen: "DPO"); choose one of them'),
-        ("{type: drgrpo}", "type", f'must be one of {RECIPES} (seen: "drgrpo"); did you mean DrGRPO?'),
-        ("{advantage: {type: RLOO}}", "advantage.type",
-         f'must be one of {ADVANTAGES} (seen: "RLOO"); choose one of them'),
-        ("{type: RLOO, advantage: {groupRelative: {}}}", "advantage.groupRelative",
-         "the block `groupRelative` is ignored: the advantage that the job chooses is not GroupRelative;"
-         " remove the block, or write `type: GroupRelative` beside it"),
-        ("{advantage: {type: GAE, gae: {lambda: 1.5}}}", "advantage.gae.lambda",
-         "must be at most 1 (seen: 1.5); lower it"),
-        ("{loss: {type: Cliped}}", "loss.type",
-         f'must be one of {", ".join(LossType)} (seen: "Cliped"); did you mean Clipped?'),
-        ("{loss: {type: Function, function: {path: mine}}}", "loss.function.path",
-         'must be a module and a function in it, such as my_rewards:score (seen: "mine");'
-         " write package.module:function, without .py"),
-        ("{loss: {type: Function, function: {path: 'mine:own'}, clipped: {clipRatioLow: 0.1}}}", "loss.clipped",
-         "the block `clipped` is ignored: the loss that the job chooses is not Clipped;"
-         " remove the block, or write `type: Clipped` beside it"),
-        ("{kl: {estimator: K1}}", "kl.estimator",
-         'is ignored with kl.coefficient 0 (seen: "K1"); remove it, or set a coefficient above 0'),
+        ("{type: A2C}", "type", (f"one of {RECIPES}", '(seen: "A2C")', "choose one of them")),
+        ("{type: DPO}", "type", (f"one of {RECIPES}", '(seen: "DPO")', "choose one of them")),
+        ("{type: drgrpo}", "type", (f"one of {RECIPES}", '(seen: "drgrpo")', "did you mean DrGRPO?")),
+        ("{advantage: {type: RLOO}}", "advantage.type", (f"one of {ADVANTAGES}", '(seen: "RLOO")', "choose one")),
+        (
+            "{type: RLOO, advantage: {groupRelative: {}}}",
+            "advantage.groupRelative",
+            ("ignored", "not GroupRelative", "remove the block `groupRelative`", "advantage.type: GroupRelative"),
+        ),
+        (
+            "{advantage: {type: GAE, gae: {lambda: 1.5}}}",
+            "advantage.gae.lambda",
+            ("at most 1", "(seen: 1.5)", "reduce"),
+        ),
+        (
+            "{loss: {type: Cliped}}",
+            "loss.type",
+            (f"one of {', '.join(LossType)}", '(seen: "Cliped")', "did you mean Clipped?"),
+        ),
+        (
+            "{loss: {type: Function, function: {path: mine}}}",
+            "loss.function.path",
+            ("my_rewards:score", '(seen: "mine")', "package.module:function"),
+        ),
+        (
+            "{loss: {type: Function, function: {path: 'mine:own'}, clipped: {clipRatioLow: 0.1}}}",
+            "loss.clipped",
+            ("ignored", "not Clipped", "remove the block `clipped`", "loss.type: Clipped"),
+        ),
+        ("{kl: {estimator: K1}}", "kl.estimator", ("ignored with kl.coefficient 0", '(seen: "K1")', "above 0")),
     ],
-)  # fmt: skip
+)
 def test_a_learning_rule_that_there_is_not_or_that_ignores_a_part_is_refused(
-    algorithm: str, path: str, expected: str
+    algorithm: str, path: str, words: Words
 ) -> None:
     line, _, found, message = only_problem(JOB + f"    algorithm: {algorithm}\n")
-    assert (line, found, message) == (17, f"spec.training.algorithm.{path}", expected)
+    assert (line, found) == (17, f"spec.training.algorithm.{path}")
+    assert_words(message, *words)
 
 
 def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
@@ -223,10 +244,7 @@ def test_a_wrong_entry_does_not_make_its_list_too_short() -> None:
 def test_words_that_are_booleans_in_yaml_1_1_are_refused(word: str) -> None:
     line, column, path, message = scalar_problem(word)
     assert (line, column, path) == (17, 10, "spec.image")
-    assert message == (
-        f"some readers of YAML take this for true or false (seen: {word}); put it in quotes if it is text,"
-        " else write true or false"
-    )
+    assert_words(message, "true or false", f"(seen: {word})", "put it in quotes")
 
 
 @pytest.mark.parametrize(
@@ -242,10 +260,7 @@ def test_words_that_are_booleans_in_yaml_1_1_are_refused(word: str) -> None:
     ],
 )
 def test_numbers_that_other_readers_read_otherwise_are_refused(number: str, what: str) -> None:
-    assert scalar_problem(number)[3] == (
-        f"readers of YAML disagree about {what} (seen: {number});"
-        " write a plain decimal number, or put it in quotes if it is text"
-    )
+    assert_words(scalar_problem(number)[3], what, f"(seen: {number})", "plain decimal number", "in quotes")
 
 
 @pytest.mark.parametrize("text", ["'yes'", '"010"', "'1:30'", "example/image:0.1.0", "1.2.3", "nothing"])
@@ -254,53 +269,45 @@ def test_quoted_words_and_harmless_text_are_text(text: str) -> None:
 
 
 def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
-    assert only_problem(JOB.replace("{name: example}", "{name: example, labels: {on: a}}"))[3].startswith(
-        "some readers of YAML take this for true or false (seen: on)"
-    )
+    message = only_problem(JOB.replace("{name: example}", "{name: example, labels: {on: a}}"))[3]
+    assert_words(message, "true or false", "(seen: on)", "put it in quotes")
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "expected"),
+    ("text", "place", "words"),
     [
-        ("", (1, 1), "the file is empty; write a job (see `rljob init`)"),
-        ("# only a comment\n", (1, 1), "the file is empty; write a job (see `rljob init`)"),
-        (JOB + "---\n" + JOB, (17, 1), "a second document starts here; write one job per file"),
-        (JOB + "kind: RLJob\n", (17, 1), "the key occurs twice in this mapping; remove one"),
-        (JOB + "3: x\n", (17, 1), "a key must be text (seen: 3); put it in quotes"),
-        (JOB + "? [a]\n: b\n", (17, 3), "a key must be text (seen: a mapping or list); put it in quotes"),
-        (JOB + "<<: {a: b}\n", (17, 1), "merge keys (<<) are not part of YAML 1.2; write the fields out"),
-        (JOB + "  image: !!str 3\n", (17, 10), "tags are not supported (seen: tag:yaml.org,2002:str); remove it"),
-        (JOB + "  image: *nope\n", (17, 10), "the alias *nope has no anchor before it; define &nope first"),
-        (JOB + "  image: .inf\n", (17, 10), "must be a finite number (seen: .inf); JSON has no other"),
+        ("", (1, 1), ("file is empty", "rljob init")),
+        ("# only a comment\n", (1, 1), ("file is empty", "rljob init")),
+        (JOB + "---\n" + JOB, (17, 1), ("second document", "one job per file")),
+        (JOB + "kind: RLJob\n", (17, 1), ("duplicate key", "remove one")),
+        (JOB + "3: x\n", (17, 1), ("key must be a string", "(seen: 3)", "in quotes")),
+        (JOB + "? [a]\n: b\n", (17, 3), ("key must be a string", "(seen: a mapping or list)")),
+        (JOB + "<<: {a: b}\n", (17, 1), ("merge keys (<<)", "write all fields out")),
+        (JOB + "  image: !!str 3\n", (17, 10), ("tags are not supported", "(seen: tag:yaml.org,2002:str)", "remove")),
+        (JOB + "  image: *nope\n", (17, 10), ("alias *nope", "no anchor", "define &nope first")),
+        (JOB + "  image: .inf\n", (17, 10), ("a finite number", "(seen: .inf)")),
         (
             JOB + "  image: " + "9" * 5000 + "\n",
             (17, 10),
-            f"the number is too large (seen: {'9' * 40}); no field takes more than 9223372036854775807",
+            ("at most 9223372036854775807", f"(seen: {'9' * 40})"),
         ),
         (
             JOB + "  image: 0xFFFFFFFFFFFFFFFFFF\n",
             (17, 10),
-            "the number is too large (seen: 0xFFFFFFFFFFFFFFFFFF); no field takes more than 9223372036854775807",
+            ("at most 9223372036854775807", "(seen: 0xFFFFFFFFFFFFFFFFFF)"),
         ),
-        (JOB + "  image: 1e400\n", (17, 10), "must be a finite number (seen: 1e400); JSON has no other"),
-        (JOB + "  image: -1e999\n", (17, 10), "must be a finite number (seen: -1e999); JSON has no other"),
-        (
-            JOB + '  image: "a\\ud800"\n',
-            (17, 10),
-            "must be Unicode text (seen: \\ud800, one half of a character); write the character itself",
-        ),
-        ("a: [b\n", (2, 1), "this is not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("a: \x07\n", (1, 1), None),
-        ("[" * 100 + "]" * 100, (1, 66), "nested more than 64 levels deep; flatten it"),
+        (JOB + "  image: 1e400\n", (17, 10), ("a finite number", "(seen: 1e400)")),
+        (JOB + "  image: -1e999\n", (17, 10), ("a finite number", "(seen: -1e999)")),
+        (JOB + '  image: "a\\ud800"\n', (17, 10), ("unpaired surrogate", "(seen: \\ud800)")),
+        ("a: [b\n", (2, 1), ("invalid YAML", "expected ',' or ']'")),
+        ("a: \x07\n", (1, 1), ("invalid YAML",)),
+        ("[" * 100 + "]" * 100, (1, 66), ("at most 64 nested levels",)),
     ],
 )
-def test_text_that_cannot_be_read(text: str, place: tuple[int, int], expected: str | None) -> None:
+def test_text_that_cannot_be_read(text: str, place: tuple[int, int], words: Words) -> None:
     line, column, _, message = only_problem(text)
     assert (line, column) == place
-    if expected is None:
-        assert message.startswith("this is not YAML: ")
-    else:
-        assert message == expected
+    assert_words(message, *words)
 
 
 def test_aliases_are_written_out() -> None:
@@ -313,27 +320,24 @@ def test_aliases_that_multiply_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 6)]
     _, _, _, message = only_problem("\n".join(lines))
-    assert message == "more than 20000 values or 64 levels with all aliases written out; use fewer"
+    assert_words(message, "at most 20000 values", "aliases")
 
 
 def test_a_file_that_is_too_long_is_refused_before_it_is_parsed() -> None:
-    assert only_problem("x" * (1024 * 1024 + 1))[3] == "the file is longer than 1048576 characters; shorten it"
+    assert_words(only_problem("x" * (1024 * 1024 + 1))[3], "at most 1048576 characters", "shorten it")
 
 
 def test_of_a_file_without_an_end_no_more_is_read_than_may_be_there(tmp_path: Path) -> None:
     endless = tmp_path / "endless.yaml"
     endless.symlink_to("/dev/zero")
-    with pytest.raises(JobFileError, match="the file is longer than 1048576 characters; shorten it"):
+    with pytest.raises(JobFileError, match="at most 1048576 characters"):
         load_job_file(endless)
 
 
 def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
     line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
     assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
-    assert message == (
-        "the job's advantage compares responses to the same prompt and needs at least 2 of them (seen: 1);"
-        " set groupSize to 2 or more (8 is usual)"
-    )
+    assert_words(message, "at least 2", "(seen: 1)", "increase groupSize")
 
 
 def test_a_missing_block_is_shown_at_what_is_around_it() -> None:
@@ -348,11 +352,9 @@ def test_files_are_read_and_the_error_names_them(tmp_path: Path) -> None:
     bad.write_text(JOB.replace("steps: 10", "steps: ten"))
     with pytest.raises(ContractError) as caught:
         load_job_file(bad)
-    assert str(caught.value) == (
-        f'{bad}:14:12: spec.training.steps: must be a whole number (seen: "ten"); write it without quotes or decimals'
-    )
+    assert str(caught.value).startswith(f'{bad}:14:12: spec.training.steps: must be a whole number (seen: "ten"); ')
     binary.write_bytes(b"a: \xff")
-    with pytest.raises(JobFileError, match=r"the file is not UTF-8 text \(byte 3\); save it as UTF-8"):
+    with pytest.raises(JobFileError, match=r"must be UTF-8 text \(invalid byte: 3\)"):
         load_job_file(binary)
-    with pytest.raises(JobFileError, match=r"the file cannot be read \(No such file or directory\); check the path"):
+    with pytest.raises(JobFileError, match=r"cannot read the file \(No such file or directory\)"):
         load_job_file(tmp_path / "nothing.yaml")

@@ -92,11 +92,9 @@ def test_each_function_is_refused_at_its_place_beside_other_problems(tmp_path: P
         (13, 52, "spec.training.algorithm.advantage.function.path"),
         (14, 47, "spec.training.algorithm.loss.function.path"),
     ]
-    assert caught.value.problems[1].message == (
-        "'numbers' is the name of a module of Python's standard library, which is imported in place of yours or fails"
-        " because of it (seen: 'numbers:score'); rename your file or folder, for example to my_numbers, and name it"
-        " here"
-    )
+    message = caught.value.problems[1].message
+    for words in ("Python's standard library", "(seen: 'numbers:score')", "rename", "my_numbers"):
+        assert words in message
 
 
 @pytest.mark.parametrize("path", ["my_numbers:score", "rewards.numbers:score", "math_verify.grader:verify", "numpy:f"])

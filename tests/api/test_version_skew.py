@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,7 @@ def test_a_run_state_that_means_something_unknown_is_refused() -> None:
         "run state: phase: must be one of Starting, Running, Stopping, Complete, Failed, Stopped"
         ' (seen: "Pausing"); choose one of them'
     )
-    with pytest.raises(HandoverError, match=r"run state: contract versions 1 to 2 can be read here \(seen: 3\)"):
+    with pytest.raises(HandoverError, match=r"^run state: .*contract versions 1 to 2 \(seen: 3\)"):
         load_run_state(json.dumps(golden("run_state") | AFTER_NEXT))
 
 
@@ -196,12 +197,10 @@ def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_f
     news = {"spec.queue": "research", "spec.pools[0].spot": False}
     with pytest.raises(HandoverError) as caught:
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
-    older = "which is older than the operator that sent it; use an image of the operator's version, or remove the field"
-    assert str(caught.value) == (
-        f"job: spec.pools[0].spot: is not known to this trainer (seen: false), {older};"
-        f' spec.queue: is not known to this trainer (seen: "research"), {older}'
-    )
-    with pytest.raises(HandoverError, match=r"job: contract versions 1 to 2 can be read here \(seen: 3\)"):
+    for field, seen in (("spec.pools[0].spot", "false"), ("spec.queue", '"research"')):
+        words = rf"{re.escape(field)}: [^;]*older than the operator \(seen: {seen}\); use an image"
+        assert re.search(words, str(caught.value))
+    with pytest.raises(HandoverError, match=r"^job: .*contract versions 1 to 2 \(seen: 3\)"):
         load_job(json.dumps(golden("trainer_job") | AFTER_NEXT))
 
 
@@ -209,7 +208,7 @@ def test_what_only_the_operator_carries_out_keeps_no_trainer_from_running() -> N
     news: Wire = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
     read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
     assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
-    with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: is not known to this trainer"):
+    with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: .*older than the operator"):
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | {"spec.runPolicyOfTheQueue": {"a": 1}})))
 
 

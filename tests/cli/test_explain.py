@@ -288,12 +288,8 @@ def test_a_reason_alone_needs_no_cluster(rljob: Rljob, monkeypatch: pytest.Monke
     monkeypatch.setenv("KUBECONFIG", "none")
     code, output, _ = rljob("explain", "--reason", text)
     assert code == 0
-    assert output == (
-        "OutOfMemory: The kernel killed a container of the job because it used more memory than its limit"
-        " (`OOMKilled`).\n"
-        "What to do: Raise the memory under spec.head.resources or spec.pools[].resources, or make batches or rollouts"
-        " smaller.\n"
-    )
+    found = EXPLANATIONS[Reason.OUT_OF_MEMORY]
+    assert output == f"OutOfMemory: {found.means}\nWhat to do: {found.advice}\n"
 
 
 def test_a_reason_that_does_not_exist_is_answered_with_those_that_do(rljob: Rljob) -> None:

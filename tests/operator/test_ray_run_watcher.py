@@ -182,7 +182,7 @@ def test_a_run_state_that_cannot_be_read_is_told_and_still_watched() -> None:
         place.ray.state = '{"contractVersion": 99}'
         seen = await place.look()
         assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
-        assert "can be read here (seen: 99)" in (seen.run_state_error or "")
+        assert "contract versions 1 to 2 (seen: 99)" in (seen.run_state_error or "")
         assert await place.looks(2) == [["state"], ["job"]]
         place.ray.state = "x" * 70_000
         assert "it has 70000 characters" in ((await place.look()).run_state_error or "")

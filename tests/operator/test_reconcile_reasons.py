@@ -10,6 +10,7 @@ import pytest
 from rljob_api.conditions import REASONS as CONDITION_REASONS
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
+from rljob_api.job_checks import cluster_violations
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import JobResult, StopRequest
 from rljob_operator.reconcile.endings import FAILURE_CLASSES
@@ -31,10 +32,8 @@ S = samples
 
 STEPS = "10 steps in all"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-NO_STORAGE = (
-    "spec.checkpoint.storage: is not set, and on a cluster the pods have no other folder in common;"
-    " name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}"
-)
+[_NO_STORAGE] = cluster_violations(S.spec({"checkpoint": {}}), has_default_image=True)
+NO_STORAGE = f"spec.checkpoint.storage: {_NO_STORAGE.message}"
 DEADLINE = "the trainer did not run within 1800 s: "
 UNREACHABLE = S.silent_ray(error="connection refused")
 REJECTED = S.silent_ray(Reachability.REJECTED, error="403")

@@ -262,7 +262,7 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert state is not None
     assert (state.phase, state.attempt) == ("Failed", 3)
     assert state.error is not None
-    assert state.error.message.startswith("job: contract versions 1 to 2 can be read here (seen: 99)")
+    assert "contract versions 1 to 2 (seen: 99)" in state.error.message
 
 
 def job_with_code(folder: Path) -> local_ray.Document:

@@ -1,4 +1,4 @@
-"""The base of every type that travels: camelCase on the wire, unknown fields refused, values frozen."""
+"""The base class of all contract types: camelCase on the wire, unknown fields rejected, immutable values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 
 class WireModel(BaseModel):
-    """A value of the contract. Python names are snake_case, the wire (YAML, JSON) is camelCase and nothing else."""
+    """A value of the contract. Fields are snake_case in Python and camelCase in YAML and JSON (the wire form)."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -24,7 +24,7 @@ class WireModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_unset(cls, data: object) -> object:
-        """Takes an explicit null for an unset field, as the API server does before it fills in defaults."""
+        """Treats an explicit null as an unset field, as the API server does before it fills in defaults."""
         if not isinstance(data, dict):
             return data
         known = {spelling for name, field in cls.model_fields.items() for spelling in (name, field.alias)}
@@ -32,21 +32,23 @@ class WireModel(BaseModel):
 
     @classmethod
     def from_wire(cls, data: object) -> Self:
-        """The value of a wire form (parsed YAML or JSON): camelCase names only. Raises pydantic.ValidationError."""
+        """Reads the wire form (parsed YAML or JSON, camelCase names only). Raises pydantic.ValidationError."""
         return cls.model_validate(data, by_alias=True, by_name=False)
 
     def to_wire(self) -> dict[str, object]:
-        """The JSON form: camelCase names, unset fields left out (so that an older reader sees no unknown name)."""
+        """The wire form without unset fields, so that an older reader sees no names that it does not know."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def to_wire_without_defaults(self) -> dict[str, object]:
-        """The JSON form without fields that equal their default, written or not: what a newer API server has filled in
-        for a field that an older reader does not have does not reach that reader. The reader fills in its own defaults,
-        so a default is as much part of the contract's version as a name."""
+        """The wire form without fields that equal their default, set or not.
+
+        A newer API server fills in defaults of fields that an older reader does not know; this form does not contain
+        them. The reader fills in its own defaults, so a changed default needs a new contract version, as a changed name
+        does."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def to_full_wire(self) -> dict[str, object]:
-        """The JSON form with every default written out; fields that are unset by default are left out."""
+        """The wire form with all defaults; without fields whose value is None."""
         return _without_unset(self, self.model_dump(mode="json", by_alias=True))
 
 

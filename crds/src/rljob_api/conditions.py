@@ -1,6 +1,6 @@
-"""The conditions of a job and the reasons that they give; the operator uses no reason that is not here.
+"""The conditions of a job and their possible reasons; the operator uses no other reasons.
 
-It derives them in `rljob_operator.reconcile`, whose docstring says which module decides which condition.
+`rljob_operator.reconcile` derives the conditions; its docstring lists which module decides which condition.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 
 class ConditionType(StrEnum):
-    """What is observed about a job, in the order in which a job gets there."""
+    """Types of conditions, in the order in which a job reaches them."""
 
     SPEC_VALID = "SpecValid"
     CLUSTER_READY = "ClusterReady"
@@ -22,13 +22,13 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     RETRYING = "Retrying"
     FINISHED = "Finished"
-    """Complete or Failed, so that one can wait for either."""
+    """The job is Complete or Failed; `kubectl wait` can wait for both with this condition."""
     COMPLETE = "Complete"
     FAILED = "Failed"
 
 
 class Reason(StrEnum):
-    """Why a condition has its status."""
+    """Why a condition has its status; `explanations.py` explains each reason."""
 
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"
@@ -123,7 +123,7 @@ _ENDINGS = (
     Reason.STALLED,
     Reason.STOPPED_BY_USER,
 )
-"""Why an attempt, or the job, fails."""
+"""Reasons for the failure of an attempt or a job."""
 
 _RETRIED = (
     Reason.CLUSTER_LOST,
@@ -137,7 +137,7 @@ _RETRIED = (
     Reason.TOKEN_REJECTED,
     Reason.STALLED,
 )
-"""After which another attempt may follow."""
+"""Reasons for the failure of an attempt after which another attempt may start."""
 
 REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
     {
@@ -205,7 +205,7 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ConditionType.SUSPENDED: (Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED),
         ConditionType.RETRYING: (
             *_RETRIED,
-            # Of a job that this operator cannot read.
+            # Only for a job whose spec this operator cannot read.
             Reason.PROVISIONING_DEADLINE_EXCEEDED,
             Reason.RUN_STATE_UNREADABLE,
             Reason.RESIZED,
@@ -218,4 +218,4 @@ REASONS: Mapping[ConditionType, tuple[Reason, ...]] = MappingProxyType(
         ConditionType.FAILED: _ENDINGS,
     }
 )
-"""The reasons that each condition may give."""
+"""The possible reasons of each condition."""

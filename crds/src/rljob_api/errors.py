@@ -1,4 +1,4 @@
-"""Everything that this package raises on purpose."""
+"""The exceptions that this package raises, and `Problem`, one fault of a job."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 
 class ContractError(Exception):
-    """Something does not keep to the contract."""
+    """Base class: a document violates the contract."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a job, and what to do about it."""
+    """One fault of a job."""
 
     path: str
-    """Place in wire names, such as `spec.pools[0].name`; empty for the whole document."""
+    """Path of the field in wire names, such as `spec.pools[0].name`; empty for the whole document."""
     message: str
-    """What is wrong (with the value seen), then what to do."""
+    """What is wrong, the value seen, and how to fix it."""
     line: int | None = None
-    """From 1; None where the job did not come from a file."""
+    """Line in the file, from 1; None if the job did not come from a file."""
     column: int | None = None
-    """From 1."""
+    """Column in the file, from 1."""
     hides_line: bool = False
-    """Whether the line of the file holds a secret, so that it must not be printed."""
+    """Whether the line contains a secret and must not be printed."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class JobFileError(ContractError, ValueError):
-    """A job file cannot be used."""
+    """A job file is invalid. The message has one line for each problem: `file:line:column: path: message`."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -41,4 +41,4 @@ class JobFileError(ContractError, ValueError):
 
 
 class HandoverError(ContractError, ValueError):
-    """A document from one program to another is too large, damaged, or of a version that this program cannot read."""
+    """A document of another program is too large, damaged, or of an unsupported version."""

@@ -1,4 +1,4 @@
-"""What each reason means and what to do about it: printed by `rljob explain` and on the troubleshooting page."""
+"""The meaning of each reason and what to do, for `rljob explain` and the troubleshooting page."""
 
 from __future__ import annotations
 
@@ -11,355 +11,348 @@ from rljob_api.conditions import Reason
 
 @dataclass(frozen=True)
 class Explanation:
-    """For people."""
+    """Explanation of a reason, for people."""
 
     means: str
-    """What was observed."""
+    """What the operator observed."""
     advice: str
-    """What to do."""
+    """What the user should do."""
 
+
+_RETRY = (
+    "Nothing to do while the retry budget lasts; after that, run `rljob retry` to resume from the newest checkpoint."
+)
 
 EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
     {
         Reason.VALID: Explanation(
-            means="The operator can read the job, and nothing that a cluster needs is missing.",
+            means="The job is valid and can run on this cluster.",
             advice="Nothing to do.",
         ),
         Reason.MEMORY_TOO_SMALL: Explanation(
             means=(
-                "The operator can read the job, and by an estimate its models do not fit into the memory of the GPUs"
-                " that its pools name. It is not refused for that: an estimate may be wrong."
+                "The job is valid, but its models probably do not fit into the memory of its GPUs. This is an estimate,"
+                " so the job is not rejected."
             ),
             advice=(
-                "Look at `rljob plan` for the job's file, and change what the message names; a job that does run has"
-                " nothing to fear from it."
+                "Run `rljob plan` with the job file, and change the settings in the message. If the job runs, ignore"
+                " this warning."
             ),
         ),
         Reason.INVALID_SPEC: Explanation(
             means=(
-                "The job cannot run on this cluster as it is written, or this operator cannot read it. A job that runs"
-                " already goes on."
+                "The job cannot run on this cluster as it is written, or this operator cannot read it. A running job"
+                " continues."
             ),
             advice=(
-                "Correct the fields named in the message and create the job again; `rljob validate` finds most of them"
+                "Correct the fields in the message and create the job again. `rljob validate` finds most such faults"
                 " without a cluster."
             ),
         ),
         Reason.STORAGE_MISSING: Explanation(
-            means=(
-                "The job has no `spec.checkpoint.storage`. It is not required by the schema, because a run on one "
-                "machine needs none."
-            ),
-            advice=(
-                "Name a PersistentVolumeClaim that all pods can write (ReadWriteMany) under spec.checkpoint.storage; "
-                "the pods have no other folder in common."
-            ),
+            means="The job has no `spec.checkpoint.storage`, the shared folder that its pods need on a cluster.",
+            advice="Set spec.checkpoint.storage to a PersistentVolumeClaim with access mode ReadWriteMany.",
         ),
         Reason.TRAINER_IMAGE_INCOMPATIBLE: Explanation(
-            means="The trainer in the image cannot be driven by this operator: their versions are too far apart.",
-            advice="Use an image and an operator of the same or of neighbouring versions.",
+            means="The trainer in the image and this operator are incompatible: their versions are too far apart.",
+            advice="Use an image and an operator of the same version or of neighbouring versions.",
         ),
         Reason.CREATING: Explanation(
-            means="The job's RayCluster is about to be made, or pods of a former one of its name have not ended yet.",
-            advice="Wait; KubeRay is making the pods. If nothing happens, look at KubeRay's own log.",
+            means="The job's RayCluster is being created, or pods of a previous one with the same name still exist.",
+            advice="Wait; KubeRay creates the pods. If nothing happens, check the log of the KubeRay operator.",
         ),
         Reason.PODS_PENDING: Explanation(
-            means="Some pods are not ready, and nothing is known to be wrong with them.",
-            advice="Wait; the pods are starting. A pod that cannot start is named here within seconds.",
+            means="Some pods are not ready yet, without a known problem.",
+            advice="Wait; the pods are starting. If a pod cannot start, the message shows it within seconds.",
         ),
         Reason.READY: Explanation(
             means="All pods are ready and have joined Ray.",
             advice="Nothing to do.",
         ),
         Reason.CREATION_REFUSED: Explanation(
-            means="The API server refused the RayCluster, its Secret or its NetworkPolicy.",
+            means="The API server rejected the RayCluster, its Secret or its NetworkPolicy.",
             advice=(
-                "The message says why. Quotas and admission policies of the namespace are the usual causes; the "
-                "operator tries again by itself."
+                "Read the reason in the message; usual causes are quotas and admission policies of the namespace. The"
+                " operator retries automatically."
             ),
         ),
         Reason.NAME_CONFLICT: Explanation(
             means=(
-                "There is a RayCluster of the name that the job's own needs, and it belongs to something else. If it is"
-                " still there a minute after it was first seen, the job fails."
+                "A RayCluster of another owner has the name that this job's RayCluster needs. If it still exists a"
+                " minute after it was first seen, the job fails."
             ),
-            advice="Remove the other one, or create the job under another name.",
+            advice="Delete the other RayCluster, or create the job with another name.",
         ),
         Reason.KUBERAY_UNAVAILABLE: Explanation(
-            means="The API server knows no RayClusters (`ray.io/v1`).",
-            advice="Install KubeRay; the job goes on by itself, unless its provisioningDeadlineSeconds are over.",
-        ),
-        Reason.KUBERAY_TOO_OLD: Explanation(
-            means="The API server's RayClusters lack a field that the operator needs; the message names it.",
+            means="KubeRay is not installed: the API server does not know RayClusters (`ray.io/v1`).",
             advice=(
-                "Update KubeRay and its CustomResourceDefinitions; docs/install.md names the oldest version that works."
+                "Install KubeRay. The job then continues automatically, unless runPolicy.provisioningDeadlineSeconds"
+                " have passed."
             ),
         ),
+        Reason.KUBERAY_TOO_OLD: Explanation(
+            means="The installed RayCluster definition lacks a field that the operator needs; the message names it.",
+            advice="Update KubeRay and its CustomResourceDefinitions; see docs/install.md for the oldest version.",
+        ),
         Reason.READ_FORBIDDEN: Explanation(
-            means="The API server does not let the operator read what it must; a training that runs goes on.",
+            means="The operator lacks a permission to read objects that it needs. A running training continues.",
             advice=(
-                "Give the operator back the role of its Helm chart; the message names what it may not do. A job whose"
-                " trainer runs fails when nothing was learned of it for `runPolicy.stallDeadlineSeconds`."
+                "Restore the operator's role from its Helm chart; the message names the missing permission. The job"
+                " fails if the trainer's state is unknown for `runPolicy.stallDeadlineSeconds`."
             ),
         ),
         Reason.POD_CREATION_FAILED: Explanation(
-            means="KubeRay wants to make a pod, and the API server refuses it.",
+            means="The API server rejects a pod that KubeRay tries to create.",
             advice=(
-                "The message holds the API server's answer. Quotas, limit ranges and Pod Security of the namespace are "
-                "the usual causes."
+                "Read the API server's response in the message; usual causes are quotas, limit ranges and Pod Security"
+                " of the namespace."
             ),
         ),
         Reason.UNSCHEDULABLE: Explanation(
-            means="The scheduler finds no node for a pod; the message holds its words.",
+            means="The scheduler finds no node for a pod; the message has the scheduler's reason.",
             advice=(
-                "Compare the resources in the message with `kubectl describe nodes`; ask for fewer GPUs or less memory,"
-                " correct nodeSelector or tolerations, or wait until nodes are free. A claim that does not exist is "
-                "named here too. After runPolicy.provisioningDeadlineSeconds the job fails."
+                "Compare the resources in the message with `kubectl describe nodes`. Request fewer GPUs or less memory,"
+                " correct nodeSelector or tolerations, or wait for free nodes. A missing PersistentVolumeClaim is also"
+                " reported here. After runPolicy.provisioningDeadlineSeconds the job fails."
             ),
         ),
         Reason.IMAGE_PULL_FAILED: Explanation(
-            means="A node cannot get the image of a pod.",
-            advice="Check the image's name and tag (spec.image) and, for private registries, spec.imagePullSecrets.",
+            means="A node cannot pull the image of a pod.",
+            advice="Check the image's name and tag (spec.image) and, for a private registry, spec.imagePullSecrets.",
         ),
         Reason.CONTAINER_CONFIG_ERROR: Explanation(
-            means="The kubelet cannot make or start a container as the pod describes it.",
+            means="The kubelet cannot create or start a container as it is configured.",
             advice=(
-                "The usual cause is a Secret or ConfigMap, or a key of one, that env or envFrom names and that does not"
-                " exist; create it, and the pod starts by itself."
+                "The usual cause is a missing Secret, ConfigMap or key in env or envFrom. Create it, and the pod starts"
+                " automatically."
             ),
         ),
         Reason.VOLUME_MOUNT_FAILED: Explanation(
             means="The kubelet cannot mount a volume of a pod, so none of its containers starts.",
             advice=(
-                "The message names the volume. Check that the ConfigMap, Secret or claim under code, volumes or "
-                "checkpoint.storage exists in the job's namespace."
+                "Check that the ConfigMap, Secret or PersistentVolumeClaim of the volume in the message exists in the"
+                " job's namespace (code, volumes or checkpoint.storage)."
             ),
         ),
         Reason.CONTAINER_CRASHING: Explanation(
-            means="A container ended before its pod was ever ready, more than once or for good.",
+            means="A container exited repeatedly, or permanently, before its pod became ready.",
             advice=(
-                "`kubectl logs --previous` shows its last words. The usual causes are an image without Ray, another Ray"
-                " version than spec.rayVersion, and too little memory."
+                "Read the end of its log with `kubectl logs --previous`. Usual causes are an image without Ray, another"
+                " Ray version than spec.rayVersion, and too little memory."
             ),
         ),
         Reason.RAY_NODES_MISSING: Explanation(
-            means="The pods are ready for Kubernetes, but Ray in the head pod does not see all of them.",
-            advice=(
-                "Wait; if it stays, look for network policies between the pods of the job and at the log of the worker "
-                "pods."
-            ),
+            means="All pods are ready, but some of them have not joined Ray.",
+            advice="Wait. If it continues, check network policies between the job's pods, and the logs of worker pods.",
         ),
         Reason.DASHBOARD_UNREACHABLE: Explanation(
             means=(
-                "The head pod is there, but Ray's dashboard does not answer the operator. A training that runs goes on;"
-                " only its progress is not seen."
+                "The head pod exists, but Ray's dashboard does not respond to the operator. A running training"
+                " continues without visible progress."
             ),
             advice=(
-                "Look for network policies between the operator and the job's namespace (port 8265), and whether the "
-                "head pod is overloaded."
+                "Check network policies between the operator and the job's namespace (port 8265), and whether the head"
+                " pod is overloaded."
             ),
         ),
         Reason.TOKEN_REJECTED: Explanation(
-            means="Ray's dashboard answers, and refuses the token that the operator derived for this job.",
+            means="Ray's dashboard rejects the token that the operator derived for this job.",
             advice=(
-                "The key in the operator's Secret was replaced. Put the former key back as `previous-key`; else a"
-                " trainer that runs ends after `runPolicy.stallDeadlineSeconds`, and the next attempt has the new key."
-                " Where none ran yet, the job fails at its provisioning deadline; then `rljob retry`."
+                "The key in the operator's Secret was replaced: restore the old key as `previous-key`. Otherwise a"
+                " running trainer is stopped after `runPolicy.stallDeadlineSeconds`, and the next attempt uses the new"
+                " key; a job whose trainer did not run yet fails at its provisioning deadline and needs `rljob retry`."
             ),
         ),
         Reason.AUTHENTICATION_MISSING: Explanation(
             means=(
-                "Ray's dashboard answers requests without a token, so anybody who reaches it could run what they like."
-                " Nothing was submitted."
+                "Ray's dashboard accepts requests without a token, so anybody who can reach it could run any code. The"
+                " trainer was not submitted."
             ),
             advice=(
-                "Use KubeRay and Ray of at least the versions in docs/install.md, both in the image and in"
-                " spec.rayVersion."
+                "Use at least the versions of KubeRay and Ray in docs/install.md, with the same Ray version in the"
+                " image and in spec.rayVersion."
             ),
         ),
         Reason.CLUSTER_LOST: Explanation(
-            means="The RayCluster was there and has been deleted, not by the operator.",
-            advice="Nothing to do while retries are left; then `rljob retry` lets it go on from its newest checkpoint.",
+            means="The RayCluster was deleted, but not by the operator.",
+            advice=_RETRY,
         ),
         Reason.HEAD_LOST: Explanation(
-            means="The head pod has ended or is gone after the cluster had been complete.",
-            advice=(
-                "The message says what is known (node lost, evicted, out of memory). Nothing to do while retries are "
-                "left; then `rljob retry` lets it go on from its newest checkpoint."
-            ),
+            means="The head pod exited or was deleted after the cluster had been ready.",
+            advice=f"Read the cause in the message (node lost, evicted, out of memory). {_RETRY}",
         ),
         Reason.WAITING_FOR_NEXT_ATTEMPT: Explanation(
-            means="An attempt has ended, and the next one begins after a pause, when nothing of the former is left.",
-            advice="Wait; Retrying says why the attempt ended and when the next one begins.",
+            means="An attempt ended. The next one starts after a pause, when the pods of the previous one are deleted.",
+            advice="Wait; the condition Retrying says why the attempt ended and when the next one starts.",
         ),
         Reason.NEXT_ATTEMPT_STARTED: Explanation(
-            means="Another attempt has begun; what was known of the one before no longer holds.",
+            means="Another attempt has started; this condition was about the previous one.",
             advice="Nothing to do.",
         ),
         Reason.REMOVED: Explanation(
             means=(
-                "The job has ended, and nothing of its cluster runs any more. Its Secret and NetworkPolicy stay until "
-                "the job is deleted; the token in the Secret opens nothing now."
+                "The job has finished, and its cluster was deleted. Its Secret and NetworkPolicy stay until the job is"
+                " deleted; the token in the Secret is no longer valid anywhere."
             ),
             advice="Nothing to do.",
         ),
         Reason.KEPT: Explanation(
-            means="The job has ended, and its cluster is kept because the job says so.",
-            advice="Its GPUs are held. Delete the job, or set runPolicy.cleanup to DeleteCluster, to free them.",
+            means="The job has finished, and its cluster is kept (runPolicy.cleanup: KeepCluster).",
+            advice="To free its GPUs, delete the job or set runPolicy.cleanup to DeleteCluster.",
         ),
         Reason.FEASIBLE: Explanation(
-            means="Ray's nodes have the GPUs that the pools promise.",
+            means="Ray's nodes have the GPUs that the job's pools request.",
             advice="Nothing to do.",
         ),
         Reason.INSUFFICIENT_GPUS: Explanation(
-            means="A Ray node has fewer GPUs than its pool promises; the message has the numbers.",
-            advice="Check gpuResource and gpusPerNode, and the device plugin of the nodes.",
+            means="A Ray node has fewer GPUs than its pool requests; the message has the numbers.",
+            advice="Check gpuResource and gpusPerNode of the pool, and the device plugin of the nodes.",
         ),
         Reason.PLACEMENT_GROUP_INFEASIBLE: Explanation(
-            means="Ray says that no set of its nodes can hold a placement group of the trainer.",
-            advice="The trainer would wait for ever. Check gpusPerNode and the CPUs under spec.pools[].resources.",
+            means="Ray reports that its nodes cannot fit a placement group of the trainer, which would wait forever.",
+            advice="Check gpusPerNode and the CPUs under spec.pools[].resources.",
         ),
         Reason.SUBMITTING: Explanation(
-            means="The operator has asked Ray to start the trainer and has not seen it there yet.",
-            advice="Wait; the trainer is being started in the head pod.",
+            means="The operator has submitted the trainer to Ray, and Ray does not list it yet.",
+            advice="Wait; the trainer starts in the head pod.",
         ),
         Reason.SUBMITTED: Explanation(
-            means="Ray knows the trainer's job.",
+            means="Ray has accepted the trainer.",
             advice="Nothing to do.",
         ),
         Reason.SUBMISSION_FAILED: Explanation(
             means=(
-                "Ray refused the trainer's job, which is tried again until `runPolicy.provisioningDeadlineSeconds` are"
-                " over, or could not start its process, and the job has failed."
+                "Ray rejected the submission of the trainer, which the operator retries until"
+                " `runPolicy.provisioningDeadlineSeconds` have passed; or Ray could not start the trainer's process,"
+                " and the job failed."
             ),
-            advice="The message holds Ray's answer. Check that the image contains the trainer.",
+            advice="Read Ray's response in the message. Check that the image contains the trainer.",
         ),
         Reason.DRIVER_LOST: Explanation(
-            means="Ray knew the trainer's job and no longer does.",
-            advice=(
-                "The head was restarted under it: look at the head pod's last state (memory above all). Nothing to do "
-                "while retries are left; then `rljob retry` lets it go on from its newest checkpoint."
-            ),
+            means="Ray no longer lists the trainer that it had accepted, because the Ray head restarted.",
+            advice=f"Check the last state of the head pod, above all for out of memory. {_RETRY}",
         ),
         Reason.STARTING: Explanation(
-            means="The trainer runs and has not begun its first step.",
-            advice="Wait; the trainer is loading the model and building its workers. `rljob logs` shows how far it is.",
+            means="The trainer is running and has not started its first step.",
+            advice="Wait; the trainer loads the model and creates its workers. `rljob logs` shows its progress.",
         ),
         Reason.TRAINING: Explanation(
-            means="Steps are being done.",
+            means="The trainer executes training steps.",
             advice="Nothing to do.",
         ),
         Reason.STOPPING: Explanation(
-            means="The trainer was asked to stop, by the operator, by the end of its pod, or through Ray.",
-            advice="Wait; it saves a checkpoint.",
+            means="The trainer was asked to stop: by the operator, by the termination of its pod, or through Ray.",
+            advice="Wait; the trainer saves a checkpoint.",
         ),
         Reason.RUN_STATE_UNREADABLE: Explanation(
-            means="The trainer writes its state in a form that this operator cannot read, so nothing is known of it.",
+            means="The operator cannot read the trainer's run state, so its progress is unknown.",
             advice=(
                 "Use an image and an operator of neighbouring versions; the message says what cannot be read. The job"
-                " fails when nothing was learned of it for `runPolicy.stallDeadlineSeconds`."
+                " fails if the trainer's state is unknown for `runPolicy.stallDeadlineSeconds`."
             ),
         ),
         Reason.STALLED: Explanation(
-            means="The trainer has shown no progress for `runPolicy.stallDeadlineSeconds`.",
+            means="The trainer made no progress for `runPolicy.stallDeadlineSeconds`.",
             advice=(
-                "The message says where it stood; the stacks of every process are in the job's storage, in"
-                " `run/logs/attempt-N/stacks-*.txt`. Raise the deadline if a step of this job takes that long."
+                "The message says where it stopped. The stacks of all processes are in the job's storage, in"
+                " `run/logs/attempt-N/stacks-*.txt`. Increase the deadline if a step of this job takes that long."
             ),
         ),
         Reason.ENDED: Explanation(
-            means="The trainer of the newest attempt has ended.",
-            advice=("Nothing to do; Retrying or Suspended says what follows, or Complete or Failed how the job ended."),
+            means="The trainer of the newest attempt has exited.",
+            advice="Nothing to do; the conditions Retrying, Suspended, Complete and Failed say what comes next.",
         ),
         Reason.NO_CHECKPOINT_YET: Explanation(
-            means="The trainer has not saved a complete checkpoint.",
-            advice="Wait for step spec.checkpoint.everySteps. Until then a failure loses everything.",
+            means="The trainer has not saved a complete checkpoint yet.",
+            advice=(
+                "Wait for step spec.checkpoint.everySteps. A failure before the first checkpoint restarts from step 0."
+            ),
         ),
         Reason.SAVED: Explanation(
             means="There is a complete checkpoint.",
             advice="Nothing to do.",
         ),
         Reason.SUSPENDING: Explanation(
-            means="The job is to be suspended: its trainer saves a checkpoint, then its cluster is removed.",
+            means="The job is being suspended: the trainer saves a checkpoint, then the operator deletes the cluster.",
             advice=(
-                "Wait: the trainer has `runPolicy.gracePeriodSeconds` to save, then its pods end, which may take as"
-                " long again."
+                "Wait; the trainer has `runPolicy.gracePeriodSeconds` to save, and the termination of its pods may take"
+                " as long again."
             ),
         ),
         Reason.SUSPENDED: Explanation(
-            means="The job is suspended (`spec.suspend`) and holds no nodes.",
-            advice="`rljob resume` lets it go on from its newest checkpoint.",
+            means="The job is suspended (`spec.suspend`) and uses no nodes.",
+            advice="To resume it from its newest checkpoint, run `rljob resume`.",
         ),
         Reason.RESIZED: Explanation(
             means=(
-                "The job ran on fewer nodes than it asks for (`runPolicy.elastic`), and the others are back: it was"
-                " stopped with a checkpoint to go on with all of them."
+                "The job ran on fewer nodes than it requests (`runPolicy.elastic`), and the others are available again."
+                " It was stopped with a checkpoint and resumes on all nodes."
             ),
             advice="Nothing to do.",
         ),
         Reason.RESUMED: Explanation(
-            means="The job was suspended and goes on.",
+            means="The job was suspended and has resumed.",
             advice="Nothing to do.",
         ),
         Reason.SUCCEEDED: Explanation(
-            means="All steps are done, and the trainer has said so.",
+            means="All training steps are completed.",
             advice="Nothing to do; the model is at status.exportUri, the newest checkpoint at status.checkpoint.uri.",
         ),
         Reason.PROVISIONING_DEADLINE_EXCEEDED: Explanation(
-            means="The trainer was not running `runPolicy.provisioningDeadlineSeconds` after its cluster was made.",
+            means=(
+                "The trainer did not run within `runPolicy.provisioningDeadlineSeconds` after the creation of its"
+                " cluster."
+            ),
             advice=(
-                "The message says what the job was waiting for. Remove that cause or raise the deadline, then"
+                "The message says what the job was waiting for. Fix the cause or increase the deadline, then run"
                 " `rljob retry`."
             ),
         ),
         Reason.ACTIVE_DEADLINE_EXCEEDED: Explanation(
             means=(
-                "The job was not done after `runPolicy.activeDeadlineSeconds` of all its attempts. A trainer that "
-                "ran was asked to stop first, and had `runPolicy.gracePeriodSeconds` to save."
+                "The job did not finish within `runPolicy.activeDeadlineSeconds`, the limit for all attempts together."
+                " A running trainer was asked to stop, and had `runPolicy.gracePeriodSeconds` to save."
             ),
             advice=(
-                "Raise the deadline, then `rljob retry`: it goes on from its last checkpoint, which the message names."
+                "Increase the deadline, then run `rljob retry`: the job resumes from the checkpoint in the message."
             ),
         ),
         Reason.CONFIGURATION_ERROR: Explanation(
-            means="The trainer ended with exit code 2: the job can never work as it is written.",
+            means="The trainer exited with code 2: the job cannot work as it is written.",
             advice=(
-                "The message says which field. Correct it and create the job again; where the cause is outside of the"
-                " job, such as a file that was missing, `rljob retry` is enough."
+                "Correct the field in the message and create the job again. If the cause is outside the job, such as a"
+                " missing file, fix it and run `rljob retry`."
             ),
         ),
         Reason.APPLICATION_ERROR: Explanation(
-            means=(
-                "The trainer ended with another exit code than those it has for other causes: the training, or code of "
-                "the job, failed."
-            ),
-            advice="The message holds the trainer's error or the last lines of its log, `rljob logs` all of it.",
+            means="The training or user code failed: the trainer exited with code 1 or another unexpected code.",
+            advice="Read the error or the end of the log in the message; `rljob logs` prints the whole log.",
         ),
         Reason.INFRASTRUCTURE_ERROR: Explanation(
             means=(
-                "The trainer ended with exit code 75, was killed, or Ray lost it; for a pod: it was evicted, preempted,"
-                " lost with its node, or has no network."
+                "The infrastructure failed: the trainer exited with code 75, was killed, or was lost by Ray. For a pod:"
+                " it was evicted, preempted, lost with its node, or has no network."
             ),
-            advice="Nothing is wrong with the job. If it has failed, `rljob retry` lets it go on from its checkpoint.",
+            advice="The job itself is not at fault. If it failed, run `rljob retry` to resume from its checkpoint.",
         ),
         Reason.OUT_OF_MEMORY: Explanation(
-            means="The kernel killed a container of the job because it used more memory than its limit (`OOMKilled`).",
+            means="The kernel killed a container of the job because it exceeded its memory limit (`OOMKilled`).",
             advice=(
-                "Raise the memory under spec.head.resources or spec.pools[].resources, or make batches or rollouts "
-                "smaller."
+                "Increase the memory under spec.head.resources or spec.pools[].resources, or reduce batch sizes or"
+                " response lengths."
             ),
         ),
         Reason.STOPPED_OUTSIDE: Explanation(
-            means="The trainer was stopped, and not by the operator.",
-            advice="Somebody used Ray's own interface. `rljob retry` lets it go on from its newest checkpoint.",
+            means="The trainer was stopped, but not by the operator; somebody used Ray's own interface.",
+            advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.STOPPED_BY_USER: Explanation(
-            means="Somebody asked for it (`rljob stop`); the trainer had `runPolicy.gracePeriodSeconds` to save.",
-            advice="`rljob retry` lets it go on from its newest checkpoint.",
+            means="A user stopped the job (`rljob stop`); the trainer had `runPolicy.gracePeriodSeconds` to save.",
+            advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.ENDED_WITHOUT_RESULT: Explanation(
-            means="The trainer ended with exit code 0, but its run state does not say that the training is complete.",
-            advice="The image's trainer is of another version, or something else ended it. Look at `rljob logs`.",
+            means="The trainer exited with code 0 before the training was complete, by its run state.",
+            advice="Read `rljob logs`. The trainer may have another version, or another program ended it.",
         ),
     }
 )

@@ -1,6 +1,5 @@
-"""What is asked of a valid job beyond the rules of the schema: what it needs on a cluster, which neither the schema nor
-`rljob run` may ask for; and warnings of what is probably a mistake. The API server accepts pods with these, some with a
-warning of its own.
+"""Checks of a valid job beyond the rules of the schema: requirements that only a cluster has, and warnings about
+probable mistakes. The API server accepts pods with such mistakes, some of them with a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _DEPRECATED_LABELS = {
     "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
 }
-"""Labels of nodes, and those that took their place."""
+"""Deprecated node labels and their replacements."""
 _IGNORED_ANNOTATIONS = {
     "scheduler.alpha.kubernetes.io/critical-pod": "remove it (priorityClassName does this)",
     "security.alpha.kubernetes.io/sysctls": "remove it",
@@ -43,16 +42,16 @@ _IGNORED_ANNOTATIONS = {
 
 
 def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Violation, ...]:
-    """Everything that keeps the job from running on a cluster although it is valid. `has_default_image`: whether the
-    operator brings a trainer image of its own."""
+    """All reasons why a valid job cannot run on a cluster. `has_default_image`: whether the operator's installation has
+    a default trainer image."""
     found = []
     if spec.checkpoint.storage is None:
         found.append(
             Violation(
                 rule=STORAGE_RULE,
                 path=("spec", "checkpoint", "storage"),
-                wrong="is not set, and on a cluster the pods have no other folder in common",
-                advice="name a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
+                wrong="is required on a cluster, because the pods need a shared folder",
+                advice="set it to a ReadWriteMany PersistentVolumeClaim: storage: {persistentVolumeClaim: <name>}",
             )
         )
     if spec.image is None and not has_default_image:
@@ -60,8 +59,8 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
             Violation(
                 rule=IMAGE_RULE,
                 path=("spec", "image"),
-                wrong="is not set, and this operator has no default trainer image",
-                advice="name the trainer's image",
+                wrong="is required, because this operator has no default trainer image",
+                advice="set it to a trainer image",
             )
         )
     if spec.ray_version is not None and not is_ray_new_enough(spec.ray_version):
@@ -69,8 +68,8 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
             Violation(
                 rule=RAY_VERSION_RULE,
                 path=("spec", "rayVersion"),
-                wrong=f"must be at least {MIN_RAY_VERSION}, as older versions let strangers into the cluster",
-                advice="use an image with a newer Ray, and write that version here",
+                wrong=f"must be at least {MIN_RAY_VERSION}, because older versions accept requests without a token",
+                advice="use an image with a newer Ray, and set this field to its version",
                 seen=spec.ray_version,
             )
         )
@@ -78,21 +77,21 @@ def cluster_violations(spec: RLJobSpec, *, has_default_image: bool) -> tuple[Vio
 
 
 def is_ray_new_enough(version: str) -> bool:
-    """Whether a version such as 2.60.0 is at least `MIN_RAY_VERSION`; what is no such version is not."""
+    """Whether a version such as 2.60.0 is at least `MIN_RAY_VERSION`; False if it is not such a version."""
     is_version = re.fullmatch(_VERSION, version, flags=re.ASCII) is not None
     return is_version and _numbers(version) >= _numbers(MIN_RAY_VERSION)
 
 
 def job_warnings(job: RLJob) -> tuple[Violation, ...]:
-    """All of them, with their places in the job."""
+    """All warnings about a job, with their paths."""
     places: list[tuple[Path, Head | Pool]] = [(("spec", "head"), job.spec.head)]
     places += [(("spec", "pools", index), pool) for index, pool in enumerate(job.spec.pools)]
     return (
-        *_kueue("labels", job.metadata.labels),
-        *_kueue("annotations", job.metadata.annotations),
-        *(found for path, part in places for found in _of_pods(path, part)),
-        *_bytes(_amounts_of_bytes(job.spec)),
-        *_size(job),
+        *_kueue_warnings("labels", job.metadata.labels),
+        *_kueue_warnings("annotations", job.metadata.annotations),
+        *(found for path, part in places for found in _pod_warnings(path, part)),
+        *_byte_warnings(_amounts_of_bytes(job.spec)),
+        *_size_warnings(job),
     )
 
 
@@ -100,21 +99,20 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split("."))
 
 
-def _kueue(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
+def _kueue_warnings(field: str, entries: Mapping[str, str]) -> Iterator[Violation]:
     for key, value in entries.items():
         if key.startswith(_KUEUE):
             yield Violation(
                 rule="Metadata.queue",
                 path=("metadata", field, key),
-                wrong="has no effect: this version does not work with Kueue, and the job starts without waiting in a"
-                " queue",
-                advice="remove it, or create the job when there is room for it",
+                wrong="has no effect: this version does not support Kueue, and the job does not wait in a queue",
+                advice="remove it, or create the job when the cluster has free GPUs",
                 seen=json.dumps(value),
             )
 
 
 def _amounts_of_bytes(spec: RLJobSpec) -> Iterator[tuple[Path, str]]:
-    """Those outside of `resources`."""
+    """Path and value of each amount of bytes outside `resources`."""
     for index, pool in enumerate(spec.pools):
         yield ("spec", "pools", index, "sharedMemory"), pool.shared_memory
     for index, volume in enumerate(spec.volumes):
@@ -123,38 +121,38 @@ def _amounts_of_bytes(spec: RLJobSpec) -> Iterator[tuple[Path, str]]:
     yield ("spec", "training", "rollout", "cpuKvCache"), spec.training.rollout.cpu_kv_cache
 
 
-def _bytes(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
+def _byte_warnings(amounts: Iterator[tuple[Path, str]]) -> Iterator[Violation]:
     for path, text in amounts:
         if number_of(text).denominator != 1:
             yield Violation(
                 rule="Resources.bytes",
                 path=path,
                 wrong="is not a whole number of bytes",
-                advice="write such as 400M or 400Mi ('m' stands for thousandths)",
+                advice="use for example 400M or 400Mi (the suffix 'm' means thousandths)",
                 seen=json.dumps(text),
             )
 
 
-def _of_pods(path: Path, part: Head | Pool) -> Iterator[Violation]:
-    yield from _bytes(
+def _pod_warnings(path: Path, part: Head | Pool) -> Iterator[Violation]:
+    yield from _byte_warnings(
         ((*path, "resources", field, name), text)
         for field, amounts in (("requests", part.resources.requests), ("limits", part.resources.limits))
         for name, text in amounts.items()
         if name in _BYTES
     )
-    yield from _deprecated((*path, "template"), part.template)
+    yield from _deprecation_warnings((*path, "template"), part.template)
     if part.template.affinity is not None:
         for at, term in _pod_terms(part.template.affinity):
             if term.label_selector is None:
                 yield Violation(
                     rule="PodTerm.labelSelector",
                     path=(*path, "template", "affinity", *at),
-                    wrong="has no labelSelector and selects no pod",
-                    advice="write a labelSelector ({} selects all pods of the namespaces)",
+                    wrong="has no labelSelector and selects no pods",
+                    advice="add a labelSelector ({} selects all pods of the namespaces)",
                 )
 
 
-def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
+def _deprecation_warnings(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
     for key in overlay.annotations:
         at = (*path, "annotations", key)
         if key == f"{APPARMOR}{RAY_CONTAINER}":
@@ -162,7 +160,7 @@ def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
                 rule="PodOverlay.appArmor",
                 path=at,
                 wrong="is deprecated since Kubernetes 1.30, which still applies it",
-                advice="remove it where the default profile of the nodes is enough",
+                advice="remove it if the default profile of the nodes is sufficient",
             )
         elif key in _IGNORED_ANNOTATIONS:
             yield Violation(
@@ -173,20 +171,20 @@ def _deprecated(path: Path, overlay: PodOverlay) -> Iterator[Violation]:
             )
     labels: list[tuple[Path, str]] = [(("nodeSelector", key), key) for key in overlay.node_selector]
     if overlay.affinity is not None:
-        labels += [(("affinity", *at), key) for at, key in _labels_of_nodes(overlay.affinity)]
+        labels += [(("affinity", *at), key) for at, key in _node_labels(overlay.affinity)]
     for at, key in labels:
         if key in _DEPRECATED_LABELS:
             yield Violation(
                 rule="PodOverlay.deprecatedLabel",
                 path=(*path, *at),
-                wrong="is a deprecated label, which new nodes may not have",
+                wrong="is a deprecated label that new nodes may not have",
                 advice=f"use {_DEPRECATED_LABELS[key]}",
                 seen=None if at[-1] == key else json.dumps(key),
             )
 
 
-def _labels_of_nodes(affinity: Affinity) -> Iterator[tuple[Path, str]]:
-    """Keys of labels of nodes, with their places in an affinity."""
+def _node_labels(affinity: Affinity) -> Iterator[tuple[Path, str]]:
+    """Path and key of each node label in an affinity."""
     if (nodes := affinity.node_affinity) is not None:
         required = nodes.required_during_scheduling_ignored_during_execution
         terms: list[tuple[Path, NodeTerm]] = [
@@ -205,7 +203,7 @@ def _labels_of_nodes(affinity: Affinity) -> Iterator[tuple[Path, str]]:
 
 
 def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
-    """The terms of affinity and anti-affinity to pods, with their places."""
+    """Path and term of each pod affinity and anti-affinity."""
     for field in ("pod_affinity", "pod_anti_affinity"):
         part = affinity.pod_affinity if field == "pod_affinity" else affinity.pod_anti_affinity
         if part is None:
@@ -217,8 +215,8 @@ def _pod_terms(affinity: Affinity) -> Iterator[tuple[Path, PodTerm]]:
             yield (above, _PREFERRED, index, "podAffinityTerm"), each.pod_affinity_term
 
 
-def _size(job: RLJob) -> Iterator[Violation]:
-    """A large job runs on one machine, and never gets to the pods of a cluster."""
+def _size_warnings(job: RLJob) -> Iterator[Violation]:
+    """A warning if the job is too large for a cluster. `rljob run` can still run it."""
     try:
         dump_job(TrainerJob(name=job.metadata.name, spec=job.spec))
     except HandoverError as error:
@@ -226,5 +224,5 @@ def _size(job: RLJob) -> Iterator[Violation]:
             rule="RLJobSpec.size",
             path=("spec",),
             wrong=f"is too large for a cluster ({error})",
-            advice="ignore this for `rljob run`",
+            advice="ignore this warning for `rljob run`",
         )

@@ -1,5 +1,5 @@
-"""Job files: YAML text to a checked `RLJob`, or to every problem in it with its line and what to do; and back to text,
-with nothing left open.
+"""Job files: reads YAML into a validated `RLJob`, or reports all problems with their lines; and writes a job with all
+defaults as YAML.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ from rljob_api.yaml_text import (
 )
 
 _MAX_BYTES = 4 * MAX_TEXT_CHARACTERS
-"""So many at least are too many characters; no more of a file than this is held in memory."""
+"""Largest number of bytes that is read into memory. A longer file has more than MAX_TEXT_CHARACTERS characters, because
+a character has at most 4 bytes in UTF-8."""
 
 
 def load_job_file(path: FilePath) -> RLJob:
-    """The job in a file. Raises JobFileError with every problem found; also if the file cannot be read."""
+    """Reads a job file. Raises JobFileError with all problems found, or if the file cannot be read."""
     return load_job_text(read_job_text(path), str(path))
 
 
 def load_job_file_to_run(path: FilePath) -> RLJob:
-    """As `load_job_file`, with the checks of `load_job_text_to_run`."""
+    """Reads a job file as `load_job_file` does, with the checks of `load_job_text_to_run`."""
     return load_job_text_to_run(read_job_text(path), str(path))
 
 
 def read_job_text(path: FilePath) -> str:
-    """The text of a job file. A pipe can be read only once, so a command that needs the text twice (for warnings, for
-    the lines that it prints) keeps it. Raises JobFileError if the file cannot be read."""
+    """Reads the text of a job file. Raises JobFileError if that fails.
+
+    A command that needs the text again (for warnings, or to print lines) must keep it: a pipe can be read only once."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -59,38 +61,38 @@ def read_job_text(path: FilePath) -> str:
             raise JobFileError(str(path), [TOO_LONG])
         return io.StringIO(data.decode(), newline=None).read()
     except OSError as error:
-        problem = Problem("", f"the file cannot be read ({error.strerror}); check the path", 1, 1)
+        problem = Problem("", f"cannot read the file ({error.strerror}); check the path", 1, 1)
         raise JobFileError(str(path), [problem]) from error
     except UnicodeDecodeError as error:
-        problem = Problem("", f"the file is not UTF-8 text (byte {error.start}); save it as UTF-8", 1, 1)
+        problem = Problem("", f"the file must be UTF-8 text (invalid byte: {error.start}); save it as UTF-8", 1, 1)
         raise JobFileError(str(path), [problem]) from error
 
 
 def load_job_text(text: str, source: str = "job") -> RLJob:
-    """The job in a YAML text; `source` names it in messages. Raises JobFileError with every problem found."""
+    """Reads a job from YAML text; `source` is its name in messages. Raises JobFileError with all problems found."""
     return _job(text, source, check_modules=False)
 
 
 def load_job_text_to_run(text: str, source: str) -> RLJob:
-    """As `load_job_text`. Refuses also a function whose module is called like one of the standard library: that is none
-    of the contract's rules, because which modules there are depends on the Python that reads it."""
+    """Reads a job as `load_job_text` does, and also rejects user functions whose module has the name of a module of the
+    standard library. This is not a rule of the contract, because those modules depend on the version of Python."""
     return _job(text, source, check_modules=True)
 
 
 def job_text_warnings(text: str, job: RLJob) -> list[Problem]:
-    """Warnings about the job that was loaded from this text, in the order of the text."""
+    """Warnings about the job that was loaded from this text, in the order of their lines."""
     document = read_yaml(text)
     found = []
     for doubt in job_warnings(job):
-        line, column = _place(doubt.path, document, at_key=False)
+        line, column = _position(doubt.path, document, at_key=False)
         found.append(Problem(wire_path(doubt.path), doubt.message, line, column))
     return sorted(found, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
 def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
-    """A job file that says the same with every default written out, those of the recipe too, but of roles that the job
-    does not have, and of rewards without processes the limits of processes; the form in which a run folder keeps its
-    job."""
+    """An equivalent job file with all defaults, also those of the recipe; a run folder keeps its job in this form.
+
+    It does not contain roles that the job does not have, and process limits of rewards without processes."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     training = spec.training.model_copy(update={"algorithm": algorithm})
     if training.critic is None and advantage_type(algorithm) is AdvantageType.GAE:
@@ -100,7 +102,7 @@ def resolved_job_text(metadata: Metadata, spec: RLJobSpec) -> str:
             "apiVersion": f"{API_GROUP}/{API_VERSION}",
             "kind": KIND,
             "metadata": metadata.to_full_wire(),
-            "spec": _what_counts(spec.model_copy(update={"training": training})),
+            "spec": _effective_wire(spec.model_copy(update={"training": training})),
         }
     )
 
@@ -110,7 +112,7 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
         document = read_yaml(text)
     except YamlProblem as error:
         line = (text.splitlines()[(error.problem.line or 1) - 1 :] or [""])[0]
-        # Which variable it belongs to cannot be known in a text that is not YAML.
+        # In text that is not YAML, the variable of a value is unknown, so every value may be a secret.
         raise JobFileError(source, [replace(error.problem, hides_line="value:" in line)]) from None
     problems = list(_module_problems(document)) if check_modules else []
     try:
@@ -118,13 +120,13 @@ def _job(text: str, source: str, *, check_modules: bool) -> RLJob:
     except ValidationError as error:
         problems += _problems(error, document)
     if problems:
-        hidden = {document.values[place][0] for place in _secret_places(document)}
+        hidden = {document.values[place][0] for place in _secret_paths(document)}
         problems = [replace(problem, hides_line=problem.line in hidden) for problem in problems]
         raise JobFileError(source, sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
     return job
 
 
-def _what_counts(spec: RLJobSpec) -> dict[str, object]:
+def _effective_wire(spec: RLJobSpec) -> dict[str, object]:
     wire, absent, rewards = spec.to_full_wire(), absent_roles(spec), spec.training.rewards
     places, training = wire["roles"], wire["training"]
     assert isinstance(places, dict)
@@ -138,24 +140,24 @@ def _what_counts(spec: RLJobSpec) -> dict[str, object]:
 
 
 def _problems(error: ValidationError, document: Document) -> list[Problem]:
-    """pydantic's errors with places."""
-    problems, secrets = [], _secret_places(document)
+    """pydantic's errors as problems with line and column."""
+    problems, secrets = [], _secret_paths(document)
     for details in error.errors(include_url=False):
         if is_echo(details):
             continue
         loc = details["loc"]
         if loc and loc[-1] == "[key]":
             loc = loc[:-1]
-        line, column = _place(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
+        line, column = _position(loc, document, at_key=details["type"] in ("extra_forbidden", "missing"))
         if loc in secrets and isinstance(details["input"], str | int | float):
             details = {**details, "input": "***"}
         problems.append(Problem(wire_path(loc), plain_message(details, RLJob), line, column))
     return problems
 
 
-def _secret_places(document: Document) -> set[Path]:
-    """The places of values in `env` that are secrets by the name of their variable; what stands there under an unknown
-    name (`vlaue`) is one, too."""
+def _secret_paths(document: Document) -> set[Path]:
+    """Paths of the values in `env` that are secrets by the name of their variable, also under an unknown field name
+    such as `vlaue`."""
     found = set()
     for loc in document.values:
         if loc[:2] == ("spec", "env") and len(loc) > 3 and loc[3] not in ("name", "valueFrom"):
@@ -166,7 +168,7 @@ def _secret_places(document: Document) -> set[Path]:
 
 
 def _module_problems(document: Document) -> Iterator[Problem]:
-    """The user's functions, of rewards and of algorithms, whose module cannot have the name that it has."""
+    """Problems with the module names of user functions in rewards and algorithms."""
     for loc, (line, column) in document.values.items():
         if loc[-2:] == ("function", "path"):
             path = document.at(loc)
@@ -174,8 +176,8 @@ def _module_problems(document: Document) -> Iterator[Problem]:
                 yield Problem(wire_path(loc), problem, line, column)
 
 
-def _place(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
-    """Where the value stands; where it is missing, the nearest thing around it that is there."""
+def _position(loc: Path, document: Document, *, at_key: bool) -> tuple[int, int]:
+    """Line and column of the value at a path; if it is missing, those of the innermost existing value around it."""
     for length in range(len(loc), 0, -1):
         at = loc[:length]
         if at in document.values:

@@ -1,5 +1,5 @@
-"""Names that people write: which ones may have been meant by a misspelled one ("did you mean", only for likely typing
-errors), and which ones a Python file of theirs cannot have. Light: every scoring process imports it."""
+"""Checks of names that users write: suggestions for a misspelled name ("did you mean"), and names that a user's Python
+module must not have. Every scoring process imports this module, so it imports little itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MAX_ABBREVIATION = 6
 
 
 def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
-    """The known names that differ from `name` by a typing error, the nearest first.
+    """The known names that differ from `name` only by a likely typing error, the most similar first.
 
-    Letter case and separators do not count, and `++` is `PlusPlus`. A short name, where every letter has a meaning (DPO
-    is not DAPO), matches only with the same letters in another order. A longer name needs a similarity of 0.8, the same
-    first letter (Float16 is not BFloat16) and the same digits (H800 is not H200).
+    Letter case and separators are ignored, and `++` is `PlusPlus`. An abbreviation, where every letter has a meaning
+    (DPO is not DAPO), matches only with the same letters in another order. A longer name needs a similarity of 0.8, the
+    same first letter (Float16 is not BFloat16) and the same digits (H800 is not H200).
     """
     scored = [(_similarity(name, each), each) for each in known]
     near = sorted((each for each in scored if each[0] >= _MIN_SIMILARITY), key=lambda each: (-each[0], each[1]))
@@ -25,20 +25,19 @@ def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]
 
 
 def standard_module_problem(path: str) -> str | None:
-    """An error message if the user's module has the name of a standard library module, else None. Python imports only
-    one of the two, and code that needs the other one fails."""
+    """The error message if the module in `path` (`package.module:function`) has the name of a module of Python's
+    standard library, else None. Python imports only one of the two modules, and code that needs the other fails."""
     top = path.partition(":")[0].partition(".")[0]
     if top not in sys.stdlib_module_names:
         return None
     return (
-        f"{top!r} is the name of a module of Python's standard library, which is imported in place of yours or fails"
-        f" because of it (seen: {path!r}); rename your file or folder, for example to my_{top.strip('_')}, and name"
-        " it here"
+        f"the module must not have the name of a module of Python's standard library, {top!r} (seen: {path!r}); rename"
+        f" the file or folder, for example to my_{top.strip('_')}, and use the new name here"
     )
 
 
 def _similarity(name: str, known: str) -> float:
-    """From 0 to 1, 0 where the meaning is another."""
+    """Similarity from 0 to 1; 0 if the names have different meanings."""
     ours, theirs = _plain(name), _plain(known)
     if ours == theirs:
         return 1.0
@@ -58,5 +57,5 @@ def _plain(name: str) -> str:
 
 
 def _is_abbreviation(known: str) -> bool:
-    """`GRPO`, `DrGRPO`, `K1`, but not `MaxMin`."""
+    """Whether the name is an abbreviation, such as `GRPO`, `DrGRPO` and `K1`, but not `MaxMin`."""
     return len(known) <= _MAX_ABBREVIATION and sum(map(str.isupper, known)) * 2 > sum(map(str.isalpha, known))

@@ -1,4 +1,4 @@
-"""Says in plain words what pydantic found, in the form *what is wrong (value seen); what to do*."""
+"""Converts pydantic's errors into messages of the form *what is wrong (seen: value); how to fix it*."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ _TYPES = {
     "int_type": ("must be a whole number", "write it without quotes or decimals"),
     "int_from_float": ("must be a whole number", "write it without decimals"),
     "float_type": ("must be a number", "write it without quotes"),
-    "bool_type": ("must be true or false", "write one of them without quotes"),
-    "string_type": ("must be text", "put it in quotes"),
-    "string_unicode": ("must be text", "remove the characters that are no valid Unicode"),
-    "tuple_type": ("must be a list", "write its entries with '- ' in front"),
-    "list_type": ("must be a list", "write its entries with '- ' in front"),
+    "bool_type": ("must be true or false", "write it without quotes"),
+    "string_type": ("must be a string", "put it in quotes"),
+    "string_unicode": ("must be a string of valid Unicode", "remove the invalid characters"),
+    "tuple_type": ("must be a list", "write each entry with '- ' in front"),
+    "list_type": ("must be a list", "write each entry with '- ' in front"),
     "dict_type": ("must be a mapping", "write 'name: value' lines below it"),
     "model_type": ("must be a mapping", "write its fields below it"),
     "model_attributes_type": ("must be a mapping", "write its fields below it"),
-    "finite_number": ("must be a finite number", "write a number"),
-    "invalid-json-value": ("must be a value of JSON", "use text, numbers, true, false, null, lists and mappings"),
+    "finite_number": ("must be a finite number", "use a number such as 1.0"),
+    "invalid-json-value": ("must be a JSON value", "use strings, numbers, true, false, null, lists and mappings"),
 }
 _BOUNDS = {
-    "greater_than": ("must be above {}", "gt", "raise it"),
-    "greater_than_equal": ("must be at least {}", "ge", "raise it"),
-    "less_than": ("must be below {}", "lt", "lower it"),
-    "less_than_equal": ("must be at most {}", "le", "lower it"),
+    "greater_than": ("must be above {}", "gt", "increase it"),
+    "greater_than_equal": ("must be at least {}", "ge", "increase it"),
+    "less_than": ("must be below {}", "lt", "reduce it"),
+    "less_than_equal": ("must be at most {}", "le", "reduce it"),
     "string_too_long": ("must have at most {} characters", "max_length", "shorten it"),
-    "string_too_short": ("must have at least {} character(s)", "min_length", "write something or remove the field"),
-    "too_long": ("must have at most {} entries", "max_length", "remove some"),
-    "too_short": ("must have at least {} entry", "min_length", "add one"),
-    "string_pattern_mismatch": ("must look like {}", "pattern", "correct it"),
+    "string_too_short": ("must have at least {} character(s)", "min_length", "set a value, or remove the field"),
+    "too_long": ("must have at most {} entries", "max_length", "remove some entries"),
+    "too_short": ("must have at least {} entry", "min_length", "add an entry"),
+    "string_pattern_mismatch": ("must match {}", "pattern", "correct it"),
 }
 
 
 def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
-    """The text for one error of validating a `root`."""
+    """The message for one error from the validation of a `root`."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == RULE_ERROR:
         seen = error["input"]
         return f"{context['wrong']}{f' (seen: {seen})' if seen is not None else ''}; {context['advice']}"
     if kind == "missing":
-        return "is required but not there; add it"
+        return "is required but missing; add it"
     if kind == "extra_forbidden":
         return _unknown_field(error["loc"], root)
     seen = _seen(error["input"])
     if kind in ("enum", "literal_error"):
         return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
     if kind == "string_type" and isinstance(error["input"], dict | list | tuple):
-        return f"must be text (seen: {seen}); write one value"
+        return f"must be a string (seen: {seen}); use a single value"
     pattern = QUANTITY_PATTERN if kind == QUANTITY_ERROR else context.get("pattern")
     if pattern in FORMS:
         wrong, advice = FORMS[pattern]
@@ -73,13 +73,13 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
 
 
 def is_echo(error: ErrorDetails) -> bool:
-    """Whether the error only follows from another: pydantic counts a list's valid entries when it checks its length."""
+    """Whether the error only follows from another: pydantic checks a list's length without its invalid entries."""
     value = error["input"]
     return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]
 
 
 def model_at(root: type[WireModel], path: Path) -> type[WireModel] | None:
-    """The type that stands at a wire path, if it is one with fields of its own."""
+    """The contract type at a wire path; None if it has no fields of its own."""
     current: type[WireModel] | None = root
     for part in path:
         if isinstance(part, int):
@@ -107,11 +107,11 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
         return f"is not a known field; did you mean {near[0]}?"
     if not known:
         return "is not a known field; remove it"
-    return f"is not a known field; known are {', '.join(known)}"
+    return f"is not a known field; known fields are {', '.join(known)}"
 
 
 def _bound(value: object) -> object:
-    """Bounds of fractional numbers are floats; 1.0 is written 1."""
+    """The bound as it is shown: 1 for 1.0, because bounds of float fields are floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -125,7 +125,7 @@ def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
 
 
 def _seen(value: object) -> str:
-    """A value as it would be written, cut to a length that can be read."""
+    """The value as JSON, cut to a readable length."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):

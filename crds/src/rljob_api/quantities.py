@@ -1,4 +1,4 @@
-"""Kubernetes quantities as numbers: the one reader of `500m`, `1.5`, `1e3` and `16Gi`."""
+"""Parses Kubernetes quantities such as `500m`, `1.5`, `1e3` and `16Gi` into exact numbers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ _BINARY: dict[str, int] = {
     suffix: 2 ** (10 * power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)
 }
 QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
-"""What Kubernetes reads, without negative amounts, which no field of a pod takes. Kubernetes also reads a missing
-number (`Ki`) as 0, and exponents of any length; these are refused."""
+"""Quantities that Kubernetes accepts, except negative ones, which no field of a pod accepts. Kubernetes also reads a
+missing number (`Ki`) as 0, and exponents of any length; these are rejected here."""
 _LARGEST_BINARY = 2**63 - 1
 _SMALLEST = Fraction(1, 10**9)
 
 
 def number_of(quantity: str) -> Fraction:
-    """`500m` -> 1/2, `1e3` -> 1000. As in Kubernetes, what is below one nano-unit is rounded up, and an amount with a
-    binary suffix is at most 2**63 - 1. Raises ValueError for what `QUANTITY_PATTERN` does not match."""
+    """The number of a quantity: `500m` -> 1/2, `1e3` -> 1000.
+
+    As in Kubernetes, fractions of a nano-unit are rounded up, and an amount with a binary suffix is at most 2**63 - 1.
+    Raises ValueError if `QUANTITY_PATTERN` does not match."""
     found = re.fullmatch(QUANTITY_PATTERN, quantity)
     if found is None:
         raise ValueError(f"not a Kubernetes quantity: {quantity!r}")
@@ -35,5 +37,6 @@ def number_of(quantity: str) -> Fraction:
 
 
 def bytes_of(quantity: str) -> int:
-    """`2Gi` -> 2147483648. A part of a byte is rounded up, as in Kubernetes. Raises ValueError as `number_of`."""
+    """The number of bytes of a quantity: `2Gi` -> 2147483648. Fractions of a byte are rounded up, as in Kubernetes.
+    Raises ValueError as `number_of` does."""
     return math.ceil(number_of(quantity))

@@ -1,5 +1,8 @@
-"""What people ask for by annotations (`constants.ANNOTATION_STOP`, `ANNOTATION_RETRY`): any text that was not there
-before is a new request. `rljob` writes the time, and so does who wants the later of two requests to count."""
+"""Requests to stop or retry a job, by annotation (`constants.ANNOTATION_STOP`, `ANNOTATION_RETRY`).
+
+Each new value is a new request. `rljob` writes the current time. If both annotations have a time, the later request
+applies.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ import hashlib
 from datetime import UTC, datetime
 
 MAX_REQUEST_LENGTH = 253
-"""Characters of a request in `status.handledRequests`, as its schema says."""
+"""Most characters of a request in `status.handledRequests`, by its schema."""
 
 
 def as_noted(request: str) -> str:
-    """A request as it fits a status: an annotation may be empty, or as long as anybody likes."""
+    """The request as the status records it: unchanged, or its SHA-256 if it is empty or too long, because the value of
+    an annotation may have any length."""
     return request if 0 < len(request) <= MAX_REQUEST_LENGTH else hashlib.sha256(request.encode()).hexdigest()
 
 
 def is_later(request: str | None, than: str | None) -> bool:
-    """Whether both are times, and the first is the later one."""
+    """Whether both requests are times, and the first is later than the second."""
     first, second = _time(request), _time(than)
     return first is not None and second is not None and first > second
 
 
 def _time(request: str | None) -> datetime | None:
-    """In UTC where the text names no zone."""
+    """The request as a time, in UTC if it has no time zone; None if it is not a time."""
     try:
         found = datetime.fromisoformat(request or "")
     except ValueError:

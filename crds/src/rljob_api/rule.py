@@ -1,7 +1,7 @@
-"""What a cross-field rule is, and makers for the shapes of rule that occur more than once.
+"""`Rule`, a validation rule across fields, and functions that create common rules.
 
-A rule is said twice, in Python and in CEL (the Common Expression Language, which the API server runs), with one text.
-It stands on a type: wherever that type occurs in a job, the rule holds there, and the generated CRD carries it there.
+A rule has two forms, a Python predicate and a CEL expression (Common Expression Language, which the API server runs),
+and one message. It belongs to a type: it applies wherever that type occurs in a job, and in the generated CRD.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ VariantsT = TypeVar("VariantsT", bound=Variants)
 Path = tuple[str | int, ...]
 
 LOCAL_SOURCE = r"^(/|\./|\.\./|~|package://)"
-"""A model or a dataset that is not on the hub."""
+"""Sources of models and datasets that are not repositories of the Hugging Face Hub."""
 _OUTSIDE = r"^/|(^|/)\.\.(/|$)"
 
-# Property names that CEL reserves; a schema's CEL spells them between double underscores.
+# Property names that CEL reserves; in a CRD's CEL they are written between double underscores.
 _RESERVED = (
     *("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"),
     *("namespace", "null", "package", "return", "true", "var", "void", "while"),
@@ -44,32 +44,37 @@ class Rule:
     """One rule on one type."""
 
     name: str
+    """Unique name, such as `Training.groupSize`."""
     on: type[WireModel]
+    """The type to whose values the rule applies."""
     field: str
-    """Where the fault is shown, from the object that the rule stands on: `.rollout.groupSize`; empty for itself."""
+    """Path of the reported field, relative to a value of `on`: `.rollout.groupSize`; empty for the value itself."""
     cel: str
     wrong: str
+    """First part of the message: what is wrong, as a predicate of the field, such as `must divide batchSize`."""
     advice: str
+    """Second part of the message: how to fix it, such as `choose a divisor of batchSize`."""
     holds: Callable[[WireModel], bool]
     places: Callable[[WireModel], Sequence[Path]] = _at_the_field
-    """Below `field`, where exactly the faults are; asked where the rule does not hold. The API server shows `field`."""
+    """Exact paths of the faults, relative to `field`, for a value that breaks the rule. The API server reports only
+    `field`."""
     choices: Callable[[WireModel, Path], Sequence[str]] = _no_choices
-    """What may be written instead at one of the places, where that depends on the job; the API server prints the text
-    without it."""
+    """Valid values at one of these paths, if they depend on the job. Messages of the API server do not have them."""
     is_about_secret: bool = False
     """Whether the value is a secret, which no message may show."""
 
     @property
     def message(self) -> str:
-        """The text that the API server prints."""
+        """The message of the API server."""
         return f"{self.wrong}; {self.advice}"
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a job breaks."""
+    """One fault of a job: the broken rule and its path."""
 
     rule: str
+    """Name of the rule."""
     path: Path
     wrong: str
     advice: str
@@ -78,7 +83,7 @@ class Violation:
 
     @property
     def message(self) -> str:
-        """What is wrong (value seen); what to do."""
+        """`what is wrong (seen: value); how to fix it`."""
         shown = f" (seen: {self.seen})" if self.seen is not None else ""
         return f"{self.wrong}{shown}; {self.advice}"
 
@@ -96,7 +101,7 @@ def rule(
     choices: Callable[[ContractT, Path], Sequence[str]] = _no_choices,
     is_about_secret: bool = False,
 ) -> Rule:
-    """A rule whose functions are typed by the type that it stands on."""
+    """Creates a rule whose functions take values of its own type `on`; see `Rule` for the arguments."""
     return Rule(
         name=name,
         on=on,
@@ -104,14 +109,14 @@ def rule(
         cel=cel,
         wrong=wrong,
         advice=advice,
-        holds=lambda value: holds(_seen_as(on, value)),
-        places=lambda value: places(_seen_as(on, value)),
-        choices=lambda value, place: choices(_seen_as(on, value), place),
+        holds=lambda value: holds(_checked_type(on, value)),
+        places=lambda value: places(_checked_type(on, value)),
+        choices=lambda value, place: choices(_checked_type(on, value), place),
         is_about_secret=is_about_secret,
     )
 
 
-def _seen_as(on: type[ContractT], value: WireModel) -> ContractT:
+def _checked_type(on: type[ContractT], value: WireModel) -> ContractT:
     assert isinstance(value, on)
     return value
 
@@ -131,13 +136,17 @@ def wire_name(on: type[WireModel], field: str) -> str:
 def union_rules(
     on: type[ContractT], blocks: Iterable[tuple[str, str, Callable[[ContractT], tuple[str | None, object]]]]
 ) -> tuple[Rule, ...]:
-    """Kubernetes unions: `type`, where it is given, names the one block that is given. `blocks` are (value of type,
-    Python name of the block, function that gives the object's type and that block)."""
-    return tuple(make(on, *block) for block in blocks for make in (_has_block, _block_is_used))
+    """The rules of a Kubernetes union: a block is set if and only if `type` has its value.
+
+    Args:
+        blocks: for each block the value of `type`, the block's Python name, and a function that returns the object's
+            `type` and this block, for example `("File", "file", lambda dataset: (dataset.type, dataset.file))`.
+    """
+    return tuple(make(on, *block) for block in blocks for make in (_required_block_rule, _used_block_rule))
 
 
 def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> tuple[Rule, ...]:
-    """Blocks with a field that has no default are there where their variant is chosen, and only there."""
+    """The rules that a block with a required field is set if and only if its variant is chosen."""
     return union_rules(
         part,
         [
@@ -149,11 +158,11 @@ def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> 
 
 
 def _reader(variant: StrEnum) -> Callable[[Variants], tuple[str | None, object]]:
-    """The type that a part gives, and the block of this variant."""
+    """A function that returns a part's `type` and its block for this variant."""
     return lambda part: (dict(part)["type"], part.block(variant))
 
 
-def _has_block(
+def _required_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
     wire = wire_name(on, field)
@@ -162,13 +171,13 @@ def _has_block(
         f"{on.__name__}.{wire}",
         field=f".{wire}",
         cel=f"!({_is_chosen_cel(on, variant)}) || has(self.{cel_property(wire)})",
-        wrong=f"`type: {variant}` needs this block",
-        advice="add it, or choose another type",
+        wrong=f"is required with type {variant}",
+        advice=f"add the block `{wire}`, or choose another type",
         holds=lambda value: read(value)[0] != variant or read(value)[1] is not None,
     )
 
 
-def _block_is_used(
+def _used_block_rule(
     on: type[ContractT], variant: str, field: str, read: Callable[[ContractT], tuple[str | None, object]]
 ) -> Rule:
     wire = wire_name(on, field)
@@ -177,8 +186,8 @@ def _block_is_used(
         f"{on.__name__}.{wire}Used",
         field=f".{wire}",
         cel=f"!has(self.{cel_property(wire)}) || ({_is_chosen_cel(on, variant)})",
-        wrong=f"is ignored, because `type` is not {variant}",
-        advice=f"remove it, or write `type: {variant}`",
+        wrong=f"is ignored, because type is not {variant}",
+        advice=f"remove the block `{wire}`, or set type: {variant}",
         holds=lambda value: read(value)[1] is None or read(value)[0] == variant,
     )
 
@@ -191,7 +200,7 @@ def _is_chosen_cel(on: type[WireModel], variant: str) -> str:
 def exactly_one_rule(
     on: type[ContractT], fields: tuple[str, ...], read: Callable[[ContractT], tuple[object, ...]]
 ) -> Rule:
-    """Exactly one of the fields is given. `read` gives their values, None for unset."""
+    """The rule that exactly one of the fields is set. `read` returns their values, None for unset fields."""
     names = [wire_name(on, field) for field in fields]
     count = " + ".join(f"(has(self.{cel_property(name)}) ? 1 : 0)" for name in names)
     return rule(
@@ -199,8 +208,8 @@ def exactly_one_rule(
         f"{on.__name__}.exactlyOne",
         field="",
         cel=f"{count} == 1",
-        wrong="exactly one of " + ", ".join(f"`{name}`" for name in names) + " must be given",
-        advice="write one of them and no other",
+        wrong="exactly one of " + ", ".join(f"`{name}`" for name in names) + " must be set",
+        advice="set one of them and remove the others",
         holds=lambda value: sum(item is not None for item in read(value)) == 1,
     )
 
@@ -212,7 +221,8 @@ def unique_rule(
     read: Callable[[ContractT], Sequence[str]],
     advice: str = "rename or remove one of them",
 ) -> Rule:
-    """No two entries of a list share the key. `field` is the list's Python name, `key` the wire name of the key."""
+    """The rule that no two entries of a list have the same key. `field` is the Python name of the list, `key` the wire
+    name of the key; `read` returns the key of each entry."""
     wire = wire_name(on, field)
 
     def places(value: ContractT) -> list[Path]:
@@ -234,7 +244,8 @@ def unique_rule(
 def key_rule(
     on: type[ContractT], field: str, read: Callable[[ContractT], Mapping[str, str]], pattern: str = QUALIFIED_NAME
 ) -> Rule:
-    """Each key of a map is a name, with or without a domain. Only a rule can look at keys in a CRD."""
+    """The rule that each key of a map matches a pattern, that of label keys by default. A CRD has no schema for keys,
+    so this needs a rule."""
     wire = wire_name(on, field)
 
     def places(value: ContractT) -> list[Path]:
@@ -248,14 +259,15 @@ def key_rule(
             f"!has(self.{wire}) || self.{wire}.all(k, k.matches({cel_text(pattern)}) && k.indexOf('/') <= {MAX_DOMAIN})"
         ),
         wrong="has an invalid key",
-        advice="write such as team or example.com/team, at most 63 characters after the domain",
+        advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
         holds=lambda value: not places(value),
         places=places,
     )
 
 
 def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], tuple[str, str | None]]) -> Rule:
-    """A revision belongs to a repository of the hub. `read` gives the source and the revision."""
+    """The rule that only a repository of the Hugging Face Hub has a revision. `field` is the wire name of the source;
+    `read` returns the source and the revision."""
 
     def holds(value: ContractT) -> bool:
         source, revision = read(value)
@@ -266,31 +278,31 @@ def revision_rule(on: type[ContractT], field: str, read: Callable[[ContractT], t
         f"{on.__name__}.revision",
         field=".revision",
         cel=f"!has(self.revision) || !self.{field}.matches({cel_text(LOCAL_SOURCE)})",
-        wrong=f"a revision needs a Hugging Face repository, but {field} is a local path",
+        wrong=f"requires a Hugging Face repository, but {field} is a local path",
         advice="remove the revision",
         holds=holds,
     )
 
 
 def sub_path_rule(on: type[ContractT], read: Callable[[ContractT], str | None]) -> Rule:
-    """A folder within a volume."""
+    """The rule that a `subPath` is a relative path without `..`."""
     return rule(
         on,
         f"{on.__name__}.subPath",
         field=".subPath",
         cel=f"!has(self.subPath) || !self.subPath.matches({cel_text(_OUTSIDE)})",
-        wrong="must stay within the volume",
-        advice="write a relative path without '..'",
+        wrong="must be a relative path within the volume",
+        advice="remove the leading '/' and all '..'",
         holds=lambda value: re.search(_OUTSIDE, read(value) or "") is None,
     )
 
 
 def cel_text(text: str) -> str:
-    """A raw CEL string literal, as regular expressions are best written."""
+    """A raw CEL string literal, for example of a regular expression."""
     assert "'" not in text
     return f"r'{text}'"
 
 
 def starts_with_none_cel(subject: str, prefixes: tuple[str, ...]) -> str:
-    """CEL: whether a text begins with none of these."""
+    """CEL for whether a string starts with none of these prefixes."""
     return " && ".join(f"!{subject}.startsWith('{prefix}')" for prefix in prefixes)

@@ -1,4 +1,4 @@
-"""What the trainer tells about itself while it runs: one JSON file, replaced atomically."""
+"""The state that a trainer reports while it runs: one JSON file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.status import CheckpointStatus, Progress, Timestamp
 
 
 class RunPhase(StrEnum):
-    """What the trainer is doing."""
+    """Phase of the trainer."""
 
     STARTING = "Starting"
     RUNNING = "Running"
@@ -28,13 +28,15 @@ class RunError(WireModel):
     """Why the trainer failed."""
 
     kind: Annotated[str, Field(max_length=64)]
-    """Name of the error class."""
+    """Name of the exception class, such as `WorkerLostError`."""
     message: Annotated[str, Field(max_length=4096)]
     role: ShortText | None = None
-    """Of the worker that failed first; this and what follows is unset where it was the controller."""
+    """Role of the worker that failed first, such as `actor`. This and the following fields are unset if the controller
+    failed."""
     rank: Count | None = None
+    """Rank of that worker within its role."""
     pod: ShortText | None = None
-    """This and the node are unset outside of Kubernetes."""
+    """Pod of that worker; unset outside Kubernetes, as is the node."""
     node: ShortText | None = None
 
 
@@ -44,12 +46,17 @@ class RunState(WireModel):
     contract_version: PositiveCount = CONTRACT_VERSION
     job_name: str
     attempt: PositiveCount
+    """Number of the attempt, from 1."""
     phase: RunPhase
     progress: Progress
     activity: Annotated[str, Field(max_length=256)] | None = None
-    """What is being done and takes long, for people, such as `evaluates`; unset between two such things."""
+    """The current long activity within or between steps, for people, such as `evaluates`; unset if there is none."""
     checkpoint: CheckpointStatus | None = None
+    """The newest complete checkpoint; unset if there is none."""
     resumed_from_step: Count | None = None
+    """Step of the checkpoint from which the attempt resumed; unset if it started at step 0."""
     export_uri: LongText | None = None
+    """Location of the exported model; unset until it is exported."""
     error: RunError | None = None
+    """Why the trainer failed; set in phase Failed."""
     written_at: Timestamp

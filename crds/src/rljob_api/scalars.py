@@ -1,4 +1,4 @@
-"""Scalar types with the bounds that both pydantic and the generated CRD enforce. Strings are never numbers here."""
+"""Scalar types whose bounds pydantic and the generated CRD both enforce. A string is never converted to a number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob_api.quantities import QUANTITY_PATTERN
 
 MAX_COUNT = 2_147_483_647
 MAX_NUMBER = 1e12
-"""The trainer computes with float32, in which 1e39 is infinite, and the square of 1e20."""
+"""Largest number of a setting. The trainer computes in float32, where 1e39 and the square of 1e20 are infinite."""
 
 _MAX_JSON_INTEGER = 2**63 - 1
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -21,9 +21,9 @@ MAX_DOMAIN = 253
 QUALIFIED_NAME = rf"^({_SUBDOMAIN}/)?{_NAME}$"
 """Keys of labels, for example `team` or `example.com/team`; the domain has at most `MAX_DOMAIN` characters."""
 ANNOTATION_KEY = QUALIFIED_NAME.replace(_SUBDOMAIN, _SUBDOMAIN.replace("a-z", "A-Za-z"))
-"""The same with capital letters in the domain, which Kubernetes takes for annotations only."""
+"""Keys of annotations: as label keys, and also with capital letters in the domain."""
 MAX_RESOURCE_DOMAIN = MAX_DOMAIN - len("requests.")
-"""A quota puts `requests.` in front."""
+"""Most characters in the domain of a resource name, because a quota adds the prefix `requests.`."""
 RESOURCE_WITH_DOMAIN = rf"^{_SUBDOMAIN}/{_NAME}$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -42,64 +42,66 @@ _IMAGE = (
 FORMS = {
     QUANTITY_PATTERN: (
         "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative",
-        "write a number, then nothing, one of n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei, or an exponent",
+        "use a number, optionally with one of the suffixes n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei or an"
+        " exponent",
     ),
     QUALIFIED_NAME: (
         "must be a label key such as team or example.com/team",
-        "use letters, digits, '-', '_' and '.', at most 63 after the domain, and begin and end with a letter or digit",
+        "use letters, digits, '-', '_' and '.', at most 63 after the domain, with a letter or digit at both ends",
     ),
     ANNOTATION_KEY: (
         "must be an annotation key such as note or example.com/note",
-        "use letters, digits, '-', '_' and '.', at most 63 after the domain, and begin and end with a letter or digit",
+        "use letters, digits, '-', '_' and '.', at most 63 after the domain, with a letter or digit at both ends",
     ),
     RESOURCE_WITH_DOMAIN: (
         "must be a resource name with a domain, such as nvidia.com/gpu",
-        "write the name that the nodes show (`kubectl describe node`)",
+        "use the resource name that `kubectl describe node` shows",
     ),
     _LABEL_VALUE: (
-        "must be a label value",
-        "use at most 63 letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
+        "must be a label value, such as research",
+        "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
     ),
     _DNS_LABEL: (
         "must be a name of lower case letters, digits and '-', such as team-a",
-        "begin and end it with a letter or digit",
+        "use a letter or digit at both ends",
     ),
     _ENV_NAME: (
         "must be the name of an environment variable, such as LOG_LEVEL",
-        "use letters, digits and '_', and do not begin with a digit",
+        "use letters, digits and '_', and no digit at the start",
     ),
-    _ABSOLUTE_PATH: ("must be an absolute path, such as /data", "begin it with '/'"),
+    _ABSOLUTE_PATH: ("must be an absolute path, such as /data", "start it with '/'"),
     _FUNCTION_PATH: (
-        "must be a module and a function in it, such as my_rewards:score",
-        "write package.module:function, without .py",
+        "must be module:function, such as my_rewards:score",
+        "use package.module:function, without .py",
     ),
     REWARD_NAME: (
         "must be a name of letters, digits, '-' and '_', such as format",
-        "begin it with a letter",
+        "start it with a letter",
     ),
-    RELEASE: ("must be a release such as 2.54.0", "write three numbers with dots between them"),
+    RELEASE: ("must be a release such as 2.54.0", "use three numbers with dots between them"),
     _DNS_NAME: (
         "must be the name of a Kubernetes object, such as my-data or my.data",
-        "use lower case letters, digits, '-' and '.', and begin and end each part with a letter or digit",
+        "use lower case letters, digits, '-' and '.', with a letter or digit at both ends of each part",
     ),
     _FILE_KEY: (
         "must be a key of a Secret or ConfigMap, such as token or hf.token",
-        "use letters, digits, '-', '_' and '.', and do not begin with '..'",
+        "use letters, digits, '-', '_' and '.', and not '..' at the start",
     ),
     _IMAGE: (
-        "must be the name of an image, such as registry.example/team/trainer:1.2",
-        "write it in lower case, without spaces and without https://",
+        "must be the name of a container image, such as registry.example/team/trainer:1.2",
+        "use lower case, without spaces and without https://",
     ),
 }
-"""What a string must be, and what to do, for the patterns that do not say it themselves."""
+"""For each pattern of a string: what the string must be, and how to fix it."""
 
 
 QUANTITY_ERROR = "rljob_quantity"
-"""Type of the pydantic error of a value that would be no quantity in quotes either."""
+"""Type of the pydantic error of a value that is not a quantity, also not in quotes."""
 
 
 def _quantity_text(value: object) -> object:
-    """The text of a whole number; other numbers stay as they are (a string is required), if they could be written."""
+    """Converts a whole number to a string. Another number stays as it is, if it would be a quantity in quotes: then
+    pydantic reports that a string is required."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_JSON_INTEGER:
         return str(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -113,7 +115,7 @@ def _without_nulls(value: object) -> object:
 
 
 WITHOUT_NULLS = BeforeValidator(_without_nulls)
-"""For maps: an entry whose value is null counts as absent, as on the API server."""
+"""Validator of maps that removes entries whose value is null, as the API server does."""
 
 Flag = StrictBool
 Integer = StrictInt
@@ -140,7 +142,7 @@ LabelKey = Annotated[StrictStr, Field(max_length=253, pattern=QUALIFIED_NAME)]
 AnnotationKey = Annotated[StrictStr, Field(max_length=317, pattern=ANNOTATION_KEY)]
 LabelValue = Annotated[StrictStr, Field(max_length=63, pattern=_LABEL_VALUE)]
 LabelMap = Annotated[dict[StrictStr, LabelValue], Field(max_length=32), WITHOUT_NULLS]
-"""Labels; rules look at the keys, because a CRD describes no keys of maps."""
+"""Labels. Rules check the keys, because a CRD has no schema for the keys of a map."""
 ResourceWithDomain = Annotated[StrictStr, Field(max_length=MAX_RESOURCE_DOMAIN + 64, pattern=RESOURCE_WITH_DOMAIN)]
 FileKey = Annotated[StrictStr, Field(max_length=253, pattern=_FILE_KEY)]
 """A key of a Secret or ConfigMap."""
@@ -158,4 +160,4 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity such as `500m`, `1e3` or `16Gi`; whole numbers may be written without quotes."""
 FunctionPath = Annotated[StrictStr, Field(max_length=253, pattern=_FUNCTION_PATH)]
-"""`package.module:function`."""
+"""A function in the form `package.module:function`."""

@@ -1,5 +1,5 @@
-"""Texts on the standard output of our programs, which may take few characters (ASCII, Latin-1) or be closed; and texts
-from elsewhere (logs, errors, an API server), which must not steer a terminal."""
+"""Output to the terminal: standard output with a limited encoding (ASCII, Latin-1) or closed, and text from logs or
+servers, whose control characters must not reach the terminal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ _TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def accept_all_characters() -> None:
-    """Called at a program's start. Characters that standard output and standard error cannot encode
-    (`PYTHONIOENCODING=ascii`, unpaired surrogates) are written as `\\u4e2d` and raise no error. Output to a closed
-    stream is discarded."""
+    """Makes standard output and standard error accept all characters; call it when a program starts.
+
+    Characters that a stream cannot encode (`PYTHONIOENCODING=ascii`, unpaired surrogates) are written as `\\u4e2d`
+    instead of raising an error. Output to a closed stream is discarded."""
     _fill_standard_descriptors()
     sys.stdout = _accepting(sys.stdout)
     sys.stderr = _accepting(sys.stderr)
 
 
 def write_utf8(stream: IO[str], text: str) -> None:
-    """Writes what a program will read (YAML, JSON), which is UTF-8 whatever the terminal is."""
+    """Writes text for other programs (YAML, JSON) in UTF-8, whatever encoding the terminal has."""
     if isinstance(stream, io.TextIOWrapper):
         stream.flush()
         stream.buffer.write(text.encode("utf-8", errors="backslashreplace"))
@@ -31,14 +32,14 @@ def write_utf8(stream: IO[str], text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without colours and control characters; lines stay lines."""
+    """The text without terminal colours and control characters; line breaks stay."""
     plain = _TERMINAL_SEQUENCE.sub("", text.replace("\r\n", "\n"))
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in plain)
 
 
 def _fill_standard_descriptors() -> None:
-    """Opens the null device as each of the descriptors 0, 1 and 2 that is closed. A file that is opened gets the lowest
-    free number, so without this it would be the standard input or output of child processes."""
+    """Opens the null device for each closed descriptor of 0, 1 and 2. Otherwise the next opened file would get the
+    lowest free number and become the standard input or output of child processes."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

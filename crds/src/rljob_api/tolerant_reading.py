@@ -1,7 +1,7 @@
-"""The one reader of documents that a program of another version may have written.
+"""Reads documents that a program of another version may have written.
 
-Such a document may have fields that are unknown here, at any depth, and values that cannot be read here. What is done
-with these, the policy of the document says; all policies stand here.
+Such a document may have unknown fields, at any depth, and unreadable values. The policy of the document defines how
+they are treated; all policies are in this module.
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ ModelT = TypeVar("ModelT", bound=WireModel)
 
 @dataclass(frozen=True)
 class Policy:
-    """What is done with the parts of a document that this version does not know, or cannot read."""
+    """How unknown fields and unreadable values of a document are treated."""
 
     refuses_unknown_fields: bool = False
-    """Whether a field that is unknown here and not empty is an error. Otherwise it is left out, and named."""
+    """Whether an unknown, non-empty field is an error. If not, it is removed and listed in `Reading.unknown_fields`."""
     may_be_unknown_below: Path = ()
-    """A place below which unknown fields are left out even so."""
+    """Path below which unknown fields are removed even if `refuses_unknown_fields` is true."""
     optional_fields: tuple[str, ...] = ()
-    """Fields that are left out as a whole if something in them cannot be read."""
+    """Top-level fields that are removed entirely if a part of them cannot be read."""
     leaves_out_unreadable_parts: bool = False
-    """Whether the smallest part that cannot be read is left out, and named, until the rest can be. What is too long is
-    cut: a text at its end, a list at its beginning, because the newest entries come last. For types with a default for
-    each of their fields."""
+    """Whether unreadable parts, as small as possible, are removed and listed until the rest can be read. Too long
+    strings are cut at the end, too long lists at the start, because the newest entries come last. Only for types whose
+    fields all have a default."""
 
 
 TRAINER_JOB = Policy(refuses_unknown_fields=True, may_be_unknown_below=("spec", "runPolicy"))
-"""A field that the trainer does not know would change the training if it did. The run policy is the operator's."""
+"""For the job of a trainer. To ignore an unknown field would change the training, except in the run policy, which the
+operator applies."""
 RUN_STATE = Policy()
-"""What tells of a run is read, whatever else it says."""
+"""For the run state: unknown fields are ignored."""
 CHECKPOINT = Policy()
-"""Of manifests, and what else lies beside the tensors: these can be loaded without what is unknown."""
+"""For manifests and other files of a checkpoint: the tensors can be loaded without unknown fields."""
 STORED_SPEC = Policy()
-"""Of an RLJob. The API server has filled in the defaults of its own definition, which may have more fields."""
+"""For the spec of a stored RLJob. The API server fills in defaults of its own CRD, which may have more fields."""
 STATUS = Policy(
     optional_fields=("phase", "reason", "gpus", "conditions", "pools", "progress", "checkpoint", "exportUri")
 )
-"""As the operator reads it. Unknown fields stay on the API server, because the operator writes only what has changed;
-but a list that has changed is written whole, without the unknown fields of its entries, such as those of an attempt.
-The optional fields are for people, and are written anew."""
+"""For the status that the operator reads. The operator writes only changed fields, so unknown fields stay on the API
+server. A changed list is written as a whole, without unknown fields of its entries, such as those of an attempt. The
+optional fields are for people, and the operator writes them again."""
 AS_FAR_AS_READABLE = Policy(leaves_out_unreadable_parts=True)
-"""Of what is only shown, and of deadlines in a spec that cannot be read."""
+"""For documents that are only displayed, and for the deadlines of an unreadable spec."""
 
 
 @dataclass(frozen=True)
 class Reading(Generic[ModelT]):
-    """What could be read of a document."""
+    """The readable part of a document."""
 
     value: ModelT
     unknown_fields: tuple[str, ...]
-    """Places of unknown fields that were left out, such as `spec.pools[0].foo`."""
+    """Paths of unknown fields that were removed, such as `spec.pools[0].foo`."""
     unreadable_parts: tuple[ErrorDetails, ...]
-    """Why other parts were left out or cut; each with its place when those before it were gone."""
+    """Why other parts were removed or cut. Each path is that after the removal of the previous parts."""
 
 
 def read_document(kind: type[ModelT], document: object, policy: Policy) -> Reading[ModelT]:
-    """Reads parsed JSON, which is not changed. What is known is checked as by `WireModel.from_wire`. Rules between
-    fields are checked when all unknown fields are out, for they are checked on values only.
+    """Reads parsed JSON by a policy; does not modify `document`.
 
-    Raises pydantic.ValidationError.
+    Known fields are validated as by `WireModel.from_wire`. Rules between fields are checked after all unknown fields
+    are removed. Raises pydantic.ValidationError.
     """
     unknown_fields: dict[str, None] = {}
     unreadable_parts: list[ErrorDetails] = []
@@ -78,20 +79,20 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
         try:
             return Reading(kind.from_wire(rest), tuple(unknown_fields), tuple(unreadable_parts))
         except ValidationError as error:
-            # A copy costs half as much as the reading, and nearly always there is nothing to take out.
+            # A copy takes half as long as the validation, and is rarely needed: most documents are valid.
             rest = copy.deepcopy(document) if rest is document else rest
             errors = [each for each in error.errors(include_url=False) if not is_echo(each)]
-            places = [each["loc"] for each in errors if _is_left_out(each, policy) and _take_out(rest, each["loc"])]
+            places = [each["loc"] for each in errors if _is_removed(each, policy) and _remove(rest, each["loc"])]
             unknown_fields |= dict.fromkeys(map(wire_path, places))
             if not places:
-                # One at a time: without an entry of a list, those behind it have other places.
+                # One part at a time: the removal of a list's entry changes the paths of the entries after it.
                 rest = _without_unreadable(rest, errors[0], policy)
                 if rest is None:
                     raise
                 unreadable_parts.append(errors[0])
 
 
-def _is_left_out(error: ErrorDetails, policy: Policy) -> bool:
+def _is_removed(error: ErrorDetails, policy: Policy) -> bool:
     if error["type"] != "extra_forbidden":
         return False
     value, above = error["input"], policy.may_be_unknown_below
@@ -101,25 +102,25 @@ def _is_left_out(error: ErrorDetails, policy: Policy) -> bool:
 
 
 def _without_unreadable(document: object, error: ErrorDetails, policy: Policy) -> object:
-    """The document without what cannot be read; None if that has to be there."""
+    """The document without its unreadable part; None if the policy does not allow its removal."""
     place, field = error["loc"], error["loc"][:1]
     if field and field[0] in policy.optional_fields:
-        return document if _take_out(document, field) else None
+        return document if _remove(document, field) else None
     if not policy.leaves_out_unreadable_parts or document == {}:
         return None
-    holder, value = _at(document, place[:-1]), _at(document, place)
+    holder, value = _value_at(document, place[:-1]), _value_at(document, place)
     if error["type"] in ("too_long", "string_too_long") and isinstance(holder, dict) and isinstance(value, str | list):
         limit = error["ctx"]["max_length"]
         holder[place[-1]] = value[:limit] if isinstance(value, str) else value[-limit:]
         return document
-    return document if _take_out(document, place[:-1] if error["type"] == "missing" else place) else {}
+    return document if _remove(document, place[:-1] if error["type"] == "missing" else place) else {}
 
 
-def _take_out(document: object, place: Path) -> bool:
-    """Takes a field, or an entry of a list, out of a document; False if there is none."""
+def _remove(document: object, place: Path) -> bool:
+    """Removes a field or a list's entry from a document; False if it does not exist."""
     if not place:
         return False
-    holder, key = _at(document, place[:-1]), place[-1]
+    holder, key = _value_at(document, place[:-1]), place[-1]
     if isinstance(holder, dict) and key in holder:
         del holder[key]
         return True
@@ -129,8 +130,8 @@ def _take_out(document: object, place: Path) -> bool:
     return False
 
 
-def _at(document: object, place: Path) -> object:
-    """What stands there; None if nothing does."""
+def _value_at(document: object, place: Path) -> object:
+    """The value at a path; None if there is none."""
     for part in place:
         if isinstance(document, dict):
             document = document.get(part)

@@ -1,8 +1,8 @@
-"""Reads YAML into plain values and the place of each, and refuses what two readers of YAML would read differently;
+"""Reads YAML into plain values with their lines and columns, and rejects text that YAML parsers interpret differently;
 writes such text in quotes.
 
 `rljob` reads YAML 1.2. kubectl and PyYAML read YAML 1.1, in which `no` is false, `010` is eight and `1:30` is ninety.
-The same file must mean the same everywhere, so such plain scalars are refused; in quotes they are plain text.
+The same file must mean the same everywhere, so such plain scalars are rejected; in quotes they are strings.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ Path = tuple[str | int, ...]
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 MAX_TEXT_CHARACTERS = 1024 * 1024
-TOO_LONG = Problem("", f"the file is longer than {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1)
+TOO_LONG = Problem("", f"the file must have at most {MAX_TEXT_CHARACTERS} characters; shorten it", 1, 1)
 MAX_VALUES = 20_000
-"""Values after all aliases are written out."""
+"""Largest number of values after the expansion of all aliases."""
 MAX_DEPTH = 64
 MAX_INTEGER = 2**63 - 1
-"""The API server reads what is larger as a number with decimals."""
+"""Largest integer. The API server reads larger ones as floating-point numbers."""
 
 _MOST_DIGITS = 100
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_OLD_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
-_OLD_NUMBERS = (
+_YAML_1_1_BOOLEAN = re.compile(r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF")
+_YAML_1_1_NUMBERS = (
     (re.compile(r"[-+]?0[0-9][0-9_]*(\.[0-9]*)?"), "a number with a leading zero"),
     (re.compile(r"0o[0-7_]+|0O[0-7_]+"), "an octal number"),
     (re.compile(r"[-+]?0b[01_]+"), "a binary number"),
@@ -56,7 +56,7 @@ _OLD_NUMBERS = (
     (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"), "a number with underscores"),
     (re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"), "a number in base 60"),
 )
-_OLD_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
+_YAML_1_1_LINE_BREAK = re.compile(r"[\x85\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONSTANTS: dict[str, Plain] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -66,7 +66,7 @@ _CONSTANTS: dict[str, Plain] = {
 
 
 class YamlProblem(Exception):
-    """The text cannot be read; carries one problem."""
+    """The text cannot be read; `problem` says why and where."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -75,7 +75,7 @@ class YamlProblem(Exception):
 
 @dataclass
 class Document:
-    """A YAML document as plain values, and where they stand."""
+    """A YAML document as plain values, with their lines and columns."""
 
     value: Plain = None
     values: dict[Path, tuple[int, int]] = field(default_factory=dict)
@@ -93,15 +93,15 @@ class Document:
 
 
 def read_yaml(text: str) -> Document:
-    """The one document in the text; empty ones beside it (a last `---`, comments only) do not count, as for kubectl.
-    Raises YamlProblem at the first thing that cannot be read."""
+    """Reads the only document in the text. Empty documents (a last `---`, comments only) are ignored, as by kubectl.
+    Raises YamlProblem at the first fault."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise YamlProblem(TOO_LONG)
-    if found := _OLD_LINE_BREAK.search(text):
+    if found := _YAML_1_1_LINE_BREAK.search(text):
         before = text[: found.start()]
         message = (
-            f"some readers of YAML take the character U+{ord(found[0]):04X} for the end of a line; remove it, or write"
-            f" \\u{ord(found[0]):04x} in double quotes"
+            f"must not contain the character U+{ord(found[0]):04X}, which ends a line for some YAML parsers; remove it,"
+            f" or write \\u{ord(found[0]):04x} in double quotes"
         )
         column = len(before) - (before.rfind("\n") + 1) + 1
         raise YamlProblem(Problem("", message, before.count("\n") + 1, column))
@@ -110,13 +110,13 @@ def read_yaml(text: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        raise YamlProblem(Problem("", f"this is not YAML: {error.problem or error.context}", line, column)) from None
+        raise YamlProblem(Problem("", f"invalid YAML: {error.problem or error.context}", line, column)) from None
     except YAMLError as error:
-        raise YamlProblem(Problem("", f"this is not YAML: {' '.join(str(error).split())}", 1, 1)) from None
+        raise YamlProblem(Problem("", f"invalid YAML: {' '.join(str(error).split())}", 1, 1)) from None
 
 
 def to_yaml(value: object) -> str:
-    """The YAML of mappings, lists and scalars of JSON; text that a reader could take for something else is quoted."""
+    """Writes a JSON value as YAML. Strings that a YAML parser could interpret as another value are quoted."""
     writer = YAML()
     writer.default_flow_style = False
     writer.width = 120
@@ -127,23 +127,24 @@ def to_yaml(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Node:
-    """A value with its place; children of mappings and lists in order."""
+    """A parsed value with its line and column: a mapping, a list or a scalar."""
 
     line: int
     column: int
     scalar: Plain = None
     entries: tuple[tuple[str, _Node, _Node], ...] | None = None
-    """Of a mapping: key, the key's place, value."""
+    """Entries of a mapping, in order: key, node of the key, node of the value."""
     items: tuple[_Node, ...] | None = None
+    """Entries of a list."""
 
 
 class _TabScanner(Scanner):
-    """Takes tabs where kubectl's reader takes them (go-yaml, `yaml_parser_scan_to_next_token` and
+    """Accepts tabs where kubectl's parser does (go-yaml, `yaml_parser_scan_to_next_token` and
     `yaml_parser_scan_plain_scalar`): after a key's colon, within and after a value, after the indentation of a value's
     next line, and after the `|` or `>` of a block; but never as indentation or after `- `."""
 
     def scan_to_next_token(self) -> None:
-        """Goes on to the next token, past white space, comments and line breaks."""
+        """Moves to the next token, past white space, comments and line breaks."""
         reader = self.reader
         if reader.index == 0 and reader.peek() == "\ufeff":
             reader.forward()
@@ -160,7 +161,7 @@ class _TabScanner(Scanner):
                 self.allow_simple_key = True
 
     def scan_plain_spaces(self, indent: int, start_mark: object) -> list[str] | None:
-        """The white space within a plain scalar, as parts of its text; nothing where the scalar ends."""
+        """Reads the white space within a plain scalar, as parts of its text; nothing if the scalar ends here."""
         reader, blanks, num_breaks = self.reader, "", 0
         while (character := reader.peek()) in _BLANKS_AND_BREAKS:
             if character in "\r\n":
@@ -179,8 +180,9 @@ class _TabScanner(Scanner):
         return [blanks] if blanks else []
 
     def scan_block_scalar_indicators(self, _start_mark: object) -> tuple[bool | None, int | None]:
-        """What follows `|` or `>`: whether last line breaks are kept (`+`) or dropped (`-`), and the indentation. The
-        original wants a space or the end of the line after them; `scan_block_scalar_ignored_line` checks the rest."""
+        """Reads the indicators after `|` or `>`: whether trailing line breaks are kept (`+`) or dropped (`-`), and the
+        indentation. The original requires a space or the end of the line after them; here
+        `scan_block_scalar_ignored_line` checks the rest of the line."""
         keeps: bool | None = None
         indentation: int | None = None
         for _ in range(2):
@@ -194,15 +196,15 @@ class _TabScanner(Scanner):
         return keeps, indentation
 
     def scan_block_scalar_indentation(self) -> object:
-        """Goes on to a block's first character, which shows how far the block is indented."""
+        """Moves to a block's first character, which determines the indentation of the block."""
         found: object = super().scan_block_scalar_indentation()
         if self.reader.peek() == "\t":
-            problem = "found a tab where a block begins; use spaces"
+            problem = "found a tab at the start of a block; use spaces"
             raise ScannerError("in a block", None, problem, self.reader.get_mark())
         return found
 
     def scan_block_scalar_ignored_line(self, start_mark: object) -> object:
-        """The rest of a block's first line, after `|` or `>`."""
+        """Skips the rest of a block's first line, after `|` or `>`."""
         while self.reader.peek() in (" ", "\t"):
             self.reader.forward()
         return super().scan_block_scalar_ignored_line(start_mark)
@@ -229,33 +231,31 @@ class _Reader:
         while not isinstance(start := next(self._events), StreamEndEvent):
             assert isinstance(start, DocumentStartEvent)
             if start.version is not None or start.tags:
-                raise _at(
-                    start, (), "kubectl does not read directives such as %YAML; remove the lines that start with %"
-                )
+                message = "directives such as %YAML are not supported by kubectl; remove the lines that start with %"
+                raise _problem_at(start, (), message)
             content = next(self._events)
             if not _is_empty(content):
                 if root is not None:
-                    raise _at(start, (), "a second document starts here; write one job per file")
+                    raise _problem_at(start, (), "a second document starts here; write one job per file")
                 root = self._node(content, (), 0)
             next(self._events)  # end of the document
         if root is None:
-            raise YamlProblem(Problem("", "the file is empty; write a job (see `rljob init`)", 1, 1))
+            raise YamlProblem(Problem("", "the file is empty; create a job with `rljob init`", 1, 1))
         document = Document()
         document.value = self._plain(root, (), document)
         return document
 
     def _node(self, event: Event, path: Path, depth: int) -> _Node:
         if depth > MAX_DEPTH:
-            raise _at(event, path, f"nested more than {MAX_DEPTH} levels deep; flatten it")
+            raise _problem_at(event, path, f"must have at most {MAX_DEPTH} nested levels; remove levels")
         if isinstance(event, AliasEvent):
             if event.anchor not in self._anchors:
-                raise _at(
-                    event, path, f"the alias *{event.anchor} has no anchor before it; define &{event.anchor} first"
-                )
+                message = f"the alias *{event.anchor} has no anchor before it; define &{event.anchor} first"
+                raise _problem_at(event, path, message)
             return self._anchors[event.anchor]
         assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
         if event.tag is not None:
-            raise _at(event, path, f"tags are not supported (seen: {event.tag}); remove it")
+            raise _problem_at(event, path, f"tags are not supported (seen: {event.tag}); remove it")
         node = self._content(event, path, depth)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
@@ -275,11 +275,11 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             key = self._node(event, path, depth + 1)
             if not isinstance(key.scalar, str):
-                raise _at(event, path, f"a key must be text (seen: {_shown(event)}); put it in quotes")
+                raise _problem_at(event, path, f"a key must be a string (seen: {_shown(event)}); put it in quotes")
             if key.scalar == "<<" and isinstance(event, ScalarEvent) and event.style is None:
-                raise _at(event, path, "merge keys (<<) are not part of YAML 1.2; write the fields out")
+                raise _problem_at(event, path, "merge keys (<<) are not supported (YAML 1.2); write all fields out")
             if key.scalar in seen:
-                raise _at(event, (*path, key.scalar), "the key occurs twice in this mapping; remove one")
+                raise _problem_at(event, (*path, key.scalar), "duplicate key in this mapping; remove one of them")
             seen.add(key.scalar)
             yield key.scalar, key, self._node(next(self._events), (*path, key.scalar), depth + 1)
 
@@ -290,10 +290,11 @@ class _Reader:
             index += 1
 
     def _plain(self, node: _Node, path: Path, document: Document) -> Plain:
-        """The node's value; aliases are written out here, so this is where their number is limited."""
+        """The node's value, with aliases expanded. The number of values is limited here, because aliases can multiply
+        them."""
         self._num_values += 1
         if self._num_values > MAX_VALUES or len(path) > MAX_DEPTH:
-            message = f"more than {MAX_VALUES} values or {MAX_DEPTH} levels with all aliases written out; use fewer"
+            message = f"must have at most {MAX_VALUES} values and {MAX_DEPTH} levels with aliases expanded; use fewer"
             raise YamlProblem(Problem(wire_path(path[:4]), message, node.line, node.column))
         document.values[path] = (node.line, node.column)
         if node.entries is not None:
@@ -306,7 +307,7 @@ class _Reader:
 
 
 def _is_empty(content: Event) -> bool:
-    """Whether a document has nothing but comments. What is written out, such as `null`, is something."""
+    """Whether a document has only comments. An explicit value, also `null`, is not empty."""
     return isinstance(content, ScalarEvent) and (content.style, content.value, content.tag, content.anchor) == (
         None,
         "",
@@ -320,42 +321,43 @@ def _scalar(event: ScalarEvent, path: Path) -> Plain:
     text = str(event.value)
     if found := _SURROGATE.search(text):
         code = f"\\u{ord(found[0]):04x}"
-        raise _at(
-            event, path, f"must be Unicode text (seen: {code}, one half of a character); write the character itself"
+        raise _problem_at(
+            event, path, f"must not contain an unpaired surrogate (seen: {code}); write the character itself"
         )
     if event.style is not None:
         return text
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if _OLD_BOOLEAN.fullmatch(text):
-        raise _at(event, path, f"some readers of YAML take this for true or false (seen: {text}); {_CHOICE}")
-    for pattern, what in _OLD_NUMBERS:
+    if _YAML_1_1_BOOLEAN.fullmatch(text):
+        raise _problem_at(event, path, f"is true or false for some YAML parsers (seen: {text}); {_CHOICE}")
+    for pattern, what in _YAML_1_1_NUMBERS:
         if pattern.fullmatch(text):
-            raise _at(event, path, f"readers of YAML disagree about {what} (seen: {text}); {_NUMBER_CHOICE}")
+            raise _problem_at(event, path, f"YAML parsers disagree about {what} (seen: {text}); {_NUMBER_CHOICE}")
     if _INTEGER.fullmatch(text):
         return _integer(event, path, 10)
     if _HEXADECIMAL.fullmatch(text):
         return _integer(event, path, 16)
     if _NOT_FINITE.fullmatch(text) or (_NUMBER.fullmatch(text) and math.isinf(float(text))):
-        raise _at(event, path, f"must be a finite number (seen: {_shown(event)}); JSON has no other")
+        raise _problem_at(
+            event, path, f"must be a finite number (seen: {_shown(event)}); use a number that JSON supports"
+        )
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
-_CHOICE = "put it in quotes if it is text, else write true or false"
-_NUMBER_CHOICE = "write a plain decimal number, or put it in quotes if it is text"
+_CHOICE = "put it in quotes if it is a string, else write true or false"
+_NUMBER_CHOICE = "write a plain decimal number, or put it in quotes if it is a string"
 
 
 def _integer(event: ScalarEvent, path: Path, base: int) -> int:
-    """Raises for more than any field holds; of very many digits Python reads none."""
+    """The integer in the text. The number of digits is checked first, because Python limits the length of integers that
+    it parses."""
     text = str(event.value)
     if len(text) > _MOST_DIGITS or abs(number := int(text, base)) > MAX_INTEGER:
-        raise _at(
-            event, path, f"the number is too large (seen: {_shown(event)}); no field takes more than {MAX_INTEGER}"
-        )
+        raise _problem_at(event, path, f"must be at most {MAX_INTEGER} (seen: {_shown(event)}); use a smaller number")
     return number
 
 
-def _at(event: Event, path: Path, message: str) -> YamlProblem:
+def _problem_at(event: Event, path: Path, message: str) -> YamlProblem:
     return YamlProblem(Problem(wire_path(path), message, event.start_mark.line + 1, event.start_mark.column + 1))
 
 
@@ -364,19 +366,19 @@ def _shown(event: Event) -> str:
 
 
 def _quoted(value: object) -> object:
-    """The value, with quotes wanted around text that `_scalar` refuses without them, and around line breaks and the
-    like, which are escaped there. The writer sees to the rest."""
+    """The value with double quotes requested for strings that `_scalar` rejects as plain scalars, and for strings with
+    line breaks or other characters to escape. The YAML writer quotes all other strings that need it."""
     if isinstance(value, dict):
         return {_quoted(key): _quoted(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_quoted(item) for item in value]
     if isinstance(value, str):
-        old = _OLD_BOOLEAN.fullmatch(value) or any(pattern.fullmatch(value) for pattern, _ in _OLD_NUMBERS)
+        old = _YAML_1_1_BOOLEAN.fullmatch(value) or any(pattern.fullmatch(value) for pattern, _ in _YAML_1_1_NUMBERS)
         return DoubleQuotedScalarString(value) if old or not value.isprintable() else value
     return value
 
 
 def wire_path(path: Path) -> str:
-    """`spec.pools[0].name`."""
+    """The path as text: `spec.pools[0].name`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")

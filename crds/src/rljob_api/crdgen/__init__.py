@@ -1,1 +1,1 @@
-"""Generates the CustomResourceDefinition and two pages of `docs/` from the types."""
+"""Generates the CustomResourceDefinition and two pages of `docs/` from the contract types."""

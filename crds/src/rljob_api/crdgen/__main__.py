@@ -1,4 +1,4 @@
-"""`python -m rljob_api.crdgen`: writes what is generated from the types; `--check` says whether it is up to date."""
+"""`python -m rljob_api.crdgen`: writes the files that are generated from the types; `--check` verifies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMAND = "python -m rljob_api.crdgen"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 if everything is written or up to date, 1 if `--check` finds a difference."""
+    """Returns the exit code: 0 if all files are written or up to date, 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     parser.add_argument("--root", type=Path, default=_repository(), help="the repository (default: this one)")
@@ -24,7 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.check:
         for path in stale:
             print(
-                f"{path}: differs from the types in rljob_api; run `{COMMAND}` and commit the result", file=sys.stderr
+                f"{path}: is not up to date with the types in rljob_api; run `{COMMAND}` and commit the result",
+                file=sys.stderr,
             )
         return 1 if stale else 0
     for path, text in outputs.items():
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _repository() -> Path:
-    """The repository that this file is in: crds/src/rljob_api/crdgen/__main__.py."""
+    """Root folder of this file's repository; the file is crds/src/rljob_api/crdgen/__main__.py."""
     return Path(__file__).resolve().parents[4]
 
 

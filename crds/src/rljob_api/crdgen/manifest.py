@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition around the structural schema, as an object and as YAML text."""
+"""Builds the CustomResourceDefinition from the structural schema, as an object and as YAML text."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _COLUMNS = (
     ("Cluster", "string", ".status.attempts[-1:].cluster", 1),
     ("Age", "date", ".metadata.creationTimestamp", 0),
 )
-"""Name, type, place, and priority: columns of priority 1 are shown by `kubectl get -o wide` only."""
+"""Columns of `kubectl get`: name, type, JSON path and priority; only `-o wide` shows columns of priority 1."""
 
 
 def custom_resource_definition() -> Schema:
-    """The CRD as the API server takes it."""
+    """The CRD as a Kubernetes object."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -1,4 +1,4 @@
-"""Writes docs/spec-reference.md: every type of the spec with its fields, defaults, bounds and rules."""
+"""Generates docs/spec-reference.md: every type of the spec with its fields, defaults, bounds and rules."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _HEADER = """\
 <!-- Generated from the types in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Reference of `rljob.dev/v1alpha1`, kind `RLJob`
 
-A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name` (a-z, 0-9 and '-', beginning with a letter,
-not ending with '-', at most {name_length} characters), and `spec` ([RLJobSpec](#rljobspec)). The operator writes
-`status` ([RLJobStatus](#rljobstatus)). Unknown fields are refused, numbers are never written in quotes, and an explicit
-`null` is the same as leaving a field out.
+A job has `apiVersion: rljob.dev/v1alpha1`, `kind: RLJob`, `metadata.name` (at most {name_length} lower case letters,
+digits and '-', with a letter at the start and a letter or digit at the end), and `spec` ([RLJobSpec](#rljobspec)). The
+operator writes `status` ([RLJobStatus](#rljobstatus)). Unknown fields are rejected. Numbers must not be in quotes. An
+explicit `null` is the same as an unset field.
 
-While a job exists its spec is fixed, except {mutable}.
+The spec is immutable after creation, except {mutable}.
 """
 
 
@@ -44,7 +44,7 @@ def reference_text() -> str:
 
 
 def _reachable(definitions: Schema) -> list[str]:
-    """Names of types in the order in which a reader meets them."""
+    """Names of all types, in the order of their first occurrence in a job."""
     found: dict[str, None] = {}
     waiting = list(_ROOTS)
     while waiting:
@@ -89,14 +89,14 @@ def _section(name: str, definitions: Schema) -> Iterator[str]:
     yield ""
     rules = [rule for rule in RULES if rule.on.__name__ == name]
     if rules:
-        yield "Refused, with this text:"
+        yield "Rules, with the message when one is broken:"
         yield ""
         yield from (f"- {f'`{rule.field[1:]}`: ' if rule.field else ''}{rule.message}" for rule in rules)
         yield ""
 
 
 def _values(name: str, values: list[str]) -> Iterator[str]:
-    """What a choice may be, with the words that stand in the source below each value."""
+    """The values of an enum, with the docstring below each member in the source."""
     [choice] = [
         each for each in StrEnum.__subclasses__() if each.__name__ == name and each.__module__.startswith(_TYPES)
     ]
@@ -108,7 +108,7 @@ def _values(name: str, values: list[str]) -> Iterator[str]:
 
 
 def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
-    """By value. An enum keeps no docstrings of its members."""
+    """Docstrings of an enum's members by value, from the source, because an enum has no docstrings of its members."""
     [definition] = ast.parse(inspect.getsource(choice)).body
     assert isinstance(definition, ast.ClassDef)
     texts = {}
@@ -120,11 +120,11 @@ def _member_texts(choice: type[StrEnum]) -> dict[str, str]:
 
 
 def _recipes() -> Iterator[str]:
-    """What each recipe says for the fields that a job may leave to it."""
+    """A table with the values that each recipe sets for unset fields."""
     left_open = Algorithm().to_full_wire()
     resolved = [resolve_algorithm(Algorithm(type=each)).to_full_wire() for each in AlgorithmType]
     columns = [dict(_leaves({k: v for k, v in wire.items() if left_open.get(k) in (None, {})})) for wire in resolved]
-    yield "| what is unset is | " + " | ".join(f"`{each}`" for each in AlgorithmType) + " |"
+    yield "| value of an unset field | " + " | ".join(f"`{each}`" for each in AlgorithmType) + " |"
     yield "|---" * (1 + len(columns)) + "|"
     for field in dict.fromkeys(field for column in columns for field in column):
         yield f"| `{field}` | " + " | ".join(column.get(field, "") for column in columns) + " |"
@@ -132,7 +132,7 @@ def _recipes() -> Iterator[str]:
 
 
 def _leaves(wire: Schema, path: str = "") -> Iterator[tuple[str, str]]:
-    """The fields below a value of the wire form, as `a.b`, with their values in JSON."""
+    """Path (`a.b`) and JSON value of each scalar or list in a wire form."""
     for name, value in wire.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{path}{name}.")
@@ -157,7 +157,7 @@ def _type(schema: Schema) -> str:
         values = mapping(schema["additionalProperties"])
         return f"map of {_type(values)}{_limit(schema, 'maxProperties', 'entries')}"
     if kind == "string":
-        return "text" + _limit(schema, "maxLength", "characters")
+        return "string" + _limit(schema, "maxLength", "characters")
     if kind in ("integer", "number"):
         return {"integer": "whole number", "number": "number"}[str(kind)] + _number_bounds(schema)
     return "true or false"
@@ -177,12 +177,12 @@ def _default(schema: Schema, required: bool) -> str:
     if required:
         return "required"
     if "default" not in schema:
-        return "its own defaults" if "$ref" in schema else "empty"
+        return "defaults of its fields" if "$ref" in schema else "empty"
     return "unset" if schema["default"] is None else f"`{json.dumps(schema['default'], ensure_ascii=False)}`"
 
 
 def _description(info: Schema, definitions: Schema) -> str:
-    """The field's own words, else those of the type that it has or lists."""
+    """The field's own description, else that of its type or of its entries' type."""
     own = info.get("description")
     types = [mapping(definitions[name]).get("description", "") for name in _references(info) if name != "JsonValue"]
     return " ".join(str(own or " ".join(str(text) for text in types)).split())

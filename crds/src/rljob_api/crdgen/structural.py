@@ -1,8 +1,9 @@
-"""Turns pydantic's JSON schema into a structural schema, the part of JSON schema that a CRD may use.
+"""Converts pydantic's JSON schema into a structural schema, the subset of JSON schema that a CRD may use.
 
-References are written out, `X | None` becomes X, number bounds take their OpenAPI 3.0 form, free maps keep unknown
-fields, and the rules of each type are attached where the type occurs. What is below an affinity stands many times in
-the CRD, whose size is bounded: it is described in the reference only.
+References are expanded, `X | None` becomes X, number bounds get their OpenAPI 3.0 form, free maps keep unknown fields,
+and each occurrence of a type gets the rules of the type. The size of a CRD is limited, so it has only the first
+paragraph of a description, and no descriptions within an affinity, whose types occur many times; the reference page has
+all of them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _COPIED = (
 )
 _LISTS_BY_NAME = ("Pool", "EnvVar", "Volume", "Reward", "PoolStatus", "Condition")
 _LIST_KEYS = {"Condition": "type"}
-_DESCRIBED_AT_THE_TOP = ("Affinity",)
+_WITHOUT_INNER_DESCRIPTIONS = ("Affinity",)
 
 
 class UnknownSchemaError(TypeError):
-    """A type uses a form of JSON schema that no CRD can carry."""
+    """A type uses a form of JSON schema that a CRD does not support."""
 
 
 def root_schema() -> Schema:
@@ -47,14 +48,14 @@ def root_schema() -> Schema:
 
 
 def mapping(value: object) -> Schema:
-    """The value as a mapping; JSON schema is typed only by what it holds."""
+    """The value, which must be a mapping; parsed JSON has no static types."""
     if not isinstance(value, dict):
-        raise UnknownSchemaError(f"schema: a mapping was expected (seen: {value!r})")
+        raise UnknownSchemaError(f"schema: must be a mapping (seen: {value!r}); change the type")
     return value
 
 
 def _rules_of(name: str) -> list[Schema]:
-    """The validations of one type."""
+    """The `x-kubernetes-validations` of one type."""
     rules = [_validation(rule.cel, rule.message, rule.field) for rule in RULES if rule.on.__name__ == name]
     if name == RLJobSpec.__name__:
         rules += [_validation(fixed.cel, fixed.message, fixed.field) for fixed in fixed_fields()]
@@ -72,14 +73,14 @@ def _first_paragraph(text: object) -> str:
 
 @dataclass(frozen=True)
 class _Converter:
-    """Converts schemas that refer to the same definitions."""
+    """Converts schemas with references to `definitions`, the `$defs` of pydantic's schema."""
 
     definitions: Mapping[str, object]
 
     def definition(self, name: str, schema: Schema) -> Schema:
-        """A named type: an enum, or an object with its rules."""
+        """The schema of a named type: an enum, or an object with its rules."""
         result = self.convert(schema)
-        if name in _DESCRIBED_AT_THE_TOP:
+        if name in _WITHOUT_INNER_DESCRIPTIONS:
             result["properties"] = _without_descriptions(result["properties"])
         rules = _rules_of(name)
         if rules:
@@ -87,7 +88,7 @@ class _Converter:
         return result
 
     def convert(self, schema: Schema) -> Schema:
-        """A schema without references, unions with null or pydantic's additions."""
+        """The schema without references, unions with null, and keywords that a CRD does not support."""
         if "$ref" in schema:
             return self._reference(schema)
         if "anyOf" in schema:
@@ -108,7 +109,7 @@ class _Converter:
         elif schema.get("type") == "object":
             result |= self._object(schema)
         elif "type" not in schema and "const" not in schema:
-            raise UnknownSchemaError(f"schema: neither a type nor a reference (seen: {schema!r})")
+            raise UnknownSchemaError(f"schema: must have a type or a reference (seen: {schema!r}); change the type")
         return result
 
     def _reference(self, schema: Schema) -> Schema:
@@ -122,13 +123,13 @@ class _Converter:
         return result
 
     def _optional(self, schema: Schema) -> Schema:
-        """`X | None`, where None is the default: the API server takes an explicit null for a field left out, too."""
+        """The schema of `X | None` with the default None: that of X, because the API server removes explicit nulls."""
         variants = [mapping(variant) for variant in _items(schema["anyOf"])]
         kinds = [variant for variant in variants if variant.get("type") != "null"]
         if len(kinds) != 1 or len(variants) != 2:
-            raise UnknownSchemaError(f"schema: only unions with null can be written in a CRD (seen: {schema!r})")
+            raise UnknownSchemaError(f"schema: a union must be of one type and null (seen: {schema!r}); change it")
         if schema.get("default") is not None:
-            raise UnknownSchemaError(f"schema: a null that is not the default would get lost (seen: {schema!r})")
+            raise UnknownSchemaError(f"schema: the default of a union must be null (seen: {schema!r}); change it")
         around = {key: value for key, value in schema.items() if key != "anyOf"}
         return self.convert(kinds[0] | around)
 
@@ -140,14 +141,14 @@ class _Converter:
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": [_LIST_KEYS.get(name, "name")],
             }
-        return result  # Lists are atomic where nothing else is said.
+        return result  # Other lists are atomic, which is the default of Kubernetes.
 
     def _object(self, schema: Schema) -> Schema:
         if "properties" in schema:
             required = set(_items(schema.get("required", [])))
             properties = mapping(schema["properties"])
             return {"properties": {k: self._property(mapping(v), k in required) for k, v in properties.items()}}
-        if "patternProperties" in schema:  # Keys of a form; a CRD cannot say it.
+        if "patternProperties" in schema:  # A CRD cannot restrict keys, so a rule checks them.
             [values] = map(mapping, mapping(schema["patternProperties"]).values())
         else:
             values = mapping(schema["additionalProperties"])
@@ -156,17 +157,19 @@ class _Converter:
         return {"additionalProperties": self.convert(values)}
 
     def _property(self, schema: Schema, required: bool) -> Schema:
-        """A field. pydantic leaves the default out where a factory makes it; ours make empty objects."""
+        """The schema of a field. pydantic omits the default of a default factory, which here is an empty object."""
         result = self.convert(schema)
         if not required and "default" not in schema:
             if result.get("type") != "object":
-                raise UnknownSchemaError(f"schema: only objects may have a default factory (seen: {schema!r})")
+                raise UnknownSchemaError(
+                    f"schema: only objects may have a default factory (seen: {schema!r}); write the default out"
+                )
             result["default"] = {}
         return result
 
 
 def _without_descriptions(schema: object) -> object:
-    """A schema, or a part of one, in which nothing is described. No field is called `description`."""
+    """The schema, or part of a schema, without any descriptions. No field of an affinity is named `description`."""
     if isinstance(schema, dict):
         return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
     return [_without_descriptions(value) for value in schema] if isinstance(schema, list) else schema
@@ -174,5 +177,5 @@ def _without_descriptions(schema: object) -> object:
 
 def _items(value: object) -> list[object]:
     if not isinstance(value, list):
-        raise UnknownSchemaError(f"schema: a list was expected (seen: {value!r})")
+        raise UnknownSchemaError(f"schema: must be a list (seen: {value!r}); change the type")
     return value

@@ -1,4 +1,4 @@
-"""Writes docs/troubleshooting.md: every reason that a condition may give, what it means, and what to do."""
+"""Generates docs/troubleshooting.md: the meaning of every reason of every condition, and what to do."""
 
 from __future__ import annotations
 
@@ -11,71 +11,72 @@ _HEADER = """\
 <!-- Generated from the reasons in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Troubleshooting
 
-`rljob explain NAME` says what a job is waiting for, which pods are not ready and why, the latest warnings, and what
-comes next. The same without `rljob`:
+`rljob explain NAME` shows what a job is waiting for, which pods are not ready and why, the latest warnings, and what
+comes next. Without `rljob`:
 
 ```
 kubectl describe rlj NAME                                      # conditions and events
 kubectl get pods -l rljob.dev/job=NAME                         # its pods
-kubectl logs -c driver -l rljob.dev/job=NAME,ray.io/node-type=head --tail=-1     # what the training prints
+kubectl logs -c driver -l rljob.dev/job=NAME,ray.io/node-type=head --tail=-1     # output of the trainer
 ```
 
-`status.reason`, the column REASON of `kubectl get rlj`, is the reason to look up below (`rljob explain --reason REASON`
-prints the same). It is that of Failed or Complete where a job has ended, that of Retrying where another attempt is due,
-else that of the first condition that says what is missing. A job goes through the conditions in this order:
+Look up `status.reason`, the column REASON of `kubectl get rlj`, in this page; `rljob explain --reason REASON` prints
+the same text. It is the reason of Failed or Complete for a finished job, of Retrying before another attempt, and
+otherwise of the first condition that is not satisfied. A job reaches the conditions in this order:
 
 {conditions}
 
-## Before there is any condition
+## Before the first condition
 
-- *The API server refuses the file.* The message names the field and the rule; `rljob validate FILE` shows the line.
+- *The API server rejects the file.* The message names the field and the rule; `rljob validate FILE` shows the line.
 - *`no matches for kind "RLJob"`.* The operator's chart is not installed in this cluster ([install.md](install.md)).
-- *The job has no conditions.* No operator looks at it: none runs, or it does not handle this namespace
-  (`watchNamespaces`). `kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator`
-- *The operator does not start.* Its log names the setting or the right that is missing.
+- *The job has no conditions.* No operator handles it: none is running, or it does not watch this namespace
+  (`watchNamespaces`). List the operator's pods with
+  `kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator`.
+- *The operator does not start.* Its log names the invalid setting or the missing permission.
 """
 
 _FOOTER = """\
-## What the training says
+## Errors of the training
 
 ### The batch of a step is not full
 
 `spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
 can be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to
-1)`. A ConfigurationError: another attempt would draw the same.
+1)`. This is a ConfigurationError, because another attempt would generate the same responses.
 
-Dynamic sampling replaces groups whose responses all have the same score, because nothing can be learned from them, and
-after `maxRounds` rounds of fresh prompts too few were left. The scores in the message say why:
+Dynamic sampling replaces groups whose responses all have the same score, because they have no learning signal. After
+`maxRounds` rounds of new prompts there were still too few other groups. The scores in the message show why:
 
-- *The mean is near the highest score:* the policy solves nearly every prompt. The run has reached what these prompts
-  can teach.
-- *The mean is near the lowest score:* it solves nearly none. The prompts are too hard for the model, responses are cut
-  off by `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows responses, scores, and in
-  `found` what `MathAnswer` took as the answer.
-- *All scores are the same number:* the reward tells nothing apart; or its scorer failed on whole groups and they have
-  `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
-- *The message names a reward (`all scores of 'accuracy'`):* groups must differ in that one, too
-  (`dynamicSampling.reward`), whatever the weighted sum says.
+- *The mean is close to the highest score:* the policy solves nearly every prompt. The run has learned what these
+  prompts can teach.
+- *The mean is close to the lowest score:* the policy solves nearly no prompt. The prompts are too hard for the model,
+  responses are truncated at `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows
+  responses, scores, and in `found` the answer that `MathAnswer` extracted.
+- *All scores are the same number:* the reward does not distinguish responses; or its scorer failed on whole groups,
+  which have `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
+- *The message names a reward (`all scores of 'accuracy'`):* the scores of this reward must also differ within a group
+  (`dynamicSampling.reward`), not only the weighted sum.
 
-**What to do:** Take prompts that the model solves now and then, or a reward that tells near misses apart. A larger
-`rollout.groupSize` makes groups differ more often; a larger `maxRounds` costs time in each such step
-(`dynamic_sampling/rounds`, `dynamic_sampling/kept_fraction` in the [metrics](metrics.md) show it coming). With
-`onMaxRounds: TrainOnFewer` a step learns from the groups that there are. With such a change the job is deleted and
-created again, under the same name and claim; it goes on from its newest checkpoint.
+**What to do:** Use prompts that the model sometimes solves, or a reward with partial credit. With a larger
+`rollout.groupSize` the scores of a group differ more often. A larger `maxRounds` takes more time in such steps; the
+[metrics](metrics.md) `dynamic_sampling/rounds` and `dynamic_sampling/kept_fraction` show the trend. With
+`onMaxRounds: TrainOnFewer` a step trains on the groups that were found. To change these fields, delete the job and
+create it again with the same name and claim; it resumes from its newest checkpoint.
 """
 
-_WHAT = {
+_MEANING_OF_TRUE = {
     ConditionType.SPEC_VALID: "the job can run on this cluster as it is written",
-    ConditionType.CLUSTER_READY: "all its pods are ready and have joined Ray",
-    ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have what the pools promise",
+    ConditionType.CLUSTER_READY: "all pods are ready and have joined Ray",
+    ConditionType.PLACEMENT_FEASIBLE: "Ray's nodes have the GPUs that the pools request",
     ConditionType.JOB_SUBMITTED: "Ray has accepted the trainer",
-    ConditionType.PROGRESSING: "the trainer loads or trains",
+    ConditionType.PROGRESSING: "the trainer is loading or training",
     ConditionType.CHECKPOINTED: "there is a complete checkpoint",
-    ConditionType.SUSPENDED: "the job is suspended, and nothing of it runs",
-    ConditionType.RETRYING: "an attempt has failed, and another one follows",
-    ConditionType.FINISHED: "the job has ended; Complete or Failed says how",
-    ConditionType.COMPLETE: "all steps are done; stays",
-    ConditionType.FAILED: "the job has ended otherwise; stays until `rljob retry`",
+    ConditionType.SUSPENDED: "the job is suspended, and its pods are deleted",
+    ConditionType.RETRYING: "an attempt failed, and another one follows",
+    ConditionType.FINISHED: "the job is Complete or Failed",
+    ConditionType.COMPLETE: "all steps are completed; stays True",
+    ConditionType.FAILED: "the job finished without success; stays True until `rljob retry`",
 }
 
 
@@ -84,26 +85,26 @@ def troubleshooting_text() -> str:
     rows = ["| condition | True means | reasons |", "|---|---|---|"]
     for kind in ConditionType:
         links = ", ".join(f"[{reason}](#{reason.lower()})" for reason in REASONS[kind])
-        rows.append(f"| [{kind}](#reasons-of-{kind.lower()}) | {_WHAT[kind]} | {links} |")
+        rows.append(f"| [{kind}](#reasons-of-{kind.lower()}) | {_MEANING_OF_TRUE[kind]} | {links} |")
     sections = [line for kind in ConditionType for line in _section(kind)]
     return "\n".join([_HEADER.format(conditions="\n".join(rows)), *sections, _FOOTER])
 
 
 def _section(kind: ConditionType) -> Iterator[str]:
-    """The reasons of a condition; each is explained once, where it comes first."""
+    """The reasons of a condition. Each reason is explained once, at its first condition."""
     yield f"## Reasons of {kind}"
     yield ""
     for reason in REASONS[kind]:
-        if _givers(reason)[0] is kind:
+        if _conditions_with(reason)[0] is kind:
             yield from _explained(reason)
-    others = [reason for reason in REASONS[kind] if _givers(reason)[0] is not kind]
+    others = [reason for reason in REASONS[kind] if _conditions_with(reason)[0] is not kind]
     if others:
-        yield "Also, as above: " + ", ".join(f"[{reason}](#{reason.lower()})" for reason in others) + "."
+        yield "Also: " + ", ".join(f"[{reason}](#{reason.lower()})" for reason in others) + "."
         yield ""
 
 
 def _explained(reason: Reason) -> Iterator[str]:
-    explanation, others = EXPLANATIONS[reason], _givers(reason)[1:]
+    explanation, others = EXPLANATIONS[reason], _conditions_with(reason)[1:]
     yield f"### {reason}"
     yield ""
     yield explanation.means + (f" Also a reason of {', '.join(others)}." if others else "")
@@ -112,6 +113,6 @@ def _explained(reason: Reason) -> Iterator[str]:
     yield ""
 
 
-def _givers(reason: Reason) -> list[ConditionType]:
-    """The conditions that give a reason, in the order in which a job gets there."""
+def _conditions_with(reason: Reason) -> list[ConditionType]:
+    """The conditions that can have a reason, in the order in which a job reaches them."""
     return [kind for kind in ConditionType if reason in REASONS[kind]]

@@ -1,4 +1,4 @@
-"""How rewards become advantages: one part of a learning rule (`algorithm`). What a block leaves out is the recipe's."""
+"""The advantage, a part of the algorithm: how advantages are computed from rewards. The recipe sets unset fields."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rljob_api.variants import Variants
 
 
 class AdvantageType(StrEnum):
-    """How rewards become advantages; docs/algorithms.md has the formulas and their sources.
+    """How advantages are computed from rewards; docs/algorithms.md has the formulas and their sources.
 
     GroupRelative, GroupRelativePassAtK, GDPO, LeaveOneOut, ReinforcePlusPlusBaseline, OPO, GPG and OptimalTokenBaseline
-    compare responses to the same prompt. ReinforcePlusPlus compares all tokens of a batch, ReMax a response with the
-    greedy one to its prompt, GAE a reward with what the critic expected of it."""
+    compare responses to the same prompt. ReinforcePlusPlus compares all tokens of a batch. ReMax compares a response
+    with the greedy response to its prompt. GAE compares the rewards with the critic's values."""
 
     GROUP_RELATIVE = "GroupRelative"
     GROUP_RELATIVE_PASS_AT_K = "GroupRelativePassAtK"
@@ -44,61 +44,64 @@ COMPARING = (
     AdvantageType.GPG,
     AdvantageType.OPTIMAL_TOKEN_BASELINE,
 )
-"""What compares responses to the same prompt."""
+"""Advantages that compare responses to the same prompt."""
 MAY_NEED_CRITIC = (AdvantageType.GAE, AdvantageType.FUNCTION)
-"""What asks a critic for values; a function of one's own may."""
+"""Advantages that need a critic's values, or may need them (a user-defined function)."""
 
 
 class GroupRelative(WireModel):
-    """A reward less the mean reward of all responses to the same prompt (arXiv 2402.03300)."""
+    """Reward - mean reward of all responses to the same prompt (arXiv 2402.03300)."""
 
     normalize_by_std: Flag | None = None
-    """Divide by the group's standard deviation. The recipe's when unset."""
+    """Divide by the standard deviation of the group. Set by the recipe when unset."""
 
 
 class GroupRelativePassAtK(WireModel):
-    """The best reward of a group less the second best, for the best response; 0 for the others (arXiv 2503.19595)."""
+    """Best reward of the group - second best reward, for the best response; 0 for the others (arXiv 2503.19595)."""
 
     normalize_by_std: Flag = True
-    """Divide by the group's standard deviation."""
+    """Divide by the standard deviation of the group."""
 
 
 class ReinforcePlusPlus(WireModel):
-    """The rewards from a token on, less their mean over the batch, by their standard deviation (arXiv 2501.03262)."""
+    """Discounted return of each token, normalized by mean and standard deviation over the batch (arXiv 2501.03262)."""
 
     gamma: Fraction = 1.0
-    """Discount of what comes a token later."""
+    """Discount factor per token."""
 
 
 class Gae(WireModel):
     """Generalized advantage estimation (arXiv 1506.02438)."""
 
     gamma: Fraction = 1.0
-    """Discount of what comes a token later."""
+    """Discount factor per token."""
     lambda_: Fraction = Field(default=1.0, alias="lambda")
-    """1 trusts rewards alone, 0 the critic's value of the next token."""
+    """Trade-off between variance and bias: 1 uses the rewards only, 0 the critic's value of the next token."""
 
 
 class OptimalTokenBaseline(WireModel):
-    """A baseline for each group and token position, by how uncertain the policy was on the way."""
+    """A baseline for each group and token position, weighted by the policy's uncertainty up to the token."""
 
     zero_tail: Flag = True
-    """No baseline where a response has outlasted all others of its group; false makes its advantages 0 there."""
+    """If true, the baseline is 0 at positions that only the longest response of the group reaches. If false, the
+    advantages are 0 there."""
 
 
 class Advantage(Variants):
-    """How rewards become advantages."""
+    """How advantages are computed from rewards."""
 
     type: AdvantageType | None = None
-    """The recipe's when unset."""
+    """Kind of advantage, for example LeaveOneOut. Set by the recipe when unset."""
     group_relative: GroupRelative | None = None
     group_relative_pass_at_k: GroupRelativePassAtK | None = None
     reinforce_plus_plus: ReinforcePlusPlus | None = None
     gae: Gae | None = None
     optimal_token_baseline: OptimalTokenBaseline | None = None
     function: Function | None = None
-    """For `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an advantage for each response.
-    Decorated with `token_advantage` it takes `TokenInputs` and `Reduce`, and returns one for each token."""
+    """User-defined advantage for `type: Function`: takes `rljob_trainer.algorithms.ResponseInputs`, returns an
+    advantage per response.
+
+    With the decorator `token_advantage` it takes `TokenInputs` and `Reduce`, and returns an advantage per token."""
 
 
 ADVANTAGE_RULES = required_block_rules(Advantage, AdvantageType)

@@ -1,4 +1,4 @@
-"""Which nodes and which other pods a job's pods go with, as in a pod."""
+"""Node affinity, pod affinity and pod anti-affinity of a job's pods, as in a pod."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rljob_api.scalars import DnsLabel, DnsName, Integer, LabelKey, LabelMap, La
 
 MAX_TERMS = 16
 _LABEL_INTEGER = r"^[0-9]{1,18}$"
-"""A value of a label that the scheduler can compare as an integer of 64 bits."""
+"""A label value that the scheduler can compare as a 64-bit integer."""
 Weight = Annotated[Integer, Field(ge=1, le=100)]
 Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
 LabelKeys = Annotated[tuple[LabelKey, ...], Field(max_length=4)]
 
 
 class NodeOperator(StrEnum):
-    """How the label of a node is compared with the values. `Gt` and `Lt` compare integers."""
+    """How a node's label is compared with the values. `Gt` and `Lt` compare integers."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -38,7 +38,7 @@ class NodeField(StrEnum):
 
 
 class FieldOperator(StrEnum):
-    """How the name of a node is compared with the value."""
+    """How a node's name is compared with the value."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -90,7 +90,7 @@ class PreferredNodes(WireModel):
 
 
 class NodeAffinity(WireModel):
-    """On which nodes the pods may run, by labels and names of nodes."""
+    """The nodes on which the pods must or should run, selected by label or name."""
 
     required_during_scheduling_ignored_during_execution: NodeTerms | None = None
     preferred_during_scheduling_ignored_during_execution: Annotated[
@@ -114,7 +114,8 @@ class LabelSelector(WireModel):
 
 
 class PodTerm(WireModel):
-    """Pods, by labels and namespaces, and the label of nodes that says which nodes count as one place."""
+    """Other pods, selected by label and namespace, and the node label whose value defines one topology domain, for
+    example `topology.kubernetes.io/zone`."""
 
     label_selector: LabelSelector | None = None
     topology_key: LabelKey
@@ -125,14 +126,14 @@ class PodTerm(WireModel):
 
 
 class PreferredPods(WireModel):
-    """A preference for such pods (or against them, in an anti-affinity), with its weight."""
+    """A weighted preference for nodes near the selected pods, or away from them in an anti-affinity."""
 
     weight: Weight
     pod_affinity_term: PodTerm
 
 
 class PodAffinity(WireModel):
-    """Pods beside which the pods must or should run, or, in an anti-affinity, must or should not."""
+    """Other pods near which the job's pods must or should run; in an anti-affinity, must not or should not run."""
 
     required_during_scheduling_ignored_during_execution: Annotated[
         tuple[PodTerm, ...], Field(max_length=MAX_TERMS)
@@ -160,12 +161,12 @@ def _values_rule(on: type[RequirementT], cel: str, comparisons: str = "") -> Rul
         field=".values",
         cel=cel,
         wrong=f"In and NotIn need values, {comparisons}Exists and DoesNotExist take none",
-        advice="correct the values or the operator",
-        holds=lambda each: _operator_takes(each.operator, each.values),
+        advice="change values or operator",
+        holds=lambda each: _operator_accepts(each.operator, each.values),
     )
 
 
-def _operator_takes(operator: str, values: tuple[str, ...]) -> bool:
+def _operator_accepts(operator: str, values: tuple[str, ...]) -> bool:
     if operator in (NodeOperator.IN, NodeOperator.NOT_IN):
         return len(values) > 0
     if operator in (NodeOperator.GREATER_THAN, NodeOperator.LESS_THAN):
@@ -173,7 +174,7 @@ def _operator_takes(operator: str, values: tuple[str, ...]) -> bool:
     return not values
 
 
-def _reads_own_keys(term: PodTerm) -> bool:
+def _label_keys_are_valid(term: PodTerm) -> bool:
     selector, keys = term.label_selector, set(term.match_label_keys)
     if selector is None:
         return not keys and not term.mismatch_label_keys
@@ -199,8 +200,8 @@ AFFINITY_RULES = (
             "!(k in self.labelSelector.matchLabels) && !self.labelSelector.matchExpressions.exists(e, e.key == k))"
             " : size(self.matchLabelKeys) + size(self.mismatchLabelKeys) == 0"
         ),
-        wrong="keys need a labelSelector that does not use them, and cannot also be in mismatchLabelKeys",
-        advice="remove the key, or write a labelSelector",
-        holds=_reads_own_keys,
+        wrong="each key requires a labelSelector that does not contain it, and must not be in mismatchLabelKeys",
+        advice="remove the key, or add a labelSelector",
+        holds=_label_keys_are_valid,
     ),
 )

@@ -1,6 +1,6 @@
-"""The learning rule: a recipe by name, and what a job changes in it: advantages, policy loss, aggregation, KL term.
+"""The algorithm: a recipe by name, and fields that override it: advantage, policy loss, aggregation, KL term.
 
-What is left out here is the recipe's (`recipes.py`), which gives every field its value.
+Unset fields get their value from the recipe (`recipes.py`).
 """
 
 from __future__ import annotations
@@ -20,60 +20,73 @@ from rljob_api.v1alpha1.rollout_correction import RolloutCorrection
 
 
 class AlgorithmType(StrEnum):
-    """Recipes: an advantage, a loss, an aggregation and their settings under one name. GRPO has the
-    advantages of Shao et al. 2024 (arXiv 2402.03300), with the token mean, the dual clip and no KL term, as is usual
-    since; the paper's own form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL coefficient. DrGRPO
-    is of Liu et al. 2025 (arXiv 2503.20783), DAPO of Yu et al. 2025 (arXiv 2503.14476), whose penalty for length is a
-    reward (`type: Overlong`) and for the job to write. RLOO (arXiv 2402.14740), ReinforcePlusPlus (arXiv 2501.03262)
-    and ReMax (arXiv 2310.10505) stand for their advantages in the same setting; docs/algorithms.md has the papers' own.
-    PPO (arXiv 1707.06347) has GAE, a critic and no dual clip. GSPO is of Zheng et al. 2025 (arXiv 2507.18071), CISPO
-    of MiniMax 2025 (arXiv 2506.13585)."""
+    """Recipe: an advantage, a policy loss, an aggregation and their settings under one name; docs/algorithms.md has
+    the formulas."""
 
     GRPO = "GRPO"
+    """Group-relative advantages (Shao et al. 2024, arXiv 2402.03300) with the token mean, the dual clip and no KL term,
+    which is today's common form. The paper's form is `aggregation: SequenceMeanTokenMean`, `dualClipRatio: 0` and a KL
+    coefficient."""
     DR_GRPO = "DrGRPO"
+    """Liu et al. 2025, arXiv 2503.20783."""
     DAPO = "DAPO"
+    """Yu et al. 2025, arXiv 2503.14476. Its length penalty is a reward (`type: Overlong`), which the job must add."""
     RLOO = "RLOO"
+    """The leave-one-out advantages of Ahmadian et al. 2024 (arXiv 2402.14740), with GRPO's other settings."""
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
+    """The advantages of REINFORCE++ (arXiv 2501.03262), with GRPO's other settings."""
     REMAX = "ReMax"
+    """The advantages of ReMax (arXiv 2310.10505), with GRPO's other settings."""
     PPO = "PPO"
+    """Schulman et al. 2017, arXiv 1707.06347: GAE, a critic, and no dual clip."""
     GSPO = "GSPO"
+    """Zheng et al. 2025, arXiv 2507.18071."""
     CISPO = "CISPO"
+    """MiniMax 2025, arXiv 2506.13585."""
 
 
 class LossAggregation(StrEnum):
-    """How per-token losses become one number. All denominators are those of the whole mini-batch on all workers;
-    SequenceMeanTokenSumNorm divides each response's sum by rollout.maxNewTokens, whatever the response's length.
-    TokenSum has no denominator: loss and gradient grow with the number of tokens in a mini-batch, and so does what a
-    learning rate means to an optimizer that does not normalise; maxGradientNorm bounds nearly every update."""
+    """How the losses of all tokens are combined into one number. Means are over the whole mini-batch on all workers."""
 
     TOKEN_MEAN = "TokenMean"
+    """Mean over all tokens."""
     TOKEN_SUM = "TokenSum"
+    """Sum over all tokens. Loss and gradient grow with the number of tokens in a mini-batch, so that maxGradientNorm
+    clips nearly every update."""
     SEQUENCE_MEAN_TOKEN_MEAN = "SequenceMeanTokenMean"
+    """Mean over responses of the mean over the response's tokens."""
     SEQUENCE_MEAN_TOKEN_SUM = "SequenceMeanTokenSum"
+    """Mean over responses of the sum over the response's tokens."""
     SEQUENCE_MEAN_TOKEN_SUM_NORM = "SequenceMeanTokenSumNorm"
+    """Mean over responses of the sum over the response's tokens, divided by rollout.maxNewTokens."""
 
 
 class Algorithm(WireModel):
-    """The learning rule: `type` names a recipe, the rest overrides it; `rljob validate --resolved FILE` prints what
-    becomes of it."""
+    """The training algorithm: `type` names a recipe, and the other fields override parts of it.
+
+    `rljob validate --resolved FILE` prints the result with all values."""
 
     type: AlgorithmType = AlgorithmType.GRPO
     advantage: Advantage = Field(default_factory=Advantage)
     loss: Loss = Field(default_factory=Loss)
     aggregation: LossAggregation | None = None
-    """How per-token losses become one number. The recipe's when unset."""
+    """How the losses of all tokens are combined into one number. Set by the recipe when unset."""
     drop_zero_variance_groups: Flag | None = None
-    """Leave out groups whose scores are all equal: group-relative advantages are 0 there, and with this they do not
-    enter the denominators either. A KL term does not pull on them, in the reward or in the loss. When unset, true with
-    dynamicSampling, else false."""
+    """Exclude groups whose scores are all equal from the update. When unset, true with dynamicSampling, else false.
+
+    Group-relative advantages are 0 in such groups. If true, the groups also do not count in the denominators of the
+    loss, and the KL term does not apply to them."""
     dynamic_sampling: DynamicSampling | None = None
-    """Replace groups whose scores are all equal by those of fresh prompts. The recipe's when unset."""
+    """Replace groups whose scores are all equal with groups of new prompts. Set by the recipe when unset."""
     mask_truncated_responses: Flag = False
-    """Do not learn from responses that rollout.maxNewTokens cut off (the overlong filtering of DAPO, arXiv 2503.14476,
-    section 3.4): they are not in the denominators of the loss either, and no KL term pulls on them. Advantages
-    on responses still compare the others of their group with them. Their share is `response_length/clip_ratio`."""
+    """Exclude responses that were truncated at rollout.maxNewTokens from the update (the overlong filtering of DAPO,
+    arXiv 2503.14476, section 3.4).
+
+    They do not count in the denominators of the loss, and the KL term does not apply to them. Their scores still count
+    in the advantages of the other responses of their group. The metric `response_length/clip_ratio` is their fraction.
+    """
     entropy_coefficient: Number = 0.0
-    """Weight of the entropy bonus (subtracted from the loss)."""
+    """Weight of the entropy bonus: coefficient x entropy is subtracted from the loss."""
     kl: Kl = Field(default_factory=Kl)
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
     policy_filtration: PolicyFiltration = Field(default_factory=PolicyFiltration)

@@ -1,8 +1,8 @@
-"""Rules on the learning rule: blocks belong to the variants that are chosen, no setting is ignored, and what is chosen
-fits the rest of the training. Rules within one part stand beside its type.
+"""Rules on the algorithm: a block requires its variant, no setting is ignored, and the algorithm fits the other
+settings of the training. Rules within one part of the algorithm are in the file of its type.
 
-The API server also tries a rule on the default of its object, which is `{}` with nothing filled in, when it takes the
-CRD: so the CEL of `Algorithm` asks for fields that are always there in a job.
+When the API server accepts the CRD, it also evaluates each rule on the default of its object, `{}` without filled-in
+defaults. So the CEL of `Algorithm` checks with `has` even fields that every job has.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rljob_api.v1alpha1.training import Training
 from rljob_api.variants import Variants, block_name, may_be_left_out
 
 _WITH_BASELINE = (*COMPARING, AdvantageType.REMAX)
-"""What compares a response with others to the same prompt, or with the greedy one."""
+"""Advantages that compare a response with other responses to the same prompt, or with the greedy response."""
 _MAY_COMPARE = (*COMPARING, AdvantageType.FUNCTION)
-_SAMPLING = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]
-_IS_ON_CEL = (
+_RECIPES_WITH_SAMPLING = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]
+_SAMPLING_CEL = (
     "(has(self.algorithm.dynamicSampling) ? self.algorithm.dynamicSampling.enabled"
-    f" : self.algorithm.type in {_SAMPLING})"
+    f" : self.algorithm.type in {_RECIPES_WITH_SAMPLING})"
 )
 
 
@@ -39,7 +39,8 @@ def _block_rules(
     read: Callable[[Algorithm], Variants],
     chosen: Callable[[Algorithm], StrEnum],
 ) -> Iterator[Rule]:
-    """A block that may be left out belongs to one variant of its part, which the job or its recipe chooses."""
+    """Rules that an optional block of a part (advantage or loss) is set only if the job or its recipe chooses its
+    variant."""
     for variant in variants:
         block = kind.block_type(variant)
         if block is not None and may_be_left_out(block):
@@ -58,8 +59,8 @@ def _block_rule(
         f"Algorithm.{part}.{block}",
         field=f".{part}.{block}",
         cel=f"!has(self.{part}) || !has(self.{part}.{block}) || {is_chosen_cel('self', part, [variant])}",
-        wrong=f"the block `{block}` is ignored: the {part} that the job chooses is not {variant}",
-        advice=f"remove the block, or write `type: {variant}` beside it",
+        wrong=f"is ignored, because the job's {part} is not {variant}",
+        advice=f"remove the block `{block}`, or set {part}.type: {variant}",
         holds=lambda algorithm: read(algorithm).block(variant) is None or chosen(algorithm) is variant,
     )
 
@@ -72,7 +73,7 @@ def _responses_may_differ(training: Training) -> bool:
     return training.rollout.top_k != 1 or advantage_type(training.algorithm) not in _WITH_BASELINE
 
 
-def _takes_kl_off_rewards(algorithm: Algorithm) -> bool:
+def _gdpo_has_no_kl_in_reward(algorithm: Algorithm) -> bool:
     kl = algorithm.kl
     return (
         advantage_type(algorithm) is not AdvantageType.GDPO
@@ -96,7 +97,7 @@ def _samples_all_or_corrects_nothing(training: Training) -> bool:
     return is_none or (rollout.top_p == 1 and rollout.top_k == 0)
 
 
-def _reward_is_there(training: Training) -> bool:
+def _sampling_reward_exists(training: Training) -> bool:
     block = training.algorithm.dynamic_sampling
     return block is None or block.reward is None or block.reward in {each.name for each in training.rewards}
 
@@ -109,8 +110,8 @@ ALGORITHM_RULES = (
         "Training.groupSize",
         field=".rollout.groupSize",
         cel=f"!{is_chosen_cel('self.algorithm', 'advantage', COMPARING)} || self.rollout.groupSize >= 2",
-        wrong="the job's advantage compares responses to the same prompt and needs at least 2 of them",
-        advice="set groupSize to 2 or more (8 is usual)",
+        wrong="must be at least 2, because the job's advantage compares responses to the same prompt",
+        advice="increase groupSize, for example to 8",
         holds=_responses_are_compared,
     ),
     rule(
@@ -119,9 +120,9 @@ ALGORITHM_RULES = (
         field=".kl.placement",
         cel=f"!has(self.kl) || !has(self.type) || !{is_chosen_cel('self', 'advantage', ['GDPO'])}"
         " || self.kl.coefficient == 0.0 || self.kl.placement != 'Reward'",
-        wrong="GDPO compares each of the job's rewards by itself, and the KL would be in none of them",
-        advice="write `placement: Loss`",
-        holds=_takes_kl_off_rewards,
+        wrong="must not be Reward with advantage GDPO, which normalizes each reward separately",
+        advice="set kl.placement: Loss",
+        holds=_gdpo_has_no_kl_in_reward,
     ),
     rule(
         Training,
@@ -129,8 +130,8 @@ ALGORITHM_RULES = (
         field=".rewards",
         cel=f"!{is_chosen_cel('self.algorithm', 'advantage', ['GDPO'])}"
         " || self.rewards.filter(reward, reward.weight != 0.0).size() >= 2",
-        wrong="GDPO normalises each of several rewards by itself, and there is one whose weight is not 0",
-        advice="add another reward, or choose GroupRelative advantages",
+        wrong="advantage GDPO requires at least two rewards with a weight other than 0",
+        advice="add another reward, or choose advantage.type: GroupRelative",
         holds=lambda t: (
             advantage_type(t.algorithm) is not AdvantageType.GDPO or sum(each.weight != 0 for each in t.rewards) >= 2
         ),
@@ -140,9 +141,8 @@ ALGORITHM_RULES = (
         "Training.topK",
         field=".rollout.topK",
         cel=f"self.rollout.topK != 1 || !{is_chosen_cel('self.algorithm', 'advantage', _WITH_BASELINE)}",
-        wrong="every response is the greedy one to its prompt then, and the job's advantage, which compares it with "
-        "others or with that one, is always 0",
-        advice="write 0 to sample among all tokens, or 2 or more",
+        wrong="must not be 1: all responses to a prompt would be equal, and the job's advantage always 0",
+        advice="set topK to 0 to sample from all tokens, or to 2 or more",
         holds=_responses_may_differ,
     ),
     rule(
@@ -151,9 +151,8 @@ ALGORITHM_RULES = (
         field=".algorithm.kl.controller.adaptive.horizon",
         cel="!has(self.algorithm.kl.controller.adaptive)"
         " || self.batchSize * self.rollout.groupSize < 5 * self.algorithm.kl.controller.adaptive.horizon",
-        wrong="must be more than a fifth of the responses of a step (batchSize * rollout.groupSize), or one step could "
-        "take the coefficient to 0",
-        advice="write several times as many as a step has",
+        wrong="must be above batchSize * rollout.groupSize / 5, or one step could set the coefficient to 0",
+        advice="increase horizon to several times batchSize * rollout.groupSize",
         holds=_coefficient_stays_above_zero,
     ),
     rule(
@@ -162,29 +161,30 @@ ALGORITHM_RULES = (
         field=".algorithm.dropZeroVarianceGroups",
         cel="!has(self.algorithm.dropZeroVarianceGroups) || !self.algorithm.dropZeroVarianceGroups"
         " || self.rollout.groupSize >= 2",
-        wrong="with rollout.groupSize 1 all rewards of a group are equal, and nothing would be left",
-        advice="set it to false, or groupSize to 2 or more",
+        wrong="must not be true with rollout.groupSize 1, because all groups would be dropped",
+        advice="set dropZeroVarianceGroups to false, or groupSize to 2 or more",
         holds=lambda t: not t.algorithm.drop_zero_variance_groups or t.rollout.group_size >= 2,
     ),
     rule(
         Training,
         "Training.dynamicSamplingGroups",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
-        wrong="dynamicSampling replaces groups with equal scores, and the job's advantage (algorithm.advantage.type, or"
-        " that of the recipe algorithm.type) compares no groups: it learns from equal scores, too",
-        advice="remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose an advantage.type that"
-        " does, such as GroupRelative",
+        cel=f"!{_SAMPLING_CEL} || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
+        wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
+        " that of the recipe) also learns from groups with equal scores",
+        advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose for example"
+        " advantage.type: GroupRelative",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or advantage_type(t.algorithm) in _MAY_COMPARE,
     ),
     rule(
         Training,
         "Training.dynamicSamplingPassAtK",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || !{is_chosen_cel('self.algorithm', 'advantage', ['GroupRelativePassAtK'])}",
-        wrong="dynamicSampling keeps groups whose scores differ, and GroupRelativePassAtK learns only from those in"
-        " which one response is better than all others",
-        advice="remove it (with type: DAPO write dynamicSampling: {enabled: false}), or choose GroupRelative",
+        cel=f"!{_SAMPLING_CEL} || !{is_chosen_cel('self.algorithm', 'advantage', ['GroupRelativePassAtK'])}",
+        wrong="does not work with advantage GroupRelativePassAtK, which learns only from groups with a single best"
+        " response and not from all groups with different scores",
+        advice="remove dynamicSampling (with type: DAPO set dynamicSampling: {enabled: false}), or choose"
+        " advantage.type: GroupRelative",
         holds=lambda t: (
             not has_dynamic_sampling(t.algorithm)
             or advantage_type(t.algorithm) is not AdvantageType.GROUP_RELATIVE_PASS_AT_K
@@ -196,27 +196,28 @@ ALGORITHM_RULES = (
         field=".algorithm.dropZeroVarianceGroups",
         cel="!has(self.algorithm.dropZeroVarianceGroups) || !self.algorithm.dropZeroVarianceGroups"
         f" || {is_chosen_cel('self.algorithm', 'advantage', _MAY_COMPARE)}",
-        wrong="the job's advantage (algorithm.advantage.type, or that of the recipe algorithm.type) compares no groups:"
-        " it learns from equal scores, too, and they would be lost",
-        advice="remove it, or choose an advantage.type that compares them, such as GroupRelative",
+        wrong="requires an advantage that compares responses to the same prompt; the job's advantage (advantage.type or"
+        " that of the recipe) also learns from groups with equal scores, which would be dropped",
+        advice="remove dropZeroVarianceGroups, or choose for example advantage.type: GroupRelative",
         holds=lambda t: not t.algorithm.drop_zero_variance_groups or advantage_type(t.algorithm) in _MAY_COMPARE,
     ),
     rule(
         Training,
         "Training.dynamicSamplingGroupSize",
         field=".algorithm.dynamicSampling",
-        cel=f"!{_IS_ON_CEL} || self.rollout.groupSize >= 2",
-        wrong="with rollout.groupSize 1 all scores of a group are equal, and the batch would never be full",
-        advice="write dynamicSampling: {enabled: false}, or set groupSize to 2 or more",
+        cel=f"!{_SAMPLING_CEL} || self.rollout.groupSize >= 2",
+        wrong="requires rollout.groupSize of at least 2: the score of a single response cannot differ, so the batch"
+        " would never be full",
+        advice="set dynamicSampling: {enabled: false}, or increase groupSize",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or t.rollout.group_size >= 2,
     ),
     rule(
         Training,
         "Training.dynamicSamplingDrops",
         field=".algorithm.dropZeroVarianceGroups",
-        cel=f"!{_IS_ON_CEL} || !has(self.algorithm.dropZeroVarianceGroups) || self.algorithm.dropZeroVarianceGroups",
-        wrong="dynamicSampling leaves out the groups that this would keep",
-        advice="remove it, or write dynamicSampling: {enabled: false}",
+        cel=f"!{_SAMPLING_CEL} || !has(self.algorithm.dropZeroVarianceGroups) || self.algorithm.dropZeroVarianceGroups",
+        wrong="must not be false with dynamicSampling, which always drops these groups",
+        advice="remove dropZeroVarianceGroups, or set dynamicSampling: {enabled: false}",
         holds=lambda t: not has_dynamic_sampling(t.algorithm) or t.algorithm.drop_zero_variance_groups is not False,
     ),
     rule(
@@ -226,8 +227,8 @@ ALGORITHM_RULES = (
         cel="!has(self.algorithm.dynamicSampling) || !has(self.algorithm.dynamicSampling.reward)"
         " || self.rewards.exists(each, each.name == self.algorithm.dynamicSampling.reward)",
         wrong="must be the name of one of training.rewards",
-        advice="name one of them, or remove it to compare their weighted sums",
-        holds=_reward_is_there,
+        advice="use one of their names, or remove this field to compare the weighted sums of all rewards",
+        holds=_sampling_reward_exists,
     ),
     rule(
         Training,
@@ -235,8 +236,8 @@ ALGORITHM_RULES = (
         field=".algorithm.policyFiltration.scope",
         cel="!has(self.algorithm.policyFiltration.scope) || self.algorithm.policyFiltration.scope != 'Group'"
         " || self.rollout.groupSize >= 2",
-        wrong="with rollout.groupSize 1 there is nothing to choose from in a group",
-        advice="write Batch, or set groupSize to 2 or more",
+        wrong="must not be Group with rollout.groupSize 1",
+        advice="set scope: Batch, or groupSize to 2 or more",
         holds=_draws_among_several,
     ),
     rule(
@@ -244,9 +245,9 @@ ALGORITHM_RULES = (
         "Training.syncEverySteps",
         field=".evaluation.everySteps",
         cel="!has(self.evaluation) || self.evaluation.everySteps % self.rollout.syncEverySteps == 0",
-        wrong="must be a multiple of rollout.syncEverySteps: an evaluation takes the newest weights, and would change "
-        "what the steps after it learn from",
-        advice="change one of the two",
+        wrong="must be a multiple of rollout.syncEverySteps, because an evaluation transfers the newest weights to the"
+        " rollout engine",
+        advice="change evaluation.everySteps or rollout.syncEverySteps",
         holds=lambda t: t.evaluation is None or t.evaluation.every_steps % t.rollout.sync_every_steps == 0,
     ),
     rule(
@@ -254,9 +255,9 @@ ALGORITHM_RULES = (
         "RLJobSpec.syncEverySteps",
         field=".checkpoint.everySteps",
         cel="self.checkpoint.everySteps % self.training.rollout.syncEverySteps == 0",
-        wrong="must be a multiple of training.rollout.syncEverySteps: a run that goes on from a checkpoint takes the "
-        "newest weights, and would differ from one that was not interrupted",
-        advice="change one of the two",
+        wrong="must be a multiple of training.rollout.syncEverySteps, because a resumed run starts with the newest"
+        " weights and would differ from an uninterrupted one",
+        advice="change checkpoint.everySteps or training.rollout.syncEverySteps",
         holds=lambda spec: spec.checkpoint.every_steps % spec.training.rollout.sync_every_steps == 0,
     ),
     rule(
@@ -265,9 +266,9 @@ ALGORITHM_RULES = (
         field=".algorithm.rolloutCorrection",
         cel="(self.rollout.topP == 1.0 && self.rollout.topK == 0) || ((!has(self.algorithm.rolloutCorrection.type)"
         " || self.algorithm.rolloutCorrection.type == 'None') && !has(self.algorithm.rolloutCorrection.rejection))",
-        wrong="with rollout.topP below 1 or topK the generator's log-probabilities are of what the cut left, and "
-        "cannot be compared with the trainer's",
-        advice="write topP: 1 and topK: 0, or remove the correction",
+        wrong="requires rollout.topP: 1 and rollout.topK: 0: otherwise the rollout engine's log-probabilities belong to"
+        " a truncated distribution and cannot be compared with the trainer's",
+        advice="set topP: 1 and topK: 0, or remove the correction",
         holds=_samples_all_or_corrects_nothing,
     ),
 )

@@ -1,4 +1,4 @@
-"""Rules on the sizes of batches: mini-batches, micro-batches, and how they spread over the GPUs."""
+"""Rules on the sizes of batches, mini-batches and micro-batches, and on their distribution across GPUs."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ def _longest_sequence_fits_cel(role: str) -> str:
     )
 
 
-def _is_cut_up_as_the_actor(spec: RLJobSpec, role: str) -> bool:
-    """What is wrong with such a role is wrong with the actor, and said there."""
+def _splits_sequences_as_actor(spec: RLJobSpec, role: str) -> bool:
+    """Whether the role splits sequences as the actor does. Then the actor's rule reports the same fault."""
     mine, actors = (spec.roles.train_role(each).num_sequence_ranks for each in (role, "actor"))
     return mine == actors
 
 
-def _is_cut_up_as_the_actor_cel(role: str) -> str:
+def _splits_sequences_as_actor_cel(role: str) -> str:
     return f"{sequence_ranks_cel(role)} == {sequence_ranks_cel('actor')}"
 
 
-def _is_where_the_actor_is(spec: RLJobSpec, role: str) -> bool:
-    return spec.placed_roles()[role] == spec.placed_roles()["actor"] and _is_cut_up_as_the_actor(spec, role)
+def _shares_layout_of_actor(spec: RLJobSpec, role: str) -> bool:
+    return spec.placed_roles()[role] == spec.placed_roles()["actor"] and _splits_sequences_as_actor(spec, role)
 
 
-def _is_where_the_actor_is_cel(role: str) -> str:
-    return f"({pool_of_cel(role)} == {pool_of_cel('actor')} && {_is_cut_up_as_the_actor_cel(role)})"
+def _shares_layout_of_actor_cel(role: str) -> str:
+    return f"({pool_of_cel(role)} == {pool_of_cel('actor')} && {_splits_sequences_as_actor_cel(role)})"
 
 
-def _responses_divide(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
-    """Whether the responses to these prompts spread evenly over the role's GPUs; those that share rows are one."""
+def _responses_are_divisible(spec: RLJobSpec, num_prompts: int | None, role: str = "actor") -> bool:
+    """Whether the responses to these prompts can be distributed evenly across the role's GPUs, where GPUs that share
+    sequences count as one."""
     name = spec.placed_roles()[role]
     num_shares = (num_prompts or 0) * spec.training.rollout.group_size * spec.roles.train_role(role).num_sequence_ranks
     return all(num_shares % (p.nodes * p.gpus_per_node) == 0 for p in spec.pools if p.name == name)
 
 
-def _responses_divide_cel(field: str, role: str = "actor") -> str:
+def _responses_are_divisible_cel(field: str, role: str = "actor") -> str:
     return (
         f"self.pools.all(p, p.name != {pool_of_cel(role)}"
         f" || {field} * self.training.rollout.groupSize * {sequence_ranks_cel(role)}"
@@ -65,21 +66,25 @@ def _responses_divide_cel(field: str, role: str = "actor") -> str:
 
 
 def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_there_cel: str) -> Rule:
-    """Of a role that only some jobs have."""
+    """The rule that a micro-batch of an optional role must hold the longest sequence."""
     return rule(
         RLJobSpec,
         f"RLJobSpec.{role}.maxTokensPerMicroBatch",
         field=f".roles.{role}.sequenceParallel",
-        cel=f"!({is_there_cel}) || {_is_cut_up_as_the_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
-        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
-        "rollout.maxNewTokens tokens",
-        advice="write that of the actor",
+        cel=f"!({is_there_cel}) || {_splits_sequences_as_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
+        wrong=_LONGEST_SEQUENCE.format(role),
+        advice="use the actor's value, or increase maxTokensPerMicroBatch",
         holds=lambda spec: (
-            not is_there(spec.training) or _is_cut_up_as_the_actor(spec, role) or _longest_sequence_fits(spec, role)
+            not is_there(spec.training) or _splits_sequences_as_actor(spec, role) or _longest_sequence_fits(spec, role)
         ),
     )
 
 
+_LONGEST_SEQUENCE = (
+    "training.maxTokensPerMicroBatch x roles.{}.sequenceParallel must be at least dataset.maxPromptTokens +"
+    " rollout.maxNewTokens"
+)
+_EVEN_SHARES = "change one of them, so that all GPUs get the same number of responses"
 _MINI_BATCH_CEL = "(has(self.training.miniBatchSize) ? self.training.miniBatchSize : self.training.batchSize)"
 
 BATCH_SIZE_RULES = (
@@ -89,7 +94,7 @@ BATCH_SIZE_RULES = (
         field=".miniBatchSize",
         cel="!has(self.miniBatchSize) || self.batchSize % self.miniBatchSize == 0",
         wrong="must divide batchSize",
-        advice="choose a divisor of batchSize, or leave it out for one update per batch",
+        advice="choose a divisor of batchSize, or remove it for one update per step",
         holds=lambda t: t.mini_batch_size is None or t.batch_size % t.mini_batch_size == 0,
     ),
     rule(
@@ -97,9 +102,8 @@ BATCH_SIZE_RULES = (
         "RLJobSpec.maxTokensPerMicroBatch",
         field=".training.maxTokensPerMicroBatch",
         cel=_longest_sequence_fits_cel("actor"),
-        wrong="times roles.actor.sequenceParallel must hold one longest sequence: dataset.maxPromptTokens + "
-        "rollout.maxNewTokens tokens",
-        advice="raise one of the former, or lower one of the latter",
+        wrong=_LONGEST_SEQUENCE.format("actor"),
+        advice="increase maxTokensPerMicroBatch, or reduce maxPromptTokens or maxNewTokens",
         holds=lambda spec: _longest_sequence_fits(spec, "actor"),
     ),
     rule(
@@ -107,9 +111,8 @@ BATCH_SIZE_RULES = (
         "RLJobSpec.ref.maxTokensPerMicroBatch",
         field=".roles.ref.sequenceParallel",
         cel=f"!({MAY_NEED_REFERENCE_CEL}) || ({REFERENCE_IS_THE_ACTOR_CEL}) || {_longest_sequence_fits_cel('ref')}",
-        wrong="times training.maxTokensPerMicroBatch must hold one longest sequence: dataset.maxPromptTokens + "
-        "rollout.maxNewTokens tokens",
-        advice="write that of the actor",
+        wrong=_LONGEST_SEQUENCE.format("ref"),
+        advice="use the actor's value, or increase maxTokensPerMicroBatch",
         holds=lambda spec: (
             not may_need_reference(spec) or reference_is_the_actor(spec) or _longest_sequence_fits(spec, "ref")
         ),
@@ -118,21 +121,21 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.batchSize",
         field=".training.batchSize",
-        cel=_responses_divide_cel("self.training.batchSize"),
-        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool"
+        cel=_responses_are_divisible_cel("self.training.batchSize"),
+        wrong="batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the actor's pool"
         " / roles.actor.sequenceParallel",
-        advice="change one of them, so that every GPU trains on as many responses as the others",
-        holds=lambda spec: _responses_divide(spec, spec.training.batch_size),
+        advice=_EVEN_SHARES,
+        holds=lambda spec: _responses_are_divisible(spec, spec.training.batch_size),
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.miniBatchSize",
         field=".training.miniBatchSize",
-        cel="!has(self.training.miniBatchSize) || " + _responses_divide_cel("self.training.miniBatchSize"),
-        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the pool"
+        cel="!has(self.training.miniBatchSize) || " + _responses_are_divisible_cel("self.training.miniBatchSize"),
+        wrong="miniBatchSize * rollout.groupSize must be divisible by nodes * gpusPerNode of the actor's pool"
         " / roles.actor.sequenceParallel",
-        advice="change one of them, so that every GPU trains on as many responses as the others",
-        holds=lambda spec: _responses_divide(spec, spec.training.mini_batch_size),
+        advice=_EVEN_SHARES,
+        holds=lambda spec: _responses_are_divisible(spec, spec.training.mini_batch_size),
     ),
     _longest_sequence_rule(
         "critic", lambda t: may_need_critic(t.algorithm), may_need_critic_cel("self.training.algorithm")
@@ -142,15 +145,15 @@ BATCH_SIZE_RULES = (
         RLJobSpec,
         "RLJobSpec.critic.miniBatchSize",
         field=".roles.critic",
-        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_is_where_the_actor_is_cel('critic')}"
-        f" || ({_responses_divide_cel(_MINI_BATCH_CEL, 'critic')})",
-        wrong="the responses of an update (miniBatchSize, or batchSize, * rollout.groupSize) must be divisible by "
-        "nodes * gpusPerNode of the critic's pool / roles.critic.sequenceParallel",
-        advice="change one of them, so that every GPU trains on as many responses as the others",
+        cel=f"!({may_need_critic_cel('self.training.algorithm')}) || {_shares_layout_of_actor_cel('critic')}"
+        f" || ({_responses_are_divisible_cel(_MINI_BATCH_CEL, 'critic')})",
+        wrong="miniBatchSize (batchSize when unset) * rollout.groupSize must be divisible by nodes * gpusPerNode of the"
+        " critic's pool / roles.critic.sequenceParallel",
+        advice=_EVEN_SHARES,
         holds=lambda spec: (
             not may_need_critic(spec.training.algorithm)
-            or _is_where_the_actor_is(spec, "critic")
-            or _responses_divide(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
+            or _shares_layout_of_actor(spec, "critic")
+            or _responses_are_divisible(spec, spec.training.mini_batch_size or spec.training.batch_size, "critic")
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""What is saved, when and where."""
+"""Checkpoints and the export of the trained model: contents, frequency and storage."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from rljob_api.scalars import DnsName, LongText, PositiveCount
 
 
 class Resume(StrEnum):
-    """Where a new attempt begins."""
+    """The step at which a new attempt starts."""
 
     AUTO = "Auto"
-    """At the newest complete checkpoint, if there is one."""
+    """Resume from the newest complete checkpoint; start at step 0 if there is none."""
     NEVER = "Never"
-    """At step 0; refused where checkpoints exist already."""
+    """Start at step 0. The run fails if there are checkpoints."""
 
 
 class ExportHuggingFace(StrEnum):
-    """When the policy is written as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+    """When the policy is exported to a folder that `AutoModelForCausalLM.from_pretrained` can load."""
 
     FINAL = "Final"
+    """After the last step."""
     NEVER = "Never"
 
 
@@ -29,34 +30,38 @@ class ExportDtype(StrEnum):
     """Precision of the exported weights."""
 
     AUTO = "Auto"
-    """That of the weights at the model's source."""
+    """The precision of the weights in the model's source."""
     FLOAT32 = "Float32"
     BFLOAT16 = "BFloat16"
 
 
 class CheckpointStorage(WireModel):
-    """Storage that every pod of the job can read and write. Locally it is a folder of the run."""
+    """Shared storage that every pod of the job can read and write. `rljob run` uses a local run folder instead."""
 
     persistent_volume_claim: DnsName
+    """Name of a PersistentVolumeClaim with access mode ReadWriteMany."""
     sub_path: LongText | None = None
-    """Folder within the claim; the job's name when unset."""
+    """Folder within the claim, for example `team/run-1`; the job's name when unset."""
 
 
 class Checkpoint(WireModel):
-    """Checkpoints are complete or absent; a new attempt resumes from the newest complete one. They hold master weights
-    (with model.lora those of the adapters) and optimizer state as they are in training, in 32 bits whatever the model's
-    dtype, because a resumed run goes on from the very same numbers; on CPUs its steps are bit by bit those of a run
-    that was not interrupted."""
+    """Checkpoints of the training state, from which a new attempt resumes. A checkpoint is written completely or not at
+    all.
+
+    It contains the trainable weights (with model.lora the adapters only) and the optimizer state in float32, whatever
+    the model's dtype, so that a resumed run continues from the same numbers. On CPUs the steps of a resumed run are bit
+    by bit those of an uninterrupted run."""
 
     storage: CheckpointStorage | None = None
+    """Shared storage of checkpoints and results. Required on a cluster."""
     every_steps: PositiveCount = 20
-    """Also after the last step, and when the job is asked to stop."""
+    """Save a checkpoint after every n-th step. One is also saved after the last step and when the job is stopped."""
     keep: PositiveCount = 3
-    """Complete checkpoints that are kept; older ones are deleted."""
+    """Number of checkpoints to keep; older ones are deleted."""
     resume: Resume = Resume.AUTO
     export_hugging_face: ExportHuggingFace = ExportHuggingFace.FINAL
     export_dtype: ExportDtype = ExportDtype.AUTO
-    """Precision of the exported weights. Auto: that of the weights at the model's source."""
+    """Precision of the exported weights. Auto: the precision of the weights in the model's source."""
 
 
 CHECKPOINT_RULES = (sub_path_rule(CheckpointStorage, lambda storage: storage.sub_path),)

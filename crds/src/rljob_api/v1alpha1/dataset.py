@@ -1,4 +1,4 @@
-"""Where prompts come from, how a row becomes the text that the policy continues, and what is held out."""
+"""The prompts of training and evaluation: their source, and how a row becomes the prompt of the policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROMPT = "{prompt}"
 
 
 class DatasetType(StrEnum):
-    """One block of the same name (camelCase) says the rest."""
+    """Kind of dataset. Its settings are in the block of the same name: `file`, `huggingFace` or `reasoningGym`."""
 
     FILE = "File"
     HUGGING_FACE = "HuggingFace"
@@ -23,19 +23,24 @@ class DatasetType(StrEnum):
 
 
 class FileDataset(WireModel):
-    """JSON Lines (`.jsonl`) or Parquet (`.parquet`), chosen by the file's name."""
+    """A file in the format JSON Lines (`.jsonl`) or Parquet (`.parquet`), by its name."""
 
     path: LongText
-    """A path (relative to the job file when run locally) or `package://<python package>/<path>`."""
+    """Path of the file, or `package://<python package>/<path>`. A relative path starts at the folder of the job file
+    (`rljob run`) or of the job's code (cluster)."""
 
 
 class HuggingFaceDataset(WireModel):
-    """A dataset of the Hugging Face hub, or a local folder in its layout."""
+    """A dataset of the Hugging Face Hub, or a local folder with the same layout."""
 
     path: LongText
+    """Repository (`openai/gsm8k`) or local folder."""
     subset: ShortText | None = None
+    """Configuration of the dataset, for example `main`; the dataset's default when unset."""
     split: ShortText = "train"
+    """Split of the dataset, for example `test`."""
     revision: ShortText | None = None
+    """Commit, tag or branch of the repository; its default branch when unset."""
 
 
 class ReasoningGymDataset(WireModel):
@@ -44,59 +49,66 @@ class ReasoningGymDataset(WireModel):
     task: ShortText
     """Name of the task, for example `basic_arithmetic`."""
     seed: Count = 0
+    """Seed of the generator."""
     size: PositiveCount = 1000
-    """Number of rows generated."""
+    """Number of generated rows."""
     config: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
-    """The task's own settings, passed through as written."""
+    """Settings of the task, passed to the library unchanged, for example `{max_terms: 4}`."""
 
 
 class OverlongPrompt(StrEnum):
-    """What to do with a prompt of more than `maxPromptTokens` tokens."""
+    """What happens if a prompt has more than `maxPromptTokens` tokens."""
 
     FAIL = "Fail"
+    """The run fails."""
     DROP = "Drop"
-    """Leave the row out; the number of rows dropped is logged."""
+    """The row is not used; the log has the number of dropped rows."""
 
 
 class Dataset(WireModel):
-    """Rows of prompt and answer."""
+    """Rows with a prompt and an answer."""
 
     type: DatasetType
     file: FileDataset | None = None
     hugging_face: HuggingFaceDataset | None = None
     reasoning_gym: ReasoningGymDataset | None = None
     prompt_field: ShortText = "prompt"
-    """Column with the prompt: text, or a list of chat messages. Dots lead into dictionaries and lists:
-    `extra_info.question`, `messages.0.content`; a column that has the dots in its name comes first. ReasoningGym:
-    always its question."""
+    """Column with the prompt: a string, or a list of chat messages. Dots select within dictionaries and lists, for
+    example `extra_info.question` or `messages.0.content`. Ignored for ReasoningGym.
+
+    A column whose name contains the dots has precedence."""
     answer_field: ShortText = "answer"
-    """Column handed to the reward as the expected answer, with dots as in promptField: `reward_model.ground_truth` in
-    verl's files. ReasoningGym: always its answer."""
+    """Column with the expected answer, which rewards receive. Dots select as in promptField, for example
+    `reward_model.ground_truth` in verl's files. Ignored for ReasoningGym."""
     prompt_template: LongText = "{prompt}"
-    """Text around the prompt; must contain `{prompt}` exactly once. Leave it out where prompts are chat messages."""
+    """Text around the prompt, which contains `{prompt}` exactly once, for example `Question: {prompt} Answer:`. Do not
+    set it if prompts are chat messages."""
     apply_chat_template: Flag = False
-    """Wrap the prompt as a user message in the tokenizer's chat template."""
+    """Format the prompt as a user message with the tokenizer's chat template."""
     max_prompt_tokens: PositiveCount = 512
+    """Largest length of a prompt in tokens; see overlongPrompt."""
     overlong_prompt: OverlongPrompt = OverlongPrompt.FAIL
     shuffle: Flag = True
-    """Visit the rows in an order drawn from `training.seed`, a new one each epoch."""
+    """Shuffle the rows in each epoch, with a generator seeded by `training.seed`. If false, the rows keep their order.
+    """
 
 
 class Evaluation(WireModel):
-    """Greedy accuracy, and sampled accuracy beside it, on the same prompts each time.
+    """Evaluation of greedy and sampled responses, each time on the same prompts.
 
-    Rows of the training set whose prompt occurs here are left out of training."""
+    Training does not use rows whose prompt is among the evaluation prompts."""
 
     dataset: Dataset
     num_prompts: PositiveCount = 256
-    """The first n rows of the dataset; fewer if it has fewer."""
+    """Number of prompts: the first rows of the dataset, or all if it has fewer."""
     every_steps: Count = 20
-    """0: only before the first and after the last step."""
+    """Evaluate after every n-th training step, and after the last one; 0: only after the last one."""
     at_start: Flag = True
+    """Evaluate before the first step."""
     num_samples: Count = 1
-    """Sampled responses per prompt, beside the greedy one; 0 for none."""
+    """Number of sampled responses per prompt in addition to the greedy one."""
     temperature: Temperature = 1.0
-    """Of the sampled responses."""
+    """Sampling temperature of these responses."""
 
 
 DATASET_RULES = (
@@ -116,7 +128,7 @@ DATASET_RULES = (
         cel="self.promptTemplate.contains('{prompt}')"
         " && self.promptTemplate.indexOf('{prompt}') == self.promptTemplate.lastIndexOf('{prompt}')",
         wrong="must contain {prompt} exactly once",
-        advice="write {prompt} where the row's prompt belongs",
+        advice="write {prompt} once, where the row's prompt belongs",
         holds=lambda dataset: dataset.prompt_template.count(_PROMPT) == 1,
     ),
 )

@@ -1,4 +1,4 @@
-"""Groups that nothing can be learned from are replaced: one part of a learning rule (`algorithm`)."""
+"""Dynamic sampling, a part of the algorithm: groups without a learning signal are replaced."""
 
 from __future__ import annotations
 
@@ -11,29 +11,36 @@ from rljob_api.v1alpha1.reward import RewardName
 
 
 class MaxRoundsPolicy(StrEnum):
-    """What a batch that is not full after the last round does to the job."""
+    """What happens if the batch is not full after the last round."""
 
     FAIL = "Fail"
+    """The run fails."""
     TRAIN_ON_FEWER = "TrainOnFewer"
-    """The step learns from the groups that there are, spread evenly over its updates, and from none where there are
-    none; their share is `actor/learned_fraction`."""
+    """The step trains on the groups that were found, spread evenly over its updates. The metric
+    `actor/learned_fraction` is their fraction. Without any group the step changes nothing."""
 
 
 class DynamicSampling(WireModel):
-    """Groups whose scores are all equal are replaced by those of fresh prompts, until the batch is full (DAPO,
-    arXiv 2503.14476, section 3.2). A step takes the first groups with different scores, in the order of the dataset;
-    prompts behind the last of them are drawn again in the next step. Scores are compared before any KL term."""
+    """Replace groups whose scores are all equal with groups of new prompts, until the batch is full (DAPO,
+    arXiv 2503.14476, section 3.2).
+
+    A step uses the first groups with different scores in the order of the dataset. The prompts after the last of these
+    groups are used again in the next step. Scores are compared before the KL term is applied."""
 
     enabled: Flag = True
-    """false turns off what the recipe does."""
+    """Set to false to disable the dynamic sampling of the recipe."""
     max_rounds: PositiveCount | None = None
-    """Rounds of generation in one step, the first one included. The first asks batchSize prompts, each other as many
-    as should fill the batch, by the share of groups that was kept so far, and at most batchSize. 10 when unset."""
+    """Largest number of generation rounds in one step, including the first. 10 when unset.
+
+    The first round generates responses to batchSize prompts. Each further round has as many prompts as should fill the
+    batch, estimated from the fraction of groups kept so far, and at most batchSize."""
     on_max_rounds: MaxRoundsPolicy | None = None
-    """What a batch that is not full after maxRounds does to the job. Fail when unset."""
+    """What happens if the batch is not full after maxRounds. Fail when unset."""
     reward: RewardName | None = None
-    """One of training.rewards by name: its scores, before its weight, must differ, too. DAPO's paper compares whether
-    answers are right and not the penalty for length. When unset, only the weighted sums of all rewards must differ."""
+    """Name of an entry of training.rewards whose scores must differ within a group, for example `accuracy`. When unset,
+    only the weighted sums of all rewards must differ.
+
+    DAPO's paper compares the correctness of answers and not the length penalty."""
 
 
 def _is_in_use(block: DynamicSampling) -> bool:
@@ -46,8 +53,8 @@ DYNAMIC_SAMPLING_RULES = (
         "DynamicSampling.enabled",
         field=".enabled",
         cel="!has(self.enabled) || self.enabled || !(has(self.maxRounds) || has(self.onMaxRounds) || has(self.reward))",
-        wrong="the other fields of the block are ignored",
-        advice="remove them, or write enabled: true",
+        wrong="the other fields of this block are ignored with enabled: false",
+        advice="remove them, or set enabled: true",
         holds=_is_in_use,
     ),
 )

@@ -1,6 +1,6 @@
-"""A job on fewer nodes than it asks for: which numbers of nodes are possible, and the job as it is with them.
+"""Elastic jobs: the numbers of nodes with which a job is valid, and the job with such numbers.
 
-When that is done, the operator decides (`reconcile/creation`)."""
+The operator decides when to run on fewer nodes (`reconcile/creation`)."""
 
 from __future__ import annotations
 
@@ -14,51 +14,54 @@ from rljob_api.v1alpha1.rules import RULES, violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 
 MAX_CHECKS = 64
-"""Of whole jobs, by all rules: about a millisecond each. One is enough while every rule on nodes is about one pool."""
+"""Limit on evaluations of all rules on a whole job, about a millisecond each. As long as each rule on nodes concerns a
+single pool, one evaluation is enough."""
 MAX_KEPT = 512
-"""Answers that are kept: an attempt that waits is asked about again and again."""
+"""Number of cached results: for a waiting attempt, every reconcile pass asks the same question."""
 
 _NODE_RULES = tuple(rule for rule in RULES if rule.on is RLJobSpec and "p.nodes" in rule.cel)
-"""Those that read numbers of nodes; each looks at one pool at a time."""
+"""Rules that read numbers of nodes; each concerns one pool at a time."""
 
 
 def with_nodes(spec: RLJobSpec, nodes: Mapping[str, int]) -> RLJobSpec:
-    """The job with other numbers of nodes, by names of pools; those of other pools stay."""
+    """The job with these numbers of nodes by pool name. Pools that are not in `nodes` stay as they are."""
     pools = tuple(pool.model_copy(update={"nodes": nodes.get(pool.name, pool.nodes)}) for pool in spec.pools)
     return spec.model_copy(update={"pools": pools})
 
 
 def fitting_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[str, int] | None:
-    """The most nodes, by GPUs, with which the job is valid: of each pool at least `runPolicy.elastic.minNodes` and at
-    most those `available`. None where there are none, or the job is not elastic."""
+    """The numbers of nodes by pool name with which the job is valid and has the most GPUs.
+
+    Each pool has at least `runPolicy.elastic.minNodes` and at most `available` nodes. None if no such numbers exist, or
+    the job is not elastic."""
     limits = tuple(min(pool.nodes, available.get(pool.name, 0)) for pool in spec.pools)
-    found = _most_nodes(_Question(spec, limits))
+    found = _most_nodes(_CacheKey(spec, limits))
     return None if found is None else _by_name(spec, found)
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
-    """Jobs are compared as objects: a job's spec is read once and kept, and some cannot be hashed."""
+class _CacheKey:
+    """A cache key. It compares specs by identity, because a spec is parsed once and reused, and some have no hash."""
 
     spec: RLJobSpec
     limits: tuple[int, ...]
-    """The most nodes of each pool."""
+    """Largest number of nodes of each pool."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Question) and other.spec is self.spec and other.limits == self.limits
+        return isinstance(other, _CacheKey) and other.spec is self.spec and other.limits == self.limits
 
     def __hash__(self) -> int:
         return hash((id(self.spec), self.limits))
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def _most_nodes(question: _Question) -> tuple[int, ...] | None:
-    spec, elastic = question.spec, question.spec.run_policy.elastic
+def _most_nodes(key: _CacheKey) -> tuple[int, ...] | None:
+    spec, elastic = key.spec, key.spec.run_policy.elastic
     if elastic is None:
         return None
     pools = [
         _PossibleNodes(spec, pool, limit, min(pool.nodes, elastic.min_nodes))
-        for pool, limit in zip(spec.pools, question.limits, strict=True)
+        for pool, limit in zip(spec.pools, key.limits, strict=True)
     ]
     for num_checks, choice in enumerate(_by_gpus(pools)):
         if num_checks == MAX_CHECKS:
@@ -69,16 +72,16 @@ def _most_nodes(question: _Question) -> tuple[int, ...] | None:
 
 
 class _PossibleNodes:
-    """Numbers of nodes of one pool that no rule forbids while the other pools are whole, the largest first. Each is
-    looked for when it is asked for: there may be a thousand, and the first is mostly the one."""
+    """Numbers of nodes of one pool that are valid while the other pools are complete, in descending order. They are
+    computed lazily: there may be a thousand, and usually only the first is needed."""
 
     def __init__(self, spec: RLJobSpec, pool: Pool, most: int, least: int) -> None:
         self.gpus_per_node = pool.gpus_per_node
         self._found: list[int] = []
-        self._rest = (nodes for nodes in range(most, least - 1, -1) if _may_be(spec, pool.name, nodes))
+        self._rest = (nodes for nodes in range(most, least - 1, -1) if _is_possible(spec, pool.name, nodes))
 
     def at(self, place: int) -> int | None:
-        """None where there are fewer."""
+        """The number at this index of the descending order; None if there are fewer."""
         while len(self._found) <= place:
             nodes = next(self._rest, None)
             if nodes is None:
@@ -87,21 +90,21 @@ class _PossibleNodes:
         return self._found[place]
 
 
-def _may_be(spec: RLJobSpec, pool: str, nodes: int) -> bool:
+def _is_possible(spec: RLJobSpec, pool: str, nodes: int) -> bool:
     tried = with_nodes(spec, {pool: nodes})
     return all(rule.holds(tried) for rule in _NODE_RULES)
 
 
 def _by_gpus(pools: Sequence[_PossibleNodes]) -> Iterator[tuple[int, ...]]:
-    """All choices of one number per pool, those with the most GPUs first."""
-    known: set[tuple[int, ...]] = set()
-    # By GPUs; of as many, those with more nodes of the first pools.
+    """All combinations of one number per pool, in descending order of GPUs."""
+    seen: set[tuple[int, ...]] = set()
+    # Ordered by number of GPUs; of equal ones, those with more nodes in the first pools come first.
     queue: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
     def add(places: tuple[int, ...]) -> None:
         nodes = tuple(found for pool, place in zip(pools, places, strict=True) if (found := pool.at(place)) is not None)
-        if len(nodes) == len(pools) and places not in known:
-            known.add(places)
+        if len(nodes) == len(pools) and places not in seen:
+            seen.add(places)
             gpus = sum(count * pool.gpus_per_node for count, pool in zip(nodes, pools, strict=True))
             heapq.heappush(queue, (-gpus, places, nodes))
 

@@ -1,4 +1,4 @@
-"""What the programs of a job find in all of its pods: variables, volumes, and the user's code."""
+"""Environment variables, volumes and user code of all pods of a job."""
 
 from __future__ import annotations
 
@@ -36,32 +36,39 @@ _NO_SECRET_NAME = (
     r"|(ANSWER|FOREIGN|GROUP|INDEX|LOOKUP|PARTITION|PRIMARY|PROMPT|PUBLIC|SORT)_?KEY"
     r"|(BOS|CLS|EOS|MASK|PAD|SEP|STOP|UNK)_?TOKEN)$"
 )
-"""Names that `_SECRET_NAME` matches too, and that are no secrets: ordinary words, keys of data, and a tokenizer's
-tokens. Any name that is not here is a secret."""
+"""Names that match `_SECRET_NAME` but are not secrets: ordinary words, keys of data, and tokens of a tokenizer. All
+other names that match are secrets."""
 
 
 class KeyReference(WireModel):
     """One key of a Secret or ConfigMap in the job's namespace."""
 
     name: DnsName
+    """Name of the Secret or ConfigMap."""
     key: FileKey
+    """Key in it, for example `token`."""
     optional: Flag = False
+    """If true, the variable is left unset when the object or the key does not exist."""
 
 
 class EnvSource(WireModel):
-    """Where a variable's value comes from; exactly one."""
+    """Source of a variable's value; set exactly one of its fields."""
 
     secret_key_ref: KeyReference | None = None
+    """A key of a Secret, for example `{name: hugging-face, key: token}`."""
     config_map_key_ref: KeyReference | None = None
+    """A key of a ConfigMap."""
 
 
 class EnvVar(WireModel):
-    """An environment variable of all pods of the job."""
+    """An environment variable of all pods of the job: either `value` or `valueFrom`."""
 
     name: EnvName
+    """Name of the variable, for example `HF_HOME`."""
     value: Annotated[StrictStr, Field(max_length=4096)] | None = None
-    """`$(NAME)` is replaced by the value of an earlier entry; `$$` is `$`. `rljob run` does the same, with what is
-    exported in place of Secrets and ConfigMaps."""
+    """Value of the variable. `$(NAME)` is replaced by the value of an earlier entry, `$$` by `$`.
+
+    `rljob run` does the same; it takes values of Secrets and ConfigMaps from its own environment."""
     value_from: EnvSource | None = None
 
 
@@ -69,25 +76,31 @@ class ObjectReference(WireModel):
     """A Secret or ConfigMap in the job's namespace."""
 
     name: DnsName
+    """Name of the Secret or ConfigMap."""
     optional: Flag = False
+    """If true, the pods start even when the object does not exist."""
 
 
 class EnvFrom(WireModel):
-    """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
+    """All keys of a Secret or ConfigMap as environment variables: either `secretRef` or `configMapRef`."""
 
     prefix: EnvName | None = None
+    """Prefix of the variables' names, for example `DB_`; none when unset."""
     secret_ref: ObjectReference | None = None
+    """The Secret whose keys become variables."""
     config_map_ref: ObjectReference | None = None
+    """The ConfigMap whose keys become variables."""
 
 
 class LocalObjectReference(WireModel):
-    """A ConfigMap or Secret in the job's namespace, by its name."""
+    """A ConfigMap or Secret in the job's namespace."""
 
     name: DnsName
+    """Name of the ConfigMap or Secret."""
 
 
 class VolumeType(StrEnum):
-    """One of the blocks below, of the same name, says the rest."""
+    """Kind of volume. Its settings are in the block of the same name, for example `emptyDir`."""
 
     PERSISTENT_VOLUME_CLAIM = "PersistentVolumeClaim"
     CONFIG_MAP = "ConfigMap"
@@ -99,40 +112,50 @@ class ClaimVolume(WireModel):
     """A PersistentVolumeClaim in the job's namespace."""
 
     claim_name: DnsName
+    """Name of the claim."""
 
 
 class EmptyDirVolume(WireModel):
-    """Scratch space of one pod, lost with it."""
+    """Temporary storage of one pod, deleted with the pod."""
 
     size_limit: Quantity | None = None
+    """Largest size in bytes, for example `50Gi`; unlimited when unset."""
 
 
 class Volume(WireModel):
-    """A volume and the place where all pods of the job see it."""
+    """A volume that is mounted into all pods of the job."""
 
     name: DnsLabel
+    """Name of the volume, for example `models`."""
     mount_path: AbsolutePath
+    """Folder in the container where the volume is mounted, for example `/data`."""
     read_only: Flag = False
+    """Mount the volume read-only."""
     sub_path: LongText | None = None
+    """Relative path within the volume to mount; the whole volume when unset."""
     type: VolumeType
     persistent_volume_claim: ClaimVolume | None = None
     config_map: LocalObjectReference | None = None
+    """A ConfigMap whose keys are files."""
     secret: LocalObjectReference | None = None
+    """A Secret whose keys are files."""
     empty_dir: EmptyDirVolume | None = None
 
 
 class Code(WireModel):
-    """The user's Python, put on PYTHONPATH of all pods; exactly one source. Locally it is the job file's folder."""
+    """The user's Python modules, which are added to PYTHONPATH of all pods; set exactly one field. `rljob run` uses the
+    folder of the job file instead."""
 
     config_map: DnsName | None = None
-    """Each key is a file."""
+    """Name of a ConfigMap; each of its keys is a file."""
     persistent_volume_claim: DnsName | None = None
+    """Name of a PersistentVolumeClaim with the modules in its root folder."""
     image_path: AbsolutePath | None = None
-    """A folder that is already in the image."""
+    """Folder in the trainer image, for example `/app`."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret, so that its value must not stand in a job: `HF_TOKEN`."""
+    """Whether a variable of this name, such as `HF_TOKEN`, holds a secret, whose value must not be in a job file."""
     return re.search(_SECRET_NAME, name) is not None and re.search(_NO_SECRET_NAME, name) is None
 
 
@@ -142,8 +165,8 @@ ENV_RULES = (
         "EnvVar.nameNotOwned",
         field=".name",
         cel=f"{starts_with_none_cel('self.name', OWNED_ENV_PREFIXES)} && !(self.name in {list(OWNED_ENV_NAMES)})",
-        wrong="this variable is set by RLJob itself",
-        advice="remove it (put Python code under `code`, GPUs under `pools`)",
+        wrong="this variable is set by the operator",
+        advice="remove it (Python modules belong under spec.code, GPUs under spec.pools)",
         holds=lambda env: not env.name.startswith(OWNED_ENV_PREFIXES) and env.name not in OWNED_ENV_NAMES,
     ),
     rule(
@@ -154,8 +177,8 @@ ENV_RULES = (
             f"!has(self.value) || !self.name.matches({cel_text(_SECRET_NAME)})"
             f" || self.name.matches({cel_text(_NO_SECRET_NAME)})"
         ),
-        wrong="a variable whose name ends in TOKEN, KEY, SECRET or PASSWORD must not be written in the job",
-        advice="put it into a Secret and name that under valueFrom.secretKeyRef (if it is none, rename it)",
+        wrong="a variable whose name ends in TOKEN, KEY, SECRET or PASSWORD must not have its value in the job",
+        advice="store it in a Secret and refer to it in valueFrom.secretKeyRef (if it is not a secret, rename it)",
         holds=lambda env: env.value is None or not is_secret_name(env.name),
         is_about_secret=True,
     ),
@@ -170,7 +193,7 @@ ENV_RULES = (
         "EnvFrom.prefixNotOwned",
         field=".prefix",
         cel=f"!has(self.prefix) || ({starts_with_none_cel('self.prefix', OWNED_ENV_PREFIXES)})",
-        wrong=f"variables under {', '.join(OWNED_ENV_PREFIXES)} are set by RLJob itself",
+        wrong=f"variables that start with {', '.join(OWNED_ENV_PREFIXES)} are set by the operator",
         advice="choose another prefix",
         holds=lambda source: source.prefix is None or not source.prefix.startswith(OWNED_ENV_PREFIXES),
     ),
@@ -199,7 +222,7 @@ VOLUME_RULES = (
         "Volume.nameNotOwned",
         field=".name",
         cel=f"!self.name.startsWith('{OWNED_VOLUME_PREFIX}')",
-        wrong=f"volumes under {OWNED_VOLUME_PREFIX} are owned by RLJob",
+        wrong=f"volumes that start with {OWNED_VOLUME_PREFIX} are reserved for the operator",
         advice="choose another name",
         holds=lambda volume: not volume.name.startswith(OWNED_VOLUME_PREFIX),
     ),
@@ -208,8 +231,11 @@ VOLUME_RULES = (
         "Volume.mountPathNotOwned",
         field=".mountPath",
         cel=f"!self.mountPath.matches({cel_text(_OWNED_MOUNT)})",
-        wrong="must be a plain path, and not /, /tmp, or one in /dev, /proc, /rljob, /sys or /tmp/ray",
-        advice="mount it somewhere else, for example at /data",
+        wrong=(
+            "must not be /, /tmp or a path in /dev, /proc, /rljob, /sys or /tmp/ray, and must not contain '//', '.',"
+            " '..' or ':'"
+        ),
+        advice="use another path, for example /data",
         holds=lambda volume: re.search(_OWNED_MOUNT, volume.mount_path) is None,
     ),
     sub_path_rule(Volume, lambda volume: volume.sub_path),

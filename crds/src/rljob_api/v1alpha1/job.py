@@ -1,4 +1,4 @@
-"""`RLJob`: one file that describes a reinforcement-learning post-training run."""
+"""`RLJob`: the Kubernetes object, or job file, that describes a reinforcement-learning post-training run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 
 RULE_ERROR = "rljob_rule"
-"""Type of the pydantic errors that come from a rule; their context holds `rule`, `wrong`, `advice`."""
+"""Type of pydantic errors for broken rules. Their context has the keys `rule`, `wrong` and `advice`."""
 
 
 class RLJob(WireModel):
@@ -27,7 +27,7 @@ class RLJob(WireModel):
 
     @model_validator(mode="after")
     def _obeys_the_rules(self) -> Self:
-        """Reports every broken rule as an error of its own, at its own place."""
+        """Reports each broken rule as a separate error at its own path."""
         broken = [
             InitErrorDetails(
                 type=PydanticCustomError(

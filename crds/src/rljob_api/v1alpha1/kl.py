@@ -1,4 +1,4 @@
-"""The penalty for moving away from the reference policy: one part of a learning rule (`algorithm`)."""
+"""The KL term, a part of the algorithm: a penalty for distance from the reference model."""
 
 from __future__ import annotations
 
@@ -13,60 +13,67 @@ from rljob_api.scalars import Flag, NonNegativeNumber, PositiveCount, PositiveNu
 
 
 class KlEstimator(StrEnum):
-    """Per-token estimators of KL(policy || reference) (Schulman 2020, http://joschu.net/blog/kl-approx.html), of the
-    difference d of the two log-probabilities: K1 is d, K2 d^2 / 2, K3 exp(-d) - 1 + d, Absolute |d|.
-    K3 is held below 10 nats for each token, with no gradient beyond."""
+    """Per-token estimator of KL(policy || reference), in nats, from d = logprob - reference logprob (Schulman 2020,
+    http://joschu.net/blog/kl-approx.html)."""
 
     K1 = "K1"
+    """d."""
     K2 = "K2"
+    """d^2 / 2."""
     K3 = "K3"
+    """exp(-d) - 1 + d, at most 10 for each token, without a gradient beyond."""
     ABSOLUTE = "Absolute"
+    """|d|."""
 
 
 class KlPlacement(StrEnum):
-    """Where the KL term enters."""
+    """Where the KL term is applied."""
 
     LOSS = "Loss"
+    """It is added to the loss."""
     REWARD = "Reward"
+    """It is subtracted from the rewards."""
 
 
 class KlControllerType(StrEnum):
-    """What becomes of the coefficient from step to step."""
+    """How the coefficient changes from step to step."""
 
     FIXED = "Fixed"
+    """It stays the same."""
     ADAPTIVE = "Adaptive"
+    """It is adapted to keep the KL close to a target."""
 
 
 class AdaptiveKl(WireModel):
-    """After each step the coefficient is multiplied by 1 + error * responses / horizon. The error is the step's KL by
-    the target, less 1, held within 0.2 on both sides (Ziegler et al. 2019, arXiv 1909.08593, section 2.2)."""
+    """Adaptive coefficient (Ziegler et al. 2019, arXiv 1909.08593, section 2.2): after each step it is multiplied by
+    1 + error x responses / horizon, where error is KL / target - 1, clipped to [-0.2, 0.2]."""
 
     target: PositiveNumber
-    """Nats per response token, by the job's estimator: what `actor/kl_loss` is to be."""
+    """Target of the metric `actor/kl_loss`, in nats per response token by the job's estimator, for example 0.01."""
     horizon: PositiveCount = 10000
-    """Responses. After so many that are learned from, with the KL a fifth or more from the target all the time, the
-    coefficient has changed by about a fifth."""
+    """Number of responses after which the coefficient has changed by about a fifth, if the KL is at least a fifth away
+    from the target."""
 
 
 class KlController(WireModel):
-    """What becomes of the coefficient from step to step: nothing with Fixed; Adaptive holds the KL near a target. The
-    coefficient in use is `actor/kl_coefficient`, and part of checkpoints."""
+    """How the coefficient changes from step to step. The metric `actor/kl_coefficient` shows its value, which is part
+    of checkpoints."""
 
     type: KlControllerType = KlControllerType.FIXED
     adaptive: AdaptiveKl | None = None
 
 
 class Kl(WireModel):
-    """Penalty for moving away from the reference policy. With coefficient 0 no reference is computed, unless a function
-    of one's own needs its log-probabilities."""
+    """A penalty for distance from the reference model. With coefficient 0 there is no reference model, unless a
+    user-defined function needs its log-probabilities."""
 
     coefficient: NonNegativeNumber = 0.0
-    """Of the first step; with a Fixed controller of all steps."""
+    """Weight of the KL term in the first step, for example 0.001. A Fixed controller keeps it in all steps."""
     estimator: KlEstimator = KlEstimator.K3
     placement: KlPlacement = KlPlacement.LOSS
     straight_through: Flag = False
-    """In the loss: the estimator's value with K2's gradient, which is that of the true KL in expectation (verl: `k1+`,
-    `k3+`)."""
+    """Use the gradient of K2, whose expectation is the gradient of the true KL, with the value of the chosen estimator
+    (verl: `k1+`, `k3+`). Only for placement Loss."""
     controller: KlController = Field(default_factory=KlController)
 
     @property
@@ -76,15 +83,15 @@ class Kl(WireModel):
 
 
 def _kl_rule(field: str, is_default: str, holds: Callable[[Kl], bool]) -> Rule:
-    """The API server fills in defaults, so that of what is ignored only another value than the default can be told.
-    `is_default` is CEL."""
+    """A rule that rejects a setting which coefficient 0 makes ineffective. The API server fills in defaults, so only
+    values other than the default are detected. `is_default` is CEL."""
     return rule(
         Kl,
         f"Kl.{field}",
         field=f".{field}",
         cel=f"!has(self.coefficient) || self.coefficient > 0.0 || {is_default}",
         wrong="is ignored with kl.coefficient 0",
-        advice="remove it, or set a coefficient above 0",
+        advice="remove it, or set kl.coefficient above 0",
         holds=lambda kl: kl.coefficient > 0 or holds(kl),
     )
 
@@ -104,8 +111,8 @@ KL_RULES = (
         "Kl.straightThroughInReward",
         field=".straightThrough",
         cel="!has(self.coefficient) || !self.straightThrough || self.placement != 'Reward'",
-        wrong="is ignored with placement Reward, through which no gradient flows",
-        advice="remove it, or write placement: Loss",
+        wrong="is ignored with placement Reward, because rewards have no gradient",
+        advice="remove it, or set placement: Loss",
         holds=lambda kl: not kl.straight_through or kl.placement is not KlPlacement.REWARD,
     ),
     rule(
@@ -113,7 +120,7 @@ KL_RULES = (
         "Kl.straightThroughOfK2",
         field=".straightThrough",
         cel="!has(self.coefficient) || !self.straightThrough || self.estimator != 'K2'",
-        wrong="changes nothing in K2, whose gradient it stands for",
+        wrong="has no effect with estimator K2, whose gradient it uses",
         advice="remove it, or choose another estimator",
         holds=lambda kl: not kl.straight_through or kl.estimator is not KlEstimator.K2,
     ),

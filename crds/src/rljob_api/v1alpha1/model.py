@@ -1,4 +1,4 @@
-"""Which models are trained, the policy and its critic, and in which precision."""
+"""The policy model and the critic: source, precision, adapters, and memory settings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rljob_api.scalars import (
 from rljob_api.v1alpha1.optimizer import Optimizer
 
 MAX_LORA_RANK = 512
-"""What vLLM takes."""
+"""The largest rank that vLLM supports."""
 
 
 class Dtype(StrEnum):
-    """Precision of the forward and backward pass. What is trained and its optimizer state are
-    always in 32 bits; a frozen model, the base of adapters too, has this precision."""
+    """Precision of the forward and backward pass. Trainable weights and optimizer state are always float32; frozen
+    weights, such as the base model of LoRA, have this precision."""
 
     AUTO = "Auto"
     """BFloat16 on GPUs, Float32 on CPUs."""
@@ -41,103 +41,108 @@ class LoraSync(StrEnum):
     """How trained adapters reach the rollout engine."""
 
     AUTO = "Auto"
-    """Adapter on GPUs, Merged on CPUs (vLLM decodes half as fast with adapters there), for models with experts, and for
-    the HuggingFace engine."""
+    """Adapter on GPUs. Merged on CPUs (where vLLM decodes half as fast with adapters), for mixture-of-experts models,
+    and for the HuggingFace engine."""
     ADAPTER = "Adapter"
-    """The adapters alone, next to a base model that stays in vLLM; with vLLM only, and not for models with experts on
-    CPUs."""
+    """Send only the adapters; the base model stays in the engine. Requires vLLM, and does not support
+    mixture-of-experts models on CPUs."""
     MERGED = "Merged"
-    """The whole model, with the adapters added to its weights."""
+    """Send the whole model, with the adapters added to its weights."""
 
 
 class Lora(WireModel):
-    """Low-rank adapters (LoRA): the model's weights stay as they are, and a small product of two matrices is trained
-    beside each chosen linear layer. Optimizer state and checkpoints are of the adapters alone."""
+    """Low-rank adapters (LoRA). The base model is frozen, and each target layer gets a trainable product of two small
+    matrices. Optimizer state and checkpoints contain the adapters only."""
 
     rank: Annotated[Integer, Field(ge=1, le=MAX_LORA_RANK)] = 16
-    """Columns of the first matrix, and rows of the second."""
+    """Inner dimension of the two matrices."""
     alpha: PositiveNumber = 32.0
-    """The product is multiplied by alpha / rank."""
+    """Scale of the adapters: their product is multiplied by alpha / rank."""
     targets: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=64)] | None = None
-    """Names of linear layers, or the ends of them (`q_proj`, `self_attn.q_proj`). All linear layers of the decoder's
-    layers when unset; the output head is none of them."""
+    """Names of the linear layers with adapters, in full or by suffix, for example `[q_proj, self_attn.v_proj]`. All
+    linear layers of the decoder layers when unset, without the output head."""
     dropout: DecayRate = 0.0
-    """Share of an adapter's inputs that is left out while gradients are computed; generation and scoring see all."""
+    """Dropout probability of the adapters' inputs during training. Generation and scoring use no dropout."""
     sync: LoraSync = LoraSync.AUTO
 
 
 class TrainOffload(WireModel):
-    """What leaves the device for the host's memory while nothing needs it. Training stays the same to the last bit;
-    each part costs its copies."""
+    """Tensors that are moved from the GPU to host memory while they are not needed. The training result is the same,
+    bit by bit; each copy takes time."""
 
     parameters: Flag = False
-    """The shards of the model in training, while responses are generated; a critic's, while it is not asked."""
+    """Offload the parameter shards of the model in training during generation; those of a critic while it is idle."""
     gradients: Flag = False
-    """What the micro-batches before have added up, while the next one is computed; only with one replica (see
-    roles.actor.shardSize), and without roles.actor.deferGradientReduction."""
+    """Offload accumulated gradients while the next micro-batch is computed. Requires full sharding (see
+    roles.actor.shardSize), and deferGradientReduction must be false."""
     optimizer: Flag = False
-    """The optimizer's moments, outside of optimizer steps and of copying a checkpoint."""
+    """Offload the optimizer's moments, except during optimizer steps and while a checkpoint is copied."""
 
 
 class Offload(TrainOffload):
-    """The same, and the reference, which has no other place to say it."""
+    """Tensors that are moved from the GPU to host memory while they are not needed. The training result is the same,
+    bit by bit; each copy takes time."""
 
     reference: Flag = False
-    """The reference model's shards, while it does not score."""
+    """Offload the parameter shards of the reference model while it computes no log-probabilities."""
 
 
 class Model(WireModel):
-    """The policy at step 0; also the reference policy where a KL term asks for one."""
+    """The policy at step 0. The reference model, if a KL term needs one, has the same weights."""
 
     source: LongText
-    """Hugging Face repository (`Qwen/Qwen3-8B`), a folder, or `package://<python package>/<path>` for a folder or a
-    `.gguf` file that ships inside an installed Python package."""
+    """Hugging Face repository (`Qwen/Qwen3-8B`), folder (`/models/qwen3-8b`), or `package://<python package>/<path>`
+    for a folder or a `.gguf` file inside an installed Python package."""
     revision: ShortText | None = None
-    """Commit, tag or branch of the repository; only for Hugging Face repositories."""
+    """Commit, tag or branch of the Hugging Face repository; its default branch when unset."""
     dtype: Dtype = Dtype.AUTO
     gradient_checkpointing: Flag = Field(default=False)
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
     gradient_checkpointing_every_nth_layer: PositiveCount = 1
-    """Only those of every n-th layer, from the first one on: between all and none in memory and in time. Needs
-    `gradientCheckpointing`; at most the model's layers."""
+    """Recompute the activations of every n-th layer only, from the first layer on: 2 gives about half of the memory
+    saving and half of the added time. Requires `gradientCheckpointing: true`; at most the model's number of layers."""
     lora: Lora | None = None
-    """Train adapters instead of all weights. The export is the merged model, with the adapters beside it in `adapter/`.
-    A reference on the actor's pool that names no other layout is this model with its adapters off: it takes no
-    memory."""
+    """Train low-rank adapters instead of all weights.
+
+    The export is the merged model, with the adapters in its folder `adapter/`. A reference on the actor's pool without
+    a layout of its own is the same model with the adapters disabled, and takes no additional memory."""
     offload: Offload = Field(default_factory=Offload)
 
 
 class CriticModel(WireModel):
-    """The critic at step 0: a language model whose output head gives way to one that gives a single number."""
+    """The critic at step 0: a language model whose output head is replaced by one with a single output, the value."""
 
     source: LongText | None = None
-    """As training.model.source, which it is when unset. Must have the same tokens. A model that was trained to give
-    numbers (a sequence or token classifier with one label) keeps its head; else the head begins with zeros."""
+    """Source of the critic's weights, as in training.model.source, which is used when unset. Must have the policy's
+    tokenizer.
+
+    A sequence or token classifier with one label keeps its head. Other models get a head of zeros."""
     revision: ShortText | None = None
-    """As training.model.revision; only beside `source`."""
+    """Commit, tag or branch of the Hugging Face repository in `source`."""
     gradient_checkpointing: Flag = False
-    """Recompute activations in the backward pass."""
+    """Recompute activations in the backward pass instead of storing them."""
     offload: TrainOffload = Field(default_factory=TrainOffload)
 
 
 class CriticOptimizer(Optimizer):
-    """As that of the policy, with another learning rate where none is given."""
+    """The optimizer of the critic: the policy's settings with a higher default learning rate."""
 
     learning_rate: PositiveNumber = 1e-5
+    """Learning rate after the warm-up."""
 
 
 class Critic(WireModel):
-    """For an advantage that needs values (GAE). It learns from the same mini-batches as the policy, in the same
-    precision, and its weights are all trained. It is part of checkpoints, and not of the export."""
+    """The critic (value model) of an advantage that needs values, such as GAE. All of its weights are trained, on the
+    policy's mini-batches and in the policy's precision. Checkpoints contain it; the export does not."""
 
     model: CriticModel = Field(default_factory=CriticModel)
     optimizer: CriticOptimizer = Field(default_factory=CriticOptimizer)
     warmup_steps: Count = 0
-    """Steps at the beginning in which the critic alone is trained. The policy's learning rate takes its course over the
-    steps after them."""
+    """Number of steps at the start in which only the critic is trained. The policy's learning-rate schedule starts
+    after them."""
     value_clip_range: NonNegativeNumber = 0.5
-    """How far a value may move from that before the update before its loss is held (Huang et al. 2022, detail 9), in
-    units of the reward; 0 for no bound."""
+    """Largest change of a value during the updates of one step, in units of the reward, beyond which the value loss is
+    clipped (Huang et al. 2022, detail 9); 0 disables clipping."""
 
 
 MODEL_RULES = (
@@ -147,8 +152,8 @@ MODEL_RULES = (
         "Model.gradientCheckpointingEveryNthLayer",
         field=".gradientCheckpointingEveryNthLayer",
         cel="self.gradientCheckpointing || self.gradientCheckpointingEveryNthLayer == 1",
-        wrong="no layer's activations are recomputed without gradientCheckpointing",
-        advice="write gradientCheckpointing: true, or remove this field",
+        wrong="is ignored without gradientCheckpointing: true",
+        advice="set gradientCheckpointing: true, or remove this field",
         holds=lambda model: model.gradient_checkpointing or model.gradient_checkpointing_every_nth_layer == 1,
     ),
     rule(
@@ -156,8 +161,8 @@ MODEL_RULES = (
         "CriticModel.revision",
         field=".revision",
         cel=f"!has(self.revision) || (has(self.source) && !self.source.matches({cel_text(LOCAL_SOURCE)}))",
-        wrong="a revision needs a Hugging Face repository beside it, in source",
-        advice="remove the revision, or name the repository",
+        wrong="requires a Hugging Face repository in critic.model.source",
+        advice="remove the revision, or set source to the repository",
         holds=lambda model: (
             model.revision is None or (model.source is not None and re.search(LOCAL_SOURCE, model.source) is None)
         ),

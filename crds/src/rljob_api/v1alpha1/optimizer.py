@@ -12,19 +12,20 @@ from rljob_api.scalars import MAX_NUMBER, Count, DecayRate, FiniteNumber, NonNeg
 
 
 class OptimizerType(StrEnum):
-    """Optimizers that exist in this version."""
+    """The optimization algorithm."""
 
     ADAMW = "AdamW"
 
 
 class Schedule(StrEnum):
-    """Learning rate after the warm-up, over the remaining training steps; all updates of one step share it."""
+    """Learning rate after the warm-up, over the remaining steps. All updates of one step have the same rate."""
 
     CONSTANT = "Constant"
+    """Stays at learningRate."""
     LINEAR = "Linear"
-    """Falls to 0."""
+    """Decreases linearly to 0."""
     COSINE = "Cosine"
-    """Falls to 0 along half a cosine."""
+    """Decreases to 0 along half a cosine."""
 
 
 class Optimizer(WireModel):
@@ -32,13 +33,19 @@ class Optimizer(WireModel):
 
     type: OptimizerType = OptimizerType.ADAMW
     learning_rate: PositiveNumber = 1e-6
+    """Learning rate after the warm-up."""
     beta1: DecayRate = 0.9
+    """Decay rate of the first moment (mean of the gradients)."""
     beta2: DecayRate = 0.999
+    """Decay rate of the second moment (mean of the squared gradients)."""
     epsilon: Annotated[FiniteNumber, Field(ge=1e-30, le=MAX_NUMBER)] = 1e-8
-    """Added to the root of the second moment; much less than the least would be 0 as float32."""
+    """Number that is added to the square root of the second moment. At least 1e-30, because float32 rounds much smaller
+    numbers to 0."""
     weight_decay: NonNegativeNumber = 0.01
+    """Coefficient of decoupled weight decay: each update multiplies the weights by 1 - learning rate x weightDecay."""
     warmup_steps: Count = 0
-    """Training steps over which the learning rate rises linearly from learningRate / warmupSteps."""
+    """Number of training steps in which the learning rate rises linearly from learningRate / warmupSteps to
+    learningRate."""
     schedule: Schedule = Schedule.CONSTANT
     max_gradient_norm: PositiveNumber = 1.0
-    """Global norm above which gradients are scaled down."""
+    """Largest L2 norm of all gradients together; larger gradients are scaled down to it (gradient clipping)."""

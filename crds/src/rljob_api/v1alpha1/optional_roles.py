@@ -1,4 +1,4 @@
-"""Models that only some jobs have beside the policy: the reference, the critic and the reward model."""
+"""The roles that only some jobs have: the reference model, the critic and the reward model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FUNCTIONS = ("self.training.algorithm.advantage", "self.training.algorithm.loss
 
 
 def may_need_reference(spec: RLJobSpec) -> bool:
-    """Whether there is a KL term, or a function that may ask for the reference's log-probabilities."""
+    """Whether the job has a KL term, or a user-defined function that may need the reference's log-probabilities."""
     algorithm = spec.training.algorithm
     has_function = algorithm.advantage.type is AdvantageType.FUNCTION or algorithm.loss.type is LossType.FUNCTION
     return algorithm.kl.coefficient > 0 or has_function
@@ -32,7 +32,7 @@ MAY_NEED_REFERENCE_CEL = " || ".join(
 
 
 def reference_is_the_actor(spec: RLJobSpec) -> bool:
-    """Whether a reference is the actor's model with its adapters off, in the actor's layout."""
+    """Whether the reference would be the actor's model with its adapters disabled, in the actor's layout."""
     placed, place = spec.placed_roles(), spec.roles.ref
     is_beside = placed["ref"] == placed["actor"] and place.shard_size is None and place.sequence_parallel is None
     return spec.training.model.lora is not None and is_beside
@@ -45,12 +45,12 @@ REFERENCE_IS_THE_ACTOR_CEL = (
 
 
 def has_reward_model(training: Training) -> bool:
-    """Whether a model is among the rewards."""
+    """Whether one of the rewards is a reward model."""
     return any(reward.type is RewardType.REWARD_MODEL for reward in training.rewards)
 
 
 def has_reward_model_cel(training: str) -> str:
-    """The same in CEL."""
+    """CEL for `has_reward_model`."""
     return f"{training}.rewards.exists(reward, reward.type == 'RewardModel')"
 
 
@@ -70,28 +70,28 @@ OPTIONAL_ROLES = (
         "ref",
         may_need_reference,
         MAY_NEED_REFERENCE_CEL,
-        "there is no reference model with training.algorithm.kl.coefficient 0",
-        "set a coefficient above 0 (or choose a function that needs ref_logprobs)",
+        "the job has no reference model, because training.algorithm.kl.coefficient is 0",
+        "set the coefficient above 0 (or use a user-defined function that needs ref_logprobs)",
     ),
     OptionalRole(
         "critic",
         lambda spec: may_need_critic(spec.training.algorithm),
         may_need_critic_cel("self.training.algorithm"),
-        "the algorithm that the job chooses has no critic",
+        "the job's algorithm has no critic",
         "choose an advantage that needs a critic (algorithm.type: PPO)",
     ),
     OptionalRole(
         "rewardModel",
         lambda spec: has_reward_model(spec.training),
         has_reward_model_cel("self.training"),
-        "no reward is of type RewardModel",
+        "the job has no reward of type RewardModel",
         "add such a reward to training.rewards",
     ),
 )
 
 
 def absent_roles(spec: RLJobSpec) -> list[str]:
-    """Roles that only some jobs have, and this one has not."""
+    """Names of the optional roles that this job does not have."""
     return [role.name for role in OPTIONAL_ROLES if not role.is_there(spec)]
 
 
@@ -101,8 +101,8 @@ CRITIC_RULES = (
         "Training.critic",
         field=".critic",
         cel=f"!has(self.critic) || {may_need_critic_cel('self.algorithm')}",
-        wrong="the algorithm that the job chooses has no critic",
-        advice="remove the block, or choose an advantage that needs one (algorithm.type: PPO, or advantage.type: GAE)",
+        wrong="is ignored, because the job's algorithm has no critic",
+        advice="remove the block, or choose algorithm.type: PPO or advantage.type: GAE",
         holds=lambda training: training.critic is None or may_need_critic(training.algorithm),
     ),
     rule(
@@ -110,8 +110,8 @@ CRITIC_RULES = (
         "Training.criticWarmupSteps",
         field=".critic.warmupSteps",
         cel="!has(self.critic) || self.critic.warmupSteps < self.steps",
-        wrong="the policy would learn in none of the steps",
-        advice="write fewer than training.steps",
+        wrong="must be below training.steps, or the policy is never trained",
+        advice="reduce warmupSteps, or increase training.steps",
         holds=lambda training: training.critic is None or training.critic.warmup_steps < training.steps,
     ),
     rule(
@@ -119,8 +119,8 @@ CRITIC_RULES = (
         "Training.criticOptimizerWarmupSteps",
         field=".critic.optimizer.warmupSteps",
         cel="!has(self.critic) || self.critic.optimizer.warmupSteps <= self.steps",
-        wrong="must not be more than training.steps",
-        advice="lower it, or train for more steps",
+        wrong="must be at most training.steps",
+        advice="reduce it, or increase training.steps",
         holds=lambda training: training.critic is None or training.critic.optimizer.warmup_steps <= training.steps,
     ),
 )

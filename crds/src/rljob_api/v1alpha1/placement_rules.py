@@ -1,4 +1,4 @@
-"""Rules on where roles run, how their models are laid out there, and what leaves the device."""
+"""Rules on the pools of roles, the layouts of their models, and offloading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rljob_api.v1alpha1.rollout import RolloutEngine
 from rljob_api.v1alpha1.spec import TRAIN_ROLES, RLJobSpec, TrainRole, pool_of_cel
 
 _ROLES = ("actor", "rollout", "ref", "critic", "rewardModel")
-_PARALLEL = "self.roles.rollout.tensorParallel"
+_TENSOR_PARALLEL = "self.roles.rollout.tensorParallel"
 _OFFLOAD = "self.training.model.offload"
 
 
@@ -27,13 +27,13 @@ def _tensor_parallel_fits(spec: RLJobSpec) -> bool:
     return all(p.gpus_per_node % spec.roles.rollout.tensor_parallel == 0 for p in spec.pools if p.name == name)
 
 
-def _are_there(spec: RLJobSpec, roles: Iterable[str]) -> bool:
-    """Whether there are the pools that these roles name; where not, that is said and nothing that follows from it."""
+def _pools_exist(spec: RLJobSpec, roles: Iterable[str]) -> bool:
+    """Whether the pools of these roles exist. If not, only that is reported, and not the faults that follow from it."""
     names, placed = {pool.name for pool in spec.pools}, spec.placed_roles()
     return all(placed[role] in names for role in roles)
 
 
-def _is_there_cel(role: str) -> str:
+def _pool_exists_cel(role: str) -> str:
     return f"(!has(self.roles.{role}.pool) || self.pools.exists(p, p.name == self.roles.{role}.pool))"
 
 
@@ -42,16 +42,16 @@ def _role_pool_rule(role: str) -> Rule:
         RLJobSpec,
         f"RLJobSpec.{role}Pool",
         field=f".roles.{role}.pool",
-        cel=_is_there_cel(role),
-        wrong="there is no pool of this name",
-        advice="leave it out for the first, or name one of spec.pools",
-        holds=lambda spec: _are_there(spec, [role]),
+        cel=_pool_exists_cel(role),
+        wrong="is not the name of a pool",
+        advice="remove it to use the first pool, or use a name from spec.pools",
+        holds=lambda spec: _pools_exist(spec, [role]),
         choices=lambda spec, _: [pool.name for pool in spec.pools],
     )
 
 
 def _layout_rule(role: str, name: str, read: Callable[[TrainRole], int | None]) -> Rule:
-    """`shardSize` and `sequenceParallel` of the roles that train or score."""
+    """The rule that `shardSize` or `sequenceParallel` of a role divides the number of GPUs of its pool."""
     wire = wire_name(TrainRole, name)
     value = f"self.roles.{role}.{wire}"
 
@@ -66,32 +66,32 @@ def _layout_rule(role: str, name: str, read: Callable[[TrainRole], int | None]) 
         field=f".roles.{role}.{wire}",
         cel=f"!has({value}) || "
         f"self.pools.all(p, p.name != {pool_of_cel(role)} || p.nodes * p.gpusPerNode % {value} == 0)",
-        wrong="must divide nodes * gpusPerNode of the role's pool",
+        wrong="must divide the number of GPUs of the role's pool (nodes * gpusPerNode)",
         advice="choose a divisor",
         holds=holds,
     )
 
 
 def _unused_pool_rule(role: OptionalRole) -> Rule:
-    """A pool for a role that the job does not have."""
+    """The rule that a job sets no pool for a role that it does not have."""
     name, pool = role.name, f"self.roles.{role.name}.pool"
 
     def holds(spec: RLJobSpec) -> bool:
-        return spec.roles.train_role(name).pool is None or role.is_there(spec) or not _are_there(spec, [name])
+        return spec.roles.train_role(name).pool is None or role.is_there(spec) or not _pools_exist(spec, [name])
 
     return rule(
         RLJobSpec,
         f"RLJobSpec.{name}Used",
         field=f".roles.{name}.pool",
-        cel=f"!has({pool}) || {role.is_there_cel} || !{_is_there_cel(name)}",
-        wrong=f"{role.wrong}, and its pool would be ignored",
+        cel=f"!has({pool}) || {role.is_there_cel} || !{_pool_exists_cel(name)}",
+        wrong=f"is ignored: {role.wrong}",
         advice=f"remove it, or {role.advice}",
         holds=holds,
     )
 
 
 def _unused_layout_rule(role: OptionalRole) -> Rule:
-    """A layout of a role that the job does not have would be ignored."""
+    """The rule that a job sets no layout for a role that it does not have."""
     name, place = role.name, f"self.roles.{role.name}"
 
     def holds(spec: RLJobSpec) -> bool:
@@ -103,21 +103,21 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
         f"RLJobSpec.{name}LayoutUsed",
         field=f".roles.{name}",
         cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {role.is_there_cel}",
-        wrong=f"{role.wrong}, and its layout would be ignored",
-        advice=f"remove it, or {role.advice}",
+        wrong=f"shardSize and sequenceParallel are ignored: {role.wrong}",
+        advice=f"remove them, or {role.advice}",
         holds=holds,
     )
 
 
 def _idle_pools(spec: RLJobSpec) -> list[Path]:
-    """The names of pools without a role, below `pools`."""
+    """Paths, below `pools`, of the names of pools without a role."""
     placed, absent = spec.placed_roles(), absent_roles(spec)
-    # A pool that a role names is that role's, although the job has no such role: that is another fault.
+    # A pool that an absent role names counts as used: `_unused_pool_rule` reports that fault.
     used = {pool for role, pool in placed.items() if role not in absent or spec.roles.train_role(role).pool is not None}
     return [(index, "name") for index, pool in enumerate(spec.pools) if pool.name not in used]
 
 
-_ALL_IN_USE_CEL = (
+_ALL_POOLS_IN_USE_CEL = (
     "self.pools.all(p, "
     + " || ".join(
         (
@@ -149,8 +149,9 @@ def _gradients_of_replicas_rule(
         field=field,
         cel=f"{offloads_not_cel} || !has({shard_size}) || "
         f"self.pools.all(p, p.name != {pool_of_cel(role)} || p.nodes * p.gpusPerNode <= {shard_size})",
-        wrong=f"replicas (roles.{role}.shardSize) keep what they have added up where it cannot be taken from",
-        advice="leave one of the two out",
+        wrong=f"gradient offload does not work with hybrid sharding (roles.{role}.shardSize below the pool's number of"
+        " GPUs)",
+        advice=f"set it to false, or remove roles.{role}.shardSize",
         holds=lambda spec: not offloads(spec) or has_one_replica(spec),
     )
 
@@ -162,11 +163,12 @@ PLACEMENT_RULES = (
         "RLJobSpec.actorWithRollout",
         field=".roles",
         cel=f"{pool_of_cel('actor')} == {pool_of_cel('rollout')}"
-        f" || !{_is_there_cel('actor')} || !{_is_there_cel('rollout')}",
-        wrong="actor and rollout must be on one pool, because they hand over weights within each GPU",
-        advice="name the same pool for both, or none (ref and critic may have pools of their own)",
+        f" || !{_pool_exists_cel('actor')} || !{_pool_exists_cel('rollout')}",
+        wrong="actor and rollout must be on the same pool, because weights are transferred within each GPU",
+        advice="set the same pool for both, or remove both (ref, critic and rewardModel may have separate pools)",
         holds=lambda spec: (
-            spec.placed_roles()["actor"] == spec.placed_roles()["rollout"] or not _are_there(spec, ("actor", "rollout"))
+            spec.placed_roles()["actor"] == spec.placed_roles()["rollout"]
+            or not _pools_exist(spec, ("actor", "rollout"))
         ),
     ),
     *(_unused_pool_rule(role) for role in OPTIONAL_ROLES),
@@ -175,10 +177,10 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.noIdlePool",
         field=".pools",
-        cel=f"{_ALL_IN_USE_CEL} || " + " || ".join(f"!{_is_there_cel(role)}" for role in _ROLES),
-        wrong="there is a pool without a role, whose GPUs would stay idle",
-        advice="remove it, or put a role there",
-        holds=lambda spec: not _idle_pools(spec) or not _are_there(spec, _ROLES),
+        cel=f"{_ALL_POOLS_IN_USE_CEL} || " + " || ".join(f"!{_pool_exists_cel(role)}" for role in _ROLES),
+        wrong="a pool has no role, and its GPUs would be idle",
+        advice="remove the pool, or set it as the pool of a role",
+        holds=lambda spec: not _idle_pools(spec) or not _pools_exist(spec, _ROLES),
         places=_idle_pools,
     ),
     *(
@@ -193,18 +195,18 @@ PLACEMENT_RULES = (
         RLJobSpec,
         "RLJobSpec.tensorParallel",
         field=".roles.rollout.tensorParallel",
-        cel=f"self.pools.all(p, p.name != {pool_of_cel('rollout')} || p.gpusPerNode % {_PARALLEL} == 0)",
-        wrong="must divide the gpusPerNode of the rollout's pool",
-        advice="choose a divisor, so that one copy of the model stays within a node",
+        cel=f"self.pools.all(p, p.name != {pool_of_cel('rollout')} || p.gpusPerNode % {_TENSOR_PARALLEL} == 0)",
+        wrong="must divide gpusPerNode of the rollout's pool, because a copy of the model stays within one node",
+        advice="choose a divisor",
         holds=_tensor_parallel_fits,
     ),
     rule(
         RLJobSpec,
         "RLJobSpec.tensorParallelEngine",
         field=".roles.rollout.tensorParallel",
-        cel=f"{_PARALLEL} == 1 || self.training.rollout.engine != 'HuggingFace'",
-        wrong="the HuggingFace engine is not spread over GPUs: each would generate the same responses",
-        advice="write 1, or training.rollout.engine: VLLM",
+        cel=f"{_TENSOR_PARALLEL} == 1 || self.training.rollout.engine != 'HuggingFace'",
+        wrong="must be 1 with the HuggingFace engine, which does not support tensor parallelism",
+        advice="set it to 1, or use training.rollout.engine: VLLM",
         holds=lambda spec: (
             spec.roles.rollout.tensor_parallel == 1 or spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
         ),
@@ -224,8 +226,9 @@ OFFLOAD_RULES = (
         "RLJobSpec.offload.reference",
         field=".training.model.offload.reference",
         cel=f"!{_OFFLOAD}.reference || {MAY_NEED_REFERENCE_CEL}",
-        wrong="there is no reference model with training.algorithm.kl.coefficient 0",
-        advice="leave it out, set a coefficient above 0, or choose an advantage or loss of type Function that needs it",
+        wrong="is ignored: the job has no reference model, because training.algorithm.kl.coefficient is 0",
+        advice="remove it, set the coefficient above 0, or use an advantage or loss of type Function that needs the"
+        " reference",
         holds=lambda spec: not spec.training.model.offload.reference or may_need_reference(spec),
     ),
     rule(
@@ -233,8 +236,8 @@ OFFLOAD_RULES = (
         "RLJobSpec.offload.referenceOfAdapters",
         field=".training.model.offload.reference",
         cel=f"!{_OFFLOAD}.reference || !({REFERENCE_IS_THE_ACTOR_CEL})",
-        wrong="with lora the reference is the actor's own model with its adapters off, and takes no memory",
-        advice="leave it out (parameters moves that model)",
+        wrong="is ignored with model.lora: the reference is the actor's model with its adapters disabled",
+        advice="remove it (offload.parameters offloads that model)",
         holds=lambda spec: not spec.training.model.offload.reference or not reference_is_the_actor(spec),
     ),
     rule(
@@ -242,8 +245,8 @@ OFFLOAD_RULES = (
         "RLJobSpec.offload.gradients",
         field=".training.model.offload.gradients",
         cel=f"!{_OFFLOAD}.gradients || !self.roles.actor.deferGradientReduction",
-        wrong="with roles.actor.deferGradientReduction there are no shards of gradients before the last micro-batch",
-        advice="choose one of the two",
+        wrong="does not work with roles.actor.deferGradientReduction, which keeps unsharded gradients on the GPU",
+        advice="set one of the two to false",
         holds=lambda spec: not spec.training.model.offload.gradients or not spec.roles.actor.defer_gradient_reduction,
     ),
     _gradients_of_replicas_rule(

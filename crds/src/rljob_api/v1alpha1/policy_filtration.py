@@ -1,4 +1,4 @@
-"""Which responses of a step are learned from, and how often: one part of a learning rule (`algorithm`)."""
+"""Policy filtration, a part of the algorithm: responses are resampled by their score before the update."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from rljob_api.scalars import PositiveNumber
 
 
 class PolicyFiltrationType(StrEnum):
-    """How likely a response is to be drawn, by its score."""
+    """Probability with which a response is drawn, as a function of its score."""
 
     NONE = "None"
-    """Nothing is drawn: each response is learned from once."""
+    """No resampling: each response is used once."""
     POWER = "Power"
-    """As |score|^exponent; all alike where all scores are 0."""
+    """Proportional to |score|^exponent; uniform if all scores are 0."""
     MAX_MIN = "MaxMin"
-    """Those with the highest and with the lowest score alike, no others."""
+    """Uniform among the responses with the highest or the lowest score; 0 for the others."""
     MAX_RANDOM = "MaxRandom"
-    """Those with the highest score four times as likely as each of the others."""
+    """Four times as large for each response with the highest score as for each other response."""
 
 
 class FiltrationScope(StrEnum):
-    """Which responses are compared, and drawn from."""
+    """The set of responses among which scores are compared and responses are drawn."""
 
     BATCH = "Batch"
-    """All of the step."""
+    """All responses of the step."""
     GROUP = "Group"
-    """Those to the same prompt, of which as many are drawn as there are."""
+    """The responses to the same prompt; each group keeps its size."""
 
 
 class PolicyFiltration(WireModel):
-    """PF-PPO (Zhang et al. 2024, arXiv 2409.06957): after their advantages are known, the responses of a step are drawn
-    anew with replacement, as many as there are, by their scores. For rewards that are more to be trusted at their ends,
-    such as a reward model's."""
+    """PF-PPO (Zhang et al. 2024, arXiv 2409.06957): resample the responses of a step with replacement, by score.
+
+    The number of responses stays the same, and advantages are computed before. Useful for rewards that are most
+    reliable at the highest and lowest scores, such as those of a reward model."""
 
     type: PolicyFiltrationType = PolicyFiltrationType.NONE
     exponent: PositiveNumber | None = None
-    """For Power; 2.0 when unset."""
+    """Exponent for type Power; 2.0 when unset."""
     scope: FiltrationScope | None = None
-    """Batch when unset."""
+    """The set of responses among which responses are drawn; Batch when unset."""
 
 
 POLICY_FILTRATION_RULES = (
@@ -49,8 +50,8 @@ POLICY_FILTRATION_RULES = (
         "PolicyFiltration.exponent",
         field=".exponent",
         cel="!has(self.exponent) || !has(self.type) || self.type == 'Power'",
-        wrong="only Power has an exponent",
-        advice="remove it, or write `type: Power` beside it",
+        wrong="is ignored unless type is Power",
+        advice="remove it, or set type: Power",
         holds=lambda f: f.exponent is None or f.type is PolicyFiltrationType.POWER,
     ),
     rule(
@@ -59,7 +60,7 @@ POLICY_FILTRATION_RULES = (
         field=".scope",
         cel="!has(self.scope) || !has(self.type) || self.type != 'None'",
         wrong="is ignored with type None",
-        advice="remove it, or write a type beside it",
+        advice="remove it, or set another type",
         holds=lambda f: f.scope is None or f.type is not PolicyFiltrationType.NONE,
     ),
 )

@@ -1,5 +1,5 @@
-"""The policy loss of one token: one part of a learning rule (`algorithm`). What a block leaves out is its own default;
-only of `Clipped` it is the recipe's."""
+"""The policy loss of each token, a part of the algorithm. Unset fields have the defaults of their block, except those
+of `Clipped`, which the recipe sets."""
 
 from __future__ import annotations
 
@@ -13,122 +13,128 @@ from rljob_api.variants import Variants
 
 
 class LossType(StrEnum):
-    """The policy loss of one token, of its ratio r = exp(log-probability less that before the step's updates) and its
-    advantage A."""
+    """Policy loss of one token as a function of its probability ratio r = exp(logprob - logprob before the updates of
+    the step) and its advantage A."""
 
     CLIPPED = "Clipped"
-    """PPO's: max(-A r, -A clip(r)), with dual clip."""
+    """The clipped loss of PPO: max(-A r, -A clip(r)), with optional dual clip."""
     GSPO = "GSPO"
-    """PPO's with the ratio of the whole response, the geometric mean of its tokens'. The paper's aggregation is
-    SequenceMeanTokenMean."""
+    """The clipped loss with the ratio of the whole response, the geometric mean of its tokens' ratios. The paper's
+    aggregation is SequenceMeanTokenMean."""
     CISPO = "CISPO"
-    """-clip(r) A log-probability: the bounded ratio is a weight, and no token loses its gradient."""
+    """-clip(r) A logprob: the clipped ratio is a constant weight, so that every token has a gradient."""
     SAPO = "SAPO"
-    """A soft gate in the place of the clip. The paper's aggregation is SequenceMeanTokenMean."""
+    """A soft gate instead of clipping. The paper's aggregation is SequenceMeanTokenMean."""
     GPG = "GPG"
-    """-A log-probability: the plain policy gradient."""
+    """-A logprob: the plain policy gradient."""
     GMPO = "GMPO"
     """The geometric mean of a response's clipped ratios. The paper's aggregation is SequenceMeanTokenMean."""
     CLIP_COV = "ClipCov"
-    """Clipped, and some tokens with a high covariance of log-probability and advantage give no gradient."""
+    """The clipped loss, without the gradient of some tokens with a high covariance of logprob and advantage."""
     KL_COV = "KLCov"
-    """-A r, and a penalty on the tokens with the highest covariance of log-probability and advantage."""
+    """-A r, with a penalty on the tokens with the highest covariance of logprob and advantage."""
     DPPO = "DPPO"
-    """-A r, without the tokens whose probability has moved too far in the direction that A pushes."""
+    """-A r, without tokens whose probability has already moved too far in the direction of A."""
     DRO = "DRO"
-    """-A log-probability, and the squared log-ratio as a penalty."""
+    """-A logprob, with the squared log-ratio as a penalty."""
     FUNCTION = "Function"
+    """A user-defined function."""
 
 
 WITH_WHOLE_PASS = (LossType.CLIP_COV, LossType.KL_COV)
-"""What looks at the whole mini-batch before each update: one more forward pass."""
+"""Losses that need statistics of the whole mini-batch before each update: one additional forward pass."""
 NO_DUAL_CLIP = 0.0
-"""What a job says for no bound; unset is the recipe's."""
+"""Value of `dualClipRatio` that disables the dual clip; an unset value is set by the recipe."""
 
 
 class Clipped(WireModel):
-    """The clipped ratio of PPO (Schulman et al. 2017, arXiv 1707.06347). What is unset is the recipe's."""
+    """The clipped loss of PPO (Schulman et al. 2017, arXiv 1707.06347). The recipe sets unset fields."""
 
     clip_ratio_low: PositiveNumber | None = None
-    """The probability ratio is clipped below at 1 - clipRatioLow."""
+    """Distance of the lower clip bound: the probability ratio is clipped at 1 - clipRatioLow, for example 0.2."""
     clip_ratio_high: PositiveNumber | None = None
-    """... and above at 1 + clipRatioHigh."""
+    """Distance of the upper clip bound: the probability ratio is clipped at 1 + clipRatioHigh, for example 0.28."""
     dual_clip_ratio: NonNegativeNumber | None = None
-    """Bound on the loss of negative advantages (arXiv 1912.09729); above 1, or 0 for none."""
+    """Upper bound of the ratio for negative advantages (dual clip, arXiv 1912.09729): above 1, for example 3.0; 0
+    disables it."""
 
 
 class Gspo(WireModel):
     """Group sequence policy optimization (Zheng et al. 2025, arXiv 2507.18071)."""
 
     clip_ratio_low: PositiveNumber = 3e-4
-    """The response's ratio is clipped below at 1 - clipRatioLow."""
+    """Distance of the lower clip bound: the ratio of a response is clipped at 1 - clipRatioLow."""
     clip_ratio_high: PositiveNumber = 4e-4
-    """... and above at 1 + clipRatioHigh. A mean over tokens moves far less than one token's ratio: bounds of 0.2 never
-    bind."""
+    """Distance of the upper clip bound: the ratio of a response is clipped at 1 + clipRatioHigh. A response's ratio
+    changes far less than a token's, so that 0.2 would never clip."""
 
 
 class Cispo(WireModel):
     """Clipped importance weights (MiniMax 2025, arXiv 2506.13585)."""
 
     clip_ratio_low: PositiveNumber = 1.0
-    """The weight is at least 1 - clipRatioLow; from 1 on there is no bound below, as in the paper."""
+    """Distance of the lower bound: the weight is at least 1 - clipRatioLow. 1 or more means no lower bound, as in the
+    paper."""
     clip_ratio_high: PositiveNumber = 4.0
-    """The weight is at most 1 + clipRatioHigh. The paper tunes it and gives no value; 5 as the bound is that of ScaleRL
-    (arXiv 2510.13786)."""
+    """Distance of the upper bound: the weight is at most 1 + clipRatioHigh. The paper gives no value; the default
+    bound, 5, is that of ScaleRL (arXiv 2510.13786)."""
 
 
 class Sapo(WireModel):
     """Soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347)."""
 
     temperature_positive: Temperature = 1.0
-    """Of the gate of positive advantages; higher closes it sooner."""
+    """Temperature of the gate for positive advantages. A higher temperature closes the gate at ratios closer to 1."""
     temperature_negative: Temperature = 1.05
-    """Of the gate of the others."""
+    """Temperature of the gate for the other advantages."""
 
 
 class Gmpo(WireModel):
     """Geometric-mean policy optimization (Zhao et al. 2025, arXiv 2507.20673)."""
 
     clip_log_ratio_low: PositiveNumber = 0.4
-    """A token's log-ratio is clipped below at -clipLogRatioLow where its advantage is negative, ..."""
+    """Lower bound -clipLogRatioLow of a token's log-ratio, for negative advantages."""
     clip_log_ratio_high: PositiveNumber = 0.4
-    """... and above at clipLogRatioHigh where it is positive."""
+    """Upper bound of a token's log-ratio, for positive advantages."""
 
 
 class ClipCov(WireModel):
-    """Clip-Cov (Cui et al. 2025, arXiv 2505.22617). One more forward pass for each update."""
+    """Clip-Cov (Cui et al. 2025, arXiv 2505.22617). Needs one additional forward pass per update."""
 
     clip_ratio_low: PositiveNumber = 0.2
-    """As of Clipped."""
+    """Distance of the lower clip bound: the probability ratio is clipped at 1 - clipRatioLow."""
     clip_ratio_high: PositiveNumber = 0.2
+    """Distance of the upper clip bound: the probability ratio is clipped at 1 + clipRatioHigh."""
     token_share: OpenFraction = 2e-4
-    """Of the mini-batch's tokens so many, and at least one, are drawn from those in the range, and give no gradient."""
+    """Fraction of the mini-batch's tokens that get no gradient, at least one token. They are drawn at random from the
+    tokens whose covariance is between covarianceLow and covarianceHigh."""
     covariance_low: Number = 1.0
-    """The range of (log-probability - its mean) x (advantage - its mean), means over the mini-batch: above this, ..."""
+    """Lower bound of a token's covariance: (logprob - mean logprob) x (advantage - mean advantage), with means over the
+    mini-batch."""
     covariance_high: Number = 5.0
-    """... and below this."""
+    """Upper bound of a token's covariance."""
 
 
 class KlCov(WireModel):
-    """KL-Cov (Cui et al. 2025, arXiv 2505.22617). One more forward pass for each update."""
+    """KL-Cov (Cui et al. 2025, arXiv 2505.22617). Needs one additional forward pass per update."""
 
     token_share: OpenFraction = 2e-4
-    """Of the mini-batch's tokens so many, and at least one, with the highest covariance are penalised."""
+    """Fraction of the mini-batch's tokens that are penalized, at least one token: those with the highest covariance."""
     coefficient: PositiveNumber = 1.0
-    """Of the penalty |log-ratio|: the paper's (verl's settings have 0.1)."""
+    """Weight of the penalty |log-ratio|. The default is the paper's; verl's settings have 0.1."""
 
 
 class Divergence(StrEnum):
-    """Between a token's old and new probability, each against all other tokens together."""
+    """Divergence between the old and the new distribution, reduced to two outcomes: the sampled token or any other."""
 
     TV = "TV"
-    """Total variation: the difference of the two probabilities."""
+    """Total variation: the absolute difference of the two probabilities."""
     KL = "KL"
     """KL(old || new), in nats."""
 
 
 DPPO_THRESHOLDS = {Divergence.TV: 0.15, Divergence.KL: 0.05}
-"""Those that the authors train with."""
+"""The thresholds that the authors train with."""
 
 
 class Dppo(WireModel):
@@ -136,26 +142,27 @@ class Dppo(WireModel):
 
     divergence: Divergence = Divergence.TV
     threshold_low: PositiveNumber | None = None
-    """Tokens whose probability has fallen by more, where A is not positive, give no gradient. 0.15 with TV and 0.05
-    with KL when unset."""
+    """Largest divergence of a token whose probability decreased while its advantage is not positive; beyond it the
+    token gets no gradient. 0.15 for TV and 0.05 for KL when unset."""
     threshold_high: PositiveNumber | None = None
-    """The same of those whose probability has risen, where A is positive."""
+    """Largest divergence of a token whose probability increased while its advantage is positive. 0.15 for TV and 0.05
+    for KL when unset."""
     max_ratio: PositiveNumber = 20.0
-    """Bound on the ratio."""
+    """Upper bound of the ratio."""
 
 
 class Dro(WireModel):
     """Direct reward optimization (Richemond et al. 2024, arXiv 2405.19107) with given advantages."""
 
     beta: PositiveNumber
-    """Of the penalty beta / 2 x log-ratio^2."""
+    """Weight of the penalty beta / 2 x log-ratio^2."""
 
 
 class Loss(Variants):
-    """The policy loss of one token; `aggregation` makes one number of all."""
+    """The policy loss of each token; `aggregation` combines the losses of all tokens."""
 
     type: LossType | None = None
-    """The recipe's when unset."""
+    """Kind of policy loss, for example GSPO. Set by the recipe when unset."""
     clipped: Clipped | None = None
     gspo: Gspo | None = None
     cispo: Cispo | None = None
@@ -166,8 +173,10 @@ class Loss(Variants):
     dppo: Dppo | None = None
     dro: Dro | None = None
     function: Function | None = None
-    """For `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss for each token. Decorated with
-    `policy_loss_function` it may ask for more: other log-probabilities, the entropy, a look at the mini-batch."""
+    """User-defined loss for `type: Function`: takes `rljob_trainer.algorithms.LossInputs`, returns a loss per token.
+
+    With the decorator `policy_loss_function` it can request more inputs: other log-probabilities, the entropy, or
+    statistics of the mini-batch."""
 
 
 POLICY_LOSS_RULES = (
@@ -177,8 +186,8 @@ POLICY_LOSS_RULES = (
         "Clipped.dualClipRatio",
         field=".dualClipRatio",
         cel="!has(self.dualClipRatio) || self.dualClipRatio == 0.0 || self.dualClipRatio > 1.0",
-        wrong="must be above 1, or 0 for none",
-        advice="3.0 is usual; 0 turns dual clipping off",
+        wrong="must be above 1, or 0 to disable the dual clip",
+        advice="use for example 3.0",
         holds=lambda clipped: not clipped.dual_clip_ratio or clipped.dual_clip_ratio > 1,
     ),
     rule(
@@ -186,8 +195,8 @@ POLICY_LOSS_RULES = (
         "ClipCov.covarianceHigh",
         field=".covarianceHigh",
         cel="self.covarianceHigh > self.covarianceLow",
-        wrong="must be above covarianceLow, or no token is in the range",
-        advice="the paper has 1 and 5",
+        wrong="must be above covarianceLow",
+        advice="the paper uses covarianceLow: 1 and covarianceHigh: 5",
         holds=lambda block: block.covariance_high > block.covariance_low,
     ),
 )

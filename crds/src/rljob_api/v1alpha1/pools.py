@@ -1,4 +1,4 @@
-"""Pools of machines, and what may be said about their pods."""
+"""Pools of GPU nodes, the head pod, and the settings of their pods."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ OWNED_ANNOTATION_PREFIXES = ("rljob.dev/", "ray.io/")
 OWNED_POOL_NAMES = ("head", "headgroup")
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 _SECCOMP = ("seccomp.security.alpha.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/")
-_OTHERS = (
+_UNSUPPORTED_ANNOTATIONS = (
     "controller.kubernetes.io/pod-deletion-cost",
     "kubernetes.io/config.mirror",
     "scheduler.alpha.kubernetes.io/tolerations",
 )
-"""Annotations that the API server accepts only with some values. They have no effect on the pods of a job, as those for
-seccomp have none since Kubernetes 1.27; so all are refused."""
+"""Annotations that the API server accepts only with certain values. They have no effect on the pods of a job, and
+seccomp annotations have had none since Kubernetes 1.27; so all of them are rejected."""
 _PROFILES = ("", "runtime/default", "unconfined")
-_OWN_PROFILE = "localhost/"
+_LOCAL_PROFILE = "localhost/"
 Annotation = Annotated[StrictStr, Field(max_length=4096)]
 
 
 class TolerationOperator(StrEnum):
-    """How a toleration compares."""
+    """How a toleration is compared with a taint: `Exists` matches any value, `Equal` the same value."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class TaintEffect(StrEnum):
-    """Effect of the taint that is tolerated."""
+    """Effect of the taints that are tolerated; all effects when unset."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -65,60 +65,72 @@ class Toleration(WireModel):
     """A toleration, as in a pod."""
 
     key: LabelKey | None = None
+    """Key of the taint, for example `nvidia.com/gpu`; any key when unset (with operator Exists)."""
     operator: TolerationOperator = TolerationOperator.EQUAL
     value: LabelValue | None = None
+    """Value of the taint, for operator Equal."""
     effect: TaintEffect | None = None
     toleration_seconds: Count | None = None
+    """Seconds for which a NoExecute taint is tolerated; forever when unset."""
 
 
 class PodOverlay(WireModel):
-    """What a job may say about its pods. Everything else belongs to the operator."""
+    """Settings of the pods that a job may choose. The operator sets everything else."""
 
     labels: LabelMap = Field(default_factory=dict)
+    """Additional labels of the pods, for example `{team: research}`."""
     annotations: Annotated[dict[StrictStr, Annotation], Field(max_length=32), WITHOUT_NULLS] = Field(
         default_factory=dict
     )
+    """Additional annotations of the pods, for example `{example.com/note: nightly}`."""
     node_selector: LabelMap = Field(default_factory=dict)
+    """Labels that a node must have to run the pods, for example `{gpu-type: h100}`."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
+    """Taints of nodes that the pods tolerate."""
     affinity: Affinity | None = None
     priority_class_name: DnsName | None = None
+    """Name of the PriorityClass of the pods; the cluster's default when unset."""
     runtime_class_name: DnsName | None = None
+    """Name of the RuntimeClass of the pods, for example `nvidia`; the cluster's default when unset."""
     scheduler_name: DnsName | None = None
+    """Name of the scheduler of the pods; the cluster's default when unset."""
 
 
 class Pool(WireModel):
-    """Equal nodes with GPUs: one Ray worker group on a cluster and one resource pool in the trainer."""
+    """Identical GPU nodes: one Ray worker group on a cluster and one resource pool in the trainer."""
 
     name: DnsLabel
+    """Name of the pool, by which roles refer to it, for example `main`."""
     nodes: Annotated[PositiveCount, Field(le=1024)] = 1
+    """Number of nodes, and of worker pods: one pod per node."""
     gpus_per_node: Annotated[PositiveCount, Field(le=64)] = 1
-    """Also the number of trainer processes per node."""
+    """Number of GPUs of each pod, and of trainer processes in it: one process per GPU."""
     gpu_resource: ResourceWithDomain = "nvidia.com/gpu"
-    """Resource name of one GPU on the cluster, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
+    """Kubernetes resource name of the GPUs, for example `amd.com/gpu` or `nvidia.com/mig-3g.40gb`."""
     shared_memory: Quantity = "8Gi"
-    """Size of /dev/shm in each pod; counts as memory."""
+    """Size of /dev/shm in each pod, in bytes. Counts toward the pod's memory limit."""
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
 class Head(WireModel):
-    """The pod that runs the controller and loads the data. It has no GPU."""
+    """The pod that runs Ray's head and the controller, and loads the dataset. It has no GPU."""
 
     resources: Resources = Field(default_factory=Resources)
     template: PodOverlay = Field(default_factory=PodOverlay)
 
 
-def _not_taken(overlay: PodOverlay) -> list[Path]:
-    return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _OTHERS]
+def _unsupported_annotations(overlay: PodOverlay) -> list[Path]:
+    return [(key,) for key in overlay.annotations if key.startswith(_SECCOMP) or key in _UNSUPPORTED_ANNOTATIONS]
 
 
-def _bad_profiles(overlay: PodOverlay) -> list[Path]:
-    """Profiles of AppArmor that the API server would refuse in pods of ours."""
+def _invalid_profiles(overlay: PodOverlay) -> list[Path]:
+    """AppArmor annotations that the API server would reject on a job's pods."""
     return [
         (key,)
         for key, value in overlay.annotations.items()
         if key.startswith(APPARMOR)
-        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_OWN_PROFILE)))
+        and (key != f"{APPARMOR}{RAY_CONTAINER}" or not (value in _PROFILES or value.startswith(_LOCAL_PROFILE)))
     ]
 
 
@@ -128,8 +140,8 @@ POOL_RULES = (
         "Pool.nameNotHead",
         field=".name",
         cel=f"!(self.name in {list(OWNED_POOL_NAMES)})",
-        wrong="a pool cannot be called " + " or ".join(OWNED_POOL_NAMES),
-        advice="these are names of the pod with the controller; choose another",
+        wrong="must not be " + " or ".join(OWNED_POOL_NAMES) + ", which name the head pod",
+        advice="choose another pool name",
         holds=lambda pool: pool.name not in OWNED_POOL_NAMES,
     ),
     rule(
@@ -137,8 +149,8 @@ POOL_RULES = (
         "Pool.gpusNotInResources",
         field=".resources",
         cel="!(self.gpuResource in self.resources.requests) && !(self.gpuResource in self.resources.limits)",
-        wrong="GPUs must not be written under resources",
-        advice="use gpusPerNode and gpuResource",
+        wrong="must not contain the pool's gpuResource",
+        advice="remove it from requests and limits, and set the number of GPUs in gpusPerNode",
         holds=lambda pool: pool.gpu_resource not in pool.resources.requests.keys() | pool.resources.limits.keys(),
     ),
     rule(
@@ -149,8 +161,11 @@ POOL_RULES = (
             f"!has(self.labels) || self.labels.all(k, {starts_with_none_cel('k', OWNED_LABEL_PREFIXES)}"
             f" && !(k in {list(OWNED_LABELS)}))"
         ),
-        wrong=f"labels under {', '.join(OWNED_LABEL_PREFIXES)}, and {', '.join(OWNED_LABELS)} are owned by RLJob",
-        advice="choose another prefix",
+        wrong=(
+            f"labels that start with {', '.join(OWNED_LABEL_PREFIXES)}, and {', '.join(OWNED_LABELS)}, are reserved for"
+            " the operator"
+        ),
+        advice="use another label key",
         holds=lambda overlay: (
             not any(key.startswith(OWNED_LABEL_PREFIXES) or key in OWNED_LABELS for key in overlay.labels)
         ),
@@ -162,8 +177,8 @@ POOL_RULES = (
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, {starts_with_none_cel('k', OWNED_ANNOTATION_PREFIXES)})"
         ),
-        wrong="annotations under " + ", ".join(OWNED_ANNOTATION_PREFIXES) + " are owned by RLJob",
-        advice="choose another prefix",
+        wrong="annotations that start with " + ", ".join(OWNED_ANNOTATION_PREFIXES) + " are reserved for the operator",
+        advice="use another annotation key",
         holds=lambda overlay: not any(key.startswith(OWNED_ANNOTATION_PREFIXES) for key in overlay.annotations),
     ),
     rule(
@@ -171,7 +186,7 @@ POOL_RULES = (
         "Toleration.existsHasNoValue",
         field=".value",
         cel="self.operator != 'Exists' || !has(self.value) || self.value == ''",
-        wrong="a toleration with operator Exists takes no value",
+        wrong="must be empty with operator Exists",
         advice="remove the value, or use operator Equal",
         holds=lambda toleration: toleration.operator is not TolerationOperator.EXISTS or not toleration.value,
     ),
@@ -180,8 +195,8 @@ POOL_RULES = (
         "Toleration.equalHasKey",
         field=".key",
         cel="self.operator != 'Equal' || has(self.key)",
-        wrong="a toleration without a key needs operator Exists",
-        advice="write the key of the taint, or operator Exists to tolerate all",
+        wrong="is required with operator Equal",
+        advice="set the key of the taint, or use operator Exists to tolerate all taints",
         holds=lambda toleration: toleration.operator is not TolerationOperator.EQUAL or toleration.key is not None,
     ),
     rule(
@@ -189,8 +204,8 @@ POOL_RULES = (
         "Toleration.secondsOnlyForNoExecute",
         field=".tolerationSeconds",
         cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-        wrong="tolerationSeconds needs effect NoExecute",
-        advice="set the effect, or remove the seconds",
+        wrong="requires effect: NoExecute",
+        advice="set effect: NoExecute, or remove tolerationSeconds",
         holds=lambda t: t.toleration_seconds is None or t.effect is TaintEffect.NO_EXECUTE,
     ),
     key_rule(PodOverlay, "labels", lambda overlay: overlay.labels),
@@ -201,14 +216,14 @@ POOL_RULES = (
         "PodOverlay.annotationsTaken",
         field=".annotations",
         cel=(
-            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_OTHERS)})"
+            f"!has(self.annotations) || self.annotations.all(k, !(k in {list(_UNSUPPORTED_ANNOTATIONS)})"
             + "".join(f" && !k.startsWith('{prefix}')" for prefix in _SECCOMP)
             + ")"
         ),
-        wrong="RLJob does not take annotations for seccomp, mirror pods, deletion costs and alpha tolerations",
-        advice="remove it",
-        holds=lambda overlay: not _not_taken(overlay),
-        places=_not_taken,
+        wrong="annotations for seccomp, mirror pods, deletion cost and alpha tolerations are not supported",
+        advice="remove the annotation",
+        holds=lambda overlay: not _unsupported_annotations(overlay),
+        places=_unsupported_annotations,
     ),
     rule(
         PodOverlay,
@@ -217,12 +232,12 @@ POOL_RULES = (
         cel=(
             f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{APPARMOR}') ||"
             f" k == '{APPARMOR}{RAY_CONTAINER}' && (self.annotations[k] in {list(_PROFILES)} ||"
-            f" self.annotations[k].startsWith('{_OWN_PROFILE}')))"
+            f" self.annotations[k].startsWith('{_LOCAL_PROFILE}')))"
         ),
-        wrong=f"an AppArmor profile can only be one of the container {RAY_CONTAINER}",
-        advice=f"write {APPARMOR}{RAY_CONTAINER}: runtime/default, unconfined, or localhost/<profile>",
-        holds=lambda overlay: not _bad_profiles(overlay),
-        places=_bad_profiles,
+        wrong=f"the AppArmor annotation must name the container {RAY_CONTAINER} and a valid profile",
+        advice=f"use the key {APPARMOR}{RAY_CONTAINER} with runtime/default, unconfined, or localhost/<profile>",
+        holds=lambda overlay: not _invalid_profiles(overlay),
+        places=_invalid_profiles,
     ),
     rule(
         Pool,
@@ -233,7 +248,7 @@ POOL_RULES = (
             f"the domain must not contain kubernetes.io, begin with {QUOTA}, or have more than {MAX_RESOURCE_DOMAIN}"
             " characters"
         ),
-        advice="write the name that the nodes show, such as nvidia.com/gpu",
+        advice="use the resource name that `kubectl describe node` shows, such as nvidia.com/gpu",
         holds=lambda pool: is_resource_name(pool.gpu_resource),
     ),
 )

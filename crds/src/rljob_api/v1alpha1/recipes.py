@@ -1,7 +1,6 @@
-"""Recipes, and what a job's learning rule is with them: resolved, it has a value in every field that counts, and
-of each part the chosen variant alone.
+"""Recipes, and the resolution of a job's algorithm: all fields get their value, and each part only its chosen variant.
 
-The trainer works with what is resolved only; `rljob validate --resolved` and the run folder show it as a job file.
+The trainer uses resolved algorithms only; `rljob validate --resolved` and the run folder show them as a job file.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from rljob_api.v1alpha1.rollout_correction import (
 from rljob_api.variants import Variants, may_be_left_out
 
 MAX_ROUNDS = 10
-"""Of dynamic sampling: what verl's recipe of DAPO has."""
+"""Default of `dynamicSampling.maxRounds`, as in verl's DAPO recipe."""
 FILTRATION_EXPONENT = 2.0
-"""With Power (verl: `weight_pow`)."""
+"""Default of `policyFiltration.exponent` (verl: `weight_pow`)."""
 BY_STD = GroupRelative(normalize_by_std=True)
 DUAL_CLIPPED = Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=3.0)
 
@@ -40,7 +39,8 @@ VariantsT = TypeVar("VariantsT", bound=Variants)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a name stands for. The settings of a variant are also those of a job that chooses it by itself."""
+    """The parts and settings of a recipe. `group_relative` and `clipped` also apply to a job that chooses these
+    variants itself."""
 
     advantage: AdvantageType
     loss: LossType
@@ -97,8 +97,10 @@ RECIPES: Mapping[AlgorithmType, Recipe] = MappingProxyType(
 
 
 def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
-    """The recipe with what the job changes in it; resolved again it stays as it is. Only what has no value there, such
-    as the lower bound of a truncated ratio, is None: read the others by `filled`."""
+    """The recipe with the job's overrides. Resolving the result again does not change it.
+
+    Only fields without a value, such as the lower bound of a truncated ratio, are None; read the others with `filled`.
+    """
     recipe = RECIPES[algorithm.type]
     sampling = _resolved_sampling(algorithm.dynamic_sampling, recipe)
     return algorithm.model_copy(
@@ -106,7 +108,7 @@ def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
             "advantage": _resolved_part(algorithm.advantage, advantage_type(algorithm), recipe),
             "loss": _resolved_part(algorithm.loss, loss_type(algorithm), recipe),
             "aggregation": algorithm.aggregation or recipe.aggregation,
-            # What takes the place of a group leaves it out as well.
+            # Dynamic sampling replaces these groups, so it drops them too.
             "drop_zero_variance_groups": algorithm.drop_zero_variance_groups or sampling.enabled,
             "dynamic_sampling": sampling,
             "rollout_correction": _resolved_correction(algorithm.rollout_correction),
@@ -116,39 +118,41 @@ def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
 
 
 def filled(value: ValueT | None) -> ValueT:
-    """The value of a field that a job may leave to its recipe, of an algorithm that is resolved."""
-    assert value is not None, "this algorithm has to go through resolve_algorithm first"
+    """The value of an optional field of a resolved algorithm."""
+    assert value is not None, "call resolve_algorithm first"
     return value
 
 
 def advantage_type(algorithm: Algorithm) -> AdvantageType:
-    """The job's choice, else the recipe's."""
+    """The advantage that the job chooses, else that of the recipe."""
     return algorithm.advantage.type or RECIPES[algorithm.type].advantage
 
 
 def loss_type(algorithm: Algorithm) -> LossType:
-    """The job's choice, else the recipe's."""
+    """The policy loss that the job chooses, else that of the recipe."""
     return algorithm.loss.type or RECIPES[algorithm.type].loss
 
 
 def may_need_critic(algorithm: Algorithm) -> bool:
-    """Whether the advantage is GAE, or a function that may ask for values."""
+    """Whether the advantage is GAE, or a user-defined function that may need values."""
     return advantage_type(algorithm) in MAY_NEED_CRITIC
 
 
 def may_need_critic_cel(algorithm: str) -> str:
-    """The same in CEL."""
+    """CEL for `may_need_critic`."""
     return is_chosen_cel(algorithm, "advantage", MAY_NEED_CRITIC)
 
 
 def has_dynamic_sampling(algorithm: Algorithm) -> bool:
-    """Whether groups are replaced: as the job says, else the recipe."""
+    """Whether dynamic sampling is enabled, by the job or by its recipe."""
     return _resolved_sampling(algorithm.dynamic_sampling, RECIPES[algorithm.type]).enabled
 
 
 def is_chosen_cel(algorithm: str, part: str, types: Collection[str]) -> str:
-    """In CEL: whether `advantage_type` or `loss_type` (`part` is `advantage` or `loss`) is one of `types`. Without a
-    table from recipes to types: it is in many rules, and all of them are in the CRD."""
+    """CEL for whether `advantage_type` or `loss_type` is one of `types`; `part` is `advantage` or `loss`.
+
+    The expression lists only the matching recipes. A table of all recipes would make the CRD too large, because many
+    rules contain this expression."""
     own, recipe = f"{algorithm}.{part}.type", f"{algorithm}.type"
     by_recipe = {name: {"advantage": each.advantage, "loss": each.loss}[part] for name, each in RECIPES.items()}
     recipes = [name for name, chosen in by_recipe.items() if chosen in types]
@@ -163,7 +167,7 @@ def _is_one_of_cel(value: str, names: Collection[str]) -> str:
 
 
 def _resolved_part(part: VariantsT, chosen: AdvantageType | LossType, recipe: Recipe) -> VariantsT:
-    """With the chosen variant and its block, and no other."""
+    """The part with only the chosen variant and its block."""
     kind, block = part.block_type(chosen), part.block(chosen)
     if block is None and kind is not None and may_be_left_out(kind):
         block = kind()
@@ -204,6 +208,6 @@ def _resolved_filtration(asked: PolicyFiltration) -> PolicyFiltration:
 
 
 def _with_defaults(block: BlockT, defaults: BlockT) -> BlockT:
-    """With the other's values where it has none."""
+    """The block with unset fields filled from `defaults`."""
     given = {name: value for name, value in block if value is not None}
     return block.model_copy(update={name: value for name, value in defaults if name not in given})

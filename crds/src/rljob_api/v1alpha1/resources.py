@@ -1,4 +1,4 @@
-"""Requests and limits of a container, and the rules on them, as the API server judges them when it makes the pod."""
+"""Requests and limits of a container, and the rules that the API server applies to them when it creates the pod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HUGE_PAGES = "hugepages-"
 _OWN_NAMES = r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]{0,9}([kMGTPE]|[KMGTPE]i)?)$"
 _NATIVE, QUOTA = "kubernetes.io/", "requests."
 _MAX_DIGITS = 9
-"""Of the number of an extended resource; CEL turns no more than 18 into an integer."""
+"""Most digits in the amount of an extended resource. CEL converts at most 18 digits into an integer."""
 _MAX_COUNT = 10**_MAX_DIGITS - 1
 _ACCELERATOR = r"(?i)(gpu|npu|tpu)s?"
 _PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
@@ -28,10 +28,12 @@ _PAGES = {"hugepages-2Mi": 2 * 2**20, "hugepages-1Gi": 2**30}
 
 
 class Resources(WireModel):
-    """Requests and limits of one container, as in a pod. GPUs are not written here: `gpusPerNode` says them."""
+    """Requests and limits of the container, as in a pod. GPUs do not belong here: set the pool's `gpusPerNode`."""
 
     requests: ResourceMap = Field(default_factory=dict)
+    """Amounts that the scheduler reserves, for example `{cpu: 16, memory: 128Gi}`."""
     limits: ResourceMap = Field(default_factory=dict)
+    """Amounts that the container may not exceed, for example `{memory: 128Gi, rdma/hca: 1}`."""
 
 
 def _is_extended(name: str) -> bool:
@@ -39,7 +41,7 @@ def _is_extended(name: str) -> bool:
 
 
 def is_resource_name(name: str) -> bool:
-    """Whether a container can request this."""
+    """Whether a container can request a resource of this name."""
     return re.fullmatch(_OWN_NAMES, name) is not None or (
         re.fullmatch(RESOURCE_WITH_DOMAIN, name) is not None
         and name.index("/") <= MAX_RESOURCE_DOMAIN
@@ -49,15 +51,15 @@ def is_resource_name(name: str) -> bool:
 
 
 def is_device_cel(name: str) -> str:
-    """CEL, of the name of a device with its domain: whether a container can request it."""
+    """CEL for whether a container can request a device of this name, which has a domain."""
     return (
         f"{name}.indexOf('/') <= {MAX_RESOURCE_DOMAIN} && !{name}.contains('{_NATIVE}')"
         f" && !{name}.startsWith('{QUOTA}')"
     )
 
 
-def _meant(name: str) -> list[str]:
-    """What a name that is not a resource may have meant."""
+def _suggestions(name: str) -> list[str]:
+    """Suggestions for a name that is not a resource."""
     if re.fullmatch(_ACCELERATOR, name) is not None:
         return ["for GPUs use gpusPerNode and gpuResource of the pool"]
     return [f"did you mean {near}?" for near in near_names(name, COMMON)]
@@ -75,14 +77,14 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
             f"!has(self.{field}) || self.{field}.all(k, k.matches({cel_text(_OWN_NAMES)})"
             f" || (k.matches({cel_text(RESOURCE_WITH_DOMAIN)}) && {is_device_cel('k')}))"
         ),
-        wrong="names a resource that a container cannot request",
+        wrong="must name a resource that a container can request",
         advice=(
-            f"write {', '.join(COMMON)}, {HUGE_PAGES}2Mi or the like, or the name of a device with its domain, such as"
-            " rdma/hca (not kubernetes.io)"
+            f"use {', '.join(COMMON)}, {HUGE_PAGES}<size> such as {HUGE_PAGES}2Mi, or a device name with a domain other"
+            " than kubernetes.io, such as rdma/hca"
         ),
         holds=lambda resources: not bad(resources),
         places=lambda resources: [(name,) for name in bad(resources)],
-        choices=lambda _, place: _meant(str(place[0])),
+        choices=lambda _, place: _suggestions(str(place[0])),
     )
 
 
@@ -100,9 +102,9 @@ def _not_counts(resources: Resources) -> list[Path]:
 
 
 def _is_count_cel(field: str) -> str:
-    """Whether devices are counted in digits. Before Kubernetes 1.34, the API server estimates the cost of CEL as if
-    each quantity could be megabytes long. A function that reads the whole string exceeds the limit, and `charAt` does
-    not."""
+    """CEL for whether each amount of a device consists of digits only. Before Kubernetes 1.34, the API server estimates
+    the cost of CEL as if each quantity could be megabytes long. A function that reads the whole string exceeds the
+    limit, and `charAt` does not."""
     value = f"self.{field}[k]"
     letters = list(range(_MAX_DIGITS))
     return (
@@ -113,7 +115,7 @@ def _is_count_cel(field: str) -> str:
 
 
 def _not_equal(resources: Resources) -> list[Path]:
-    """Requests of what cannot be shared that are not equal to the limit."""
+    """Requests of devices and huge pages that are not equal to the limit."""
     return [
         (name,)
         for name, text in resources.requests.items()
@@ -123,7 +125,7 @@ def _not_equal(resources: Resources) -> list[Path]:
 
 
 def _huge_pages(resources: Resources) -> list[tuple[Path, str, str]]:
-    """Where huge pages are written, their name and their amount."""
+    """Path, name and amount of each entry for huge pages."""
     return [
         ((field, name), name, text)
         for field, amounts in (("requests", resources.requests), ("limits", resources.limits))
@@ -132,15 +134,15 @@ def _huge_pages(resources: Resources) -> list[tuple[Path, str, str]]:
     ]
 
 
-def _lonely_pages(resources: Resources) -> list[Path]:
-    """Huge pages without memory or CPUs."""
+def _pages_without_memory(resources: Resources) -> list[Path]:
+    """Entries for huge pages in a container without an entry for memory or CPUs."""
     if {"cpu", "memory"} & (resources.requests.keys() | resources.limits.keys()):
         return []
     return [place for place, _, _ in _huge_pages(resources)]
 
 
-def _broken_pages(resources: Resources) -> list[Path]:
-    """Amounts of huge pages that are not a multiple of the page."""
+def _partial_pages(resources: Resources) -> list[Path]:
+    """Entries for huge pages whose amount is not a multiple of the page size."""
     return [
         place
         for place, name, text in _huge_pages(resources)
@@ -167,8 +169,8 @@ def _order_rule(name: str) -> Rule:
             f"!has(self.requests) || !has(self.limits) || !('{name}' in self.requests) || !('{name}' in self.limits) ||"
             f" {number('requests')}.compareTo({number('limits')}) <= 0"
         ),
-        wrong=f"{name} must not be more than the limit",
-        advice=f"lower it, or raise limits.{name}",
+        wrong=f"the request for {name} must not be more than limits.{name}",
+        advice=f"reduce the request, or increase limits.{name}",
         holds=holds,
         places=lambda _: [(name,)],
     )
@@ -182,8 +184,8 @@ RESOURCE_RULES = (
         "Resources.devices",
         field="",
         cel=f"{_is_count_cel('requests')} && {_is_count_cel('limits')}",
-        wrong=f"devices are counted in whole numbers of at most {_MAX_COUNT}",
-        advice="write digits only, such as 1",
+        wrong=f"the amount of a device must be a whole number of at most {_MAX_COUNT}",
+        advice="use digits only, such as 1",
         holds=lambda resources: not _not_counts(resources),
         places=_not_counts,
     ),
@@ -197,8 +199,8 @@ RESOURCE_RULES = (
             " has(self.limits) && k in self.limits &&"
             " (!k.contains('/') || int(self.requests[k]) == int(self.limits[k])))"
         ),
-        wrong="devices and huge pages cannot be shared: the request must be equal to the limit",
-        advice="write the same under limits, or under limits alone",
+        wrong="the request for a device or huge pages must be equal to the limit",
+        advice="set the same amount under limits, or set limits only",
         holds=lambda resources: not _not_equal(resources),
         places=_not_equal,
     ),
@@ -211,10 +213,10 @@ RESOURCE_RULES = (
             f"!has(self.limits) || !self.limits.exists(k, k.startsWith('{HUGE_PAGES}')) || 'cpu' in self.limits ||"
             " 'memory' in self.limits || has(self.requests) && ('cpu' in self.requests || 'memory' in self.requests)"
         ),
-        wrong="huge pages need cpu or memory beside them",
-        advice="add memory",
-        holds=lambda resources: not _lonely_pages(resources),
-        places=_lonely_pages,
+        wrong="huge pages require an entry for cpu or memory",
+        advice="add memory, for example memory: 1Gi",
+        holds=lambda resources: not _pages_without_memory(resources),
+        places=_pages_without_memory,
     ),
     rule(
         Resources,
@@ -228,9 +230,9 @@ RESOURCE_RULES = (
             for name, size in _PAGES.items()
             for value in (f"self.limits['{name}']",)
         ),
-        wrong="an amount of huge pages must be a multiple of the page",
-        advice="write a multiple, such as 4Mi of hugepages-2Mi",
-        holds=lambda resources: not _broken_pages(resources),
-        places=_broken_pages,
+        wrong="the amount of huge pages must be a multiple of the page size",
+        advice="use a multiple, such as 4Mi for hugepages-2Mi",
+        holds=lambda resources: not _partial_pages(resources),
+        places=_partial_pages,
     ),
 )

@@ -1,6 +1,6 @@
-"""How a completed response is scored: each entry gives every response a number, and their weighted sum is learned from.
+"""Rewards: each entry gives every response a score, and the weighted sum of the scores is the reward of the response.
 
-Every scorer that reads texts runs in processes of its own with a hard time limit.
+Every scorer that reads text runs in separate processes with a hard time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _checked_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"must be a regular expression of Python's `re`, and is none: {error}") from None
+        raise ValueError(f"must be a valid regular expression of Python's `re` module: {error}") from None
     return pattern
 
 
@@ -39,101 +39,109 @@ RegularExpression = Annotated[StrictStr, Field(min_length=1, max_length=1024), A
 
 
 class RewardType(StrEnum):
-    """One block of the same name says the rest, where there is more to say."""
+    """Kind of scorer. Settings, if it has any, are in the block of the same name, for example `function`."""
 
     FUNCTION = "Function"
+    """The result of a user-defined function."""
     MATH_ANSWER = "MathAnswer"
-    """1 if the response's final mathematical answer equals the row's, else 0 (math-verify)."""
+    """1 if the final mathematical answer of the response equals the answer of the row, else 0 (math-verify)."""
     REASONING_GYM = "ReasoningGym"
-    """The task's own scorer, 0 to 1; only with a ReasoningGym dataset."""
+    """The score of the task's own scorer, from 0 to 1. Requires a ReasoningGym dataset."""
     FORMAT = "Format"
-    """1 if the whole response has a form, else 0."""
+    """1 if the whole response matches a regular expression, else 0."""
     OVERLONG = "Overlong"
-    """A penalty, 0 or below, for responses near rollout.maxNewTokens; needs no process."""
+    """A penalty, 0 or below, for responses close to rollout.maxNewTokens. Computed without a scoring process."""
     REWARD_MODEL = "RewardModel"
-    """What a model that was trained on preferences gives to prompt and response; runs on GPUs, see roles.rewardModel.
-    At most one of the rewards."""
+    """The score that a reward model gives to prompt and response. It runs on GPUs, see roles.rewardModel. At most one
+    entry may have this type."""
 
 
 class FunctionReward(WireModel):
-    """`function(prompt: str, response: str, answer: object, row: dict) -> float`, importable on PYTHONPATH."""
+    """A user-defined function in a module that Python can import (see spec.code), with this signature:
+    `function(prompt: str, response: str, answer: object, row: dict) -> float`."""
 
     path: FunctionPath
+    """`package.module:function`, for example `my_rewards:score`."""
 
 
 class FormatReward(WireModel):
-    """The form of a response."""
+    """The required format of a response."""
 
     pattern: RegularExpression
-    """A regular expression of Python's `re` that the whole response must match, without white space around it. `.`
-    stands for line ends, too. The response begins with what the chat template has written of the assistant's turn, such
-    as `<think>`, and has its special tokens, without end and padding tokens."""
+    """A regular expression of Python's `re` module that the whole response must match, without leading and trailing
+    white space, for example `<think>.*</think>.*`. `.` also matches line breaks.
+
+    The response starts with the assistant's text from the chat template, such as `<think>`. It contains special tokens
+    except end and padding tokens."""
 
 
 class OverlongPenalty(WireModel):
     """The soft overlong punishment of DAPO (arXiv 2503.14476, section 3.4): 0 up to rollout.maxNewTokens - bufferTokens
-    tokens, from there linearly down to -penaltyFactor at rollout.maxNewTokens."""
+    tokens, then decreasing linearly to -penaltyFactor at rollout.maxNewTokens."""
 
     buffer_tokens: PositiveCount
-    """Tokens at the end of rollout.maxNewTokens in which the penalty grows."""
+    """Number of tokens below rollout.maxNewTokens over which the penalty grows, for example 4096."""
     penalty_factor: PositiveNumber = 1.0
+    """Penalty of a response with rollout.maxNewTokens tokens."""
 
 
 class RewardModel(WireModel):
-    """A causal model that was trained as a sequence classifier with one label (`...ForSequenceClassification`), or
-    whose files hold the head of one (`score.weight`). The score is what its head gives at the last token.
+    """A causal model trained as a sequence classifier with one label (`...ForSequenceClassification`), or with the head
+    of one in its files (`score.weight`). The score is the output of the head at the last token.
 
-    With the policy's tokens and chat template it reads the tokens that were generated. Another one is given texts:
-    chats in its own chat template, with the response as the assistant's turn (as lines where it has none), other
-    prompts with the response after them."""
+    A reward model with the policy's tokenizer and chat template reads the generated tokens. Any other reads text:
+    chats in its own chat template, with the response as the assistant's turn (as lines if it has no template), and
+    other prompts followed by the response."""
 
     source: LongText
-    """As training.model.source."""
+    """Hugging Face repository, folder or `package://` path of the weights, as in training.model.source."""
     revision: ShortText | None = None
-    """As training.model.revision."""
+    """Commit, tag or branch of the Hugging Face repository."""
     offload: Flag = False
-    """Keep its parameters in the host's memory between its passes."""
+    """Keep the parameters in host memory while the model does not score."""
 
 
 class ErrorPolicy(StrEnum):
-    """What a scorer that fails does to the job."""
+    """What happens if a scorer fails."""
 
     FAIL = "Fail"
+    """The run fails."""
     SCORE = "Score"
-    """The sample gets `errorScore` from this reward; counted in `reward/error_rate` or `reward/timeout_rate`."""
+    """The response gets `errorScore` from this reward; counted in `reward/error_rate` or `reward/timeout_rate`."""
 
 
 class Reward(WireModel):
-    """A scorer, its weight and its limits."""
+    """A scorer with its weight and limits."""
 
     name: RewardName = "score"
-    """What metrics and samples call it; one of several needs a name of its own."""
+    """Name of this reward in metrics and samples, for example `accuracy`. Must be unique among the rewards."""
     weight: Number = 1.0
-    """Its factor in the sum that is learned from. Below 0 it takes away; with 0 it is measured only."""
+    """Factor of the score in the sum, for example -0.5 for a penalty. With 0 the score is only reported."""
     type: RewardType
     function: FunctionReward | None = None
     format: FormatReward | None = None
     overlong: OverlongPenalty | None = None
     reward_model: RewardModel | None = None
     timeout_seconds: Annotated[FiniteNumber, Field(gt=0, le=1_000_000)] = 10.0
-    """For one response, without the time in which other processes had the cores; the process is killed then."""
+    """Time limit for one response, in seconds. Time in which the process waits for a CPU core does not count. The
+    process is killed at the limit."""
     num_processes: PositiveCount = 2
-    """Scoring processes in all. They run beside the workers, which share them out evenly; each has at least one."""
+    """Total number of scoring processes, distributed evenly across the workers; each worker has at least one."""
     on_error: ErrorPolicy = ErrorPolicy.FAIL
-    """What a scorer that raises, or returns something that is no number, does to the job."""
+    """What happens if the scorer raises an exception or returns something other than a finite number."""
     on_timeout: ErrorPolicy = ErrorPolicy.SCORE
-    """What a scorer that runs longer than `timeoutSeconds` does to the job."""
+    """What happens if the scorer exceeds `timeoutSeconds`."""
     error_score: Number = 0.0
-    """Before the weight."""
+    """Score of a response whose scorer failed, before the weight."""
 
 
 WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
 LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
-"""Fields that count for rewards in processes alone."""
+"""Fields that apply only to rewards in scoring processes."""
 
 
-def _has_no_limits(reward: Reward) -> bool:
-    """Of what is ignored only another value than the default can be told: the API server fills in defaults."""
+def _has_default_limits(reward: Reward) -> bool:
+    """Whether all limits have their default. The API server fills in defaults, so only other values are detected."""
     return (
         reward.timeout_seconds == 10
         and reward.num_processes == 2
@@ -159,18 +167,18 @@ REWARD_RULES = (
         field="",
         cel="!(self.type in ['Overlong', 'RewardModel']) || (self.timeoutSeconds == 10.0 && self.numProcesses == 2"
         " && self.onError == 'Fail' && self.onTimeout == 'Score' && self.errorScore == 0.0)",
-        wrong="Overlong is computed from lengths and RewardModel on GPUs, not in processes: timeoutSeconds,"
-        " numProcesses, onError, onTimeout and errorScore are ignored",
-        advice="remove them",
-        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_no_limits(reward),
+        wrong="timeoutSeconds, numProcesses, onError, onTimeout and errorScore are ignored with type Overlong or"
+        " RewardModel, which use no scoring processes",
+        advice="remove these fields",
+        holds=lambda reward: reward.type not in WITHOUT_PROCESSES or _has_default_limits(reward),
     ),
     rule(
         RewardModel,
         "RewardModel.revision",
         field=".revision",
         cel=f"!has(self.revision) || !self.source.matches({cel_text(LOCAL_SOURCE)})",
-        wrong="a revision means nothing for a local model",
-        advice="remove it",
+        wrong="requires a Hugging Face repository, but source is a local path",
+        advice="remove the revision",
         holds=lambda model: model.revision is None or re.search(LOCAL_SOURCE, model.source) is None,
     ),
 )

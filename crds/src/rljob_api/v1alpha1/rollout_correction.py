@@ -1,4 +1,4 @@
-"""What is done about a generator that is not quite the policy: one part of a learning rule (`algorithm`)."""
+"""Off-policy correction for the mismatch of training and rollout engine, a part of the algorithm."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from rljob_api.scalars import PositiveNumber
 
 
 class RolloutCorrectionType(StrEnum):
-    """How much of the ratio between trainer and generator a token's policy loss is multiplied by: exp(log-probability
-    by the trainer less that by the rollout engine), of the token or the product over its response."""
+    """Importance weight by which a token's policy loss is multiplied. It is derived from the ratio exp(trainer logprob
+    - rollout logprob) of the token, or from the product of these ratios over the response."""
 
     NONE = "None"
+    """No weight."""
     TOKEN_TRUNCATED = "TokenTruncated"
-    """The token's ratio, at most maxRatio (truncated importance sampling)."""
+    """The ratio of the token, at most maxRatio (truncated importance sampling)."""
     SEQUENCE_TRUNCATED = "SequenceTruncated"
-    """The response's ratio, at most maxRatio, for each of its tokens."""
+    """The ratio of the response, at most maxRatio, for each of its tokens."""
     TOKEN_MASKED = "TokenMasked"
-    """The token's ratio between minRatio and maxRatio, 0 outside (IcePop)."""
+    """The ratio of the token if it is between minRatio and maxRatio, else 0 (IcePop)."""
     SEQUENCE_MASKED = "SequenceMasked"
-    """The same with the response's ratio."""
+    """The ratio of the response if it is between minRatio and maxRatio, else 0."""
 
 
 MASKED_CORRECTIONS = (RolloutCorrectionType.TOKEN_MASKED, RolloutCorrectionType.SEQUENCE_MASKED)
-"""Those with a bound below."""
+"""Types with a lower bound."""
 MAX_RATIO = 2.0
-"""What verl has, and Yao et al. 2025 use."""
+"""Default of maxRatio, as in verl and Yao et al. 2025."""
 
 
 class RejectionLevel(StrEnum):
-    """Of what a bound is on."""
+    """The quantity that is compared with the bounds."""
 
     TOKEN = "Token"
-    """Each token by itself."""
+    """The estimate of each token; single tokens are rejected."""
     SEQUENCE_SUM = "SequenceSum"
-    """The sum over a response, for all of its tokens; with K1 the product of their ratios."""
+    """The sum over the response; whole responses are rejected. With K1: the product of the ratios."""
     SEQUENCE_MEAN = "SequenceMean"
-    """The mean over a response; with K1 the geometric mean of the ratios."""
+    """The mean over the response; whole responses are rejected. With K1: the geometric mean of the ratios."""
     SEQUENCE_MAX = "SequenceMax"
-    """A response's largest; not with K1, whose values have a sign."""
+    """The maximum over the response; whole responses are rejected. Not with K1, whose values have a sign."""
 
 
 class RejectionEstimator(StrEnum):
-    """Of how far trainer and generator are apart: as `KlEstimator`."""
+    """Estimator of the divergence between trainer and rollout engine; formulas as in KlEstimator."""
 
     K1 = "K1"
     K2 = "K2"
@@ -52,28 +53,31 @@ class RejectionEstimator(StrEnum):
 
 
 class RolloutRejection(WireModel):
-    """Tokens, or whole responses, on which trainer and generator disagree too much are not learned from and not
-    counted. Takes one more forward pass where a step has a single update."""
+    """Exclude tokens or responses from the update if the log-probabilities of trainer and rollout engine differ too
+    much. Needs one additional forward pass if a step has a single update."""
 
     level: RejectionLevel
     estimator: RejectionEstimator = RejectionEstimator.K1
-    """Of how far the two are apart. K1 is bounded as the ratio of trainer to generator, on both sides; K2 and
-    K3 in nats, above."""
+    """Estimator of the divergence. With K1, min and max bound the ratio of the probabilities; with K2 and K3, max
+    bounds the divergence in nats."""
     max: PositiveNumber
+    """Upper bound, for example 2.0 with K1."""
     min: PositiveNumber | None = None
-    """For K1; 1 / max when unset."""
+    """Lower bound of the ratio, only for K1; 1 / max when unset."""
 
 
 class RolloutCorrection(WireModel):
-    """What is done about a generator that samples from another distribution than the policy in training: because of
-    other kernels, of rounding, or of weights that are some steps old (rollout.syncEverySteps). The metrics
-    rollout/logprob_diff_* and rollout_corr/* say how far apart the two are. Nothing is corrected by default."""
+    """Off-policy correction if the rollout engine samples from another distribution than the policy in training
+    (training/inference mismatch). Nothing is corrected by default.
+
+    Causes are other kernels, rounding, or weights that are some steps old (rollout.syncEverySteps). The metrics
+    rollout/logprob_diff_* and rollout_corr/* show the size of the mismatch."""
 
     type: RolloutCorrectionType = RolloutCorrectionType.NONE
     max_ratio: PositiveNumber | None = None
-    """2.0 when unset."""
+    """Upper bound of the ratio; 2.0 when unset."""
     min_ratio: PositiveNumber | None = None
-    """For the masked types; 1 / maxRatio when unset."""
+    """Lower bound of the ratio, only for the masked types; 1 / maxRatio when unset."""
     rejection: RolloutRejection | None = None
 
 
@@ -84,7 +88,7 @@ CORRECTION_RULES = (
         field=".maxRatio",
         cel="!has(self.maxRatio) || !has(self.type) || self.type != 'None'",
         wrong="is ignored with type None",
-        advice="remove it, or write `type: TokenTruncated` beside it",
+        advice="remove it, or set for example type: TokenTruncated",
         holds=lambda c: c.max_ratio is None or c.type is not RolloutCorrectionType.NONE,
     ),
     rule(
@@ -92,8 +96,8 @@ CORRECTION_RULES = (
         "RolloutCorrection.minRatio",
         field=".minRatio",
         cel="!has(self.minRatio) || !has(self.type) || self.type in ['TokenMasked', 'SequenceMasked']",
-        wrong="only TokenMasked and SequenceMasked have a bound below",
-        advice="remove it, or choose one of them",
+        wrong="is ignored unless type is TokenMasked or SequenceMasked",
+        advice="remove it, or set one of these types",
         holds=lambda c: c.min_ratio is None or c.type in MASKED_CORRECTIONS,
     ),
     rule(
@@ -102,7 +106,7 @@ CORRECTION_RULES = (
         field=".minRatio",
         cel=f"!has(self.minRatio) || self.minRatio < (has(self.maxRatio) ? self.maxRatio : {MAX_RATIO})",
         wrong=f"must be below maxRatio ({MAX_RATIO} when unset)",
-        advice="0.5 and 2.0 are usual",
+        advice="use for example minRatio: 0.5 and maxRatio: 2.0",
         holds=lambda c: c.min_ratio is None or c.min_ratio < (c.max_ratio or MAX_RATIO),
     ),
     rule(
@@ -111,8 +115,8 @@ CORRECTION_RULES = (
         field=".maxRatio",
         cel="!has(self.maxRatio) || has(self.minRatio) || self.maxRatio > 1.0"
         " || !has(self.type) || !(self.type in ['TokenMasked', 'SequenceMasked'])",
-        wrong="must be above 1 where minRatio, which is then 1 / maxRatio, is not given",
-        advice="raise it, or give minRatio",
+        wrong="must be above 1 if minRatio is unset, which is then 1 / maxRatio",
+        advice="increase it, or set minRatio",
         holds=lambda c: (
             c.max_ratio is None or c.min_ratio is not None or c.max_ratio > 1 or c.type not in MASKED_CORRECTIONS
         ),
@@ -122,8 +126,8 @@ CORRECTION_RULES = (
         "RolloutRejection.estimator",
         field=".estimator",
         cel="self.level != 'SequenceMax' || self.estimator != 'K1'",
-        wrong="K1 has a sign, and its largest value says nothing of the smallest",
-        advice="write K2 or K3, or another level",
+        wrong="must not be K1 with level SequenceMax, because K1 can be negative",
+        advice="use K2 or K3, or another level",
         holds=lambda r: r.level is not RejectionLevel.SEQUENCE_MAX or r.estimator is not RejectionEstimator.K1,
     ),
     rule(
@@ -131,8 +135,8 @@ CORRECTION_RULES = (
         "RolloutRejection.min",
         field=".min",
         cel="!has(self.min) || self.estimator == 'K1'",
-        wrong="K2 is never below 0, nor is K3, and they have no bound below",
-        advice="remove it, or write `estimator: K1`",
+        wrong="is ignored unless estimator is K1, because K2 and K3 are never negative",
+        advice="remove it, or set estimator: K1",
         holds=lambda r: r.min is None or r.estimator is RejectionEstimator.K1,
     ),
     rule(
@@ -140,8 +144,8 @@ CORRECTION_RULES = (
         "RolloutRejection.bounds",
         field=".max",
         cel="self.estimator != 'K1' || (has(self.min) ? self.min < self.max : self.max > 1.0)",
-        wrong="must be above min, which is 1 / max when unset",
-        advice="bounds of the ratio on both sides of 1 are usual: 0.5 and 2.0",
+        wrong="must be above min (1 / max when unset)",
+        advice="use for example min: 0.5 and max: 2.0",
         holds=lambda r: r.estimator is not RejectionEstimator.K1 or (r.min < r.max if r.min is not None else r.max > 1),
     ),
 )

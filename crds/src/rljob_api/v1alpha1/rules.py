@@ -1,8 +1,8 @@
-"""All rules between fields, and the two questions asked of them: what is broken, and what may not be changed.
+"""All rules between fields; finds the rules that a job breaks, and changes of immutable fields.
 
-Each rule stands once, with its Python predicate, its CEL text and its message; pydantic runs the predicates here, the
-API server runs the CEL that `crdgen` puts into the CRD. Rules on `Metadata` stand at the root there, because a CRD may
-not describe metadata.
+Each rule is defined once, with its Python predicate, its CEL expression and its message. pydantic runs the predicates;
+the API server runs the CEL, which `crdgen` writes into the CRD. There, rules on `Metadata` are at the root of the
+schema, because a CRD may not describe metadata.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ RULES: tuple[Rule, ...] = (
 )
 
 MUTABLE_SPEC_FIELDS = ("suspend", "run_policy")
-_FIXED_WRONG = "cannot be changed while the job exists"
-_FIXED_ADVICE = "create a job of another name (only suspend and runPolicy may change)"
+_FIXED_WRONG = "is immutable"
+_FIXED_ADVICE = "create a job with another name (only suspend and runPolicy may be changed)"
 _LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
 class FixedField:
-    """A field of the spec that keeps its value for the life of the job."""
+    """An immutable field of the spec."""
 
     name: str
     """The Python name."""
@@ -94,7 +94,7 @@ def fixed_fields() -> tuple[FixedField, ...]:
 
 
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> tuple[Violation, ...]:
-    """What an update changes although it may not; the API server refuses the same."""
+    """The immutable fields that an update changes. The API server rejects the same changes."""
     before, after = dict(old), dict(new)
     return tuple(
         Violation(rule="immutable", path=("spec", fixed.field[1:]), wrong=_FIXED_WRONG, advice=_FIXED_ADVICE)
@@ -104,7 +104,7 @@ def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> tuple[Violation, ...]:
 
 
 def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
-    """Every rule that the value, or anything within it, breaks. `path` is the place of the value in the job."""
+    """All violations of rules by the value and the values within it. `path` is the path of the value in the job."""
     wire = value.model_dump(mode="json", by_alias=True)
     return tuple(
         Violation(
@@ -119,7 +119,7 @@ def violations(value: WireModel, path: Path = ()) -> tuple[Violation, ...]:
 
 
 def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
-    """The rules broken at this value and below, with the places of the faults and what to do."""
+    """The rules that this value or a value within it breaks, each with the path of the fault and the advice."""
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
             for place in rule.places(value):
@@ -137,7 +137,7 @@ def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
 
 
 def _seen(wire: object, path: Path) -> str | None:
-    """The short value at a path of the wire form, as JSON; None where there is nothing short to show."""
+    """The value at a path of the wire form, as JSON; None if it is not a scalar or too long to show."""
     for part in path:
         if isinstance(wire, dict):
             wire = wire.get(part)

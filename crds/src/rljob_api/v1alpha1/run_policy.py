@@ -1,4 +1,4 @@
-"""Deadlines, stopping and cleaning up."""
+"""Retries, deadlines, graceful stop and cleanup of a job."""
 
 from __future__ import annotations
 
@@ -9,42 +9,51 @@ from rljob_api.scalars import Count, PositiveCount, Seconds
 
 
 class Cleanup(StrEnum):
-    """What becomes of the cluster when the job has ended."""
+    """What happens to the RayCluster when the job finishes."""
 
     DELETE_CLUSTER = "DeleteCluster"
+    """It is deleted, and its GPUs become free."""
     KEEP_CLUSTER = "KeepCluster"
+    """It stays for debugging, and keeps its GPUs until the job is deleted or this field is changed."""
 
 
 class Elastic(WireModel):
-    """Lets an attempt run on fewer nodes where nodes stay away, and on all of them again when they are back."""
+    """Run an attempt on fewer nodes if some are unavailable, and restart it on all nodes when they are back."""
 
     min_nodes: PositiveCount
-    """Of each pool, at least. Fewer nodes are used only where the job is valid with them: its batch must divide."""
+    """Smallest number of nodes of each pool. The operator uses only numbers with which the job is valid: the batch must
+    be divisible among the GPUs."""
     wait_seconds: Seconds = 300
-    """How long an attempt waits for all nodes before it begins with those that are there."""
+    """Seconds that an attempt waits for all nodes before it starts on the available ones."""
 
 
 class RunPolicy(WireModel):
-    """May be changed while the job exists."""
+    """Retries, deadlines and cleanup. These fields may be changed while the job exists."""
 
     max_app_retries: Count = 2
-    """How often the job goes on from its last checkpoint after its training or its own code has failed; counted anew
-    once a later checkpoint has been saved."""
+    """Retry budget for application errors (the training or user code failed). Each retry resumes from the newest
+    checkpoint; the budget is reset when a later checkpoint is saved."""
     max_infra_retries: Count = 10
-    """The same after a pod, a node, memory or the network has failed."""
+    """Retry budget for infrastructure errors (a pod, node, device, memory or the network failed); reset in the same
+    way."""
     provisioning_deadline_seconds: Seconds = 1800
-    """From when an attempt's cluster is there (one that cannot be made: when the attempt began) until its trainer runs;
-    the job fails after that."""
+    """Largest time in seconds from the creation of an attempt's cluster until its trainer runs; then the job fails. If
+    the cluster cannot be created, the time starts with the attempt."""
     active_deadline_seconds: Seconds | None = None
-    """Of all attempts together, from when their clusters are there, waiting for pods included; time between attempts
-    and suspension do not count. Then the job is stopped with a checkpoint and fails."""
+    """Largest total time of all attempts in seconds; then the job is stopped with a checkpoint and fails. Unlimited
+    when unset.
+
+    The time of an attempt starts when its cluster exists, and includes waiting for pods. The time between attempts and
+    during suspension does not count."""
     stall_deadline_seconds: Seconds = 3600
-    """How long a trainer may show no progress (a step, a phase, an evaluation), or cannot be asked; then the attempt
-    ends as a failure of the infrastructure (where its state cannot be read, or a right is missing: the job fails)."""
+    """Largest time in seconds without progress of the trainer (a step, phase or evaluation) or without contact to it;
+    then the attempt ends with an infrastructure error.
+
+    If the operator cannot read the trainer's state, or lacks a permission for it, the job fails instead."""
     ttl_seconds_after_finished: Count | None = None
-    """So long after its end the job is deleted, with all but its files; never when unset."""
+    """Seconds after which a finished job is deleted. Its files in the storage stay. Never deleted when unset."""
     elastic: Elastic | None = None
-    """Unset: every attempt waits for all nodes."""
+    """Run on fewer nodes if some are unavailable. When unset, every attempt waits for all nodes."""
     cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     grace_period_seconds: Seconds = 120
-    """Time to write a checkpoint when the job is stopped."""
+    """Seconds that the trainer has to save a checkpoint when the job is stopped."""

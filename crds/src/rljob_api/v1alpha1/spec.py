@@ -1,4 +1,4 @@
-"""What stands under `spec` and `metadata` of a job, and which role runs on which pool."""
+"""The fields under `spec` and `metadata` of a job, and the pool of each role."""
 
 from __future__ import annotations
 
@@ -32,83 +32,96 @@ TRAIN_ROLES = ("actor", "ref", "critic", "rewardModel")
 
 
 class TrainRole(WireModel):
-    """The place of a model that is trained or scored with, and its layout there. Layouts change speed and memory, not
-    what is learned."""
+    """The pool of a model that is trained or computes scores, and its layout there. A layout changes speed and memory,
+    not the training result."""
 
     pool: DnsLabel | None = None
-    """Name of the pool; the first pool when unset."""
+    """Name of an entry of spec.pools, for example `main`; the first pool when unset."""
     shard_size: PositiveCount | None = None
-    """GPUs that hold one copy of parameters, gradients and optimizer state together (hybrid shard); the pool's other
-    GPUs hold further copies, which add up their gradients once per update. All GPUs of the pool when unset (full
-    shard). Must divide them."""
+    """Number of GPUs that together hold one copy of parameters, gradients and optimizer state. Must divide the number
+    of GPUs of the pool, which is the value when unset (full sharding).
+
+    With a smaller value (hybrid sharding) the pool holds several copies, which sum their gradients once per update: 8
+    on a pool of 4 nodes with 8 GPUs each gives four copies, each within one node."""
     sequence_parallel: PositiveCount | None = None
-    """GPUs that share the tokens of the same rows (Ulysses), for rows that are too long for one; each has rows of its
-    own when unset. Must divide the pool's GPUs and the model's heads of attention."""
+    """Number of GPUs that share the tokens of each sequence (Ulysses), for sequences too long for one GPU. Must divide
+    the number of GPUs of the pool and the model's attention heads. 1 when unset: each GPU has its own sequences."""
 
     @property
     def num_sequence_ranks(self) -> int:
-        """1 where each GPU has rows of its own."""
+        """Number of GPUs that share each sequence; 1 when `sequence_parallel` is unset."""
         return self.sequence_parallel or 1
 
 
 class ActorRole(TrainRole):
-    """The place and layout of the model in training."""
+    """Pool and layout of the policy in training."""
 
     defer_gradient_reduction: Flag = False
-    """Gradients are reduced once per update instead of once per micro-batch: less communication, but every GPU keeps
-    whole gradients, in 32 bits, until the last micro-batch."""
+    """Reduce gradients across GPUs once per update instead of once per micro-batch. This needs less communication, but
+    each GPU keeps unsharded float32 gradients (4 bytes per parameter) until the last micro-batch."""
 
 
 class RolloutRole(WireModel):
-    """The place of generation, and how one model copy is spread over GPUs there."""
+    """Pool of the rollout engines, which generate responses, and the number of GPUs per engine."""
 
     pool: DnsLabel | None = None
-    """Name of the pool; the first pool when unset."""
+    """Name of an entry of spec.pools; the first pool when unset. Must be the actor's pool."""
     tensor_parallel: PositiveCount = 1
-    """GPUs that hold one copy of the policy together while generating; must divide the GPUs of a node."""
+    """Number of GPUs that hold one copy of the policy together during generation. Must divide gpusPerNode: 2 on a node
+    with 8 GPUs gives four engines."""
 
 
 class Roles(WireModel):
-    """Roles on one pool share its GPUs. Actor and rollout always do (hybrid engine); ref, critic and rewardModel may
-    have pools of their own, or one together."""
+    """Pool and layout of each role. Roles on one pool share its GPUs. Actor and rollout are always on the same pool
+    (hybrid engine); ref, critic and rewardModel may have separate pools."""
 
     actor: ActorRole = Field(default_factory=ActorRole)
     rollout: RolloutRole = Field(default_factory=RolloutRole)
     ref: TrainRole = Field(default_factory=TrainRole)
+    """Pool and layout of the reference model, which a KL term needs."""
     critic: TrainRole = Field(default_factory=TrainRole)
+    """Pool and layout of the critic, which PPO (GAE) needs."""
     reward_model: TrainRole = Field(default_factory=TrainRole)
+    """Pool and layout of the reward model, for a reward of type RewardModel."""
 
     def train_role(self, name: str) -> TrainRole:
-        """That of one of TRAIN_ROLES."""
+        """The role of this name, one of TRAIN_ROLES."""
         places = {"actor": self.actor, "ref": self.ref, "critic": self.critic, "rewardModel": self.reward_model}
         return places[name]
 
 
 class RLJobSpec(WireModel):
-    """What is wanted. Immutable once created, except `suspend` and `runPolicy`."""
+    """The desired training run and its cluster. Immutable after creation, except `suspend` and `runPolicy`."""
 
     suspend: Flag = False
-    """Stops the trainer with a checkpoint and frees its nodes; false again, and the job goes on from there."""
+    """If true, the operator saves a checkpoint, stops the trainer and deletes the job's pods. Set it to false to resume
+    from that checkpoint."""
 
     image: ImageName | None = None
-    """Trainer image; the operator's default when unset."""
+    """Container image of the trainer, for example `registry.example/team/rljob-trainer:1.2`. The default image of the
+    operator's installation when unset."""
     ray_version: Annotated[StrictStr, Field(max_length=32, pattern=RELEASE)] | None = None
-    """Ray version in the image; the operator's default when unset."""
+    """Version of Ray in the image, for example `2.54.0`. The default version of the operator's installation when
+    unset."""
     head: Head = Field(default_factory=Head)
     pools: Annotated[tuple[Pool, ...], Field(min_length=1, max_length=8)]
+    """Groups of identical GPU nodes. A job needs at least one; each must run at least one role."""
     roles: Roles = Field(default_factory=Roles)
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    """Environment variables of all pods of the job."""
     env_from: Annotated[tuple[EnvFrom, ...], Field(max_length=16)] = ()
+    """Secrets and ConfigMaps whose keys become environment variables of all pods of the job."""
     image_pull_secrets: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
-    """Secrets with registry credentials."""
+    """Secrets with the credentials of a private image registry, for example `[{name: registry-login}]`."""
     volumes: Annotated[tuple[Volume, ...], Field(max_length=16)] = ()
+    """Volumes that are mounted into all pods of the job."""
     code: Code | None = None
     training: Training
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
 
     def placed_roles(self) -> dict[str, str]:
-        """The pool of each role that a job can place: the first pool where the job names none."""
+        """The pool's name for each role; the first pool for a role without a pool."""
         roles = self.roles
         named = {
             "actor": roles.actor.pool,
@@ -121,17 +134,21 @@ class RLJobSpec(WireModel):
 
 
 class Metadata(WireModel):
-    """The parts of Kubernetes metadata that a job file may carry."""
+    """The fields of Kubernetes metadata that a job file may have."""
 
     name: ShortText
-    """A DNS label of at most 46 characters that begins with a letter: clusters are called <name>-<attempt>."""
+    """Name of the job: a DNS label of at most 46 characters that begins with a letter. The cluster of each attempt is
+    named `<name>-<attempt>`."""
     namespace: DnsLabel | None = None
+    """Namespace of the job; the current namespace of the kubeconfig when unset."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels of the RLJob, for example `{team: research}`."""
     annotations: Annotated[dict[AnnotationKey, StrictStr], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations of the RLJob."""
 
 
 def sequence_ranks_cel(role: str) -> str:
-    """CEL for the number of GPUs that share rows."""
+    """CEL for the number of GPUs that share each sequence of the role."""
     return f"(has(self.roles.{role}.sequenceParallel) ? self.roles.{role}.sequenceParallel : 1)"
 
 
@@ -146,8 +163,11 @@ METADATA_RULES = (
         "Metadata.name",
         field=".name",
         cel=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches({cel_text(_NAME)})",
-        wrong=f"must be a-z, then a-z, 0-9 and '-', no '-' at the end, at most {MAX_NAME_LENGTH} characters",
-        advice="choose a shorter or simpler name (clusters and their services are named after it)",
+        wrong=(
+            f"must have at most {MAX_NAME_LENGTH} lower case letters, digits and '-', begin with a letter and end with"
+            " a letter or digit"
+        ),
+        advice="choose a shorter or simpler name, because the job's cluster and its services are named after it",
         holds=lambda metadata: len(metadata.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME, metadata.name) is not None,
     ),
 )

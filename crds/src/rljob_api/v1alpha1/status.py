@@ -1,4 +1,4 @@
-"""What the operator reports."""
+"""The status of a job, which the operator writes: conditions, progress, checkpoints, attempts and the result."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from rljob_api.base import WireModel
 from rljob_api.scalars import Count, FiniteNumber, Integer, LongText, PositiveCount, ShortText
 
 FIRST_YEAR, LAST_YEAR = 1970, 2999
-"""No clock shows other years, and deadlines are added to times, so there must be room around them."""
+"""Valid years of a timestamp. A clock shows no others, and adding a deadline to such a time cannot overflow."""
 
 
-def _moment(text: str) -> str:
-    """An API server refuses a status with any other text, so a trainer's is checked where it is read."""
+def _valid_timestamp(text: str) -> str:
+    """Checks a timestamp. The API server rejects a status with an invalid one, so those of a trainer are checked when
+    they are read."""
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", text, re.ASCII):
         raise ValueError("must be a time such as 2026-01-31T12:00:00Z")
     if not FIRST_YEAR <= datetime.fromisoformat(text).year <= LAST_YEAR:
-        raise ValueError(f"must be a time of the years {FIRST_YEAR} to {LAST_YEAR}")
+        raise ValueError(f"must be a time in the years {FIRST_YEAR} to {LAST_YEAR}")
     return text
 
 
-Timestamp = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
+Timestamp = Annotated[str, AfterValidator(_valid_timestamp), Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339 in UTC, for example `2026-01-31T12:00:00Z`."""
 
 StartNumber = Annotated[Integer, Field(ge=0)]
-"""Seconds since the epoch and a little more, so it has no bound as counts have."""
+"""A number that grows with every start of a trainer: about seconds since the epoch, so it may exceed 2^31."""
 
 
 class ConditionStatus(StrEnum):
-    """As in every Kubernetes condition."""
+    """Status of the condition: True, False, or Unknown."""
 
     TRUE = "True"
     FALSE = "False"
@@ -41,40 +42,55 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(WireModel):
-    """One observation about the job."""
+    """One observation about the job, in the form of all Kubernetes conditions."""
 
     type: ShortText
+    """Name of the condition, for example Progressing."""
     status: ConditionStatus
     reason: ShortText
+    """Why the condition has this status, in one word, for example Training; see docs/troubleshooting.md."""
     message: Annotated[str, Field(max_length=1024)] = ""
+    """Details for people."""
     observed_generation: Count = 0
+    """metadata.generation of the job that the condition is based on."""
     last_transition_time: Timestamp
+    """When `status` last changed."""
 
 
 class Progress(WireModel):
-    """Where the training is; follows the trainer by some 5 to 15 seconds while it runs."""
+    """Progress of the training, 5 to 15 seconds behind the trainer while it runs."""
 
     step: Count
+    """Number of completed steps."""
     total_steps: Count
+    """Number of steps of the job."""
     reward_mean: FiniteNumber | None = None
+    """Mean reward of the responses of the last step."""
     eval_score: FiniteNumber | None = None
     """Greedy score of the newest evaluation."""
     tokens_per_second: FiniteNumber | None = None
+    """Throughput of the last step in tokens per second."""
     updated_at: Timestamp
+    """When the trainer wrote these numbers."""
     eta_seconds: Count | None = None
+    """Estimated seconds until the last step is completed."""
 
 
 class CheckpointStatus(WireModel):
     """The newest complete checkpoint."""
 
     step: Count
+    """Step after which it was saved."""
     uri: LongText
+    """Location, for example `pvc://claim/folder/checkpoints/step-00000020.start-0001`."""
     digest: ShortText
+    """Hash of the checkpoint's manifest."""
     saved_at: Timestamp
+    """When it was completed."""
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended, or that it has not."""
+    """Outcome of an attempt; Running until it ends."""
 
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
@@ -83,186 +99,213 @@ class AttemptOutcome(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """How far an attempt is."""
+    """State of an attempt."""
 
     PROVISIONING = "Provisioning"
-    """Its cluster is made, or made ready, and Ray does not know its trainer yet."""
+    """Its cluster is created or starting, and its trainer is not yet submitted to Ray."""
     STARTING = "Starting"
-    """Its trainer loads the model and builds its workers."""
+    """Its trainer loads the model and creates its workers."""
     RUNNING = "Running"
-    """Its trainer does steps."""
+    """Its trainer executes steps."""
     STOPPING = "Stopping"
-    """Its trainer is to save and end."""
+    """Its trainer was asked to save a checkpoint and exit."""
     ENDED = "Ended"
 
 
 class FailureClass(StrEnum):
-    """Whose fault the end of an attempt is, and so what follows from it."""
+    """Cause of the end of an attempt, which determines what comes next."""
 
     CONFIGURATION = "Configuration"
-    """The job cannot work as written: no other try."""
+    """The job cannot work as written: no retry."""
     APPLICATION = "Application"
-    """The training or the user's code failed: `runPolicy.maxAppRetries`."""
+    """The training or user code failed: retry, limited by `runPolicy.maxAppRetries`."""
     INFRASTRUCTURE = "Infrastructure"
-    """A pod, a node, memory or the network: `runPolicy.maxInfraRetries`."""
+    """A pod, node, device, memory or the network failed: retry, limited by `runPolicy.maxInfraRetries`."""
     FREE = "Free"
-    """Ended on purpose, to go on later; counts against no budget."""
+    """Stopped on purpose and resumed later: uses no retry budget."""
     FINAL = "Final"
-    """Ended on purpose, and for good: a deadline, or somebody who stopped it."""
+    """Stopped on purpose by a deadline or a user: no retry."""
 
 
 class StopRequest(WireModel):
-    """That an attempt is to end, and why."""
+    """Request to stop an attempt."""
 
     reason: ShortText
+    """Why the attempt is stopped, in one word."""
     message: Annotated[str, Field(max_length=512)] | None = None
-    """More of why, where there is more to say."""
+    """Details for people."""
     requested_at: Timestamp
+    """When the operator decided to stop it."""
     told_at: Timestamp | None = None
-    """When Ray could be asked to stop the trainer."""
+    """When Ray accepted the request to stop the trainer; unset until then."""
 
 
 class PoolNodes(WireModel):
-    """How many nodes of a pool an attempt uses."""
+    """Number of nodes of a pool that an attempt uses."""
 
     name: ShortText
+    """Name of the pool."""
     nodes: Count
+    """Number of nodes."""
 
 
 class Attempt(WireModel):
-    """One start of the trainer, on a cluster of its own or on that of the attempt before it.
+    """One start of the trainer, on a new cluster or on the cluster of the previous attempt.
 
-    All times are moments at which the operator saw something."""
+    All times are those at which the operator observed the event."""
 
     number: PositiveCount
+    """Number of the attempt, from 1."""
     cluster: ShortText
     """Name of the RayCluster."""
     cluster_uid: ShortText | None = None
-    """Set once the RayCluster has been seen; if it is gone then, somebody has removed it."""
+    """UID of the RayCluster, set once it was observed. If the cluster is missing later, somebody deleted it."""
     state: ShortText = AttemptState.PROVISIONING.value
+    """One of Provisioning, Starting, Running, Stopping, Ended."""
     submissions: Count = 0
-    """1 from when the trainer is about to be submitted."""
+    """Number of submissions of the trainer to Ray: 1 from shortly before the submission, 0 until then."""
     start_number: StartNumber | None = None
-    """What the trainer is given to fence earlier starts; grows with every start of the job."""
+    """Fencing number of the trainer: it grows with every start, and a start with a smaller number can no longer save.
+    """
     started: Timestamp
+    """When the attempt started."""
     name_taken_since: Timestamp | None = None
-    """Since when a RayCluster of another owner has had the name."""
+    """Since when a RayCluster of another owner has the name; unset if none has."""
     admitted_at: Timestamp | None = None
-    """When its cluster was there; what was waited for before does not count against deadlines."""
+    """When its cluster existed. Waiting before this time does not count toward deadlines."""
     ready_at: Timestamp | None = None
-    """When all pods were ready and in Ray for the first time."""
+    """When all pods were ready and had joined Ray for the first time."""
     running_since: Timestamp | None = None
-    """When Ray was first seen to know the trainer."""
+    """When Ray first listed the trainer."""
     progressed_at: Timestamp | None = None
-    """When the trainer was last seen to have got further, to a minute."""
+    """When the trainer last made progress, to the minute."""
     run_state_at: Timestamp | None = None
-    """What the trainer's clock said then; only compared for equality."""
+    """The trainer's own time of that progress, which is only compared for equality."""
     silent_since: Timestamp | None = None
-    """Since when nothing could be learned of the trainer; unset while it can."""
+    """Since when the trainer's state is unknown; unset while it is known."""
     ending_seen_at: Timestamp | None = None
-    """When the trainer, or Ray, first told that it has ended; what is missing is waited for a little."""
+    """When the trainer or Ray first reported the end; the operator waits a little for missing details."""
     trainer_may_run: bool = False
-    """Whether it ended before its trainer was seen to end; then its cluster is not kept."""
+    """Whether the attempt ended before its trainer was seen to end. Then its cluster is deleted, even with
+    `runPolicy.cleanup: KeepCluster`."""
     stop: StopRequest | None = None
+    """Request to stop the attempt; unset if there is none."""
     ended: Timestamp | None = None
+    """When the attempt ended; unset until then."""
     outcome: ShortText = AttemptOutcome.RUNNING.value
     """One of Running, Succeeded, Failed, Stopped."""
     reason: ShortText | None = None
-    """Why it ended."""
+    """Why it ended, in one word, for example OutOfMemory."""
     message: Annotated[str, Field(max_length=512)] | None = None
-    """Why it ended, in words."""
+    """Why it ended: details for people."""
     failure_class: ShortText | None = None
-    """One of Configuration, Application, Infrastructure, Free, Final; unset where it succeeded or has not ended."""
+    """One of Configuration, Application, Infrastructure, Free, Final; unset if it succeeded or has not ended."""
     nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
-    """Where the attempt runs on fewer nodes than the job asks for; else empty."""
+    """Nodes of each pool, if the attempt runs on fewer nodes than the job requests; else empty."""
     whole_since: Timestamp | None = None
-    """Since when there have been nodes for the whole of the job, where it runs on fewer."""
+    """Since when all requested nodes are available, if the attempt runs on fewer."""
     resumed_from_step: Count | None = None
+    """Step of the checkpoint from which it resumed; unset if it started at step 0."""
     checkpoint_step: Count | None = None
-    """Step of the newest checkpoint that it has saved."""
+    """Step of the newest checkpoint that it saved."""
 
 
 class Counters(WireModel):
-    """What is counted over the whole life of the job, whatever of its history is still listed."""
+    """Counters over the whole life of the job, also of attempts that are no longer listed."""
 
     attempts: Count = 0
     """Number of the newest attempt."""
     start_number: StartNumber = 0
-    """Of the newest start of a trainer."""
+    """Fencing number of the newest start of a trainer."""
     application_retries: Count = 0
-    """Used of `runPolicy.maxAppRetries`; 0 again once a later checkpoint than ever before has been saved."""
+    """Retries used of `runPolicy.maxAppRetries`; reset to 0 when a later checkpoint is saved."""
     infrastructure_retries: Count = 0
-    """Used of `runPolicy.maxInfraRetries`; 0 again likewise."""
+    """Retries used of `runPolicy.maxInfraRetries`; reset to 0 when a later checkpoint is saved."""
     failed_attempts: Count = 0
-    """All that failed, whether or not their tries were given back."""
+    """Number of all failed attempts; never reset."""
     active_seconds: Count = 0
-    """Of the attempts that have ended: from when their clusters were there to their end."""
+    """Total seconds of the ended attempts, each from the existence of its cluster to its end."""
     checkpoint_step: Count | None = None
     """Step of the newest checkpoint when a retry was last counted."""
 
 
 class NextAttempt(WireModel):
-    """That another attempt follows, and why the last one did not do."""
+    """The next attempt, and why the previous one ended."""
 
     reason: ShortText
+    """Why the previous attempt ended, in one word."""
     message: Annotated[str, Field(max_length=512)] = ""
+    """Why the previous attempt ended: details for people."""
     failure_class: ShortText
+    """Failure class of the previous attempt, for example Infrastructure."""
     not_before: Timestamp
+    """Earliest start of the next attempt (backoff)."""
     same_cluster: bool = False
-    """Whether the cluster of the attempt before is kept for it, if it is still well by then."""
+    """Whether the next attempt reuses the cluster of the previous one, if that is still healthy."""
 
 
 class JobResult(WireModel):
-    """How the job ended."""
+    """The result of a finished job."""
 
     outcome: ShortText
     """Succeeded or Failed."""
     reason: ShortText
+    """Why, in one word, for example OutOfMemory."""
     message: Annotated[str, Field(max_length=1024)] = ""
+    """Why: details for people."""
     at: Timestamp
+    """When the job finished."""
     cleaned_up_at: Timestamp | None = None
-    """When nothing was left of its clusters, or what is left was to be kept."""
+    """When its clusters were deleted, or the remaining one was kept because of `runPolicy.cleanup`."""
 
 
 class HandledRequests(WireModel):
-    """Requests by annotation that the operator has seen to, each with the annotation's value."""
+    """Values of the request annotations that the operator has already handled."""
 
     stop: ShortText | None = None
+    """Newest handled value of the annotation `rljob.dev/stop-requested-at`."""
     retry: ShortText | None = None
+    """Newest handled value of the annotation `rljob.dev/retry-requested-at`."""
 
 
 class PoolStatus(WireModel):
-    """Nodes of one pool."""
+    """Number of nodes of one pool."""
 
     name: ShortText
+    """Name of the pool."""
     desired: Count
+    """Number of requested pods."""
     ready: Count
+    """Number of ready pods."""
 
 
 class RLJobStatus(WireModel):
-    """Written by the operator only."""
+    """State of the job, written by the operator only."""
 
     observed_generation: Count = 0
+    """metadata.generation of the job that this status is based on."""
     phase: ShortText | None = None
-    """In one word, for people; programs read the conditions."""
+    """Summary in one word, for people. Programs should read the conditions."""
     reason: ShortText | None = None
-    """Why the job is in this phase, for people: the reason of the condition that matters most."""
+    """Why the job is in this phase, for people: the reason of the most important condition."""
     gpus: Count | None = None
-    """GPUs that the job holds now, or waits for."""
+    """Number of GPUs that the job uses or waits for."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    """Observations about the job; docs/troubleshooting.md explains each reason."""
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=64)] = ()
-    """The newest ones, oldest first."""
+    """The newest attempts, oldest first."""
     counters: Counters | None = None
-    """Unset before the operator has looked at the job."""
+    """Counters over the whole life of the job; unset until the operator has seen the job."""
     next_attempt: NextAttempt | None = None
-    """Set between two attempts."""
+    """The next attempt, while the job is between two attempts."""
     suspended_at: Timestamp | None = None
-    """Set while the job is suspended and nothing of it runs any more."""
+    """When the job was suspended and its pods were deleted; unset while it is not suspended."""
     result: JobResult | None = None
-    """Set once the job has ended."""
+    """The result; unset until the job finishes."""
     handled_requests: HandledRequests | None = None
     pools: Annotated[tuple[PoolStatus, ...], Field(max_length=8)] = ()
+    """Number of nodes of each pool of the current attempt."""
     export_uri: LongText | None = None
-    """The trained model as a Hugging Face folder, for example `pvc://claim/folder/run/export`."""
+    """Location of the trained model as a Hugging Face folder, for example `pvc://claim/folder/run/export`."""

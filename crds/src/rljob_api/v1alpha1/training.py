@@ -1,4 +1,4 @@
-"""What is trained and how. This is the trainer's whole configuration; there is no second configuration language."""
+"""The whole configuration of the trainer: model, data, rewards, algorithm, batch sizes."""
 
 from __future__ import annotations
 
@@ -21,43 +21,53 @@ _NEEDS_GYM = "self.rewards.exists(reward, reward.type == 'ReasoningGym')"
 
 
 class Logger(StrEnum):
-    """Sinks for metrics. JSON Lines are always written."""
+    """A sink for metrics, in addition to JSON Lines, which are always written."""
 
     CONSOLE = "Console"
     TENSORBOARD = "TensorBoard"
 
 
 class Training(WireModel):
-    """One reinforcement-learning run."""
+    """The training run: model, dataset, rewards, algorithm and batch sizes."""
 
     model: Model
     dataset: Dataset
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1, max_length=16)]
-    """What a response is worth: the sum of weight x score."""
+    """Scorers of the responses. The reward of a response is the sum of weight x score over all entries."""
     algorithm: Algorithm = Field(default_factory=Algorithm)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     critic: Critic | None = None
-    """Only for an algorithm with a critic, which has one with every default when this is unset."""
+    """The critic, for an algorithm that needs one (PPO). Such an algorithm has a critic with default settings when
+    unset."""
     rollout: Rollout = Field(default_factory=Rollout)
     evaluation: Evaluation | None = None
+    """Evaluation during training; none when unset."""
     loggers: Annotated[tuple[Logger, ...], Field(max_length=8)] = (Logger.CONSOLE, Logger.TENSORBOARD)
+    """Sinks for metrics, in addition to JSON Lines, which are always written."""
     steps: PositiveCount
-    """Training steps in all; a resumed run does the rest of them."""
+    """Total number of training steps, including those before a resume."""
     batch_size: PositiveCount = 64
-    """Prompts per step, over all workers; batchSize x rollout.groupSize responses are trained on, an equal number by
-    every GPU of the pool (by every group of roles.actor.sequenceParallel of them)."""
+    """Number of prompts per step, over all workers. Each prompt gets rollout.groupSize responses: 64 prompts with 8
+    responses each give 512 responses per step.
+
+    All GPUs of the actor's pool train on the same number of responses (with sequenceParallel, all groups of GPUs that
+    share sequences)."""
     mini_batch_size: PositiveCount | None = None
-    """Prompts per optimizer update, over all workers; batchSize when unset (strictly on-policy)."""
+    """Number of prompts per optimizer update, over all workers; batchSize when unset (one update per step, strictly
+    on-policy)."""
     num_epochs_per_batch: PositiveCount = 1
-    """Passes over each batch."""
+    """Number of passes over the responses of each step."""
     max_tokens_per_micro_batch: PositiveCount = 16384
-    """Tokens in one forward and backward pass of one worker; padding counts only for a model that needs its rows
-    padded. Workers that share rows (sequenceParallel) pass so many times as many together. A memory limit: results do
-    not depend on it."""
+    """Largest number of tokens in one forward and backward pass of one worker. This limits memory and does not change
+    the result.
+
+    Padding counts only for models that need padded sequences. n workers that share sequences (sequenceParallel) process
+    n times as many tokens together."""
     seed: Count = 0
+    """Seed of the order of prompts, of sampling, and of newly initialised weights."""
     timeline_steps: Annotated[tuple[PositiveCount, ...], Field(max_length=16)] = ()
-    """Steps (from 1) of which a timeline is written: the controller's phases and what every worker process did, in
-    timelines/ of the run folder, for Perfetto or chrome://tracing. The first step is rarely like the others."""
+    """Steps, counted from 1, whose timeline is written to `timelines/` in the run folder, for Perfetto or
+    chrome://tracing, for example `[2, 10]`. A timeline shows the controller's phases and the work of each worker."""
 
 
 def _engine_takes_adapters(training: Training) -> bool:
@@ -76,7 +86,7 @@ def _gym_evaluates_gym(training: Training) -> bool:
 
 
 def _too_long_buffers(training: Training) -> list[Path]:
-    """Below `rewards`."""
+    """Paths, below `rewards`, of each `bufferTokens` above the length limit of responses."""
     limit = training.rollout.max_new_tokens
     return [
         (index, "overlong", "bufferTokens")
@@ -91,8 +101,8 @@ TRAINING_RULES = (
         "Training.warmupSteps",
         field=".optimizer.warmupSteps",
         cel="self.optimizer.warmupSteps <= self.steps - (has(self.critic) ? self.critic.warmupSteps : 0)",
-        wrong="must not be more than training.steps, less critic.warmupSteps where there are any",
-        advice="lower it, or train for more steps",
+        wrong="must be at most training.steps - critic.warmupSteps",
+        advice="reduce warmupSteps, or increase training.steps",
         holds=lambda t: t.optimizer.warmup_steps <= t.steps - (t.critic.warmup_steps if t.critic else 0),
     ),
     rule(
@@ -100,8 +110,8 @@ TRAINING_RULES = (
         "Training.timelineSteps",
         field=".timelineSteps",
         cel="self.timelineSteps.all(step, step <= self.steps)",
-        wrong="must not be more than training.steps",
-        advice="name steps that are done (the first is 1)",
+        wrong="must contain only steps from 1 to training.steps",
+        advice="remove larger steps, or increase training.steps",
         holds=lambda t: all(step <= t.steps for step in t.timeline_steps),
     ),
     rule(
@@ -109,8 +119,8 @@ TRAINING_RULES = (
         "Training.loraSync",
         field=".model.lora.sync",
         cel="!has(self.model.lora) || self.model.lora.sync != 'Adapter' || self.rollout.engine != 'HuggingFace'",
-        wrong="the HuggingFace engine takes no adapters",
-        advice="write Merged or Auto, or rollout.engine: VLLM",
+        wrong="must not be Adapter with rollout.engine: HuggingFace, which does not support adapters",
+        advice="use Merged or Auto, or rollout.engine: VLLM",
         holds=_engine_takes_adapters,
     ),
     unique_rule(
@@ -118,15 +128,15 @@ TRAINING_RULES = (
         "rewards",
         "name",
         lambda training: [reward.name for reward in training.rewards],
-        "give each a name of its own (without one an entry is called score)",
+        "give each reward a different name (the default is score)",
     ),
     rule(
         Training,
         "Training.rewardWeights",
         field=".rewards",
         cel="self.rewards.exists(reward, reward.weight != 0.0)",
-        wrong="all weights are 0, and nothing would be learned",
-        advice="give at least one reward another weight",
+        wrong="all weights are 0, so the policy would learn nothing",
+        advice="give at least one reward a weight other than 0",
         holds=lambda training: any(reward.weight != 0 for reward in training.rewards),
     ),
     rule(
@@ -135,8 +145,8 @@ TRAINING_RULES = (
         field=".rewards",
         cel="self.rewards.all(reward, !has(reward.overlong)"
         " || reward.overlong.bufferTokens <= self.rollout.maxNewTokens)",
-        wrong="overlong.bufferTokens must not be more than rollout.maxNewTokens",
-        advice="lower it, or raise maxNewTokens",
+        wrong="overlong.bufferTokens must be at most rollout.maxNewTokens",
+        advice="reduce bufferTokens, or increase maxNewTokens",
         holds=lambda training: not _too_long_buffers(training),
         places=_too_long_buffers,
     ),
@@ -145,8 +155,8 @@ TRAINING_RULES = (
         "Training.reasoningGymReward",
         field=".rewards",
         cel=f"!{_NEEDS_GYM} || self.dataset.type == 'ReasoningGym'",
-        wrong="the ReasoningGym reward needs a ReasoningGym dataset",
-        advice="change the reward, or the type of training.dataset",
+        wrong="a reward of type ReasoningGym requires training.dataset.type: ReasoningGym",
+        advice="change the type of the reward or of the dataset",
         holds=lambda t: not _needs_gym(t) or t.dataset.type is DatasetType.REASONING_GYM,
     ),
     rule(
@@ -154,8 +164,8 @@ TRAINING_RULES = (
         "Training.reasoningGymEvaluation",
         field=".evaluation.dataset.type",
         cel=f"!{_NEEDS_GYM} || !has(self.evaluation) || self.evaluation.dataset.type == 'ReasoningGym'",
-        wrong="the ReasoningGym reward also scores the evaluation and needs a ReasoningGym dataset there",
-        advice="change the reward, or the type of this dataset",
+        wrong="must be ReasoningGym, because a reward of type ReasoningGym also scores the evaluation",
+        advice="change the type of this dataset or of the reward",
         holds=_gym_evaluates_gym,
     ),
     rule(
@@ -163,8 +173,8 @@ TRAINING_RULES = (
         "Training.oneRewardModel",
         field=".rewards",
         cel="self.rewards.filter(reward, reward.type == 'RewardModel').size() <= 1",
-        wrong="there are several of type RewardModel, and one role for them",
-        advice="keep one of them",
+        wrong="at most one reward may have the type RewardModel",
+        advice="remove the others",
         holds=lambda training: sum(reward.type is RewardType.REWARD_MODEL for reward in training.rewards) <= 1,
     ),
 )

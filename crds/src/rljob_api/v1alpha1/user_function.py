@@ -1,4 +1,4 @@
-"""A function of the user's own in the place of a part of the learning rule."""
+"""A user-defined advantage or policy loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rljob_api.scalars import FunctionPath
 
 
 class Function(WireModel):
-    """The user's own function, importable on PYTHONPATH as that of a reward is."""
+    """A user-defined function, in a module that Python can import (see spec.code)."""
 
     path: FunctionPath
-    """`package.module:function`."""
+    """`package.module:function`, for example `my_losses:tapered`."""
