@@ -16,7 +16,7 @@ from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.steering import delete
 from rljob_cli.cluster.watching import Clock
 from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
-from rljob_testing.cli import job_statuses, steering
+from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
 from rljob_testing.cli.rljob_command import SMALL_JOB
 
@@ -32,13 +32,13 @@ def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: s
     with pytest.raises(
         CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
     ):
-        steering.steer(small, command)
+        job_steering.steer(small, command)
     http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
 def test_waiting_ends_with_the_job(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(small, "suspend", [lambda: small.delete_job("small")])
+    code, lines = job_steering.steer(small, "suspend", [lambda: small.delete_job("small")])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
@@ -49,7 +49,7 @@ def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> No
         small.delete_job("small")
         small.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
 
-    code, lines = steering.steer(small, "stop", [made_again])
+    code, lines = job_steering.steer(small, "stop", [made_again])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
@@ -58,9 +58,9 @@ def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
         raise KeyboardInterrupt
 
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(small, "suspend", [interrupt])
+    code, lines = job_steering.steer(small, "suspend", [interrupt])
     assert (code, lines[-1]) == (130, "stopped waiting; what was asked for is done all the same")
-    assert steering.suspend(small) is True
+    assert job_steering.suspend(small) is True
 
 
 @pytest.mark.parametrize("command", ["suspend", "stop", "retry"])
@@ -84,11 +84,11 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
     token = str(answer.json()["status"]["token"])
     file.write_text(kubeconfig_text(small.server.url, small.server.certificate, token, namespace))
     with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
-        steering.steer(small, command, kubeconfig=file)
+        job_steering.steer(small, command, kubeconfig=file)
     assert (
-        steering.suspend(small),
-        steering.annotation(small, ANNOTATION_STOP),
-        steering.annotation(small, ANNOTATION_RETRY),
+        job_steering.suspend(small),
+        job_steering.annotation(small, ANNOTATION_STOP),
+        job_steering.annotation(small, ANNOTATION_RETRY),
     ) == (
         False,
         None,
@@ -101,7 +101,7 @@ def test_a_server_that_does_not_answer_is_said(small: JobCluster, tmp_path: Path
     file = tmp_path / "nobody"
     file.write_text(kubeconfig_text("https://127.0.0.1:1", small.server.certificate, "t", small.namespace))
     with pytest.raises(ClusterUnreachableError):
-        steering.steer(small, command, kubeconfig=file)
+        job_steering.steer(small, command, kubeconfig=file)
 
 
 Rljob = Callable[..., tuple[int, str, str]]

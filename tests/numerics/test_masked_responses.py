@@ -5,7 +5,7 @@ The first update of a step is compared: its old log-probabilities are its own, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, plain_grpo, replays
+from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
@@ -28,12 +28,6 @@ MASKING = Algorithm(mask_truncated_responses=True)
 REPLAY = replays.Replay(MASKING, num_steps=1)
 KL_COEFFICIENT, KL_TARGET, KL_HORIZON = 0.5, 0.35, 64
 Moved = TypeVar("Moved", bound=nn.Module)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 def is_cut_off(tokens_R: Tensor) -> bool:

@@ -5,7 +5,6 @@ Legend: B responses, T tokens of a row, R response tokens of it, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, plain_grpo, replays
+from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
 from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -32,12 +31,6 @@ DRAWING = [each for each in PolicyFiltrationType if each is not PolicyFiltration
 
 def filtration(**wire: object) -> PolicyFiltration:
     return resolve_algorithm(Algorithm.from_wire({"policyFiltration": wire})).policy_filtration
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 @pytest.mark.parametrize(

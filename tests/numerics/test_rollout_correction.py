@@ -6,7 +6,6 @@ Legend: B rows, T columns of a table, N tokens that are not masked, R response t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,7 @@ from rljob_api.v1alpha1.rollout_correction import (
 )
 from rljob_testing import compare
 from rljob_testing.golden import correction_cases, verl_cases
-from rljob_testing.training import gloo_ranks, plain_grpo, replays
+from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.controller.rollout_phase import prompt_batch
@@ -66,12 +65,6 @@ ALGORITHM = Algorithm(
         type=TRUNCATED_TOKEN, max_ratio=2.0, rejection=RolloutRejection(level=RejectionLevel.TOKEN, max=20.0, min=0.01)
     )
 )
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
-        yield context
 
 
 def test_every_golden_case_is_looked_at() -> None:

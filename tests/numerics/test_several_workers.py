@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing.training import user_functions
+from rljob_testing.training import user_algorithms
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, Level, Reduce
 from rljob_trainer.algorithms.several_workers import on_workers
@@ -126,7 +126,7 @@ def estimator_of(path: str, group_size: int = 4) -> AdvantageEstimator:
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_an_advantage_that_asks_the_others_is_taken(module: str, group_size: int) -> None:
-    for path in (f"{module}:of_all_tokens", user_functions.BASELINE_ON_TOKENS_PATH):
+    for path in (f"{module}:of_all_tokens", user_algorithms.BASELINE_ON_TOKENS_PATH):
         assert estimator_of(path, group_size).level is Level.TOKEN
 
 

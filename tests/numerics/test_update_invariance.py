@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, invariance_runs, replays, step_cases, user_functions
+from rljob_testing.training import gloo_ranks, invariance_runs, replays, step_cases, user_algorithms
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.engines.train.attention_kernels import Kernel
@@ -288,5 +288,5 @@ def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
 def test_a_loss_that_fails_on_one_rank_is_told_by_all(seen: Seen) -> None:
     assert seen.failures[1] == [""]
     [told] = set(seen.failures[2] + seen.failures[4])
-    assert user_functions.FAILING_PATH in told
-    assert user_functions.MESSAGE in told
+    assert user_algorithms.FAILING_PATH in told
+    assert user_algorithms.MESSAGE in told

@@ -7,7 +7,6 @@ Legend: T tokens of a row, R response tokens of it, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, plain_grpo, replays, training_runs, user_functions
+from rljob_testing.training import plain_grpo, replays, training_runs, user_algorithms
 from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -57,12 +56,6 @@ SEVERAL_UPDATES = replays.Replay(
 )
 LARGEST_KL = 10.0
 """Of a token: it counts for no more, and has no gradient beyond."""
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
-        yield context
 
 
 def plain_run(replay: replays.Replay) -> PreTrainedModel:
@@ -214,7 +207,7 @@ def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerConte
 
 def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
     """Its gradient must not change with a bonus of next to nothing, which needs the entropy's own gradient."""
-    loss = Loss(type=LossType.FUNCTION, function=Function(path=user_functions.COVARIANCE_PATH))
+    loss = Loss(type=LossType.FUNCTION, function=Function(path=user_algorithms.COVARIANCE_PATH))
     without, with_bonus = (
         plain_grpo.first_update(replays.Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
         for each in (0.0, 1e-9)

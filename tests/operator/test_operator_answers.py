@@ -16,11 +16,8 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.operator import api_proxy, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
-from rljob_testing.operator.testbed import Testbed, new_testbed
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -192,17 +189,11 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def lives(
-    server: ApiServer,
-    kuberay: KubeRayStandIn,
-    dashboards: RayDashboardStandIn,
-    account_token: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Mapping[str, Life]]:
+def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Life]]:
     with ThreadPoolExecutor(len(LIES)) as threads:
         found = {}
         for name, (lie, to_writes) in LIES.items():
-            testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+            testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
             found[name] = Life(testbed, threads.submit(live_with, testbed, lie, to_writes))
         yield found
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rljob_testing.operator import scripts
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver

@@ -15,8 +15,9 @@ from rljob_operator.ray import client
 from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
 from rljob_operator.reconcile.observed import Reachability
-from rljob_testing.network import QuietHandler, free_port
+from rljob_testing.local_servers import QuietHandler, free_port
 from rljob_testing.operator import dashboard_client
+from rljob_testing.time_limits import run_with_time_limit
 
 
 def guarded(
@@ -44,7 +45,7 @@ def test_nobody_there() -> None:
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit({"submission_id": "x"})
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
             assert error in (seen.error or "")
         server.close()
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 def ok(text: str) -> bytes:
@@ -104,7 +105,7 @@ def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 @asynccontextmanager
@@ -151,7 +152,7 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
                 "HTTP 500: Agent for node id: head doesn't exist.",
             )
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
                 await slow.submit({"submission_id": "x"})
         server.close()
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 def test_no_answer_is_asked_for_in_another_encoding() -> None:
@@ -189,7 +190,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +217,7 @@ def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytes
         server.close()
         assert ["cookie" in request for request in requests] == [False, False]
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
@@ -243,7 +244,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
         server.close()
         assert connections == [[200, 403, 403], [200, 200, 200], [200]]
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 def test_bundles_are_counted_by_what_they_ask_for() -> None:

@@ -15,8 +15,9 @@ from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_testing.operator import dashboard_client, samples, scripts
+from rljob_testing.operator import dashboard_client, inputs
 from rljob_testing.ray_clusters import local_ray
+from rljob_testing.time_limits import run_with_time_limit
 
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
 """What pods are not given: it comes with each submission."""
@@ -67,14 +68,13 @@ def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
             with pytest.raises(TokenRejectedError, match="does not accept"):
                 await bad.submit(submission("x", "true"))
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.ray
 def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
-        state = scripts.run_state({"RLJOB_ATTEMPT": "1"}, "Running", 2)
-        (tmp_path / "state.json").write_text(json.dumps(state))
+        (tmp_path / "state.json").write_text(json.dumps(inputs.run_state(step=2).to_wire()))
         go_on = tmp_path / "go-on"
         there = cluster.log_folder / run_state_file_name("job-1-1")
         entrypoint = (
@@ -106,14 +106,14 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayClus
             assert len(seen.log_tail.splitlines()) == 50
             await good.stop("job-1-1")
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.ray
 def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         seen = tmp_path / "seen"
-        body = manifest_of_submission(samples.IDENTITY, samples.spec(), "variables-1-1", attempt=1, start_number=7)
+        body = manifest_of_submission(inputs.IDENTITY, inputs.spec(), "variables-1-1", attempt=1, start_number=7)
         async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
             await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
             end = await until(
@@ -132,7 +132,7 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_
         # Empty, these did neither Ray nor the shells and programs that it starts any harm.
         assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.ray
@@ -158,7 +158,7 @@ def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
                     await unguarded.submit(submission("open-1-1", "true"))
                 assert await unguarded.job("open-1-1") is None
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.ray
@@ -181,4 +181,4 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: local_ray.R
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.STOPPED
 
-    dashboard_client.run_with_time_limit(test)
+    run_with_time_limit(test)

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
 from rljob_operator.reconcile.observed import EffectFailure
 from rljob_operator.reconcile.plan_types import Plan, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_testing.operator import samples, simulation
+from rljob_testing.operator import inputs, simulation
 from rljob_testing.operator.simulation import Scenario, Start
 
 LIMITS = {"provisioningDeadlineSeconds": 60, "gracePeriodSeconds": 30}
@@ -32,7 +32,7 @@ NODES = {"a node stays away, and comes back": [2, 1, 2]}
 SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "success": (Scenario(), "Complete", "Succeeded", 1),
     "failure, no retry": (
-        Scenario(samples.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=4),)), "Failed", "ApplicationError", 1,
+        Scenario(inputs.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=4),)), "Failed", "ApplicationError", 1,
     ),
     "one failure": (Scenario(starts=(Start(fails_at_step=4),)), "Complete", "Succeeded", 2),
     "two failures": (Scenario(starts=(Start(fails_at_step=4), Start(fails_at_step=7))), "Complete", "Succeeded", 3),
@@ -42,12 +42,12 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "an infrastructure failure at the end": (Scenario(starts=(Start(exit_code=75),)), "Complete", "Succeeded", 2),
     "a configuration error": (Scenario(starts=(Start(exit_code=2),)), "Failed", "ConfigurationError", 1),
     "no node": (
-        Scenario(samples.spec({"runPolicy": LIMITS}), pods_get_ready=False),
+        Scenario(inputs.spec({"runPolicy": LIMITS}), pods_get_ready=False),
         "Failed", "ProvisioningDeadlineExceeded", 1,
     ),
     "quota": (Scenario(refused_creations=3), "Complete", "Succeeded", 1),
     "no quota ever": (
-        Scenario(samples.spec({"runPolicy": LIMITS}), refused_creations=1000),
+        Scenario(inputs.spec({"runPolicy": LIMITS}), refused_creations=1000),
         "Failed", "ProvisioningDeadlineExceeded", 1,
     ),
     "a slow agent": (Scenario(failed_submissions=3), "Complete", "Succeeded", 1),
@@ -57,16 +57,16 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "the head's node is lost": (Scenario(starts=(Start(node_lost_at_step=6),)), "Complete", "Succeeded", 2),
     "the cluster is deleted": (Scenario(starts=(Start(cluster_deleted_at_step=6),)), "Complete", "Succeeded", 2),
     "a trainer hangs": (
-        Scenario(samples.spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
+        Scenario(inputs.spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
                  (Start(hangs_at_step=6),)), "Complete", "Succeeded", 2,
     ),
     "suspended while it trains": (Scenario(suspended_ticks=range(11, 30)), "Complete", "Succeeded", 2),
     "suspended while pods start": (Scenario(suspended_ticks=range(3, 12)), "Complete", "Succeeded", 2),
     "too long": (
-        Scenario(samples.spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1,
+        Scenario(inputs.spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1,
     ),
     "a node stays away, and comes back": (
-        Scenario(samples.spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))),
+        Scenario(inputs.spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))),
         "Complete", "Succeeded", 3,
     ),
     "stopped while it trains": (
@@ -77,11 +77,11 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
         Scenario(starts=PATIENT, stopped_in=AttemptState.RUNNING, is_retried=True), "Complete", "Succeeded", 2,
     ),
     "failed, and tried again": (
-        Scenario(samples.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True),
+        Scenario(inputs.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True),
         "Complete", "Succeeded", 2,
     ),
     "deleted when its time has come": (
-        Scenario(samples.spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
+        Scenario(inputs.spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
     ),
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ class Operator:
         seen = self.world.observe(name, failure)
         seen = replace(seen, job=replace(seen.job, status=status))
         plan = reconcile(
-            seen, samples.NOW + timedelta(seconds=simulation.TICK_SECONDS * self.world.tick), samples.DEFAULTS
+            seen, inputs.NOW + timedelta(seconds=simulation.TICK_SECONDS * self.world.tick), inputs.DEFAULTS
         )
         self._result = plan, None
         yield

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from rljob_operator.workqueue import QueueClosed, Slots, WorkQueue, work_through
+from rljob_testing.time_limits import run_with_time_limit
 
 Test = Callable[[], Coroutine[None, None, None]]
 
@@ -22,16 +23,6 @@ def together(_: str) -> str:
     return ""
 
 
-def run(test: Test) -> None:
-    """In a loop of its own, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(120):
-            await test()
-
-    asyncio.run(limited())
-
-
 def test_a_key_added_many_times_comes_once() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
@@ -41,7 +32,7 @@ def test_a_key_added_many_times_comes_once() -> None:
         assert [await queue.get(), await queue.get()] == ["a", "b"]
         assert queue.num_waiting == 0
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
@@ -57,7 +48,7 @@ def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
         queue.done("a")
         assert queue.num_waiting == 0
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_parties_take_turns() -> None:
@@ -74,7 +65,7 @@ def test_parties_take_turns() -> None:
         assert [await queue.get(), await queue.get(), await queue.get()] == ["a4", "b0", "a5"]
         assert queue.num_waiting == 994
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_the_earliest_of_several_times_wins() -> None:
@@ -90,7 +81,7 @@ def test_the_earliest_of_several_times_wins() -> None:
         assert loop.time() - started >= 0.05
         assert queue.num_delayed == 0
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_work_that_begins_drops_what_was_planned() -> None:
@@ -103,7 +94,7 @@ def test_work_that_begins_drops_what_was_planned() -> None:
         await asyncio.sleep(0.1)
         assert (queue.num_waiting, queue.num_delayed) == (0, 0)
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
@@ -117,7 +108,7 @@ def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
         assert queue.retry("a") == 0.5
         queue.close()
 
-    run(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.parametrize(("drawn", "delay"), [(0.0, 0.4), (0.75, 0.55), (0.999999, 0.6)])
@@ -127,7 +118,7 @@ def test_delays_are_spread(drawn: float, delay: float) -> None:
         assert queue.retry("a") == pytest.approx(delay, abs=1e-5)
         queue.close()
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_a_closed_queue_gives_nothing_out() -> None:
@@ -144,7 +135,7 @@ def test_a_closed_queue_gives_nothing_out() -> None:
         with pytest.raises(QueueClosed):
             await queue.get()
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
@@ -183,7 +174,7 @@ def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
         queue.close()
         await task
 
-    run(test)
+    run_with_time_limit(test)
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
@@ -220,7 +211,7 @@ def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
         queue.close()
         await task
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_a_poison_key_delays_no_other() -> None:
@@ -249,7 +240,7 @@ def test_a_poison_key_delays_no_other() -> None:
         queue.close()
         await task
 
-    run(test)
+    run_with_time_limit(test)
 
 
 def test_what_work_raises_ends_the_workers() -> None:
@@ -264,4 +255,4 @@ def test_what_work_raises_ends_the_workers() -> None:
             await work_through(queue, Slots(1), work)
         assert caught.group_contains(MemoryError, match="a")
 
-    run(test)
+    run_with_time_limit(test)

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler
 
 NODE = "stand-in"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

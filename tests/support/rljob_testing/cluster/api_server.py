@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rljob_testing.cluster.go_programs import BuildError, ensure_program
-from rljob_testing.network import free_ports
-from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.local_servers import free_ports
+from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.settings import kubebuilder_assets
 
 START_DEADLINE_SECONDS = 60.0

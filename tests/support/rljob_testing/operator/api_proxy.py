@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 CHUNK_BYTES = 65536

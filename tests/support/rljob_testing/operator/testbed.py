@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 
-from rljob_testing.cluster.api_server import ApiServer, wait_until_ready
-from rljob_testing.jobs.valid_job import Wire, edited, valid_job
-from rljob_testing.operator import operator_process, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.ray_dashboard import ClusterDashboard, RayDashboardStandIn
+from rljob_testing.cluster.api_server import DEFINITIONS, ApiServer, wait_until_ready
+from rljob_testing.jobs.valid_job import Wire, valid_job
+from rljob_testing.operator import forked_operator, scripts
+from rljob_testing.operator.forked_operator import OperatorProcess
+from rljob_testing.operator.kuberay_stand_in import KubeRayStandIn, install_ray_cluster_resource
+from rljob_testing.operator.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
 
 WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
@@ -35,7 +35,7 @@ class Testbed:
     kuberay: KubeRayStandIn
     dashboards: RayDashboardStandIn
     namespace: str
-    setup: operator_process.OperatorSetup
+    setup: forked_operator.OperatorSetup
 
     @property
     def http(self) -> httpx.Client:
@@ -49,8 +49,8 @@ class Testbed:
 
     def submit(self, name: str, edits: Mapping[str, object] | None = None) -> None:
         """Creates a job of one pool with 1 node of 2 GPUs, changed at wire paths."""
-        wire = edited(cluster_job(name), edits or {})
-        answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=wire)
+        job = cluster_job(name, edits)
+        answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
         assert answer.status_code == 201, answer.text
 
     def wire(self, name: str) -> Wire:
@@ -131,6 +131,11 @@ class Testbed:
             assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
 
+    @property
+    def lease(self) -> str:
+        """Path of the operators' lease."""
+        return forked_operator.LEASE_PATH
+
     def start_server_again(self) -> None:
         """After it was killed. It says that it is ready before it serves what definitions make: a first request for
         that waits until their rules are compiled, as long as other programs keep the processor busy, or gets 429."""
@@ -198,6 +203,33 @@ class Testbed:
         """What becomes of a RayCluster."""
         self.kuberay.script(self.namespace, cluster, script)
 
+    def keep_pods_starting(self, cluster: str) -> None:
+        """The containers of the workers are being created until `let_pods_start`."""
+        self.script(cluster, scripts.ClusterScript({"main": scripts.STARTING}))
+
+    def let_pods_start(self, cluster: str) -> None:
+        """All pods become ready."""
+        self.script(cluster, scripts.HAPPY)
+
+    def lose_head(self, cluster: str) -> None:
+        """The head's pod is deleted and does not come back."""
+        self.script(cluster, scripts.ClusterScript(missing=("head-0",)))
+
+    def fail_volume_mount(self, cluster: str, message: str) -> None:
+        """The head's pod has a node for a minute, and waits there for a volume."""
+        event = ("FailedMount", message)
+        head = scripts.PodScript(phase="Pending", ready=False, event=event, scheduled_seconds_ago=60.0)
+        self.script(cluster, scripts.ClusterScript({"head": head}))
+
+    def uninstall_kuberay(self) -> None:
+        """Removes the resource RayCluster, and waits until it is not served any more."""
+        self.http.delete(f"{DEFINITIONS}/rayclusters.ray.io").raise_for_status()
+        self.wait(lambda: self.http.get("/apis/ray.io/v1/rayclusters").status_code == 404, "the resource to go")
+
+    def install_kuberay(self) -> None:
+        """Installs the resource RayCluster where it is missing."""
+        install_ray_cluster_resource(self.http)
+
     def dashboard(self, cluster: str) -> ClusterDashboard:
         """The dashboard of a RayCluster."""
         return self.dashboards.cluster(self.namespace, cluster)
@@ -210,41 +242,54 @@ class Testbed:
         """The same place, for operators with further variables."""
         return replace(self, setup=replace(self.setup, environment={**self.setup.environment, **environment}))
 
-    def with_pauses(self, shorter: Mapping[str, float]) -> Testbed:
-        """The same place, for operators of which these constants are so many times shorter; the others are real."""
-        return replace(self, setup=replace(self.setup, shorter=shorter))
+    def with_leader_election(self, shorter: Mapping[str, float] = forked_operator.LONG_LEASE) -> Testbed:
+        """The same place, for operators that lead only with the lease, whose times are so many times shorter."""
+        return self.with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"}).with_shorter_times(shorter)
+
+    def with_shorter_times(self, shorter: Mapping[str, float]) -> Testbed:
+        """The same place, for operators of which these constants, too, are so many times shorter."""
+        return replace(self, setup=replace(self.setup, shorter={**self.setup.shorter, **shorter}))
+
+    def with_real_times(self) -> Testbed:
+        """The same place, for operators with the pauses that they have on a cluster."""
+        return replace(self, setup=replace(self.setup, shorter={}))
+
+    def in_new_namespace(self, folder: Path) -> Testbed:
+        """Another place, with the same server and stand-ins; its operators write into the folder."""
+        namespace = create_namespace(self.server)
+        return replace(self, namespace=namespace, setup=replace(self.setup, folder=folder, namespaces=[namespace]))
 
     def operator(self, name: str = "operator-0") -> OperatorProcess:
         """An operator for this namespace, not started yet."""
         return OperatorProcess(self.setup, name)
 
 
-def cluster_job(name: str) -> Wire:
-    """A small job with what it needs on a cluster."""
-    return valid_job(
-        {
-            "metadata.name": name,
-            "spec.checkpoint": {"storage": {"persistentVolumeClaim": "checkpoints"}},
-        },
-    )
+def cluster_job(name: str, edits: Mapping[str, object] | None = None) -> Wire:
+    """A small job with what it needs on a cluster, changed at wire paths."""
+    storage = {"storage": {"persistentVolumeClaim": "checkpoints"}}
+    return valid_job({"metadata.name": name, "spec.checkpoint": storage, **(edits or {})})
 
 
 def new_testbed(
     server: ApiServer, kuberay: KubeRayStandIn, dashboards: RayDashboardStandIn, token: str, folder: Path
 ) -> Testbed:
     """A place with a namespace that no other test uses, for operators whose pauses are short."""
-    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
-    assert answer.status_code == 201, answer.text
-    namespace = answer.json()["metadata"]["name"]
-    url, certificate = server.url, server.certificate
-    setup = operator_process.OperatorSetup(
+    namespace = create_namespace(server)
+    setup = forked_operator.OperatorSetup(
         folder,
-        url,
-        certificate,
+        server.url,
+        server.certificate,
         token,
         dashboards.url_template,
         [namespace],
         environment={},
-        shorter=operator_process.QUICK,
+        shorter=forked_operator.QUICK,
     )
     return Testbed(server, kuberay, dashboards, namespace, setup)
+
+
+def create_namespace(server: ApiServer) -> str:
+    """Creates a namespace that no other test uses; its name."""
+    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["metadata"]["name"])

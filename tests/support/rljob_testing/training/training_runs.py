@@ -25,7 +25,7 @@ from rljob_api.constants import ENV_RUN_FOLDER, RUN_STATE_FILE_NAME
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
-from rljob_testing.processes import Process, descendants, is_alive, processes_with_variable
+from rljob_testing.process_tree import Process, descendants, is_alive, processes_with_variable
 from rljob_testing.settings import inherited_environment, inherited_python_path
 from rljob_trainer.__main__ import main
 

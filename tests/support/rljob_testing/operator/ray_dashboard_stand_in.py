@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler
 from rljob_testing.operator import scripts
 
 HEAD_NODE = "head-node"
@@ -56,6 +56,14 @@ class ClusterDashboard:
     stopped: dict[str, float] = field(default_factory=dict)
     num_asked: int = 0
     """Requests of any kind."""
+
+    def train_for_ever(self, step: int = 1) -> None:
+        """From now on the trainer runs and makes no progress."""
+        self.life = lambda _, environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", step))
+
+    def complete_after(self, seconds: float) -> None:
+        """From now on the trainer completes so many seconds after its submission."""
+        self.life = scripts.succeeding(seconds)
 
 
 class RayDashboardStandIn:
