@@ -313,7 +313,7 @@ def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
 def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
     job_cluster: JobCluster, rljob: Rljob
 ) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)

@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from ruamel.yaml import YAML
 
 from rljob_cli.cluster.watching import Clock
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
-from rljob_testing.cli.rljob_command import SMALL_JOB
-from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
 
@@ -30,8 +27,7 @@ PENDING = job_statuses.condition("ClusterReady", "False", "PodsPending", SINCE, 
 
 @pytest.fixture
 def small(job_cluster: JobCluster) -> JobCluster:
-    text = SMALL_JOB.replace("nodes: 1", "nodes: 2") + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    job_cluster.create_small_job("  checkpoint: {storage: {persistentVolumeClaim: results}}\n", num_nodes=2)
     job_cluster.write_status("small", {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [PENDING]})
     return job_cluster
 
@@ -263,8 +259,7 @@ def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
 
 def log_process(cluster: JobCluster, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "rljob_cli", "logs", "small", *arguments]
-    environment = inherited_environment() | {"KUBECONFIG": str(cluster.kubeconfig)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(small: JobCluster, kubelet: StandInKubelet) -> None:
@@ -313,8 +308,7 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
 
 def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster: JobCluster, rljob: Rljob) -> None:
     storage = "{persistentVolumeClaim: results, subPath: team/my runs}"
-    text = SMALL_JOB + f"  checkpoint: {{storage: {storage}}}\n"
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    job_cluster.create_small_job(f"  checkpoint: {{storage: {storage}}}\n")
     ended = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
     job_cluster.write_status("small", {"attempts": [ATTEMPT | {"submissions": 1} | ended]})
     errors = rljob("logs", "small")[2]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from ruamel.yaml import YAML
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.cluster.client import ClusterOptions, connect
@@ -17,8 +16,7 @@ from rljob_cli.cluster.steering import delete
 from rljob_cli.cluster.watching import Clock
 from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
 from rljob_testing.cli import job_statuses, job_steering
-from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
-from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.cli.job_cluster import JobCluster
 
 pytestmark = pytest.mark.apiserver
 
@@ -47,7 +45,7 @@ def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> No
 
     def made_again() -> None:
         small.delete_job("small")
-        small.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+        small.create_small_job()
 
     code, lines = job_steering.steer(small, "stop", [made_again])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
@@ -69,20 +67,10 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
     )
-    http, namespace = small.server.http, small.namespace
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list"]}]
-    http.post(f"{rbac}/roles", json={"metadata": {"name": "looks"}, "rules": rules}).raise_for_status()
-    account = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks"}
-    binding = {"metadata": {"name": "looks"}, "roleRef": role, "subjects": [account]}
-    http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    http.post(accounts, json={"metadata": {"name": "default"}})  # unless the controller was faster
-    answer = http.post(f"{accounts}/default/token", json={"spec": {"expirationSeconds": 3600}}).raise_for_status()
+    token = small.account_token({"metadata": {"name": "looks"}, "rules": rules})
     file = tmp_path / "looks"
-    token = str(answer.json()["status"]["token"])
-    file.write_text(kubeconfig_text(small.server.url, small.server.certificate, token, namespace))
+    file.write_text(small.server.kubeconfig(token=token, namespace=small.namespace))
     with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
         job_steering.steer(small, command, kubeconfig=file)
     assert (
@@ -99,7 +87,7 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
 def test_a_server_that_does_not_answer_is_said(small: JobCluster, tmp_path: Path, command: str) -> None:
     file = tmp_path / "nobody"
-    file.write_text(kubeconfig_text("https://127.0.0.1:1", small.server.certificate, "t", small.namespace))
+    file.write_text(small.server.kubeconfig(url="https://127.0.0.1:1", namespace=small.namespace))
     with pytest.raises(ClusterUnreachableError):
         job_steering.steer(small, command, kubeconfig=file)
 
@@ -109,7 +97,7 @@ STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results, subPath: run
 
 
 def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB + STORAGE))
+    job_cluster.create_small_job(STORAGE)
     code, output, errors = rljob("delete", "small")
     assert (code, errors) == (0, "")
     assert output == (
@@ -120,7 +108,7 @@ def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rlj
 
 
 def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     for name in ("head", "worker"):
@@ -145,7 +133,7 @@ def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None
 
 
 def test_ctrl_c_while_waiting_says_that_the_job_is_deleted(job_cluster: JobCluster) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     job_cluster.create_pod("head", {"rljob.dev/job-uid": metadata["uid"]}, ["ray"], {})

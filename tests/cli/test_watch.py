@@ -27,8 +27,7 @@ from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.watching import Clock, watch_job
 from rljob_cli.errors import ClusterUnreachableError
 from rljob_testing.cli import job_statuses
-from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
-from rljob_testing.settings import inherited_environment
+from rljob_testing.cli.job_cluster import JobCluster
 
 pytestmark = pytest.mark.apiserver
 
@@ -222,8 +221,7 @@ def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: J
     gate = TcpGate("127.0.0.1", int(small.server.url.rpartition(":")[2]))
     with gate:
         file = tmp_path / "through-gate"
-        text = kubeconfig_text(f"https://127.0.0.1:{gate.port}", small.server.certificate, small.server.token, "?")
-        file.write_text(text.replace('"?"', f'"{small.namespace}"'))
+        file.write_text(small.server.kubeconfig(url=f"https://127.0.0.1:{gate.port}", namespace=small.namespace))
         through_gate = JobCluster(small.server, small.namespace, file)
 
         def comes_back() -> None:
@@ -283,7 +281,7 @@ def read_until(terminal: int, text: str, deadline_seconds: float = 60.0) -> str:
 def test_ctrl_c_on_a_real_terminal_has_no_traceback(small: JobCluster) -> None:
     says(small, VALID, PENDING)()
     ours, theirs = pty.openpty()
-    environment = inherited_environment() | {"KUBECONFIG": str(small.kubeconfig), "COLUMNS": "100", "TERM": "xterm"}
+    environment = small.environment | {"COLUMNS": "100", "TERM": "xterm"}
     command = [sys.executable, "-m", "rljob_cli", "status", "small", "--watch"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import replays
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.controller.step_rows import StepRows
@@ -31,12 +31,6 @@ DAPO = Algorithm.from_wire({"type": "DAPO"})
 PLAIN = Algorithm.from_wire({"type": "DAPO", "dynamicSampling": {"enabled": False}})
 REPLAY = replays.Replay(DAPO, num_steps=3, mini_batch_size=2)
 PROMPTS = replays.prompts_of(0, 18)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 class Taken(replays.ReplayedRollouts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.kl import KlController
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import replays
 from rljob_trainer.algorithms.kl import next_coefficient
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -34,12 +34,6 @@ def replay(
     algorithm = Algorithm.from_wire({"type": recipe, "kl": kl})
     critic = Critic(warmup_steps=1) if recipe == "PPO" else None
     return replays.Replay(algorithm, Optimizer(learning_rate=1e-4), num_steps=4, mini_batch_size=2, critic=critic)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from rljob_operator.handlers.health import Parts, Reply, health_pages, serving
 from rljob_operator.log import LineFormatter, about
 from rljob_testing.local_servers import free_port
-from rljob_testing.time_limits import run_with_time_limit
 
 
 def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,7 +46,7 @@ def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
         assert "worn out" in caplog.text
         assert "relist ended" not in caplog.text
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_client_that_says_nothing_keeps_no_other_from_the_probes() -> None:
@@ -63,7 +62,7 @@ def test_a_client_that_says_nothing_keeps_no_other_from_the_probes() -> None:
             assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
             silent.close()
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_log_line_is_one_line() -> None:

@@ -24,7 +24,6 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_testing.operator import forked_operator, manual_clock
 from rljob_testing.operator.testbed import Testbed
-from rljob_testing.time_limits import run_with_time_limit
 
 CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
 
@@ -100,7 +99,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             our_clock.pass_by(LEASE_SECONDS + 1)
             await taking
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.parametrize("answers", ["refused", "never"])
@@ -130,7 +129,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
             assert "no answer within" not in caplog.text, "it waits for no answer longer than it leads"
         server.close()
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:

@@ -17,7 +17,6 @@ from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, Token
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
 from rljob_testing.operator import dashboard_client, inputs
 from rljob_testing.ray_clusters import local_ray
-from rljob_testing.time_limits import run_with_time_limit
 
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
 """What pods are not given: it comes with each submission."""
@@ -68,7 +67,7 @@ def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
             with pytest.raises(TokenRejectedError, match="does not accept"):
                 await bad.submit(submission("x", "true"))
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
@@ -106,7 +105,7 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayClus
             assert len(seen.log_tail.splitlines()) == 50
             await good.stop("job-1-1")
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
@@ -132,7 +131,7 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_
         # Empty, these did neither Ray nor the shells and programs that it starts any harm.
         assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
@@ -158,7 +157,7 @@ def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
                     await unguarded.submit(submission("open-1-1", "true"))
                 assert await unguarded.job("open-1-1") is None
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
@@ -181,4 +180,4 @@ def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: local_ray.R
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.STOPPED
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from rljob_operator.workqueue import QueueClosed, Slots, WorkQueue, work_through
-from rljob_testing.time_limits import run_with_time_limit
 
 Test = Callable[[], Coroutine[None, None, None]]
 
@@ -32,7 +31,7 @@ def test_a_key_added_many_times_comes_once() -> None:
         assert [await queue.get(), await queue.get()] == ["a", "b"]
         assert queue.num_waiting == 0
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
@@ -48,7 +47,7 @@ def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
         queue.done("a")
         assert queue.num_waiting == 0
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_parties_take_turns() -> None:
@@ -65,7 +64,7 @@ def test_parties_take_turns() -> None:
         assert [await queue.get(), await queue.get(), await queue.get()] == ["a4", "b0", "a5"]
         assert queue.num_waiting == 994
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_the_earliest_of_several_times_wins() -> None:
@@ -81,7 +80,7 @@ def test_the_earliest_of_several_times_wins() -> None:
         assert loop.time() - started >= 0.05
         assert queue.num_delayed == 0
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_work_that_begins_drops_what_was_planned() -> None:
@@ -94,7 +93,7 @@ def test_work_that_begins_drops_what_was_planned() -> None:
         await asyncio.sleep(0.1)
         assert (queue.num_waiting, queue.num_delayed) == (0, 0)
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
@@ -108,7 +107,7 @@ def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
         assert queue.retry("a") == 0.5
         queue.close()
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.parametrize(("drawn", "delay"), [(0.0, 0.4), (0.75, 0.55), (0.999999, 0.6)])
@@ -118,7 +117,7 @@ def test_delays_are_spread(drawn: float, delay: float) -> None:
         assert queue.retry("a") == pytest.approx(delay, abs=1e-5)
         queue.close()
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_closed_queue_gives_nothing_out() -> None:
@@ -135,7 +134,7 @@ def test_a_closed_queue_gives_nothing_out() -> None:
         with pytest.raises(QueueClosed):
             await queue.get()
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
@@ -174,7 +173,7 @@ def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
         queue.close()
         await task
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
@@ -211,7 +210,7 @@ def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
         queue.close()
         await task
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_poison_key_delays_no_other() -> None:
@@ -240,7 +239,7 @@ def test_a_poison_key_delays_no_other() -> None:
         queue.close()
         await task
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_what_work_raises_ends_the_workers() -> None:
@@ -255,4 +254,4 @@ def test_what_work_raises_ends_the_workers() -> None:
             await work_through(queue, Slots(1), work)
         assert caught.group_contains(MemoryError, match="a")
 
-    run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))

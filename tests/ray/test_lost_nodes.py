@@ -19,7 +19,7 @@ from rljob_testing.process_tree import descendants
 from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.ray_clusters.ray_nodes import RayNode, ray_nodes
 from rljob_testing.ray_clusters.stack_dumps import Dump, dumped_stacks
-from rljob_testing.time_limits import RunningClock
+from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups import death
 from rljob_trainer.groups.fused_worker import RoleSpec

@@ -23,8 +23,8 @@ from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.cli.rljob_command import JobFolder
 from rljob_testing.ray_clusters import local_ray
+from rljob_testing.running_clock import RunningClock
 from rljob_testing.settings import inherited_environment
-from rljob_testing.time_limits import RunningClock
 from rljob_testing.training import training_runs
 from rljob_trainer.pod.await_workers import worker_processes
 from rljob_trainer.pod.driver_log import DriverLogs

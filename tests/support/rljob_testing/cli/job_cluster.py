@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,13 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from ruamel.yaml import YAML
 
-from rljob_api.crdgen.manifest import custom_resource_definition
+from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.local_servers import QuietHandler
+from rljob_testing.settings import inherited_environment
 
 NODE = "stand-in"
-_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _NUMBERS = itertools.count(1)
 Json = dict[str, object]
 
@@ -40,6 +39,28 @@ class JobCluster:
     server: ApiServer
     namespace: str
     kubeconfig: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process whose commands find this namespace."""
+        return inherited_environment() | {"KUBECONFIG": str(self.kubeconfig)}
+
+    def account_token(self, role: Mapping[str, object] | None = None) -> str:
+        """A token of a new service account, `visitor`. `role`: a Role that is made and bound to it."""
+        account, accounts = "visitor", f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
+        self.server.http.post(accounts, json={"metadata": {"name": account}}).raise_for_status()
+        if role is not None:
+            rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
+            made = self.server.http.post(f"{rbac}/roles", params={"fieldValidation": "Strict"}, json=role)
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role"}
+            binding = {
+                "metadata": {"name": account},
+                "roleRef": reference | {"name": made.raise_for_status().json()["metadata"]["name"]},
+                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": self.namespace}],
+            }
+            self.server.http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
+        answer = self.server.http.post(f"{accounts}/{account}/token", json={"spec": {"expirationSeconds": 3600}})
+        return str(answer.raise_for_status().json()["status"]["token"])
 
     @property
     def jobs(self) -> str:
@@ -55,6 +76,11 @@ class JobCluster:
         answer = self.server.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
         assert answer.status_code == 201, answer.text
         return _object(answer.json())
+
+    def create_small_job(self, more: str = "", num_nodes: int = 1) -> Json:
+        """Stores the job of SMALL_JOB, on so many nodes and with these lines more."""
+        text = SMALL_JOB.replace("nodes: 1", f"nodes: {num_nodes}") + more
+        return self.create_job(YAML(typ="safe", pure=True).load(text))
 
     def write_status(self, name: str, status: Mapping[str, object]) -> None:
         """Replaces parts of a job's status, as the operator does."""
@@ -112,40 +138,13 @@ class JobCluster:
         self.server.http.post(f"/api/v1/namespaces/{self.namespace}/events", json=event).raise_for_status()
 
 
-def install_crd(server: ApiServer) -> None:
-    """Installs the generated CRD and waits until it is served."""
-    answer = server.http.post(_CRDS, params={"fieldValidation": "Strict"}, json=custom_resource_definition())
-    assert answer.status_code in (201, 409), answer.text
-    deadline = time.monotonic() + 30
-    # Listing is answered last: until the storage is ready it says 429.
-    while server.http.get("/apis/rljob.dev/v1alpha1/rljobs").status_code != 200:
-        assert time.monotonic() < deadline, "the CRD is not served after 30 s"
-        time.sleep(0.1)
-
-
 def new_namespace(server: ApiServer, folder: Path) -> JobCluster:
     """A fresh namespace and a kubeconfig for it in the folder."""
     name = f"team-{next(_NUMBERS)}"
     server.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
     kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, server.token, name))
+    kubeconfig.write_text(server.kubeconfig(namespace=name))
     return JobCluster(server, name, kubeconfig)
-
-
-def kubeconfig_text(url: str, certificate: Path, token: str, namespace: str) -> str:
-    """A kubeconfig with one context called `here`. JSON is YAML."""
-    cluster = {"server": url, "certificate-authority": str(certificate)}
-    context = {"cluster": "here", "user": "me", "namespace": namespace}
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "here",
-            "clusters": [{"name": "here", "cluster": cluster}],
-            "contexts": [{"name": "here", "context": context}],
-            "users": [{"name": "me", "user": {"token": token}}],
-        }
-    )
 
 
 @dataclass

@@ -57,6 +57,26 @@ class ApiServer:
     program: Program
     """The server itself, which a test may stop and start again; what is stored stays."""
 
+    def kubeconfig(self, *, url: str | None = None, token: str | None = None, namespace: str = "default") -> str:
+        """The text of a kubeconfig for an administrator of this server, but for what is named otherwise."""
+        return kubeconfig_text(url or self.url, self.certificate, token or self.token, namespace)
+
+
+def kubeconfig_text(url: str, certificate: Path | None, token: str, namespace: str = "default") -> str:
+    """A kubeconfig with one context, called `here`. JSON is YAML. `certificate`: None for plain HTTP."""
+    trusted = {"certificate-authority": str(certificate)} if certificate is not None else {}
+    context = {"cluster": "here", "user": "me", "namespace": namespace}
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": url, **trusted}}],
+            "contexts": [{"name": "here", "context": context}],
+            "users": [{"name": "me", "user": {"token": token}}],
+        }
+    )
+
 
 @contextmanager
 def running_apiserver() -> Iterator[ApiServer]:

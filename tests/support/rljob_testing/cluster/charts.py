@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,17 +64,7 @@ class Helm:
 def connected(helm: Helm, server: ApiServer) -> Helm:
     """The same Helm with an administrator's access to a server."""
     kubeconfig = helm.folder / "kubeconfig"
-    configuration = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "server",
-        "clusters": [
-            {"name": "server", "cluster": {"server": server.url, "certificate-authority": str(server.certificate)}}
-        ],
-        "users": [{"name": "admin", "user": {"token": server.token}}],
-        "contexts": [{"name": "server", "context": {"cluster": "server", "user": "admin"}}],
-    }
-    kubeconfig.write_text(json.dumps(configuration))
+    kubeconfig.write_text(server.kubeconfig())
     kubeconfig.chmod(0o600)
     return Helm(helm.program, helm.folder, kubeconfig)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import multiprocessing
 import os
 import signal
@@ -28,7 +27,7 @@ import httpx
 from kubernetes.aio.config import incluster_config
 
 from rljob_operator.__main__ import main
-from rljob_testing.cluster.api_server import ApiServer
+from rljob_testing.cluster.api_server import ApiServer, kubeconfig_text
 from rljob_testing.local_servers import free_ports
 from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
@@ -136,18 +135,7 @@ class OperatorSetup:
     def kubeconfig(self) -> Path:
         """A file with the account's token."""
         path = self.folder / "kubeconfig.json"
-        cluster = {"server": self.server_url} | (
-            {"certificate-authority": str(self.certificate)} if self.certificate is not None else {}
-        )
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": "operator", "user": {"token": self.token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "operator"}}],
-            "current-context": "test",
-        }
-        path.write_text(json.dumps(content))
+        path.write_text(kubeconfig_text(self.server_url, self.certificate, self.token))
         return path
 
 

@@ -36,7 +36,9 @@ WATCH_SECONDS = 0.2
 END_SECONDS = 480.0
 
 
-def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **training: JsonValue) -> Document:
+def small_job(
+    *, num_workers: int = 1, roles: Document | None = None, checkpoint: Document | None = None, **training: JsonValue
+) -> Document:
     """Four steps of 4 prompts with 4 responses each, a checkpoint after each. `training` is merged into
     spec.training, in the names of the file; mappings are merged, everything else is replaced."""
     base: Document = {
@@ -52,6 +54,7 @@ def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **tra
     spec: Document = {
         "pools": [{"name": "main", "nodes": 1, "gpusPerNode": num_workers}],
         "training": merged(base, training),
+        "roles": roles or {},
         "checkpoint": merged({"everySteps": 1, "keep": 3, "exportDtype": "Float32"}, checkpoint or {}),
     }
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "small"}, "spec": spec}
