@@ -110,7 +110,7 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
          " choose a shorter or simpler name (clusters and their services are named after it)"),
     ],
 )  # fmt: skip
-def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str, expected: str) -> None:
+def test_messages_name_the_mistake_the_value_and_the_fix(old: str, new: str, expected: str) -> None:
     assert old in JOB
     _, _, _, message = only_problem(JOB.replace(old, new))
     assert message == expected
@@ -150,9 +150,7 @@ def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
          'is ignored with kl.coefficient 0 (seen: "K1"); remove it, or set a coefficient above 0'),
     ],
 )  # fmt: skip
-def test_a_learning_rule_that_there_is_not_or_that_ignores_a_part_is_refused(
-    algorithm: str, path: str, expected: str
-) -> None:
+def test_an_unknown_or_partly_ignored_algorithm_is_rejected(algorithm: str, path: str, expected: str) -> None:
     line, _, found, message = only_problem(JOB + f"    algorithm: {algorithm}\n")
     assert (line, found, message) == (17, f"spec.training.algorithm.{path}", expected)
 
@@ -336,7 +334,7 @@ def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
     )
 
 
-def test_a_missing_block_is_shown_at_what_is_around_it() -> None:
+def test_a_missing_block_is_reported_at_the_line_of_its_parent() -> None:
     line, column, path, _ = only_problem(JOB.replace("      file: {path: train.jsonl}\n", ""))
     assert (line, column, path) == (10, 5, "spec.training.dataset.file")
 

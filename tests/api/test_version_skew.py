@@ -75,14 +75,14 @@ def test_unknown_fields_are_left_out_at_any_depth_and_named() -> None:
 
 
 @pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS, AS_FAR_AS_READABLE])
-def test_what_is_known_is_read_whatever_the_policy(policy: Policy) -> None:
+def test_known_fields_are_read_under_every_policy(policy: Policy) -> None:
     assert read_document(RLJob, valid_job(), policy) == Reading(RLJob.from_wire(valid_job()), (), ())
     status = golden("status")
     assert read_document(RLJobStatus, status, policy) == Reading(RLJobStatus.from_wire(status), (), ())
 
 
 @pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS])
-def test_what_is_known_is_read_as_strictly_as_ever(policy: Policy) -> None:
+def test_known_fields_are_validated_strictly(policy: Policy) -> None:
     with pytest.raises(ValidationError) as caught:
         read_document(RLJob, valid_job({"foo": None, "spec.training.seed": "zero"}), policy)
     assert [error["loc"] for error in caught.value.errors()] == [("spec", "training", "seed")]
@@ -103,7 +103,7 @@ def test_the_status_of_version_1_is_read() -> None:
     assert RLJobStatus.from_wire(golden("status")).to_wire() == golden("status")
 
 
-def test_of_a_newer_status_the_operator_reads_what_it_knows() -> None:
+def test_the_operator_reads_the_known_fields_of_a_newer_status() -> None:
     """Fields for people may be unreadable; what decides may not be."""
     news: Wire = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
     unreadable: Wire = {"progress.step": "many", "conditions[0].status": "Perhaps"}
@@ -117,7 +117,7 @@ def test_of_a_newer_status_the_operator_reads_what_it_knows() -> None:
         read_document(RLJobStatus, edited(golden("status"), {"counters.attempts": "two"}), STATUS)
 
 
-def test_what_is_only_shown_loses_the_smallest_parts_that_cannot_be_read() -> None:
+def test_a_document_for_display_drops_only_the_unreadable_parts() -> None:
     attempts = [{"number": number, "cluster": f"c{number}", "started": NOON} for number in range(1, 81)]
     wire = edited(
         golden("status"),
@@ -158,7 +158,7 @@ def test_the_run_state_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_of_a_newer_run_state_what_is_known_is_read(version: Wire) -> None:
+def test_the_known_fields_of_a_newer_run_state_are_read(version: Wire) -> None:
     news = {"gpus": 8, "progress.episode": 3, "checkpoint.roles": ["actor"], "error.retry": {"after": 5}, "queue": None}
     read = load_run_state(json.dumps(edited(golden("run_state"), version | news)))
     assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
@@ -186,7 +186,7 @@ def test_the_job_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_a_newer_job_that_asks_for_nothing_new_is_read(version: Wire) -> None:
+def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Wire) -> None:
     empty: Wire = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
     read = load_job(json.dumps(edited(golden("trainer_job"), version | empty)))
     assert read.spec == load_job(json.dumps(golden("trainer_job"))).spec
@@ -205,7 +205,7 @@ def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_f
         load_job(json.dumps(golden("trainer_job") | AFTER_NEXT))
 
 
-def test_what_only_the_operator_carries_out_keeps_no_trainer_from_running() -> None:
+def test_unknown_fields_for_the_operator_do_not_stop_a_trainer() -> None:
     news: Wire = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
     read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
     assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
@@ -213,7 +213,7 @@ def test_what_only_the_operator_carries_out_keeps_no_trainer_from_running() -> N
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | {"spec.runPolicyOfTheQueue": {"a": 1}})))
 
 
-def test_of_the_run_policy_the_trainer_is_told_what_it_reads() -> None:
+def test_the_trainer_gets_only_the_fields_of_the_run_policy_that_it_reads() -> None:
     """So an image that knows fewer of its fields, and refuses what it does not know, runs the job."""
     policy = {"provisioningDeadlineSeconds": 77, "elastic": {"minNodes": 1}, "stallDeadlineSeconds": 60}
     spec = RLJob.from_wire(valid_job({"spec.runPolicy": policy})).spec
@@ -240,14 +240,14 @@ def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["isEvaluated", "choices", "cursor.digest"])
-def test_a_checkpoint_without_what_every_save_writes_is_refused(tmp_path: Path, field: str) -> None:
+def test_a_checkpoint_without_a_required_field_is_rejected(tmp_path: Path, field: str) -> None:
     manifest, _ = read_manifest(sealed_manifest(tmp_path, edited(golden("manifest"), {f"extra.{field}": REMOVED})))
     with pytest.raises(CheckpointError, match="its state cannot be read"):
         state_of(manifest)
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_of_a_newer_manifest_what_is_known_is_read(
+def test_the_known_fields_of_a_newer_manifest_are_read(
     tmp_path: Path, version: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"news{version.get('contractVersion', '')}"

@@ -39,7 +39,7 @@ def test_without_a_crd_the_operator_is_not_installed(
     )
 
 
-def test_without_a_kubeconfig_it_says_where_it_looked(
+def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/b")
@@ -120,7 +120,7 @@ def test_a_certificate_that_is_not_trusted(
 
 
 @pytest.mark.parametrize("command", ["delete", "status", "logs", "explain", "suspend", "resume", "stop", "retry"])
-def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rljob, command: str) -> None:
+def test_an_invalid_name_is_rejected_before_any_request(job_cluster: JobCluster, rljob: Rljob, command: str) -> None:
     job_cluster.create_small_job()
     for name in ("", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254):
         code, output, errors = rljob(command, "--", name)
@@ -156,7 +156,7 @@ def test_a_token_that_is_not_valid(
     assert errors == "error: here: the API server does not accept these credentials; log in again\n"
 
 
-def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
     token = job_cluster.account_token()
     job_cluster.kubeconfig.write_text(job_cluster.server.kubeconfig(token=token, namespace=job_cluster.namespace))
     code, _, errors = rljob("status", "small")
@@ -168,7 +168,7 @@ def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluste
     )
 
 
-def test_explain_says_what_it_can_without_a_right_to_events(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster, rljob: Rljob) -> None:
     job_cluster.create_small_job()
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get"]}]
     token = job_cluster.account_token({"metadata": {"name": "reader"}, "rules": rules})

@@ -126,7 +126,7 @@ def test_attempts_on_one_cluster_share_its_pods(small: JobCluster, kubelet: Stan
         assert rljob("logs", "small", *arguments) == (0, "both\n", text)
 
 
-def test_where_the_log_of_an_attempt_is_when_its_pods_are_gone(small: JobCluster, rljob: Rljob) -> None:
+def test_without_pods_the_path_of_the_log_copy_is_shown(small: JobCluster, rljob: Rljob) -> None:
     lost = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost", "message": "node n7 was lost"}
     waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
     attempts = [ATTEMPT | {"number": number, "submissions": 1} | lost for number in (3, 4)]
@@ -202,7 +202,7 @@ def test_a_pod_that_the_job_never_has_is_refused(
     assert errors == f"error: {message.format(namespace=small.namespace)}\n"
 
 
-def test_a_pod_that_is_not_there_yet_is_said_with_what_it_waits_for(small: JobCluster, rljob: Rljob) -> None:
+def test_a_missing_pod_is_reported_with_its_cause(small: JobCluster, rljob: Rljob) -> None:
     code, _, errors = rljob("logs", "small")
     assert code == 2
     assert errors == (
@@ -211,7 +211,7 @@ def test_a_pod_that_is_not_there_yet_is_said_with_what_it_waits_for(small: JobCl
     )
 
 
-def test_a_container_that_has_not_started_is_said_with_the_kubelets_reason(small: JobCluster, rljob: Rljob) -> None:
+def test_a_container_that_has_not_started_is_reported_with_the_kubelet_reason(small: JobCluster, rljob: Rljob) -> None:
     create_pod(small, "small-1-head-a", "head", state={"waiting": {"reason": "ImagePullBackOff"}})
     code, _, errors = rljob("logs", "small")
     assert code == 2
@@ -287,9 +287,7 @@ def test_ctrl_c_while_following_is_quiet(small: JobCluster, kubelet: StandInKube
     kubelet.more.set()
 
 
-def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_shown(
-    small: JobCluster, rljob: Rljob
-) -> None:
+def test_without_pods_the_path_of_the_log_copy_and_its_last_lines_are_shown(small: JobCluster, rljob: Rljob) -> None:
     message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
     failed = job_statuses.condition("Failed", "True", "ApplicationError", SINCE, message)
     attempts = [ATTEMPT | {"submissions": 1}]
@@ -316,7 +314,7 @@ def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster
     assert ": rljob logs small --storage FOLDER/'team/my runs' --attempt 1\n" in errors
 
 
-def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljob: Rljob) -> None:
+def test_a_job_that_never_trained_has_no_log(small: JobCluster, rljob: Rljob) -> None:
     failed = job_statuses.condition("Failed", "True", "ProvisioningDeadlineExceeded", SINCE, "no node has 32 GPUs")
     small.write_status("small", {"phase": "Failed", "conditions": [failed]})
     code, _, errors = rljob("logs", "small")

@@ -62,7 +62,7 @@ def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
 
 
 @pytest.mark.parametrize("command", ["suspend", "stop", "retry"])
-def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, command: str) -> None:
+def test_commands_without_permission_to_patch_change_nothing(small: JobCluster, tmp_path: Path, command: str) -> None:
     small.write_status(
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
@@ -85,7 +85,7 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
 
 
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
-def test_a_server_that_does_not_answer_is_said(small: JobCluster, tmp_path: Path, command: str) -> None:
+def test_an_unreachable_server_is_reported(small: JobCluster, tmp_path: Path, command: str) -> None:
     file = tmp_path / "nobody"
     file.write_text(small.server.kubeconfig(url="https://127.0.0.1:1", namespace=small.namespace))
     with pytest.raises(ClusterUnreachableError):
@@ -96,7 +96,7 @@ Rljob = Callable[..., tuple[int, str, str]]
 STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results, subPath: runs/a}}\n"
 
 
-def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_delete_reports_the_files_that_remain(job_cluster: JobCluster, rljob: Rljob) -> None:
     job_cluster.create_small_job(STORAGE)
     code, output, errors = rljob("delete", "small")
     assert (code, errors) == (0, "")
@@ -107,7 +107,7 @@ def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rlj
     assert job_cluster.server.http.get(f"{job_cluster.jobs}/small").status_code == 404
 
 
-def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None:
+def test_wait_returns_when_the_last_pod_was_deleted(job_cluster: JobCluster) -> None:
     stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
@@ -132,7 +132,7 @@ def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None
     assert steps == []
 
 
-def test_ctrl_c_while_waiting_says_that_the_job_is_deleted(job_cluster: JobCluster) -> None:
+def test_ctrl_c_while_waiting_reports_that_the_job_was_deleted(job_cluster: JobCluster) -> None:
     stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)

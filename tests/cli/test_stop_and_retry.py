@@ -17,7 +17,7 @@ Rljob = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.apiserver
 
 
-def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster) -> None:
+def test_stop_requests_with_the_time_and_says_how_to_withdraw_it(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     code, lines = job_steering.steer(small, "stop")
     assert (code, job_steering.annotation(small, ANNOTATION_STOP)) == (0, job_steering.ASKED)
@@ -29,7 +29,7 @@ def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster
     ]
 
 
-def test_stop_waits_for_the_end_whatever_it_is(small: JobCluster) -> None:
+def test_stop_waits_for_any_result_of_the_job(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     result = job_statuses.FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
     code, lines = job_steering.steer(small, "stop", [lambda: None, job_steering.operator_writes(small, result=result)])
@@ -65,7 +65,7 @@ def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
 
 
 @pytest.mark.parametrize("request_text", ["", "long " * 60])
-def test_what_the_operator_notes_of_any_request_is_known_again(small: JobCluster, request_text: str) -> None:
+def test_the_operators_note_of_any_request_is_recognized(small: JobCluster, request_text: str) -> None:
     small.write_status("small", job_statuses.RUNNING)
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
     headers = {"Content-Type": "application/merge-patch+json"}
@@ -76,7 +76,7 @@ def test_what_the_operator_notes_of_any_request_is_known_again(small: JobCluster
     assert "will be stopped: " in job_steering.steer(small, "stop")[1][0]
 
 
-def test_stop_leaves_a_cluster_that_is_to_be_kept(small: JobCluster, rljob: Rljob) -> None:
+def test_stop_keeps_a_cluster_with_cleanup_keepcluster(small: JobCluster, rljob: Rljob) -> None:
     headers = {"Content-Type": "application/merge-patch+json"}
     patch = {"spec": {"runPolicy": {"cleanup": "KeepCluster"}}}
     small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
@@ -118,7 +118,7 @@ def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobClus
     ]
 
 
-def test_a_retry_that_somebody_asked_for_at_length_is_recognized_by_its_digest(small: JobCluster) -> None:
+def test_a_long_retry_request_is_recognized_by_its_digest(small: JobCluster) -> None:
     request = "x" * 300
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
@@ -136,7 +136,7 @@ def test_a_retry_that_somebody_asked_for_at_length_is_recognized_by_its_digest(s
     assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 runs")
 
 
-def test_a_retry_that_fails_again_is_told_from_the_failure_before(small: JobCluster) -> None:
+def test_a_failure_after_a_retry_is_told_apart_from_the_one_before(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
@@ -191,7 +191,7 @@ STOPPING = job_statuses.ATTEMPT | {
         ({}, r"no attempt has failed, so there is nothing to retry \(Unseen\); wait"),
     ],
 )
-def test_where_there_is_nothing_to_retry_it_is_refused(
+def test_retry_of_a_job_that_has_not_failed_is_rejected(
     small: JobCluster, status: Mapping[str, object], message: str
 ) -> None:
     small.write_status("small", status)
@@ -200,7 +200,7 @@ def test_where_there_is_nothing_to_retry_it_is_refused(
     assert job_steering.annotation(small, ANNOTATION_RETRY) is None
 
 
-def test_a_retry_waits_for_a_stop_that_nobody_has_seen(small: JobCluster) -> None:
+def test_a_retry_waits_until_the_operator_has_handled_an_earlier_stop(small: JobCluster) -> None:
     small.write_status(
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
@@ -230,7 +230,7 @@ def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) ->
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
 
 
-def test_of_a_stop_and_a_retry_that_nobody_has_seen_the_later_one_counts(small: JobCluster) -> None:
+def test_the_later_of_an_unhandled_stop_and_an_unhandled_retry_counts(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
@@ -246,7 +246,7 @@ def test_of_a_stop_and_a_retry_that_nobody_has_seen_the_later_one_counts(small: 
     assert job_steering.annotation(small, ANNOTATION_RETRY) == job_steering.ASKED
 
 
-def test_what_is_complete_cannot_be_stopped_whatever_was_asked_for(small: JobCluster) -> None:
+def test_a_complete_job_cannot_be_stopped_after_any_request(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.COMPLETE}
     )

@@ -50,7 +50,7 @@ def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     ]
 
 
-def test_suspend_of_what_is_suspended_changes_nothing(small: JobCluster) -> None:
+def test_suspend_of_a_suspended_job_changes_nothing(small: JobCluster) -> None:
     job_steering.steer(small, "suspend")
     generation = small.job("small")["metadata"]["generation"]  # type: ignore[index]
     assert job_steering.steer(small, "suspend") == (
@@ -100,7 +100,7 @@ def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> Non
         ),
     ],
 )
-def test_what_a_suspension_takes_depends_on_what_runs(
+def test_the_announced_suspension_depends_on_the_attempt(
     small: JobCluster, status: Mapping[str, object], takes: str
 ) -> None:
     small.write_status("small", status)
@@ -136,7 +136,7 @@ def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluste
     ]
 
 
-def test_resume_of_what_is_not_suspended_says_so(small: JobCluster) -> None:
+def test_resume_of_a_job_that_is_not_suspended_says_so(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     text = f"RLJob {small.namespace}/small is not suspended (Running, attempt 1 Running)"
     assert job_steering.steer(small, "resume", []) == (0, [text])

@@ -167,7 +167,7 @@ def test_the_end_of_a_job_that_is_asked_to_try_again_is_not_waited_for(small: Jo
     assert "Complete=True Succeeded" in output
 
 
-def test_every_attempt_is_told(small: JobCluster) -> None:
+def test_every_attempt_is_reported(small: JobCluster) -> None:
     first = {"number": 1, "cluster": "small-1", "started": SINCE, "state": "Running"}
     lost = {"ended": SINCE, "state": "Ended", "outcome": "Failed", "reason": "HeadLost", "message": "node n7\nlost"}
     second = {"number": 2, "cluster": "small-2", "started": SINCE, "state": "Provisioning"}

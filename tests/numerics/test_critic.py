@@ -140,7 +140,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("name", list(CASES)[1:])
-def test_what_it_learns_does_not_depend_on_how_it_is_computed(seen: Seen, name: str) -> None:
+def test_updates_of_the_critic_do_not_depend_on_layout_or_micro_batches(seen: Seen, name: str) -> None:
     [one] = seen.steps["one"]
     assert len(one.gradients) == 8
     assert len(seen.steps[name]) == CASES[name][0]
@@ -169,7 +169,7 @@ def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
         assert compare.difference(rank.later, rank.saved) > 0
 
 
-def test_in_the_warm_up_the_critic_learns_alone(seen: Seen) -> None:
+def test_only_the_critic_is_trained_during_its_warm_up(seen: Seen) -> None:
     assert seen.warm_up.moved == [(False, True), (True, True)]
     assert "actor/pg_loss" not in seen.warm_up.metrics[0]
     # A run that is resumed after the first step begins with version 1, too.

@@ -59,7 +59,7 @@ def test_a_fifth_of_the_horizon_moves_by_a_fifth_of_the_error(measured: float, r
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
-def test_each_step_has_what_the_step_before_made_of_it(context: WorkerContext, placement: str) -> None:
+def test_each_step_uses_the_coefficient_of_the_step_before(context: WorkerContext, placement: str) -> None:
     metrics = replays.replayed_run(replay("GRPO", placement), context).steps(0, 4)
     right = COEFFICIENT
     errors = []
@@ -102,7 +102,9 @@ def without_rows(generate: Callable[..., StepRows], *given: object) -> StepRows:
     return StepRows.of(generated.plan, generated.rollout, torch.zeros_like(generated.is_kept_B))
 
 
-def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coefficient_does_not_change_in_a_step_without_trained_responses(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for placement in ("Loss", "Reward"):
         run = replays.replayed_run(replay("GRPO", placement), context)
         generated = run.training_step._generated
@@ -113,7 +115,7 @@ def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatc
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
-def test_a_critic_that_learns_alone_leaves_it(context: WorkerContext, placement: str) -> None:
+def test_the_coefficient_does_not_change_during_the_critic_warm_up(context: WorkerContext, placement: str) -> None:
     """In its steps the policy is the reference, and their KL of 0 would take the coefficient down."""
     steps = replays.replayed_run(replay("PPO", placement), context).steps(0, 3)
     assert [step[KL_COEFFICIENT] for step in steps[:2]] == [COEFFICIENT] * 2

@@ -34,7 +34,7 @@ def is_cut_off(tokens_R: Tensor) -> bool:
     return len(tokens_R) == replays.LONGEST_RESPONSE
 
 
-def test_responses_that_were_cut_off_are_neither_learned_from_nor_counted(context: WorkerContext) -> None:
+def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerContext) -> None:
     rows = plain_grpo.rows_of(REPLAY, 0)
     advantages = plain_grpo.group_advantages(rows, REPLAY.group_size)
     model = plain_grpo.plain_model()
@@ -133,7 +133,7 @@ def all_cut_off(generate: Callable[..., StepRows], *given: object) -> StepRows:
     return StepRows.of(generated.plan, replace(generated.rollout, batch=batch), generated.is_kept_B)
 
 
-def test_a_step_of_which_everything_was_cut_off_changes_nothing(
+def test_a_step_whose_responses_were_all_truncated_changes_nothing(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = replays.replayed_run(REPLAY, context)

@@ -123,7 +123,7 @@ def test_the_same_step_draws_the_same_and_another_draws_anew() -> None:
 
 
 @pytest.mark.parametrize("scope", ["Batch", "Group"])
-def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batch(
+def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch(
     context: WorkerContext, scope: str
 ) -> None:
     algorithm = Algorithm.from_wire({"policyFiltration": {"type": "MaxRandom", "scope": scope}})
@@ -150,7 +150,7 @@ def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batc
     assert metrics[LEARNED_FRACTION] == 1
 
 
-def test_the_critic_learns_from_what_was_drawn(context: WorkerContext) -> None:
+def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> None:
     """A critic that expects nothing has the score of its response to learn at each token, and for now its head alone
     has a gradient: the mean of -score x (what the head reads of the token)."""
     algorithm = Algorithm.from_wire({"type": "PPO", "policyFiltration": {"type": "MaxRandom"}})

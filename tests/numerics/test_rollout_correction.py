@@ -32,7 +32,7 @@ TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
 )
 
 
-def test_every_golden_case_is_looked_at() -> None:
+def test_every_golden_case_is_compared() -> None:
     assert set(correction_cases.CORRECTIONS) == {*correction_cases.WEIGHTS, *correction_cases.REJECTIONS}
 
 
@@ -90,7 +90,7 @@ BOUNDS = st.tuples(st.floats(1.01, 9.0), st.floats(0.01, 0.99))
 
 @settings(deadline=None, max_examples=150)
 @given(LOG_RATIO_ROWS, BOUNDS, st.sampled_from([TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE]))
-def test_weights_are_what_their_words_say(
+def test_weights_match_their_definitions(
     rows: list[list[float]], bounds: tuple[float, float], chosen: RolloutCorrectionType
 ) -> None:
     highest, lowest = bounds
@@ -105,7 +105,7 @@ def test_weights_are_what_their_words_say(
 
 @settings(deadline=None, max_examples=150)
 @given(LOG_RATIO_ROWS, BOUNDS, st.sampled_from(list(RejectionLevel)), st.sampled_from(list(RejectionEstimator)))
-def test_masks_are_what_their_words_say(
+def test_masks_match_their_definitions(
     rows: list[list[float]], bounds: tuple[float, float], level: RejectionLevel, estimator: RejectionEstimator
 ) -> None:
     highest, lowest = bounds

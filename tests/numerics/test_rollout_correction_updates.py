@@ -49,11 +49,10 @@ from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_met
 from rljob_trainer.workers.update_loss import update_metrics, weight_sums
 from rljob_trainer.workers.update_sums import UpdateSums
 
-TRUNCATED_TOKEN = RolloutCorrectionType.TOKEN_TRUNCATED
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
 ALGORITHM = Algorithm(
     rollout_correction=RolloutCorrection(
-        type=TRUNCATED_TOKEN,
+        type=RolloutCorrectionType.TOKEN_TRUNCATED,
         max_ratio=2.0,
         rejection=RolloutRejection(level=RejectionLevel.TOKEN, max=20.0, min=0.01),
     )
@@ -83,7 +82,7 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
     """With rejection the old log-probabilities come from a pass of their own, without from the update's."""
     algorithm = ALGORITHM
     if not is_rejecting:
-        algorithm = Algorithm(rollout_correction=RolloutCorrection(type=TRUNCATED_TOKEN))
+        algorithm = Algorithm(rollout_correction=RolloutCorrection(type=RolloutCorrectionType.TOKEN_TRUNCATED))
     replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
     rows = plain_grpo.rows_of(replay, 0)
     _, found = plain_grpo.first_update(replay, context)
@@ -115,7 +114,7 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
 
 
 @pytest.mark.parametrize("name", correction_cases.WEIGHTS)
-def test_what_is_reported_is_verls(context: WorkerContext, name: str) -> None:
+def test_metrics_are_verls(context: WorkerContext, name: str) -> None:
     engine = replays.replayed_run(replays.Replay(), context).actor.engine
     golden, weights = correction_cases.CORRECTIONS[name]["metrics"], correction_cases.WEIGHTS[name]
     agreement, sums = UpdateSums(), UpdateSums()
@@ -138,7 +137,7 @@ def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext)
     assert found[LOGPROB_DIFF_MAX] == 200.0
 
 
-def test_nothing_is_rejected_where_nothing_is_learned_from(context: WorkerContext) -> None:
+def test_untrained_responses_are_not_rejected(context: WorkerContext) -> None:
     run = replays.replayed_run(replays.Replay(), context)
     batch = (
         replays.ReplayedRollouts()

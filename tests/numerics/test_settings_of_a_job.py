@@ -23,7 +23,7 @@ TEMPERATURE = 0.7
 
 
 @pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
-def test_the_workers_get_what_the_job_says(
+def test_workers_get_the_settings_of_the_job(
     num_workers: int,
     top_p: float,
     top_k: int,

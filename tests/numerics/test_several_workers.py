@@ -163,7 +163,7 @@ def test_a_worker_may_change_afterwards_what_it_passed() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_nobody_waits_for_a_worker_that_failed(failing: int) -> None:
+def test_the_others_stop_when_a_worker_fails(failing: int) -> None:
     def work(rank: int, reduce: Reduce) -> Tensor:
         reduce.sum(torch.ones(()))
         if rank == failing:
@@ -188,7 +188,7 @@ def test_one_worker_runs_at_a_time() -> None:
     on_workers([0, 1, 2], work)
 
 
-def test_workers_that_block_each_other_are_told_of() -> None:
+def test_a_deadlock_of_workers_is_reported() -> None:
     lock = threading.Lock()
 
     def work(_part: None, reduce: Reduce) -> None:

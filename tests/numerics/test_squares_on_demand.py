@@ -78,7 +78,7 @@ def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Asked:
     [({}, False, False), (OTB, True, False), (WANTING, False, True)],
     ids=["nobody", "the advantage", "the loss"],
 )
-def test_passes_give_them_to_whom_asks(
+def test_forward_passes_return_squares_on_request(
     context: WorkerContext,
     monkeypatch: pytest.MonkeyPatch,
     wire: dict[str, object],

@@ -82,7 +82,7 @@ def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
             run.step(4)
 
 
-def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: WorkerContext) -> None:
+def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: WorkerContext) -> None:
     """Where one step has so many updates that they would end the run."""
     algorithm = user_algorithms.with_loss(user_algorithms.NO_NUMBER_PATH)
     run = replays.replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
@@ -105,7 +105,7 @@ def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: Worke
         (ON_TOKENS, user_algorithms.FAILING_ADVANTAGE_PATH, CollectiveFunctionError),
     ],
 )
-def test_a_failure_tells_whether_others_may_wait(
+def test_a_failure_says_whether_other_ranks_may_be_blocked(
     context: WorkerContext, algorithm: Algorithm, path: str, kind: type[AlgorithmFunctionError]
 ) -> None:
     """After a `CollectiveFunctionError` the controller asks nothing more of the workers."""

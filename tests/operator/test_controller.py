@@ -38,7 +38,7 @@ def test_a_pass_reads_nothing_from_the_api_server(settings: Settings) -> None:
     fake_api.run_controller(settings, test)
 
 
-def test_nothing_is_done_before_everything_was_listed(settings: Settings) -> None:
+def test_no_job_is_reconciled_before_the_first_listing(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.cache.note(JOBS, "", world.api.objects[JOBS, world.submit("job").name])
         assert await world.passes(fake_api.KEY, 1) == []
@@ -47,7 +47,7 @@ def test_nothing_is_done_before_everything_was_listed(settings: Settings) -> Non
     fake_api.run_controller(settings, test)
 
 
-def test_the_intent_is_written_before_the_cluster_and_what_is_left_is_looked_at(settings: Settings) -> None:
+def test_the_intent_is_written_and_old_pods_are_listed_before_a_cluster_is_created(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
@@ -107,7 +107,7 @@ def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None
     fake_api.run_controller(settings, test)
 
 
-def test_under_an_older_definition_nothing_is_done_and_one_line_says_so(
+def test_under_an_older_crd_no_job_is_reconciled_and_one_line_is_logged(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
@@ -134,7 +134,7 @@ def without_counters(raw: JsonObject) -> JsonObject:
     return {**raw, "status": status}
 
 
-def test_what_may_not_be_read_is_not_acted_upon(settings: Settings) -> None:
+def test_objects_without_read_permission_are_not_acted_upon(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         world.api.errors["list pods"] = ForbiddenError("pods is forbidden")
@@ -191,7 +191,7 @@ def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog:
     fake_api.run_controller(settings, test)
 
 
-def test_what_a_newer_version_wrote_into_the_status_stays(settings: Settings) -> None:
+def test_fields_that_a_newer_version_wrote_stay_in_the_status(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         status = {**world.status("job"), "queuePosition": 3}
@@ -230,7 +230,7 @@ def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
     ],
     ids=["another attempt is asked for", "it is to be kept for longer"],
 )
-def test_what_is_asked_for_before_a_job_is_deleted_wins(settings: Settings, edits: Wire, *, patched: bool) -> None:
+def test_a_change_just_before_its_deletion_keeps_a_job(settings: Settings, edits: Wire, *, patched: bool) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
         await world.relist()
@@ -265,7 +265,7 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(("num_jobs", "seconds"), [(1, 4.0), (2, 20.0), (5, 30.0)])
-def test_dashboards_are_looked_at_less_often_the_more_there_are(
+def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
     monkeypatch.setattr(loop, "LOOKS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
@@ -342,7 +342,7 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
     fake_api.run_controller(settings, test)
 
 
-def test_a_hanging_trainer_has_its_stacks_asked_for_by_whoever_comes_late(
+def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str | None, ...]] = []

@@ -13,7 +13,7 @@ from rljob_operator.log import LineFormatter, about
 from rljob_testing.local_servers import free_port
 
 
-def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_probes_name_the_task_that_ended(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         parts = Parts()
         pages = health_pages(parts)
@@ -49,7 +49,7 @@ def test_probes_name_what_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_client_that_says_nothing_keeps_no_other_from_the_probes() -> None:
+def test_a_silent_client_does_not_block_the_probes() -> None:
     async def test() -> None:
         port = free_port()
         async with serving(port, {"/healthz": lambda: Reply(200, b"ok\n")}):

@@ -132,7 +132,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_leader_that_was_paused_does_nothing_before_it_has_looked() -> None:
+def test_a_paused_leader_does_not_act_before_it_has_checked_its_lease() -> None:
     clock = manual_clock.synchronized_clock()
     leader = Leadership(
         cast(KubeObjects, RenewingObjects()), clock.clock, forked_operator.OPERATOR_NAMESPACE, "paused", "leader"

@@ -100,7 +100,7 @@ def values(container: Manifest) -> dict[str, JsonValue]:
 
 @settings(max_examples=60)
 @given(any_specs())
-def test_what_is_ours_stays_ours(job_spec: RLJobSpec) -> None:
+def test_reserved_fields_cannot_be_overridden(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)
     head, *workers = templates(cluster)
     for template in (head, *workers):

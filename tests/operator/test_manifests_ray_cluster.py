@@ -108,7 +108,7 @@ def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
 RAY = ("spec", "headGroupSpec", "template", "spec", "containers", 0)
 
 
-def test_the_cluster_of_a_job_that_says_little() -> None:
+def test_the_cluster_of_a_minimal_job() -> None:
     manifest = made()
     variables = at(manifest, *RAY, "env")
     assert isinstance(variables, list)
@@ -119,7 +119,7 @@ def test_the_cluster_of_a_job_that_says_little() -> None:
     assert manifest == golden("one_pool.yaml")
 
 
-def test_the_worker_group_of_a_job_that_says_much() -> None:
+def test_the_worker_group_of_a_tensor_parallel_job() -> None:
     manifest = made(TENSOR_PARALLEL, attempt=2)
     assert at(manifest, "spec", "workerGroupSpecs") == [golden("tensor_parallel_worker.yaml")]
     assert at(manifest, "spec", "rayVersion") == "2.61.1"
@@ -195,7 +195,7 @@ def test_code_on_a_claim_is_mounted_read_only() -> None:
         ({"limits": {"cpu": "1Ki"}}, "1024"),
     ],
 )
-def test_ray_is_told_the_cpus_of_a_worker(resources: dict[str, object], num_cpus: str) -> None:
+def test_ray_gets_the_cpus_of_a_worker(resources: dict[str, object], num_cpus: str) -> None:
     manifest = made({"pools[0].resources": resources})
     assert at(manifest, "spec", "workerGroupSpecs", 0, "rayStartParams", "num-cpus") == num_cpus
 

@@ -199,7 +199,7 @@ def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_an_answer_that_is_no_answer_changes_nothing(lives: Mapping[str, Life], name: str) -> None:
+def test_invalid_and_stale_responses_change_nothing(lives: Mapping[str, Life], name: str) -> None:
     life = lives[name]
     outcome = life.outcome.result()
     print(f"{name}: {len(outcome.told)} answers")

@@ -222,7 +222,7 @@ def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_reason_is_told(jobs: Testbed, name: str) -> None:
+def test_the_condition_names_the_reason(jobs: Testbed, name: str) -> None:
     scenario = SCENARIOS[name]
     kind, status, reason = scenario.condition
     condition = jobs.wait_for(name, kind, reason, status)
@@ -232,7 +232,7 @@ def test_the_reason_is_told(jobs: Testbed, name: str) -> None:
     assert len(condition["message"]) <= 1024
 
 
-def test_pods_that_come_too_late(jobs: Testbed) -> None:
+def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed) -> None:
     jobs.script("too-late-1", scripts.ClusterScript({"head": scripts.STARTING, "main": scripts.STARTING}))
     jobs.submit("too-late", NO_RETRIES)
     # Before that another step would be named as the one that was not done in time.
@@ -243,7 +243,7 @@ def test_pods_that_come_too_late(jobs: Testbed) -> None:
     assert "0 of 2 pods ready" in message
 
 
-def test_what_is_gone_while_the_trainer_runs(jobs: Testbed) -> None:
+def test_a_lost_head_cluster_or_driver_is_named(jobs: Testbed) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.dashboard(f"{name}-1").train_for_ever()
         jobs.submit(name, NO_RETRIES)

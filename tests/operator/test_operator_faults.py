@@ -52,7 +52,7 @@ class Shuffled:
         return [event, *([event] if number % 2 == 0 else []), *late]
 
 
-def test_events_that_come_twice_and_in_another_order_change_nothing(
+def test_duplicated_and_reordered_events_change_nothing(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     shuffled = proxy.events = Shuffled()
@@ -120,7 +120,7 @@ def without_counters(schema: dict[str, Any]) -> None:
     del schema["properties"]["status"]["properties"]["counters"]
 
 
-def test_under_an_older_definition_jobs_wait_and_go_on(testbed: Testbed, watched: OperatorProcess) -> None:
+def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watched: OperatorProcess) -> None:
     with changed(testbed, JOBS_DEFINITION, without_counters):
         testbed.wait(lambda: counters_are(testbed, is_kept=False), "the older definition to be served")
         watched.start()
@@ -161,7 +161,7 @@ def of_the_next_version(schema: dict[str, Any]) -> None:
     status["counters"]["properties"]["preemptions"] = {"type": "integer"}
 
 
-def test_under_a_newer_definition_jobs_run_and_what_is_not_known_is_named_and_kept(
+def test_under_a_newer_crd_jobs_run_and_unknown_fields_are_logged_and_kept(
     testbed: Testbed, watched: OperatorProcess
 ) -> None:
     with changed(testbed, JOBS_DEFINITION, of_the_next_version):
@@ -225,7 +225,7 @@ def test_a_kuberay_that_is_too_old_is_named(testbed: Testbed, watched: OperatorP
     testbed.wait(lambda: not is_refused(), "the right definition to be served")
 
 
-def test_a_right_that_is_missing_is_told_and_waited_for(
+def test_a_missing_permission_is_reported_and_waited_for(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     def fault(request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
@@ -245,7 +245,7 @@ def test_a_right_that_is_missing_is_told_and_waited_for(
     testbed.wait_for("blind", "Complete", "Succeeded")
 
 
-def test_an_operator_that_has_moved_lets_itself_in(
+def test_an_operator_in_a_new_namespace_updates_the_network_policy(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     watched.start()

@@ -35,7 +35,7 @@ BROKEN_WATCHES: Sequence[Mapping[str, api_proxy.Fault]] = (
 """How the watches of each kind are answered, in each round; in the last one their connections are cut, no more."""
 
 
-def test_what_was_deleted_while_the_operator_was_away(
+def test_objects_deleted_while_the_operator_was_down_are_found(
     testbed: Testbed, operator: forked_operator.OperatorProcess
 ) -> None:
     lost = {"cluster": "ClusterLost", "head": "HeadLost"}

@@ -143,7 +143,7 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
 
 
 @pytest.mark.usefixtures("deaf", "unanswered")
-def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed) -> None:
+def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed) -> None:
     testbed.http.delete(testbed.lease)
     testbed.dashboard("trains-1").train_for_ever()
     testbed.keep_pods_starting("begins-1")
@@ -192,7 +192,7 @@ def told(testbed: Testbed) -> set[tuple[str, str]]:
     return {(event["regarding"]["name"], event["reason"]) for event in testbed.items("events")}
 
 
-def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> None:
+def test_a_listing_makes_up_for_silent_watches(deaf: Deaf) -> None:
     # After the listing that everything began with comes another one.
     deaf.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
     print(

@@ -118,7 +118,9 @@ def test_nothing_is_written_while_nothing_changes(
     assert watched.probe("/healthz") == 200
 
 
-def test_an_avalanche_of_events_is_one_look(testbed: Testbed, unhurried: forked_operator.OperatorProcess) -> None:
+def test_many_events_do_not_cause_more_reconcile_passes(
+    testbed: Testbed, unhurried: forked_operator.OperatorProcess
+) -> None:
     testbed.dashboard("busy-1").train_for_ever()
     testbed.submit("busy")
     testbed.wait_for("busy", "Progressing", "Training")
@@ -208,7 +210,7 @@ def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api
 
 
 @pytest.mark.usefixtures("operator")
-def test_what_fails_is_tried_less_and_less_often(testbed: Testbed) -> None:
+def test_failing_requests_are_retried_with_backoff(testbed: Testbed) -> None:
     dashboard = testbed.dashboard("refused-1")
     dashboard.submit_error = "No available agent to submit job"
     testbed.submit("refused")

@@ -55,7 +55,7 @@ class Course:
             self.testbed.keep_pods_starting(name)
         self.testbed.submit(JOB, edits)
 
-    def until(self, attempt: int, state: str, num_requests: int) -> None:
+    def wait_for_state(self, attempt: int, state: str, num_requests: int) -> None:
         """Until an attempt is in this state, and everything has been asked in it around which to die."""
 
         def reached() -> bool:
@@ -66,7 +66,7 @@ class Course:
 
         self.testbed.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
 
-    def until_removed(self, condition: str) -> None:
+    def wait_until_removed(self, condition: str) -> None:
         """Until nothing of the job runs any more, and a condition says why."""
 
         def reached() -> bool:
@@ -79,13 +79,13 @@ class Course:
 
     def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: scripts.LONG_AGO) -> None:
         """An attempt with a cluster of its own through all states until its trainer runs, and says when it wrote."""
-        self.until(attempt, "Provisioning", LISTS)
+        self.wait_for_state(attempt, "Provisioning", LISTS)
         self.testbed.let_pods_start(f"{JOB}-{attempt}")
-        self.until(attempt, "Starting", LOOK)
+        self.wait_for_state(attempt, "Starting", LOOK)
         self.moments[attempt] = lambda environment: scripts.RunMoment(
             run_state=scripts.run_state(environment, "Running", step, written_at())
         )
-        self.until(attempt, "Running", LOOK)
+        self.wait_for_state(attempt, "Running", LOOK)
 
     def ask(self, annotation: str) -> None:
         """As `rljob stop` and `rljob retry` do."""
@@ -129,7 +129,7 @@ def fails_twice(course: Course) -> None:
     course.train(2, 4)
     course.moments[3] = completed
     course.moments[2] = exited(1, "RewardError")
-    course.until_removed("Complete")
+    course.wait_until_removed("Complete")
 
 
 def is_steered(course: Course) -> None:
@@ -137,14 +137,14 @@ def is_steered(course: Course) -> None:
     course.begin(["steady-1", "steady-2"])
     course.train(1, 2)
     stop_with(course, 1, lambda: course.ask("stop"))
-    course.until_removed("Failed")
+    course.wait_until_removed("Failed")
     course.ask("retry")
     course.train(2, 2)
     stop_with(course, 2, lambda: course.testbed.change(JOB, {"spec": {"suspend": True}}))
-    course.until_removed("Suspended")
+    course.wait_until_removed("Suspended")
     course.moments[3] = completed
     course.testbed.change(JOB, {"spec": {"suspend": False}})
-    course.until_removed("Complete")
+    course.wait_until_removed("Complete")
 
 
 def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
     dashboard = course.testbed.dashboard(f"{JOB}-{attempt}")
     dashboard.stops_late = True
     order()
-    course.until(attempt, "Stopping", LOOK)
+    course.wait_for_state(attempt, "Stopping", LOOK)
     dashboard.stops_late = False
 
 
@@ -163,7 +163,7 @@ def hangs(course: Course) -> None:
     course.train(1, 2, lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     course.moments[1] = lambda environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
     course.testbed.dashboard("steady-2").life = lambda _, environment: completed(environment)
-    course.until_removed("Complete")
+    course.wait_until_removed("Complete")
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
     dashboard = course.testbed.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]

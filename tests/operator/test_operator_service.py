@@ -63,7 +63,7 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
     testbed.http.delete(testbed.lease)
 
 
-def test_the_api_server_goes_away_and_comes_back(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("long-1").train_for_ever()
     testbed.submit("long")
     testbed.wait_for("long", "Progressing", "Training")
@@ -96,7 +96,7 @@ def test_kuberay_is_installed_later(testbed: Testbed) -> None:
         testbed.install_kuberay()
 
 
-def test_slow_dashboards_delay_nobody_else(testbed: Testbed) -> None:
+def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
     slow = [f"slow-{number}" for number in range(6)]
     with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().at_work():
         for name in slow:
@@ -119,7 +119,7 @@ def test_all_namespaces(testbed: Testbed) -> None:
         testbed.wait_for("anywhere", "Complete", "Succeeded")
 
 
-def test_a_running_operator_stops_when_told(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_running_operator_stops_on_sigterm(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("slow-1").delay_seconds = 60.0
     testbed.submit("slow")
     testbed.wait(lambda: testbed.dashboard("slow-1").num_asked > 0, "the operator to wait for Ray")

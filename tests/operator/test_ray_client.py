@@ -34,7 +34,7 @@ def guarded(
     return serve
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_dashboard() -> None:
     async def test() -> None:
         port = local_servers.free_port()
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
@@ -192,7 +192,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no proxy of the environment sees a token."""
     nowhere = local_servers.free_port()
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")

@@ -71,7 +71,7 @@ def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
 
 
 @pytest.mark.ray
-def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "state.json").write_text(json.dumps(inputs.run_state(step=2).to_wire()))
         go_on = tmp_path / "go-on"
@@ -109,7 +109,7 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayClus
 
 
 @pytest.mark.ray
-def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_variables_of_the_submission_override_those_of_the_pod(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         seen = tmp_path / "seen"
         body = manifest_of_submission(inputs.IDENTITY, inputs.spec(), "variables-1-1", attempt=1, start_number=7)
@@ -135,7 +135,7 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_
 
 
 @pytest.mark.ray
-def test_hooks_that_name_what_does_nothing_do_nothing(cluster: local_ray.RayCluster) -> None:
+def test_disabled_hooks_do_nothing(cluster: local_ray.RayCluster) -> None:
     """Those of a start and of a runtime environment were asked before any other test here was run."""
     headers = {"Authorization": f"Bearer {dashboard_client.TOKEN}"}
     url = f"http://127.0.0.1:{cluster.port}/api/component_activities"
@@ -161,7 +161,9 @@ def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_an_infeasible_placement_group_is_reported_and_a_stop_arrives(
+    cluster: local_ray.RayCluster, tmp_path: Path
+) -> None:
     async def test() -> None:
         (tmp_path / "place.py").write_text(PLACEMENT)
         async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:

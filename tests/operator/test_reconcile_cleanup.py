@@ -86,7 +86,7 @@ def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) ->
 
 
 @pytest.mark.parametrize("run", [RayJobStatus.STOPPED, RayJobStatus.FAILED, RayJobStatus.SUCCEEDED])
-def test_one_whose_trainer_has_ended_in_time_is_kept(run: RayJobStatus) -> None:
+def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> None:
     seen = late(run)
     state = inputs.run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
     plan = decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))

@@ -281,7 +281,7 @@ def test_the_end_is_the_same_after_many_crashes(name: str, crashes: frozenset[in
     check(crashed, name, f"crashes at {sorted(crashes)}")
 
 
-def test_a_job_that_goes_well_costs_few_writes() -> None:
+def test_a_successful_job_costs_few_writes() -> None:
     # The attempt; the cluster; its pods; ready and submitting; submitted; training; the end; the cluster gone. Between
     # them 10 steps in 40 s: progress every 8 s, that of the checkpoint among them.
     assert ran(Scenario()).num_writes <= 9 + 40 / 8

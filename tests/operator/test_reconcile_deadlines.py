@@ -133,7 +133,7 @@ def test_the_grace_begins_with_the_request() -> None:
     assert condition_of(decide(asked, inputs.at(50)).status, C.FAILED) is not None
 
 
-def test_nobody_is_said_to_have_asked_a_dashboard_that_does_not_answer() -> None:
+def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None:
     silent = replace(training(1000), ray=UNREACHABLE)
     plan = decide(silent)
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
@@ -161,7 +161,7 @@ def test_a_request_to_stop_is_not_taken_back() -> None:
     assert told[1] == "ActiveDeadlineExceeded"
 
 
-def test_nobody_who_was_not_asked_to_stop_runs_out_of_grace() -> None:
+def test_a_trainer_without_a_stop_request_has_no_grace_period() -> None:
     long = inputs.running(90_000, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
     plan = decide(inputs.healthy(state=inputs.run_state(), status=long))
     assert condition_of(plan.status, C.FAILED) is None
@@ -194,7 +194,7 @@ def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
 
 
 @pytest.mark.parametrize("phase", [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED])
-def test_a_trainer_that_has_told_its_end_and_does_not_end_is_stopped(phase: RunPhase) -> None:
+def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPhase) -> None:
     assert decide(hanging(phase, 49)).effects == ()
     for seconds_ago in (50, 99):
         plan = decide(hanging(phase, seconds_ago))
@@ -218,7 +218,7 @@ def test_a_trainer_that_has_told_its_end_and_does_not_end_is_stopped(phase: RunP
         ),
     ],
 )
-def test_it_ends_as_it_told(
+def test_a_stopped_trainer_keeps_the_result_it_reported(
     status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: str
 ) -> None:
     seen = hanging(phase, 100)
@@ -268,5 +268,5 @@ def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
         (inputs.moment(decide(inputs.without_retries(inputs.moment(inputs.running()))).status), None),
     ],
 )
-def test_the_operator_looks_again_in_time(seen: Observed, seconds: float | None) -> None:
+def test_the_requeue_is_not_later_than_the_deadline(seen: Observed, seconds: float | None) -> None:
     assert decide(seen).requeue_after_seconds == seconds

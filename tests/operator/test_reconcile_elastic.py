@@ -92,7 +92,7 @@ def test_a_node_that_is_lost_before_ray_has_the_trainer_is_not_waited_for(nodes:
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=1),)
 
 
-def test_what_ray_has_or_may_have_runs_as_it_was_submitted() -> None:
+def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
     seen = about_to_submit(1, ON_TWO)
     for told in (inputs.silent_ray(), replace(seen.ray, job=inputs.ray_job())):
         assert newest(decide(replace(seen, ray=told)).status).nodes == ON_TWO
@@ -123,7 +123,7 @@ def test_a_submission_that_ray_refused_takes_the_nodes_that_are_there_by_then() 
 
 
 @pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "not elastic any more"])
-def test_where_no_fewer_nodes_do_what_may_have_been_submitted_is_not_forgotten(num_ready: int) -> None:
+def test_a_possible_submission_is_not_forgotten_without_enough_nodes(num_ready: int) -> None:
     seen = about_to_submit(num_ready, ON_TWO)
     if num_ready:
         seen = replace(seen, job=replace(seen.job, spec=RIGID))
@@ -136,7 +136,7 @@ def test_too_few_nodes_and_jobs_that_do_not_want_it_wait_on(seen: Observed) -> N
     assert newest(decide(seen).status).nodes == ()
 
 
-def test_what_was_submitted_on_fewer_nodes_stays_so_while_they_are_away() -> None:
+def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
     plan = decide(small(2))
     assert plan.effects == ()
     assert newest(plan.status).whole_since is None

@@ -43,7 +43,7 @@ def failure(seen: Observed) -> tuple[str, str]:
         (-99, R.APPLICATION_ERROR, "the trainer ended with signal 99: "),
     ],
 )
-def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: str) -> None:
+def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, start: str) -> None:
     plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
     assert condition_of(plan.status, C.FAILED) == ("True", reason.value, start + "Ray's message")
     stopped = reason is R.STOPPED_OUTSIDE
@@ -62,7 +62,7 @@ def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: 
         ("RUNTIME_ENV_SETUP_FAILURE", R.SUBMISSION_FAILED),
     ],
 )
-def test_without_an_exit_code_ray_says_what_happened(error_type: str | None, reason: Reason) -> None:
+def test_without_an_exit_code_the_error_type_of_ray_decides(error_type: str | None, reason: Reason) -> None:
     assert failure(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
 
 
@@ -99,7 +99,7 @@ def test_an_evicted_head_is_named_with_the_reason() -> None:
     )
 
 
-def test_a_head_that_goes_is_waited_for() -> None:
+def test_a_terminating_head_is_waited_for() -> None:
     going = inputs.moment(
         inputs.running(),
         inputs.cluster(),
@@ -112,7 +112,7 @@ def test_a_head_that_goes_is_waited_for() -> None:
     assert failure(stopped) == ("HeadLost", "the head pod h was removed while the trainer ran")
 
 
-def test_a_head_that_never_goes_is_lost_with_its_node() -> None:
+def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
     stuck = inputs.pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
     assert failure(inputs.moment(inputs.running(), inputs.cluster(), (stuck, inputs.pod("w")))) == (
         "HeadLost",
@@ -149,7 +149,7 @@ def test_a_cluster_that_is_being_deleted_is_lost() -> None:
     assert failure(replaced)[0] == "ClusterLost"
 
 
-def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> None:
+def test_the_result_reported_by_ray_takes_precedence_over_the_state_of_the_cluster() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     assert condition_of(decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE) is not None
 
@@ -162,7 +162,7 @@ def test_success_needs_the_trainers_word() -> None:
     )
 
 
-def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look() -> None:
+def test_progressing_is_set_for_a_trainer_that_ended_before_the_first_poll() -> None:
     done = inputs.healthy(
         inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), status=inputs.running(30)
     )
@@ -170,7 +170,7 @@ def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look(
     assert condition_of(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
 
 
-def test_a_last_word_that_is_not_there_is_looked_for_again() -> None:
+def test_a_missing_final_run_state_is_polled_again() -> None:
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
     first = inputs.without_retries(
         inputs.healthy(done, status=inputs.running(900, inputs.condition(C.PROGRESSING, seconds_ago=800)))

@@ -17,7 +17,7 @@ def reasons(seen: Observed) -> list[str]:
     return [event.reason.value for event in decide(seen).events]
 
 
-def test_the_events_of_a_job_that_goes_well() -> None:
+def test_the_events_of_a_successful_job() -> None:
     outside = [
         inputs.moment(),
         inputs.moment(there=inputs.cluster()),
@@ -50,7 +50,7 @@ def test_the_events_of_a_job_that_goes_well() -> None:
     ]
 
 
-def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
+def test_an_event_is_sent_only_when_the_reason_changes() -> None:
     def head(reason: Reason, message: str) -> Observed:
         return inputs.moment(
             inputs.provisioning(),
@@ -69,12 +69,12 @@ def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
     assert [event.reason for event in decide(other).events] == [Reason.IMAGE_PULL_FAILED]
 
 
-def test_one_loss_is_told_once() -> None:
+def test_one_loss_gets_one_event() -> None:
     assert reasons(inputs.without_retries(inputs.moment(inputs.running()))) == ["ClusterLost"]
     assert reasons(inputs.without_retries(replace(inputs.healthy(), ray=inputs.ray()))) == ["DriverLost"]
 
 
-def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
+def test_an_invalid_job_gets_one_warning_event() -> None:
     seen = inputs.moment()
     seen = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.pools: wrong"))
     assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)

@@ -45,7 +45,7 @@ def test_the_intent_is_written_before_the_cluster_is_made() -> None:
     assert second.status == first.status
 
 
-def test_a_cluster_is_made_again_until_it_is_there_and_then_remembered() -> None:
+def test_creation_of_a_cluster_is_repeated_until_the_cluster_exists() -> None:
     seen = inputs.moment(inputs.provisioning(seen=False))
     assert decide(seen).effects == (CreateCluster(1, "example-1"),)
     there = decide(replace(seen, clusters=(inputs.cluster(),)))
@@ -53,7 +53,7 @@ def test_a_cluster_is_made_again_until_it_is_there_and_then_remembered() -> None
     assert there.status.attempts[0].cluster_uid == inputs.CLUSTER_UID
 
 
-def test_without_kuberay_nothing_is_made() -> None:
+def test_without_kuberay_no_object_is_created() -> None:
     plan = decide(replace(inputs.moment(inputs.provisioning(seen=False)), kuberay_installed=False))
     assert plan.effects == ()
     assert plan.requeue_after_seconds == 10
@@ -96,7 +96,7 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
     ],
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
 )
-def test_nothing_is_submitted_while_something_is_missing(seen: ObservedRay) -> None:
+def test_a_trainer_is_not_submitted_before_pods_and_nodes_are_ready(seen: ObservedRay) -> None:
     plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
     assert plan.effects == ()
     assert plan.status.attempts[0].submissions == 0
@@ -138,7 +138,7 @@ def test_pools_count_only_pods_that_are_of_use() -> None:
     assert plan.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
 
 
-def test_the_most_telling_problem_is_named() -> None:
+def test_the_most_specific_problem_is_named() -> None:
     pods = (
         inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
         inputs.pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
@@ -330,7 +330,7 @@ def test_an_ending_is_for_good(outside: Observed, outcome: str) -> None:
     assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
 
 
-def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
+def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> None:
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     end = decide(seen)
     assert end.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)

@@ -81,7 +81,7 @@ AWAY = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(
     [AWAY, AWAY | {"silent_since": timestamp(inputs.at(-3690))}],
     ids=["it was well", "it had just not answered"],
 )
-def test_the_first_look_after_an_outage_of_the_operator_need_not_be_answered(record: dict[str, object]) -> None:
+def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
     seen = inputs.moment(
         inputs.running(8000, record=record), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=1)
     )
@@ -98,7 +98,7 @@ def test_a_silence_that_this_operator_has_seen_ends_the_attempt_all_the_same() -
     assert decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
 
 
-def test_what_can_be_submitted_after_an_outage_is_not_too_late() -> None:
+def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
     seen = inputs.moment(
         inputs.provisioning(seconds_ago=4000), inputs.cluster(provisioned=True), inputs.ready_pods(), inputs.ray()
     )
@@ -132,7 +132,7 @@ def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadlin
     assert stop.reason == R.STALLED
 
 
-def test_a_head_that_its_kubelet_ends_is_not_taken_for_a_stop_by_somebody() -> None:
+def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
     """Its driver is stopped first; that the pod has ended is told later."""
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.STOPPED))
     plan = decide(seen)

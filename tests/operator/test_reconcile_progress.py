@@ -121,7 +121,7 @@ def test_an_address_that_does_not_fit_is_left_out_of_the_status() -> None:
     assert RLJobStatus.from_wire(status.to_wire()) == status
 
 
-def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
+def test_reported_fields_stay_when_a_later_run_state_lacks_them() -> None:
     known = decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
     later = decide(
         inputs.healthy(state=inputs.run_state(RunPhase.STARTING, step=0), status=known),

@@ -54,7 +54,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
     @EVERYTHING
     @given(any_moment.moments())
     def collect(seen: Observed) -> None:
-        reached.update(what_came_of(seen, decide(seen)))
+        reached.update(observed_outcomes(seen, decide(seen)))
 
     collect()
     conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons}
@@ -69,7 +69,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
     assert told <= conditions, "a reason that the contract does not have"
 
 
-def what_came_of(seen: Observed, plan: Plan) -> list[object]:
+def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:
     """What this decision shows; of conditions, those that it changed."""
     before, status = seen.job.status, plan.status
     told: list[object] = [type(effect) for effect in plan.effects]
@@ -103,11 +103,11 @@ def under_way(status: RLJobStatus) -> Attempt | None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_a_decision_that_nothing_follows_from_is_the_last(seen: Observed) -> None:
+def test_reconciling_again_without_outside_changes_changes_nothing(seen: Observed) -> None:
     first = decide(seen)
     # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
     for _ in range(3):
-        if turning_point(first.status) == turning_point(seen.job.status):
+        if attempt_and_result(first.status) == attempt_and_result(seen.job.status):
             break
         seen, first = inputs.with_status_written(seen, first), decide(inputs.with_status_written(seen, first))
     second = decide(inputs.with_status_written(seen, first))
@@ -116,7 +116,7 @@ def test_a_decision_that_nothing_follows_from_is_the_last(seen: Observed) -> Non
     assert decide(inputs.with_status_written(seen, second)) == second
 
 
-def turning_point(status: RLJobStatus) -> object:
+def attempt_and_result(status: RLJobStatus) -> object:
     newest = status.attempts[-1] if status.attempts else None
     where = (newest.number, newest.running_since, newest.ended) if newest is not None else None
     return where, status.result is None
@@ -146,7 +146,7 @@ def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_conditions_tell_of_the_end_once(seen: Observed) -> None:
+def test_conditions_report_the_result_once(seen: Observed) -> None:
     status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
     ends = {kind: inputs.condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
     told = {kind for kind, condition in ends.items() if condition is not None}
@@ -214,7 +214,7 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_an_attempt_begins_where_nothing_of_another_runs(seen: Observed) -> None:
+def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
         return

@@ -109,7 +109,7 @@ def seconds_to(since: str, seconds: float = 0) -> float:
 
 @ANY_MOMENT
 @given(any_moment.moments(), JUMPS)
-def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, seconds: int) -> None:
+def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
     elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
@@ -124,7 +124,7 @@ def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, sec
 
 @ANY_MOMENT
 @given(any_moment.moments(), JUMPS)
-def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) -> None:
+def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
     other = decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
@@ -138,7 +138,7 @@ def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) 
     )
 
 
-def test_a_clock_of_the_trainer_that_is_set_anew_keeps_no_progress_back() -> None:
+def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
     """One that was wrong before, too."""
     num_told = 0
 
@@ -201,7 +201,7 @@ def shifted_time(text: str, seconds: float) -> str:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_the_operator_looks_again_as_long_as_there_is_something_to_wait_for(seen: Observed) -> None:
+def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
     plan = decide(seen)
     status, spec = plan.status, seen.job.spec
     if seen.job.deleting:
@@ -245,7 +245,7 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
 
 @settings(max_examples=100)
 @given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
-def test_no_attempt_goes_on_for_ever_whose_spec_cannot_be_read(seen: Observed, silence: Reachability) -> None:
+def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reachability) -> None:
     if seen.job.deleting:
         return
     policy = RunPolicy(

@@ -182,13 +182,13 @@ def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
 
 
 @pytest.mark.parametrize("code", [2, 130])
-def test_what_another_try_would_not_mend_ends_the_job(code: int) -> None:
+def test_a_failure_that_a_retry_cannot_fix_ends_the_job(code: int) -> None:
     plan = decide(failing(code))
     assert plan.status.result is not None
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
 
 
-def test_a_cluster_that_asks_nobody_for_a_token_is_not_used_again() -> None:
+def test_a_cluster_without_authentication_is_not_reused() -> None:
     open_to_all = replace(failing(APPLICATION), clusters=(inputs.cluster(authenticated=False),))
     plan = decide(open_to_all)
     assert plan.status.next_attempt is not None

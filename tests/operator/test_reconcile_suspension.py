@@ -181,7 +181,7 @@ def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> 
     assert (plan.status.suspended_at, plan.status.next_attempt) == (None, None)
 
 
-def test_a_failed_job_goes_on_when_somebody_asks_for_it() -> None:
+def test_a_failed_job_continues_after_a_retry_request() -> None:
     seen = inputs.without_retries(
         inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(RunPhase.FAILED, checkpoint_step=6))
     )
@@ -218,7 +218,7 @@ def test_a_retry_ends_the_pause_and_gives_tries_back() -> None:
     assert plan.status.counters.application_retries == 0
 
 
-def test_what_stopped_the_job_is_not_heeded_again_after_a_retry() -> None:
+def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
     stopped = asked(inputs.moment(inputs.waiting_for_retry(300)), stop="a")
     failed = inputs.with_status_written(stopped, decide(stopped))
     plan = decide(asked(failed, stop="a", retry="b"))
@@ -273,7 +273,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
 
 
 @pytest.mark.parametrize("seconds_away", [4, 29, 30, 79, 80, 9000])
-def test_who_was_away_before_asking_for_stacks_has_them_written_late(seconds_away: int) -> None:
+def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -> None:
     """It was written down that Ray is asked, and nobody did."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)

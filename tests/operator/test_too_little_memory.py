@@ -37,7 +37,7 @@ def test_the_memory_of_a_spec_is_estimated_once() -> None:
     assert reader.read(job({**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""
 
 
-def test_an_estimate_that_fails_keeps_no_job_from_being_read(
+def test_a_failed_estimate_does_not_stop_a_job_from_being_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def mistake(_spec: object) -> str:
@@ -48,7 +48,7 @@ def test_an_estimate_that_fails_keeps_no_job_from_being_read(
     assert "the memory of a job could not be estimated" in caplog.text
 
 
-def test_too_little_memory_is_told_once_and_keeps_nothing_from_being_made() -> None:
+def test_too_little_memory_is_one_warning_and_blocks_nothing() -> None:
     seen = inputs.moment()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
     plan = decide(too_large)

@@ -50,7 +50,7 @@ def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_parties_take_turns() -> None:
+def test_namespaces_are_served_in_turn() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, lambda key: key[0])
         for number in range(1000):
@@ -83,7 +83,7 @@ def test_the_earliest_of_several_times_wins() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_work_that_begins_drops_what_was_planned() -> None:
+def test_starting_work_cancels_the_planned_requeue() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         queue.add_after("a", 0.05)
@@ -120,7 +120,7 @@ def test_delays_are_spread(drawn: float, delay: float) -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_closed_queue_gives_nothing_out() -> None:
+def test_a_closed_queue_returns_no_keys() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         waiting = asyncio.create_task(queue.get())
@@ -177,7 +177,7 @@ def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
-def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
+def test_a_waiting_key_does_not_block_others(num_slots: int) -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         slots = Slots(num_slots)
@@ -242,7 +242,7 @@ def test_a_poison_key_delays_no_other() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_what_work_raises_ends_the_workers() -> None:
+def test_an_exception_in_the_work_ends_the_workers() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
 

@@ -236,7 +236,7 @@ def test_vllm_that_is_not_installed_is_refused_before_ray(
     assert not RunFolder(run.files.folder).has_results()
 
 
-def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(
+def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     """BERT's head has a layer of its own before the weights of its output, which the trainer does not know of."""
