@@ -34,18 +34,19 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_testing.jobs.valid_job import REMOVED, Wire, edited, valid_job
+from rljob_testing.jobs.valid_job import REMOVED, edited, valid_job
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
 from rljob_trainer.controller.checkpointing import state_of
 
 GOLDEN = Path(__file__).parent / "golden"
+Json = dict[str, object]
 NOON = "2026-01-31T12:00:00Z"
 NEXT = {"contractVersion": CONTRACT_VERSION + 1}
 AFTER_NEXT = {"contractVersion": CONTRACT_VERSION + 2}
 
 
-def golden(name: str) -> Wire:
+def golden(name: str) -> Json:
     document = json.loads((GOLDEN / f"{name}.json").read_text())
     assert isinstance(document, dict)
     return document
@@ -89,7 +90,7 @@ def test_known_fields_are_validated_strictly(policy: Policy) -> None:
 
 
 def test_only_empty_unknown_fields_are_left_out_where_others_would_matter() -> None:
-    empty: Wire = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
+    empty: Json = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
     reading = read_document(RLJob, valid_job(empty), TRAINER_JOB)
     assert reading.value == RLJob.from_wire(valid_job())
     assert set(reading.unknown_fields) == set(empty)
@@ -105,8 +106,8 @@ def test_the_status_of_version_1_is_read() -> None:
 
 def test_the_operator_reads_the_known_fields_of_a_newer_status() -> None:
     """Fields for people may be unreadable; what decides may not be."""
-    news: Wire = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
-    unreadable: Wire = {"progress.step": "many", "conditions[0].status": "Perhaps"}
+    news: Json = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
+    unreadable: Json = {"progress.step": "many", "conditions[0].status": "Perhaps"}
     reading = read_document(RLJobStatus, edited(golden("status"), news | unreadable), STATUS)
     known = edited(golden("status"), {"phase": "Dreaming", "attempts[1].state": "Dreaming"})
     del known["progress"], known["conditions"]
@@ -132,7 +133,7 @@ def test_a_document_for_display_drops_only_the_unreadable_parts() -> None:
     before = copy.deepcopy(wire)
     reading = read_document(RLJobStatus, wire, AS_FAR_AS_READABLE)
     assert wire == before
-    left: Wire = {"attempts": attempts[16:], "counters.attempts": REMOVED, "pools": [], "result.message": "a" * 1024}
+    left: Json = {"attempts": attempts[16:], "counters.attempts": REMOVED, "pools": [], "result.message": "a" * 1024}
     assert reading.value == RLJobStatus.from_wire(edited(golden("status"), left))
     assert reading.unknown_fields == ("mood",)
     assert {(wire_path(each["loc"]), each["type"]) for each in reading.unreadable_parts} == {
@@ -158,7 +159,7 @@ def test_the_run_state_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_the_known_fields_of_a_newer_run_state_are_read(version: Wire) -> None:
+def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
     news = {"gpus": 8, "progress.episode": 3, "checkpoint.roles": ["actor"], "error.retry": {"after": 5}, "queue": None}
     read = load_run_state(json.dumps(edited(golden("run_state"), version | news)))
     assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
@@ -186,8 +187,8 @@ def test_the_job_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Wire) -> None:
-    empty: Wire = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
+def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Json) -> None:
+    empty: Json = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
     read = load_job(json.dumps(edited(golden("trainer_job"), version | empty)))
     assert read.spec == load_job(json.dumps(golden("trainer_job"))).spec
 
@@ -206,7 +207,7 @@ def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_f
 
 
 def test_unknown_fields_for_the_operator_do_not_stop_a_trainer() -> None:
-    news: Wire = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
+    news: Json = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
     read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
     assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
     with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: is not known to this trainer"):
@@ -248,7 +249,7 @@ def test_a_checkpoint_without_a_required_field_is_rejected(tmp_path: Path, field
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
 def test_the_known_fields_of_a_newer_manifest_are_read(
-    tmp_path: Path, version: Wire, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, version: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"news{version.get('contractVersion', '')}"
     news = {name: 1, f"files[0].{name}": "x", f"tensors[0].pieces[0].{name}": [1], f"extra.cursor.{name}": {"a": 1}}
@@ -275,7 +276,7 @@ def test_a_manifest_of_a_version_after_the_next_is_refused(tmp_path: Path) -> No
         read_manifest(folder)
 
 
-def sealed_manifest(root: Path, document: Wire) -> Path:
+def sealed_manifest(root: Path, document: Json) -> Path:
     """A checkpoint's folder with nothing but its manifest."""
     content = json.dumps(document, separators=(",", ":")).encode()
     folder = root / "step-00000006.start-0002"

@@ -53,8 +53,7 @@ def test_the_crd_fits_client_side_apply() -> None:
 def test_client_side_apply_with_its_annotation_is_accepted(api: httpx.Client) -> None:
     applied = json.dumps(custom_resource_definition())
     patch = {"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = api.patch(CRD, headers=headers, json=patch, params={"dryRun": "All"})
+    answer = api.patch(CRD, json=patch, params={"dryRun": "All"})
     assert answer.status_code == 200, answer.text
 
 

@@ -22,7 +22,7 @@ WaitFor = Callable[[Callable[[], bool]], None]
 Rljob = Callable[..., tuple[int, str, str]]
 
 
-def told(workplace: JobFolder, attempt: int) -> dict[str, str]:
+def trainer_environment(workplace: JobFolder, attempt: int) -> dict[str, str]:
     return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
 
 
@@ -56,7 +56,7 @@ def alive(pid: int) -> bool:
 def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(workplace: JobFolder) -> None:
     code, output = workplace.run(RAY_ADDRESS="10.0.0.1:6379", PYTHONPATH="/somewhere", CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
-    environment = told(workplace, 1)
+    environment = trainer_environment(workplace, 1)
     job = load_job(environment["RLJOB_SPEC"])
     assert (job.contract_version, job.name) == (1, "small")
     assert '"contractVersion":1' in environment["RLJOB_SPEC"]
@@ -88,7 +88,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFol
     workplace.job_file.write_text(job)
     code, output = workplace.run("--ray", "10.0.0.1:6379", CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
-    environment = told(workplace, 1)
+    environment = trainer_environment(workplace, 1)
     assert environment["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert environment["RLJOB_SHIPPED_CODE"] == str(workplace.folder / "code")
     assert "RLJOB_DEVICE" not in environment
@@ -106,7 +106,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFol
 def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, named: str, expected: str) -> None:
     code, output = workplace.run("--ray", "auto", RAY_ADDRESS=named)
     assert code == 0, output
-    assert told(workplace, 1)["RAY_ADDRESS"] == expected
+    assert trainer_environment(workplace, 1)["RAY_ADDRESS"] == expected
 
 
 def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -> None:
@@ -199,13 +199,13 @@ def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: JobFolde
     assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume --code code` goes on" in refused()
     assert (workplace.run_folder / "metrics.jsonl").read_text() == before
     assert workplace.run("--resume")[0] == 0
-    assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+    assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
 def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: JobFolder) -> None:
     assert workplace.run(mode="exit-2")[0] == 2
     assert workplace.run()[0] == 0
-    assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+    assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
 def test_resume_without_a_run_is_rejected(workplace: JobFolder, refused: Callable[..., str]) -> None:

@@ -23,20 +23,19 @@ pytestmark = pytest.mark.apiserver
 
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
 def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: str) -> None:
-    headers = {"Content-Type": "application/merge-patch+json"}
     http, path = small.server.http, f"{small.jobs}/small"
-    http.patch(path, headers=headers, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
-    small.delete_job("small")
+    http.patch(path, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
+    small.delete("small")
     with pytest.raises(
         CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
     ):
         job_steering.steer(small, command)
-    http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
+    http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
 def test_waiting_ends_with_the_job(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = job_steering.steer(small, "suspend", [lambda: small.delete_job("small")])
+    code, lines = job_steering.steer(small, "suspend", [lambda: small.delete("small")])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
@@ -44,7 +43,7 @@ def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> No
     small.write_status("small", job_statuses.RUNNING)
 
     def made_again() -> None:
-        small.delete_job("small")
+        small.delete("small")
         small.create_small_job()
 
     code, lines = job_steering.steer(small, "stop", [made_again])

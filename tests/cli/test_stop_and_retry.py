@@ -56,7 +56,6 @@ def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
     small.write_status("small", {"attempts": [job_statuses.ENDED, job_statuses.ATTEMPT | {"number": 2}]})
     small.server.http.patch(
         f"{small.jobs}/small",
-        headers={"Content-Type": "application/merge-patch+json"},
         json={"metadata": {"annotations": {ANNOTATION_STOP: "before"}}},
     ).raise_for_status()
     small.write_status("small", {"handledRequests": {"stop": "before"}})
@@ -68,8 +67,7 @@ def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
 def test_the_operators_note_of_any_request_is_recognized(small: JobCluster, request_text: str) -> None:
     small.write_status("small", job_statuses.RUNNING)
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
+    small.change("small", patch)
     assert "was asked to stop already" in job_steering.steer(small, "stop")[1][0]
     noted = hashlib.sha256(request_text.encode()).hexdigest()
     small.write_status("small", {"handledRequests": {"stop": noted}})
@@ -77,9 +75,8 @@ def test_the_operators_note_of_any_request_is_recognized(small: JobCluster, requ
 
 
 def test_stop_keeps_a_cluster_with_cleanup_keepcluster(small: JobCluster, rljob: Rljob) -> None:
-    headers = {"Content-Type": "application/merge-patch+json"}
     patch = {"spec": {"runPolicy": {"cleanup": "KeepCluster"}}}
-    small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
+    small.change("small", patch)
     small.write_status("small", job_statuses.RUNNING)
     code, output, errors = rljob("stop", "small")
     assert (code, errors) == (0, "")

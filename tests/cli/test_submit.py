@@ -166,10 +166,9 @@ def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
 ) -> None:
     rljob("submit", str(file))
     patch = {"metadata": {"finalizers": ["example.com/slow"]}}
-    headers = {"Content-Type": "application/merge-patch+json"}
     http, path = job_cluster.server.http, f"{job_cluster.jobs}/small"
-    http.patch(path, headers=headers, json=patch).raise_for_status()
-    job_cluster.delete_job("small")
+    http.patch(path, json=patch).raise_for_status()
+    job_cluster.delete("small")
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (
@@ -178,7 +177,7 @@ def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
     )
     assert "Deleting" in rljob("list")[1]
     assert rljob("explain", "small")[1].endswith("it is being deleted; its pods stop within their grace period\n")
-    http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
+    http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
 def test_mistakes_in_the_file_are_reported_without_a_cluster(
@@ -239,8 +238,7 @@ def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rl
     job_cluster.server.http.post(path, json=quota).raise_for_status()
     # No quota controller runs here to copy this.
     status = {"status": {"hard": {"count/rljobs.rljob.dev": "0"}, "used": {"count/rljobs.rljob.dev": "0"}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    job_cluster.server.http.patch(f"{path}/none/status", headers=headers, json=status).raise_for_status()
+    job_cluster.server.http.patch(f"{path}/none/status", json=status).raise_for_status()
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (

@@ -21,8 +21,19 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutRejection,
 )
 from rljob_testing.golden import correction_cases, verl_cases
+from rljob_testing.training import replays
 from rljob_trainer.algorithms.rollout_correction import correction_weights, is_kept
 from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.observability.metrics import (
+    CORRECTION_MEAN,
+    CORRECTION_SAMPLE_SIZE,
+    ROLLOUT_K3_KL,
+    ROLLOUT_KL,
+)
+from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics
+from rljob_trainer.workers.update_loss import update_metrics, weight_sums
+from rljob_trainer.workers.update_sums import UpdateSums
 
 TRUNCATED_TOKEN, TRUNCATED_SEQUENCE, MASKED_TOKEN, MASKED_SEQUENCE = (
     RolloutCorrectionType.TOKEN_TRUNCATED,
@@ -44,6 +55,21 @@ def test_weights_are_verls(case: verl_cases.GoldenCase) -> None:
 @pytest.mark.parametrize("case", correction_cases.MASK_CASES, ids=str)
 def test_masks_are_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
+
+
+@pytest.mark.parametrize("name", correction_cases.WEIGHTS)
+def test_metrics_are_verls(context: WorkerContext, name: str) -> None:
+    engine = replays.replayed_run(replays.Replay(), context).actor.engine
+    golden, weights = correction_cases.CORRECTIONS[name]["metrics"], correction_cases.WEIGHTS[name]
+    agreement, sums = UpdateSums(), UpdateSums()
+    # In two parts, as in two micro-batches.
+    for part in correction_cases.LOG_RATIOS_N.tensor_split(2):
+        add_agreement(agreement, part)
+    for part in correction_weights(correction_cases.LOG_RATIOS_N, verl_cases.ROWS, weights).tensor_split(2):
+        sums.add(weight_sums(part, weights.max_ratio), len(part))
+    found = agreement_metrics(agreement, engine) | update_metrics(sums, engine, 1)
+    for metric in (CORRECTION_MEAN, CORRECTION_SAMPLE_SIZE, ROLLOUT_KL, ROLLOUT_K3_KL):
+        assert found[metric] == pytest.approx(golden[metric], abs=2e-6)
 
 
 def slow_weights(rows: list[list[float]], weights: RolloutCorrection) -> list[float]:

@@ -21,9 +21,8 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutRejection,
 )
 from rljob_testing import compare
-from rljob_testing.golden import correction_cases, verl_cases
+from rljob_testing.golden import correction_cases
 from rljob_testing.training import plain_grpo, replays
-from rljob_trainer.algorithms.rollout_correction import correction_weights
 from rljob_trainer.controller.rollout_phase import prompt_batch
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
@@ -46,7 +45,6 @@ from rljob_trainer.workers.columns import IS_LEARNED, POLICY_VERSIONS, RESPONSE_
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
 from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics, without_rejected
-from rljob_trainer.workers.update_loss import update_metrics, weight_sums
 from rljob_trainer.workers.update_sums import UpdateSums
 
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
@@ -111,21 +109,6 @@ def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContex
         assert 0.05 < metrics[REJECTED_FRACTION] < 0.95
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
-
-
-@pytest.mark.parametrize("name", correction_cases.WEIGHTS)
-def test_metrics_are_verls(context: WorkerContext, name: str) -> None:
-    engine = replays.replayed_run(replays.Replay(), context).actor.engine
-    golden, weights = correction_cases.CORRECTIONS[name]["metrics"], correction_cases.WEIGHTS[name]
-    agreement, sums = UpdateSums(), UpdateSums()
-    # In two parts, as in two micro-batches.
-    for part in correction_cases.LOG_RATIOS_N.tensor_split(2):
-        add_agreement(agreement, part)
-    for part in correction_weights(correction_cases.LOG_RATIOS_N, verl_cases.ROWS, weights).tensor_split(2):
-        sums.add(weight_sums(part, weights.max_ratio), len(part))
-    found = agreement_metrics(agreement, engine) | update_metrics(sums, engine, 1)
-    for metric in (CORRECTION_MEAN, CORRECTION_SAMPLE_SIZE, ROLLOUT_KL, ROLLOUT_K3_KL):
-        assert found[metric] == pytest.approx(golden[metric], abs=2e-6)
 
 
 def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:

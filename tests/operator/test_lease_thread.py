@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.metrics import Metrics
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
-from rljob_testing.local_servers import QuietHandler
+from rljob_testing import local_servers
 from rljob_testing.operator import forked_operator, manual_clock
 
 CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
@@ -36,7 +35,7 @@ class SlowApi:
         self.is_silent = False
         api = self
 
-        class Handler(QuietHandler):
+        class Handler(local_servers.QuietHandler):
             def handle_one_request(self) -> None:
                 super().handle_one_request()
                 self.close_connection |= api.is_silent
@@ -64,7 +63,6 @@ class SlowApi:
                 self.wfile.write(data)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
 
     @property
     def holder(self) -> object:
@@ -78,12 +76,8 @@ class SlowApi:
 @contextmanager
 def slow_api() -> Iterator[SlowApi]:
     api = SlowApi()
-    threading.Thread(target=api.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
+    with local_servers.running_http_server(api.server):
         yield api
-    finally:
-        api.server.shutdown()
-        api.server.server_close()
 
 
 def settings_for(url: str, folder: Path) -> Settings:

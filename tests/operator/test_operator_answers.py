@@ -158,7 +158,7 @@ class Outcome:
     """Those that were live at the same time at most, and all."""
 
 
-def live_with(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
+def run_job_with_false_answers(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = testbed.clusters_version()
     for number, end in ((1, scripts.failing(75, ("WorkerLostError", "told"), "")), (2, scripts.succeeding(0.1))):
@@ -194,7 +194,7 @@ def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> 
         found = {}
         for name, (lie, to_writes) in LIES.items():
             testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
-            found[name] = Life(testbed, threads.submit(live_with, testbed, lie, to_writes))
+            found[name] = Life(testbed, threads.submit(run_job_with_false_answers, testbed, lie, to_writes))
         yield found
 
 

@@ -140,14 +140,12 @@ def counters_are(testbed: Testbed, *, is_kept: bool) -> bool:
     if testbed.http.get(PROBE).status_code == 404:
         testbed.http.post(PROBE.rpartition("/")[0], json=testbed.wire("probe"))
     status = {"counters": {"attempts": int(time.monotonic() * 10)}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = testbed.http.patch(f"{PROBE}/status", json={"status": status}, headers=headers)
+    answer = testbed.http.patch(f"{PROBE}/status", json={"status": status})
     return answer.status_code == 200 and bool(answer.json().get("status", {}).get("counters")) == is_kept
 
 
 def patched_status(testbed: Testbed, path: str, status: Mapping[str, Any]) -> dict[str, Any]:
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = testbed.http.patch(f"{path}/status", json={"status": status}, headers=headers)
+    answer = testbed.http.patch(f"{path}/status", json={"status": status})
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 

@@ -157,7 +157,9 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed) -> None
         testbed.wait_for("trains", "Progressing", "Training")
         testbed.wait_for("begins", "ClusterReady", "PodsPending", "False")
         # Events are posted after the status that they tell of.
-        testbed.wait(lambda: {("trains", "Training"), ("begins", "Creating")} <= told(testbed), "their events")
+        testbed.wait(
+            lambda: {("trains", "Training"), ("begins", "Creating")} <= reported_events(testbed), "their events"
+        )
 
         first.pause()
         paused_at = time.monotonic()
@@ -187,7 +189,7 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed) -> None
     testbed.http.delete(testbed.lease)
 
 
-def told(testbed: Testbed) -> set[tuple[str, str]]:
+def reported_events(testbed: Testbed) -> set[tuple[str, str]]:
     """Job and reason of each event."""
     return {(event["regarding"]["name"], event["reason"]) for event in testbed.items("events")}
 

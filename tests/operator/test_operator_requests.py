@@ -141,8 +141,7 @@ def test_many_events_do_not_cause_more_reconcile_passes(
 def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> None:
     path = f"{group}/namespaces/{testbed.namespace}/{plural}/{name}"
     patch = {"metadata": {"annotations": {"touched": value}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    testbed.http.patch(path, json=patch, headers=headers).raise_for_status()
+    testbed.http.patch(path, json=patch).raise_for_status()
 
 
 @pytest.mark.usefixtures("watched")

@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_ray.RayC
         yield cluster
 
 
-async def until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
+async def poll_until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
     """Looks again and again."""
     while not wanted(seen := await ask()):
         await asyncio.sleep(0.3)
@@ -50,22 +50,22 @@ def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object
 @pytest.mark.ray
 def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
     async def test() -> None:
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
-            seen = await dashboard_client.observe_without_memory(good, "nobody-1-1")
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
+            seen = await dashboard_client.observe_without_memory(allowed, "nobody-1-1")
             assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
             assert sorted(seen.nodes, key=lambda node: node.is_head) == [
                 ObservedRayNode(is_head=False, num_gpus=1),
                 ObservedRayNode(is_head=False, num_gpus=1),
                 ObservedRayNode(is_head=True, num_gpus=0),
             ]
-            await good.stop("nobody-1-1")
+            await allowed.stop("nobody-1-1")
         async with dashboard_client.connected(cluster.port, "b" * 64, dashboard_client.TOKEN) as second_token:
             assert (await dashboard_client.observe_without_memory(second_token, None)).reachability is Reachability.OK
-        async with dashboard_client.connected(cluster.port, "b" * 64) as bad:
-            seen = await dashboard_client.observe_without_memory(bad, None)
+        async with dashboard_client.connected(cluster.port, "b" * 64) as rejected:
+            seen = await dashboard_client.observe_without_memory(rejected, None)
             assert seen.reachability is Reachability.REJECTED
             with pytest.raises(TokenRejectedError, match="does not accept"):
-                await bad.submit(submission("x", "true"))
+                await rejected.submit(submission("x", "true"))
 
     asyncio.run(asyncio.wait_for(test(), 240))
 
@@ -80,13 +80,13 @@ def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.Ra
             f"cp {tmp_path}/state.json {there}; while [ ! -e {go_on} ]; do sleep 0.1; done;"
             " for i in $(seq 200); do echo line $i; done; exit 75"
         )
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
-            await good.submit(submission("job-1-1", entrypoint))
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
+            await allowed.submit(submission("job-1-1", entrypoint))
             with pytest.raises(RayRefusedError, match="already exists"):
-                await good.submit(submission("job-1-1", entrypoint))
-            assert await good.job("job-1-1") is not None
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "job-1-1"),
+                await allowed.submit(submission("job-1-1", entrypoint))
+            assert await allowed.job("job-1-1") is not None
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "job-1-1"),
                 lambda seen: seen.run_state is not None,
             )
             assert seen.job is not None
@@ -94,8 +94,8 @@ def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.Ra
             assert seen.run_state is not None
             assert (seen.run_state.progress.step, seen.log_tail) == (2, "")
             go_on.touch()
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "job-1-1"),
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "job-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
@@ -103,7 +103,7 @@ def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.Ra
             assert seen.job.error_type == "JOB_ENTRYPOINT_COMMAND_ERROR"
             assert seen.log_tail.splitlines()[-2:] == ["line 199", "line 200"]
             assert len(seen.log_tail.splitlines()) == 50
-            await good.stop("job-1-1")
+            await allowed.stop("job-1-1")
 
     asyncio.run(asyncio.wait_for(test(), 240))
 
@@ -113,10 +113,10 @@ def test_variables_of_the_submission_override_those_of_the_pod(cluster: local_ra
     async def test() -> None:
         seen = tmp_path / "seen"
         body = manifest_of_submission(inputs.IDENTITY, inputs.spec(), "variables-1-1", attempt=1, start_number=7)
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
-            await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
-            end = await until(
-                lambda: dashboard_client.observe_without_memory(good, "variables-1-1"),
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
+            await allowed.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
+            end = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "variables-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert end.job is not None
@@ -166,17 +166,17 @@ def test_an_infeasible_placement_group_is_reported_and_a_stop_arrives(
 ) -> None:
     async def test() -> None:
         (tmp_path / "place.py").write_text(PLACEMENT)
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
             entrypoint = f"exec python {tmp_path}/place.py"
-            await good.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "big-1-1"),
+            await allowed.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "big-1-1"),
                 lambda seen: seen.infeasible_groups != (),
             )
             assert seen.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
-            await good.stop("big-1-1")
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "big-1-1"),
+            await allowed.stop("big-1-1")
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "big-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None

@@ -53,7 +53,7 @@ class ApiServer:
     certificate: Path
     """The server's own certificate, which is also the one to trust."""
     http: httpx.Client
-    """Sends the token and trusts the certificate; paths are relative to `url`."""
+    """Sends the token and trusts the certificate; paths are relative to `url`. A patch is a merge patch."""
     program: Program
     """The server itself, which a test may stop and start again; what is stored stays."""
 
@@ -168,7 +168,14 @@ def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[ht
     context = ssl.create_default_context(cafile=str(_certificate(folder)))
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=url, headers=headers, verify=context, timeout=30.0, trust_env=False) as http:
+        http.event_hooks["request"] = [_make_merge_patch]
         yield http
+
+
+def _make_merge_patch(request: httpx.Request) -> None:
+    """A patch without a type of its own; the server knows no other that is plain JSON."""
+    if request.method == "PATCH" and request.headers["Content-Type"] == "application/json":
+        request.headers["Content-Type"] = "application/merge-patch+json"
 
 
 def wait_until_ready(program: Program, http: httpx.Client) -> None:
@@ -194,6 +201,13 @@ def install_definition(http: httpx.Client, definition: Mapping[str, Any]) -> Non
     while http.get(path).status_code != 200:
         assert time.monotonic() < deadline, f"{path}: is not served after {START_DEADLINE_SECONDS:g} s"
         time.sleep(0.05)
+
+
+def create_namespace(server: ApiServer) -> str:
+    """Creates a namespace with a name that no other has; returns it."""
+    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["metadata"]["name"])
 
 
 class Program:

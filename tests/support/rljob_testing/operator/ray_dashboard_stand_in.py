@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.local_servers import QuietHandler
+from rljob_testing.local_servers import QuietHandler, running_http_server
 from rljob_testing.operator import scripts
 
 HEAD_NODE = "head-node"
@@ -89,7 +89,6 @@ class RayDashboardStandIn:
                 stand_in.answer(self)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
 
     @property
     def url_template(self) -> str:
@@ -245,14 +244,11 @@ class RayDashboardStandIn:
 def ray_dashboard_stand_in(server: ApiServer) -> Iterator[RayDashboardStandIn]:
     """A stand-in at work."""
     stand_in = RayDashboardStandIn(server)
-    thread = threading.Thread(target=stand_in.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield stand_in
-    finally:
-        stand_in.stopped.set()
-        stand_in.server.shutdown()
-        stand_in.server.server_close()
+    with running_http_server(stand_in.server):
+        try:
+            yield stand_in
+        finally:
+            stand_in.stopped.set()
 
 
 def _moment(cluster: ClusterDashboard, job: str) -> scripts.RunMoment | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from rljob_testing.cluster.api_server import DEFINITIONS, ApiServer, wait_until_ready
+from rljob_testing.cluster.api_server import DEFINITIONS, ApiServer, create_namespace, wait_until_ready
+from rljob_testing.cluster.job_requests import JobNamespace
 from rljob_testing.jobs.valid_job import Wire, valid_job
 from rljob_testing.operator import forked_operator, scripts
 from rljob_testing.operator.forked_operator import OperatorProcess
@@ -25,27 +26,15 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Testbed:
+class Testbed(JobNamespace):
     """A namespace, and everything that acts in it but the operator."""
 
     __test__ = False
     """Not a class of tests, whatever its name begins with."""
 
-    server: ApiServer
     kuberay: KubeRayStandIn
     dashboards: RayDashboardStandIn
-    namespace: str
     setup: forked_operator.OperatorSetup
-
-    @property
-    def http(self) -> httpx.Client:
-        """As an administrator."""
-        return self.server.http
-
-    @property
-    def jobs(self) -> str:
-        """Path of the jobs."""
-        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
 
     def submit(self, name: str, edits: Mapping[str, object] | None = None) -> None:
         """Creates a job of one pool with 1 node of 2 GPUs, changed at wire paths."""
@@ -59,28 +48,15 @@ class Testbed:
 
     def served_spec(self) -> dict[str, Any]:
         """The spec of a job with the defaults that the server fills in; nothing is made. Empty where it serves no jobs,
-        as for a moment after a change of their definition."""
+        as for a moment after a change of their definition, or lists none yet (429)."""
         answer = self.http.post(self.jobs, params={"dryRun": "All"}, json=cluster_job("probe"))
-        spec: dict[str, Any] = answer.json()["spec"] if answer.status_code == 201 else {}
+        is_served = answer.status_code == 201 and self.http.get(self.jobs).status_code == 200
+        spec: dict[str, Any] = answer.json()["spec"] if is_served else {}
         return spec
-
-    def delete(self, name: str) -> None:
-        """Deletes a job."""
-        self.http.delete(f"{self.jobs}/{name}").raise_for_status()
 
     def delete_all_jobs(self) -> None:
         """Leaves nothing for an operator that looks at all namespaces."""
         self.http.delete(self.jobs).raise_for_status()
-
-    def change(self, name: str, patch: Mapping[str, object]) -> None:
-        """Sends a merge patch to a job."""
-        headers = {"Content-Type": "application/merge-patch+json"}
-        self.http.patch(f"{self.jobs}/{name}", json=patch, headers=headers).raise_for_status()
-
-    def job(self, name: str) -> dict[str, Any]:
-        """A stored job."""
-        found: dict[str, Any] = self.http.get(f"{self.jobs}/{name}").raise_for_status().json()
-        return found
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         """A condition of a job; empty where it has none."""
@@ -103,16 +79,6 @@ class Testbed:
         what = f"{name}: {kind}={status}/{reason}; it says {{}}"
         self.wait(reached, what, lambda: self.job(name).get("status"), seconds)
         return found
-
-    def wait_until_ended(self, name: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
-        """Waits for Complete or Failed; returns that condition."""
-
-        def ended() -> list[dict[str, Any]]:
-            found = [self.condition(name, kind) for kind in ("Complete", "Failed")]
-            return [condition for condition in found if condition.get("status") == "True"]
-
-        self.wait(ended, f"the end of {name}; it says {{}}", lambda: self.job(name).get("status"), seconds)
-        return ended()[0]
 
     def wait(
         self,
@@ -285,11 +251,4 @@ def new_testbed(
         environment={},
         shorter=forked_operator.QUICK,
     )
-    return Testbed(server, kuberay, dashboards, namespace, setup)
-
-
-def create_namespace(server: ApiServer) -> str:
-    """Creates a namespace that no other test uses; its name."""
-    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["metadata"]["name"])
+    return Testbed(server, namespace, kuberay, dashboards, setup)
