@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 
 from rljob_api.constants import run_state_file_name
+from rljob_api.handover import dump_run_state
 from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
@@ -73,7 +73,7 @@ def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
 @pytest.mark.ray
 def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
-        (tmp_path / "state.json").write_text(json.dumps(inputs.run_state(step=2).to_wire()))
+        (tmp_path / "state.json").write_text(dump_run_state(inputs.run_state(step=2)))
         go_on = tmp_path / "go-on"
         there = cluster.log_folder / run_state_file_name("job-1-1")
         entrypoint = (
