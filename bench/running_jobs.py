@@ -30,8 +30,8 @@ from rljob_bench.operators import (
 from rljob_bench.report import OURS, Bar, Measurement, Report
 from rljob_testing.cluster.api_server import ApiServer, running_apiserver
 from rljob_testing.operator import scripts
-from rljob_testing.operator.kuberay import install_ray_cluster_resource, kuberay_stand_in
-from rljob_testing.operator.ray_dashboard import ray_dashboard_stand_in
+from rljob_testing.operator.kuberay_stand_in import install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.operator.ray_dashboard_stand_in import ray_dashboard_stand_in
 from rljob_testing.operator.testbed import cluster_job
 
 NUM_JOBS, SECONDS, START_SECONDS = 20, 120.0, 120.0

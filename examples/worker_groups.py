@@ -188,6 +188,9 @@ def batches() -> None:
     print("cut and put together:", together.object_column("task"), together.ragged_column("digits").lengths.tolist())
     scored = together.union(DataProto({"score": torch.tensor([0.5, 0.0, 1.0])}))
     print("the best first:", scored.reorder(scored["score"].argsort(descending=True)).object_column("task"))
+    second_opinion = DataProto({"score": torch.tensor([0.0, 1.0, 1.0])}).rename({"score": "second score"})
+    both = scored.union(second_opinion)
+    print("by both judges:", (both["score"] + both["second score"]).tolist())
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 
 from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.cluster.go_programs import ensure_program, module_folder
-from rljob_testing.network import free_ports
-from rljob_testing.operator import operator_process
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.local_servers import free_ports
+from rljob_testing.operator import forked_operator
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.settings import inherited_environment
 
 NUM_IN_FLIGHT = 16
@@ -89,8 +89,8 @@ def our_operator(
 ) -> Iterator[int]:
     """Runs ours, of a checkout, until the end of the context. Yields its process id."""
     folder.mkdir(parents=True, exist_ok=True)
-    setup = operator_process.OperatorSetup(
-        folder, server.url, server.certificate, operator_process.prepare_account(server), dashboards, namespaces, {}
+    setup = forked_operator.OperatorSetup(
+        folder, server.url, server.certificate, forked_operator.prepare_account(server), dashboards, namespaces, {}
     )
     described = OperatorProcess(setup)
     sources = os.pathsep.join(str(checkout / each / "src") for each in ("crds", "operator"))
@@ -107,7 +107,7 @@ def our_operator(
 def kuberay_operator(server: ApiServer, folder: Path, *arguments: str) -> Iterator[int]:
     """Runs KubeRay's operator until the end of the context. Yields its process id."""
     folder.mkdir(parents=True, exist_ok=True)
-    setup = operator_process.OperatorSetup(folder, server.url, server.certificate, server.token, "", [], {})
+    setup = forked_operator.OperatorSetup(folder, server.url, server.certificate, server.token, "", [], {})
     metrics, probes = free_ports(2)
     command = [
         str(ensure_program("kuberay-operator")),

@@ -65,7 +65,7 @@ def test_every_rule_stands_in_the_definition() -> None:
     assert {rule.cel for rule in RULES} <= written
 
 
-def test_below_an_affinity_nothing_is_described() -> None:
+def test_fields_below_an_affinity_have_no_descriptions() -> None:
     below = ".spec.pools.items.template.affinity"
     described = [path for path, schema in schemas(root_schema()) if path.startswith(below) and "description" in schema]
     assert described == [below]

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.run_policy import Elastic, RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 ONE_EACH = {"runPolicy": {"elastic": {"minNodes": 1}}}
 
@@ -24,12 +24,12 @@ def one_pool(nodes: int, gpus_per_node: int = 1) -> RLJobSpec:
     """One response for each GPU."""
     num_gpus = nodes * gpus_per_node
     pool = {"pools[0].nodes": nodes, "pools[0].gpusPerNode": gpus_per_node, "roles.rollout.tensorParallel": 1}
-    return samples.spec({**pool, "training.batchSize": num_gpus, "training.rollout.groupSize": 4, **ONE_EACH})
+    return inputs.spec({**pool, "training.batchSize": num_gpus, "training.rollout.groupSize": 4, **ONE_EACH})
 
 
 def two_pools(actor: int, critic: int, batch_size: int) -> RLJobSpec:
     """PPO, with the critic on a pool of its own; one GPU on each node."""
-    return samples.spec(
+    return inputs.spec(
         {
             "pools[0].nodes": actor,
             "pools[0].gpusPerNode": 1,

@@ -67,7 +67,7 @@ def test_a_document_without_a_version_is_refused() -> None:
         load_job('{"name": "example"}')
 
 
-def test_damage_is_refused_with_what_is_wrong() -> None:
+def test_a_damaged_document_is_rejected_with_path_and_value() -> None:
     with pytest.raises(HandoverError, match="job: must be JSON"):
         load_job(dump_job(trainer_job())[:-1])
     with pytest.raises(HandoverError, match=r"run state: must be a JSON object \(seen: list\)"):

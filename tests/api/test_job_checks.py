@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.job_checks import cluster_violations, is_ray_new_enough
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_versions_of_ray(version: str, is_new_enough: bool) -> None:
 
 
 def test_an_old_ray_is_refused_on_a_cluster() -> None:
-    (found,) = cluster_violations(samples.spec({"rayVersion": "2.53.0"}), has_default_image=True)
+    (found,) = cluster_violations(inputs.spec({"rayVersion": "2.53.0"}), has_default_image=True)
     assert found.path == ("spec", "rayVersion")
     for words in ("at least 2.54.0", "without a token", "(seen: 2.53.0)", "newer Ray"):
         assert words in found.message
     for version in ("2.54.0", "2.61.1"):
-        assert cluster_violations(samples.spec({"rayVersion": version}), has_default_image=True) == ()
+        assert cluster_violations(inputs.spec({"rayVersion": version}), has_default_image=True) == ()

@@ -122,7 +122,7 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
         ("{name: example}", "{name: Example}", ("at most 46", "lower case", '(seen: "Example")', "simpler name")),
     ],
 )
-def test_messages_say_what_is_wrong_the_value_and_what_to_do(old: str, new: str, words: Words) -> None:
+def test_messages_name_the_mistake_the_value_and_the_fix(old: str, new: str, words: Words) -> None:
     assert old in JOB
     _, _, _, message = only_problem(JOB.replace(old, new))
     assert_words(message, *words)
@@ -170,9 +170,7 @@ def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
         ("{kl: {estimator: K1}}", "kl.estimator", ("ignored with kl.coefficient 0", '(seen: "K1")', "above 0")),
     ],
 )
-def test_a_learning_rule_that_there_is_not_or_that_ignores_a_part_is_refused(
-    algorithm: str, path: str, words: Words
-) -> None:
+def test_an_unknown_or_partly_ignored_algorithm_is_rejected(algorithm: str, path: str, words: Words) -> None:
     line, _, found, message = only_problem(JOB + f"    algorithm: {algorithm}\n")
     assert (line, found) == (17, f"spec.training.algorithm.{path}")
     assert_words(message, *words)
@@ -340,7 +338,7 @@ def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
     assert_words(message, "at least 2", "(seen: 1)", "increase groupSize")
 
 
-def test_a_missing_block_is_shown_at_what_is_around_it() -> None:
+def test_a_missing_block_is_reported_at_the_line_of_its_parent() -> None:
     line, column, path, _ = only_problem(JOB.replace("      file: {path: train.jsonl}\n", ""))
     assert (line, column, path) == (10, 5, "spec.training.dataset.file")
 

@@ -63,7 +63,7 @@ def test_parts_of_a_byte_are_rounded_up(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "Gi", ".", "-1", "1.2.3", "1GiB", "1gi", "1K", "1e", "1e100", "1 Gi", "0x10", "1\n"]
 )
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_rejected(text: str) -> None:
     with pytest.raises(ValidationError):
         QUANTITY.validate_python(text)
     with pytest.raises(ValueError, match="not a Kubernetes quantity"):

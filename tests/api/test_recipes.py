@@ -106,7 +106,7 @@ def test_every_recipe_is_described() -> None:
 
 
 @pytest.mark.parametrize("recipe", list(AlgorithmType))
-def test_what_a_job_says_goes_before_the_recipe_and_changes_nothing_else(recipe: AlgorithmType) -> None:
+def test_fields_of_the_job_override_the_recipe_and_nothing_else(recipe: AlgorithmType) -> None:
     plain, wire = resolved({"type": recipe}), {"type": recipe}
     clipped = resolved(wire | {"loss": {"type": "Clipped"}}).loss.clipped
     assert clipped is not None
@@ -181,7 +181,7 @@ def test_the_settings_of_what_is_not_resolved_are_refused() -> None:
     ],
     ids=str,
 )
-def test_what_is_resolved_stays_as_it_is_and_leaves_nothing_open(algorithm: Algorithm) -> None:
+def test_a_resolved_algorithm_is_complete_and_resolves_to_itself(algorithm: Algorithm) -> None:
     rule = resolve_algorithm(algorithm)
     written = rule.to_full_wire()
     assert resolve_algorithm(rule) == rule

@@ -130,7 +130,7 @@ MEMORY = "spec.head.resources.requests.memory"
         ("spec.rayVersion", "2.54", ("release", "2.54.0", '(seen: "2.54")')),
     ],
 )
-def test_what_a_value_must_be_is_said_so_that_the_advice_leads_to_one(path: str, value: object, words: Words) -> None:
+def test_advice_of_an_error_leads_to_a_valid_value(path: str, value: object, words: Words) -> None:
     with pytest.raises(JobFileError) as caught:
         load_job_text(to_yaml(valid_job({path: value})))
     [problem] = caught.value.problems
@@ -138,7 +138,7 @@ def test_what_a_value_must_be_is_said_so_that_the_advice_leads_to_one(path: str,
     assert [word for word in words if word not in problem.message] == [], problem.message
 
 
-def test_every_form_of_a_string_is_described_in_words() -> None:
+def test_every_string_pattern_has_a_description() -> None:
     schema = json.dumps(RLJob.model_json_schema())
     patterns = {json.loads(found) for found in re.findall(r'"pattern": ("(?:[^"\\\\]|\\\\.)*")', schema)}
     assert patterns

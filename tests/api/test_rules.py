@@ -69,7 +69,7 @@ def test_all_violations_are_reported_together() -> None:
     ]
 
 
-def test_a_violation_says_what_is_wrong_the_value_seen_and_what_to_do() -> None:
+def test_a_violation_names_the_mistake_the_value_and_the_fix() -> None:
     spec = RLJob.from_wire(valid_job()).spec
     training = spec.training.model_copy(
         update={"batch_size": 9, "rollout": spec.training.rollout.model_copy(update={"group_size": 3})}

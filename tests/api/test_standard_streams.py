@@ -16,7 +16,9 @@ from rljob_testing.settings import inherited_environment
     ("encoding", "written"),
     [("ascii", rb"\u4e2d \xe9 \ud800"), ("latin-1", b"\\u4e2d \xe9 \\ud800"), ("utf-8", "中 é \\ud800".encode())],
 )
-def test_what_cannot_be_encoded_is_escaped(monkeypatch: pytest.MonkeyPatch, encoding: str, written: bytes) -> None:
+def test_characters_that_cannot_be_encoded_are_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, written: bytes
+) -> None:
     taken = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding=encoding))
     accept_all_characters()
@@ -24,7 +26,7 @@ def test_what_cannot_be_encoded_is_escaped(monkeypatch: pytest.MonkeyPatch, enco
     assert taken.getvalue() == written
 
 
-def test_documents_for_programs_are_utf8_whatever_the_terminal_is() -> None:
+def test_machine_readable_output_is_utf8_on_every_terminal() -> None:
     taken = io.BytesIO()
     stream = io.TextIOWrapper(taken, encoding="ascii")
     stream.write("before ")

@@ -35,18 +35,19 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_testing.jobs.valid_job import REMOVED, Wire, edited, valid_job
+from rljob_testing.jobs.valid_job import REMOVED, edited, valid_job
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.layout import digest_of, read_manifest
 from rljob_trainer.controller.checkpointing import state_of
 
 GOLDEN = Path(__file__).parent / "golden"
+Json = dict[str, object]
 NOON = "2026-01-31T12:00:00Z"
 NEXT = {"contractVersion": CONTRACT_VERSION + 1}
 AFTER_NEXT = {"contractVersion": CONTRACT_VERSION + 2}
 
 
-def golden(name: str) -> Wire:
+def golden(name: str) -> Json:
     document = json.loads((GOLDEN / f"{name}.json").read_text())
     assert isinstance(document, dict)
     return document
@@ -76,21 +77,21 @@ def test_unknown_fields_are_left_out_at_any_depth_and_named() -> None:
 
 
 @pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS, AS_FAR_AS_READABLE])
-def test_what_is_known_is_read_whatever_the_policy(policy: Policy) -> None:
+def test_known_fields_are_read_under_every_policy(policy: Policy) -> None:
     assert read_document(RLJob, valid_job(), policy) == Reading(RLJob.from_wire(valid_job()), (), ())
     status = golden("status")
     assert read_document(RLJobStatus, status, policy) == Reading(RLJobStatus.from_wire(status), (), ())
 
 
 @pytest.mark.parametrize("policy", [TRAINER_JOB, RUN_STATE, CHECKPOINT, STORED_SPEC, STATUS])
-def test_what_is_known_is_read_as_strictly_as_ever(policy: Policy) -> None:
+def test_known_fields_are_validated_strictly(policy: Policy) -> None:
     with pytest.raises(ValidationError) as caught:
         read_document(RLJob, valid_job({"foo": None, "spec.training.seed": "zero"}), policy)
     assert [error["loc"] for error in caught.value.errors()] == [("spec", "training", "seed")]
 
 
 def test_only_empty_unknown_fields_are_left_out_where_others_would_matter() -> None:
-    empty: Wire = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
+    empty: Json = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
     reading = read_document(RLJob, valid_job(empty), TRAINER_JOB)
     assert reading.value == RLJob.from_wire(valid_job())
     assert set(reading.unknown_fields) == set(empty)
@@ -104,10 +105,10 @@ def test_the_status_of_version_1_is_read() -> None:
     assert RLJobStatus.from_wire(golden("status")).to_wire() == golden("status")
 
 
-def test_of_a_newer_status_the_operator_reads_what_it_knows() -> None:
+def test_the_operator_reads_the_known_fields_of_a_newer_status() -> None:
     """Fields for people may be unreadable; what decides may not be."""
-    news: Wire = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
-    unreadable: Wire = {"progress.step": "many", "conditions[0].status": "Perhaps"}
+    news: Json = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
+    unreadable: Json = {"progress.step": "many", "conditions[0].status": "Perhaps"}
     reading = read_document(RLJobStatus, edited(golden("status"), news | unreadable), STATUS)
     known = edited(golden("status"), {"phase": "Dreaming", "attempts[1].state": "Dreaming"})
     del known["progress"], known["conditions"]
@@ -118,7 +119,7 @@ def test_of_a_newer_status_the_operator_reads_what_it_knows() -> None:
         read_document(RLJobStatus, edited(golden("status"), {"counters.attempts": "two"}), STATUS)
 
 
-def test_what_is_only_shown_loses_the_smallest_parts_that_cannot_be_read() -> None:
+def test_a_document_for_display_drops_only_the_unreadable_parts() -> None:
     attempts = [{"number": number, "cluster": f"c{number}", "started": NOON} for number in range(1, 81)]
     wire = edited(
         golden("status"),
@@ -133,7 +134,7 @@ def test_what_is_only_shown_loses_the_smallest_parts_that_cannot_be_read() -> No
     before = copy.deepcopy(wire)
     reading = read_document(RLJobStatus, wire, AS_FAR_AS_READABLE)
     assert wire == before
-    left: Wire = {"attempts": attempts[16:], "counters.attempts": REMOVED, "pools": [], "result.message": "a" * 1024}
+    left: Json = {"attempts": attempts[16:], "counters.attempts": REMOVED, "pools": [], "result.message": "a" * 1024}
     assert reading.value == RLJobStatus.from_wire(edited(golden("status"), left))
     assert reading.unknown_fields == ("mood",)
     assert {(wire_path(each["loc"]), each["type"]) for each in reading.unreadable_parts} == {
@@ -159,7 +160,7 @@ def test_the_run_state_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_of_a_newer_run_state_what_is_known_is_read(version: Wire) -> None:
+def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
     news = {"gpus": 8, "progress.episode": 3, "checkpoint.roles": ["actor"], "error.retry": {"after": 5}, "queue": None}
     read = load_run_state(json.dumps(edited(golden("run_state"), version | news)))
     assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
@@ -187,8 +188,8 @@ def test_the_job_of_version_1_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_a_newer_job_that_asks_for_nothing_new_is_read(version: Wire) -> None:
-    empty: Wire = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
+def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Json) -> None:
+    empty: Json = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
     read = load_job(json.dumps(edited(golden("trainer_job"), version | empty)))
     assert read.spec == load_job(json.dumps(golden("trainer_job"))).spec
 
@@ -204,15 +205,15 @@ def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_f
         load_job(json.dumps(golden("trainer_job") | AFTER_NEXT))
 
 
-def test_what_only_the_operator_carries_out_keeps_no_trainer_from_running() -> None:
-    news: Wire = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
+def test_unknown_fields_for_the_operator_do_not_stop_a_trainer() -> None:
+    news: Json = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
     read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
     assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
     with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: .*older than the operator"):
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | {"spec.runPolicyOfTheQueue": {"a": 1}})))
 
 
-def test_of_the_run_policy_the_trainer_is_told_what_it_reads() -> None:
+def test_the_trainer_gets_only_the_fields_of_the_run_policy_that_it_reads() -> None:
     """So an image that knows fewer of its fields, and refuses what it does not know, runs the job."""
     policy = {"provisioningDeadlineSeconds": 77, "elastic": {"minNodes": 1}, "stallDeadlineSeconds": 60}
     spec = RLJob.from_wire(valid_job({"spec.runPolicy": policy})).spec
@@ -239,15 +240,15 @@ def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["isEvaluated", "choices", "cursor.digest"])
-def test_a_checkpoint_without_what_every_save_writes_is_refused(tmp_path: Path, field: str) -> None:
+def test_a_checkpoint_without_a_required_field_is_rejected(tmp_path: Path, field: str) -> None:
     manifest, _ = read_manifest(sealed_manifest(tmp_path, edited(golden("manifest"), {f"extra.{field}": REMOVED})))
     with pytest.raises(CheckpointError, match="its state cannot be read"):
         state_of(manifest)
 
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
-def test_of_a_newer_manifest_what_is_known_is_read(
-    tmp_path: Path, version: Wire, caplog: pytest.LogCaptureFixture
+def test_the_known_fields_of_a_newer_manifest_are_read(
+    tmp_path: Path, version: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"news{version.get('contractVersion', '')}"
     news = {name: 1, f"files[0].{name}": "x", f"tensors[0].pieces[0].{name}": [1], f"extra.cursor.{name}": {"a": 1}}
@@ -274,7 +275,7 @@ def test_a_manifest_of_a_version_after_the_next_is_refused(tmp_path: Path) -> No
         read_manifest(folder)
 
 
-def sealed_manifest(root: Path, document: Wire) -> Path:
+def sealed_manifest(root: Path, document: Json) -> Path:
     """A checkpoint's folder with nothing but its manifest."""
     content = json.dumps(document, separators=(",", ":")).encode()
     folder = root / "step-00000006.start-0002"

@@ -32,7 +32,7 @@ spec:
     ],
     ids=["last separator", "comments only", "empty ones", "tabs", "tabs in flow", "byte order mark", "Windows lines"],
 )
-def test_what_kubectl_reads_is_read_alike(text: str) -> None:
+def test_files_are_read_as_kubectl_reads_them(text: str) -> None:
     assert read_yaml(text).value == read_yaml(JOB).value
 
 
@@ -95,7 +95,9 @@ def test_a_tab_is_no_indentation(text: str, place: tuple[int, int]) -> None:
         ("%YAML 1.1\n---\n" + JOB, (2, 1), ("directives such as %YAML", "remove")),
     ],
 )
-def test_what_is_not_one_document_is_refused(text: str, place: tuple[int, int], words: tuple[str, ...]) -> None:
+def test_a_file_with_several_documents_or_none_is_rejected(
+    text: str, place: tuple[int, int], words: tuple[str, ...]
+) -> None:
     assert_problem(text, place, *words)
 
 

@@ -53,8 +53,7 @@ def test_the_crd_fits_client_side_apply() -> None:
 def test_client_side_apply_with_its_annotation_is_accepted(api: httpx.Client) -> None:
     applied = json.dumps(custom_resource_definition())
     patch = {"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = api.patch(CRD, headers=headers, json=patch, params={"dryRun": "All"})
+    answer = api.patch(CRD, json=patch, params={"dryRun": "All"})
     assert answer.status_code == 200, answer.text
 
 
@@ -170,7 +169,7 @@ def test_an_unusual_but_valid_form_is_accepted_on_both_sides_with_one_meaning(
     assert RLJob.from_wire(job | {"spec": answer.at("spec")}) == RLJob.from_wire(job)
 
 
-def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Client) -> None:
+def test_fields_left_to_the_recipe_stay_unset_on_the_server(api: httpx.Client) -> None:
     clipped = {"dualClipRatio": None, "clipRatioHigh": 0.28}
     job = valid_job({"spec.training.algorithm": {"type": "DrGRPO", "loss": {"clipped": clipped}}})
     assert job_requests.create(api, job).at("spec", "training", "algorithm") == {
@@ -191,7 +190,7 @@ def test_what_a_job_leaves_to_its_recipe_stays_unset_on_the_server(api: httpx.Cl
     }
 
 
-def test_the_resolved_form_is_taken_and_read_as_the_same_learning_rule(api: httpx.Client) -> None:
+def test_the_server_accepts_the_resolved_algorithm_and_it_reads_the_same(api: httpx.Client) -> None:
     job = RLJob.from_wire(valid_job({"spec.training.algorithm.type": "DrGRPO"}))
     text = resolved_job_text(job.metadata, job.spec)
     answer = job_requests.create(api, YAML(typ="safe", pure=True).load(text))

@@ -54,9 +54,7 @@ def test_two_processes_build_once(builds: Path) -> None:
     assert builds.read_text() == "build\n"
 
 
-def test_a_failed_build_says_why_and_leaves_nothing_that_looks_built(
-    builds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_reports_the_cause_and_leaves_no_result(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_FAILS", "yes")
     with pytest.raises(go_programs.BuildError, match=r"go build in .*: exit code 3: no such module"):
         go_programs.ensure_program("etcd")

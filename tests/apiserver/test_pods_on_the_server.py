@@ -141,7 +141,7 @@ WARNED: list[pod_edits.Edits] = [
 
 
 @pytest.mark.parametrize("edits", WARNED, ids=str)
-def test_what_the_server_warns_of_we_warn_of(api: httpx.Client, edits: pod_edits.Edits) -> None:
+def test_the_validator_warns_where_the_server_warns(api: httpx.Client, edits: pod_edits.Edits) -> None:
     job = RLJob.from_wire(pod_edits.job_with(edits))
     head, _ = pod_edits.pods_of(job.spec)
     answer = api.post(PODS, params={"dryRun": "All"}, json=head)

@@ -40,7 +40,7 @@ Edit = Callable[[dict[str, object], dict[str, object]], object]
 def test_every_manifest_is_accepted(http: httpx.Client, helm: charts.Helm, settings: tuple[str, ...]) -> None:
     kinds = set()
     for manifest in helm.rendered(*settings, *FULL, FULL_SPREAD, with_crd=True):
-        kind, metadata = str(manifest["kind"]), charts.at(manifest, "metadata")
+        kind, metadata = str(manifest["kind"]), charts.value_at(manifest, "metadata")
         assert isinstance(metadata, Mapping)
         path = PATHS[kind].format(metadata.get("namespace", ""))
         answer = http.post(path, params=STRICT_DRY_RUN, json=manifest)
@@ -52,12 +52,12 @@ def test_every_manifest_is_accepted(http: httpx.Client, helm: charts.Helm, setti
 
 def pod(helm: charts.Helm) -> tuple[dict[str, object], dict[str, object]]:
     """The Deployment's pod as one of its own, and its only container."""
-    template = charts.at(charts.only(helm.rendered(), "Deployment"), "spec", "template")
-    spec = charts.at(template, "spec")
+    template = charts.value_at(charts.only_of_kind(helm.rendered(), "Deployment"), "spec", "template")
+    spec = charts.value_at(template, "spec")
     assert isinstance(spec, dict)
     (container,) = charts.items_at(spec, "containers")
     assert isinstance(container, dict)
-    metadata = {"name": "operator", "labels": charts.at(template, "metadata", "labels")}
+    metadata = {"name": "operator", "labels": charts.value_at(template, "metadata", "labels")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, container
 
 
@@ -179,9 +179,8 @@ def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: 
     release.install("replicas=2", "numWorkers=4")
     assert key_of(http) == first
     # An administrator exchanges it for 32 letters n, in base64.
-    exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": charts.at(first, "key")}
-    merge = {"Content-Type": "application/merge-patch+json"}
-    http.patch(SECRET, headers=merge, json={"data": exchanged}).raise_for_status()
+    exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": charts.value_at(first, "key")}
+    http.patch(SECRET, json={"data": exchanged}).raise_for_status()
     release.install()
     assert key_of(http) == exchanged
     release.uninstall()
@@ -194,10 +193,10 @@ def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: 
 
 def test_two_installations_have_different_keys(http: httpx.Client, release: charts.Helm) -> None:
     release.install()
-    first = charts.at(key_of(http), "key")
+    first = charts.value_at(key_of(http), "key")
     release.uninstall()
     http.delete(SECRET).raise_for_status()
     release.install()
-    second = charts.at(key_of(http), "key")
+    second = charts.value_at(key_of(http), "key")
     assert first != second
     assert len(str(first)) == len(str(second)) == 88  # 64 characters in base64

@@ -40,16 +40,16 @@ NODES_ROLE = ("kube-node-lease", "rljob-operator-nodes-rljob-system")
 
 
 def pod_of(manifests: list[charts.Manifest]) -> object:
-    return charts.at(charts.only(manifests, "Deployment"), "spec", "template", "spec")
+    return charts.value_at(charts.only_of_kind(manifests, "Deployment"), "spec", "template", "spec")
 
 
-def test_helm_finds_nothing_to_complain_about(helm: charts.Helm) -> None:
+def test_helm_lint_reports_nothing(helm: charts.Helm) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(charts.CHART))
 
 
 def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: charts.Helm) -> None:
     manifests = helm.rendered()
-    assert sorted(charts.granted(charts.only(manifests, "ClusterRole"))) == sorted(IN_JOB_NAMESPACES)
+    assert sorted(charts.granted_rights(charts.only_of_kind(manifests, "ClusterRole"))) == sorted(IN_JOB_NAMESPACES)
     assert rights_by_role(manifests) == {LEASE_ROLE: sorted(FOR_THE_LEASE), NODES_ROLE: OF_NODES}
     assert bound(manifests) == {
         ("ClusterRole", "rljob-operator", ""),
@@ -61,7 +61,9 @@ def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: charts.Helm) 
 def rights_by_role(manifests: list[charts.Manifest]) -> dict[tuple[object, object], list[tuple[str, str, str]]]:
     """What each Role allows, by its namespace and name."""
     return {
-        (charts.at(role, "metadata", "namespace"), charts.at(role, "metadata", "name")): sorted(charts.granted(role))
+        (charts.value_at(role, "metadata", "namespace"), charts.value_at(role, "metadata", "name")): sorted(
+            charts.granted_rights(role)
+        )
         for role in charts.of_kind(manifests, "Role")
     }
 
@@ -89,9 +91,9 @@ def bound(manifests: list[charts.Manifest]) -> set[tuple[object, object, object]
     for binding in charts.of_kind(manifests, "ClusterRoleBinding") + charts.of_kind(manifests, "RoleBinding"):
         operator = {"kind": "ServiceAccount", "name": "rljob-operator", "namespace": "rljob-system"}
         assert charts.items_at(binding, "subjects") == [operator]
-        metadata = charts.at(binding, "metadata")
-        namespace = charts.at(metadata, "namespace") if binding["kind"] == "RoleBinding" else ""
-        found.add((charts.at(binding, "roleRef", "kind"), charts.at(binding, "roleRef", "name"), namespace))
+        metadata = charts.value_at(binding, "metadata")
+        namespace = charts.value_at(metadata, "namespace") if binding["kind"] == "RoleBinding" else ""
+        found.add((charts.value_at(binding, "roleRef", "kind"), charts.value_at(binding, "roleRef", "name"), namespace))
     return found
 
 
@@ -99,14 +101,14 @@ def test_only_the_operators_own_lease_can_be_changed(helm: charts.Helm) -> None:
     roles = [
         role
         for role in charts.of_kind(helm.rendered(), "Role")
-        if charts.at(role, "metadata", "namespace") == "rljob-system"
+        if charts.value_at(role, "metadata", "namespace") == "rljob-system"
     ]
-    rules = charts.items_at(charts.only(roles, "Role"), "rules")
+    rules = charts.items_at(charts.only_of_kind(roles, "Role"), "rules")
     assert [(rule["verbs"], rule.get("resourceNames")) for rule in rules] == [
         (["create"], None),
         (["get", "update"], ["rljob-operator"]),
     ]
-    container = charts.at(pod_of(helm.rendered()), "containers", 0)
+    container = charts.value_at(pod_of(helm.rendered()), "containers", 0)
     assert {"name": "RLJOB_OPERATOR_LEASE_NAME", "value": "rljob-operator"} in charts.items_at(container, "env")
 
 
@@ -134,7 +136,7 @@ def scalars(value: object) -> Iterator[object]:
 def test_no_right_is_a_wildcard(helm: charts.Helm, settings: tuple[str, ...]) -> None:
     manifests = helm.rendered(*settings)
     for role in charts.of_kind(manifests, "ClusterRole") + charts.of_kind(manifests, "Role"):
-        for right in charts.granted(role):
+        for right in charts.granted_rights(role):
             assert "*" not in right
 
 
@@ -146,7 +148,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
         str(variable["name"]): str(
             variable["value"]
             if "value" in variable
-            else metadata[str(charts.at(variable, "valueFrom", "fieldRef", "fieldPath"))]
+            else metadata[str(charts.value_at(variable, "valueFrom", "fieldRef", "fieldPath"))]
         )
         for variable in variables
     }
@@ -160,9 +162,9 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     assert found.leader_election
     assert found.num_workers == 3
     assert found.log_level == "debug"
-    ports = {charts.at(port, "name"): charts.at(port, "containerPort") for port in ports_of(helm)}
+    ports = {charts.value_at(port, "name"): charts.value_at(port, "containerPort") for port in ports_of(helm)}
     assert ports == {"health": found.health_port, "metrics": found.metrics_port}
-    mounts = {charts.at(mount, "name"): charts.at(mount, "mountPath") for mount in mounts_of(helm)}
+    mounts = {charts.value_at(mount, "name"): charts.value_at(mount, "mountPath") for mount in mounts_of(helm)}
     assert mounts["token-keys"] == str(found.token_keys_folder)
     # A variable with a misspelt name would be ignored: each name must stand in the operator's code.
     code = (REPOSITORY / "operator/src/rljob_operator/settings.py").read_text()
@@ -179,17 +181,21 @@ def mounts_of(helm: charts.Helm) -> list[charts.Manifest]:
 
 def test_the_pods_have_the_labels_that_jobs_let_in_and_everything_else_selects(helm: charts.Helm) -> None:
     manifests = helm.rendered("replicas=2", "podLabels.team=a")
-    labels = charts.at(charts.only(manifests, "Deployment"), "spec", "template", "metadata", "labels")
+    labels = charts.value_at(charts.only_of_kind(manifests, "Deployment"), "spec", "template", "metadata", "labels")
     assert isinstance(labels, dict)
     assert labels["team"] == "a"
-    variables = {charts.at(each, "name"): each for each in charts.items_at(pod_of(manifests), "containers", 0, "env")}
-    told = dict(pair.split("=") for pair in str(charts.at(variables["RLJOB_OPERATOR_POD_LABELS"], "value")).split(","))
+    variables = {
+        charts.value_at(each, "name"): each for each in charts.items_at(pod_of(manifests), "containers", 0, "env")
+    }
+    told = dict(
+        pair.split("=") for pair in str(charts.value_at(variables["RLJOB_OPERATOR_POD_LABELS"], "value")).split(",")
+    )
     assert told == {"app.kubernetes.io/name": "rljob-operator", "app.kubernetes.io/instance": "rljob-operator"}
     for selector in (
-        charts.at(charts.only(manifests, "Deployment"), "spec", "selector", "matchLabels"),
-        charts.at(charts.only(manifests, "PodDisruptionBudget"), "spec", "selector", "matchLabels"),
-        charts.at(charts.only(manifests, "NetworkPolicy"), "spec", "podSelector", "matchLabels"),
-        charts.at(charts.only(manifests, "Service"), "spec", "selector"),
+        charts.value_at(charts.only_of_kind(manifests, "Deployment"), "spec", "selector", "matchLabels"),
+        charts.value_at(charts.only_of_kind(manifests, "PodDisruptionBudget"), "spec", "selector", "matchLabels"),
+        charts.value_at(charts.only_of_kind(manifests, "NetworkPolicy"), "spec", "podSelector", "matchLabels"),
+        charts.value_at(charts.only_of_kind(manifests, "Service"), "spec", "selector"),
     ):
         assert selector == told
     assert told.items() <= labels.items()
@@ -197,16 +203,23 @@ def test_the_pods_have_the_labels_that_jobs_let_in_and_everything_else_selects(h
 
 def test_a_disruption_budget_is_made_only_where_a_replica_can_be_spared(helm: charts.Helm) -> None:
     assert charts.of_kind(helm.rendered(), "PodDisruptionBudget") == []
-    assert charts.at(charts.only(helm.rendered("replicas=3"), "PodDisruptionBudget"), "spec", "maxUnavailable") == 1
+    assert (
+        charts.value_at(
+            charts.only_of_kind(helm.rendered("replicas=3"), "PodDisruptionBudget"), "spec", "maxUnavailable"
+        )
+        == 1
+    )
 
 
 def test_the_network_policy_lets_in_only_readers_of_metrics(helm: charts.Helm) -> None:
-    policy = charts.at(
-        charts.only(helm.rendered(TWO_NAMESPACES, "networkPolicy.apiServer.cidrs={10.0.0.1/32}"), "NetworkPolicy"),
+    policy = charts.value_at(
+        charts.only_of_kind(
+            helm.rendered(TWO_NAMESPACES, "networkPolicy.apiServer.cidrs={10.0.0.1/32}"), "NetworkPolicy"
+        ),
         "spec",
     )
-    assert charts.at(policy, "policyTypes") == ["Ingress", "Egress"]
-    assert charts.at(policy, "ingress") == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+    assert charts.value_at(policy, "policyTypes") == ["Ingress", "Egress"]
+    assert charts.value_at(policy, "ingress") == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
     names, api_server, dashboards = charts.items_at(policy, "egress")
     assert names == {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
     assert api_server == {
@@ -231,14 +244,14 @@ def test_the_crd_is_the_generated_one(helm: charts.Helm) -> None:
     generated = REPOSITORY / "crds" / "rljobs.yaml"
     copy = charts.CHART / "files" / "rljobs.yaml"
     assert copy.read_text() == generated.read_text(), f"cp crds/rljobs.yaml {copy.relative_to(REPOSITORY)}"
-    rendered = charts.only(helm.rendered(with_crd=True), "CustomResourceDefinition")
+    rendered = charts.only_of_kind(helm.rendered(with_crd=True), "CustomResourceDefinition")
     expected = YAML(typ="safe").load(generated.read_text())
     assert rendered["spec"] == expected["spec"]
-    assert charts.at(rendered, "metadata", "name") == "rljobs.rljob.dev"
-    assert charts.at(rendered, "metadata", "annotations") == {"helm.sh/resource-policy": "keep"}
+    assert charts.value_at(rendered, "metadata", "name") == "rljobs.rljob.dev"
+    assert charts.value_at(rendered, "metadata", "annotations") == {"helm.sh/resource-policy": "keep"}
     assert charts.of_kind(helm.rendered("crds.install=false", with_crd=True), "CustomResourceDefinition") == []
-    unkept = charts.at(
-        charts.only(helm.rendered("crds.keep=false", with_crd=True), "CustomResourceDefinition"), "metadata"
+    unkept = charts.value_at(
+        charts.only_of_kind(helm.rendered("crds.keep=false", with_crd=True), "CustomResourceDefinition"), "metadata"
     )
     assert isinstance(unkept, dict)
     assert "annotations" not in unkept
@@ -250,7 +263,7 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
         told = [
             each for each in charts.items_at(containers[0], "env") if each["name"] == "RLJOB_OPERATOR_TRAINER_IMAGE"
         ]
-        return [charts.at(container, "image") for container in containers] + [charts.at(told[0], "value")]
+        return [charts.value_at(container, "image") for container in containers] + [charts.value_at(told[0], "value")]
 
     assert images() == ["rljob-operator:0.1.0", "rljob-trainer:0.1.0"]
     digest = f"sha256:{'0a' * 32}"
@@ -284,7 +297,7 @@ def test_a_wrong_value_is_refused_by_its_name(helm: charts.Helm, setting: str, w
 def test_an_existing_key_is_mounted_and_none_is_made(helm: charts.Helm) -> None:
     manifests = helm.rendered("tokenKey.existingSecret=mine")
     assert charts.of_kind(manifests, "Secret") == []
-    volumes = {charts.at(volume, "name"): volume for volume in charts.items_at(pod_of(manifests), "volumes")}
+    volumes = {charts.value_at(volume, "name"): volume for volume in charts.items_at(pod_of(manifests), "volumes")}
     assert volumes["token-keys"]["secret"] == {"secretName": "mine", "defaultMode": 0o440}
 
 
@@ -299,21 +312,26 @@ def test_where_the_pods_run_is_up_to_the_installer(helm: charts.Helm) -> None:
             "priorityClassName=high",
         )
     )
-    assert charts.at(pod, "nodeSelector") == {"pool": "system"}
-    assert charts.at(pod, "tolerations") == [{"key": "system"}]
-    assert charts.at(pod, "topologySpreadConstraints") == [{"maxSkew": 1}]
-    assert charts.at(pod, "affinity") == {"podAntiAffinity": {"x": 1}}
-    assert charts.at(pod, "imagePullSecrets") == [{"name": "registry"}]
-    assert charts.at(pod, "priorityClassName") == "high"
+    assert charts.value_at(pod, "nodeSelector") == {"pool": "system"}
+    assert charts.value_at(pod, "tolerations") == [{"key": "system"}]
+    assert charts.value_at(pod, "topologySpreadConstraints") == [{"maxSkew": 1}]
+    assert charts.value_at(pod, "affinity") == {"podAntiAffinity": {"x": 1}}
+    assert charts.value_at(pod, "imagePullSecrets") == [{"name": "registry"}]
+    assert charts.value_at(pod, "priorityClassName") == "high"
 
 
 def test_the_service_monitor_finds_the_service(helm: charts.Helm) -> None:
     assert charts.of_kind(helm.rendered(), "ServiceMonitor") == []
     manifests = helm.rendered("metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prometheus")
-    monitor, service = charts.only(manifests, "ServiceMonitor"), charts.only(manifests, "Service")
-    assert charts.at(monitor, "metadata", "labels", "release") == "prometheus"
-    wanted, there = charts.at(monitor, "spec", "selector", "matchLabels"), charts.at(service, "metadata", "labels")
+    monitor, service = charts.only_of_kind(manifests, "ServiceMonitor"), charts.only_of_kind(manifests, "Service")
+    assert charts.value_at(monitor, "metadata", "labels", "release") == "prometheus"
+    wanted, there = (
+        charts.value_at(monitor, "spec", "selector", "matchLabels"),
+        charts.value_at(service, "metadata", "labels"),
+    )
     assert isinstance(wanted, dict)
     assert isinstance(there, dict)
     assert wanted.items() <= there.items()
-    assert charts.at(monitor, "spec", "endpoints", 0, "port") == charts.at(service, "spec", "ports", 0, "name")
+    assert charts.value_at(monitor, "spec", "endpoints", 0, "port") == charts.value_at(
+        service, "spec", "ports", 0, "name"
+    )

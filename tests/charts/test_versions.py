@@ -17,14 +17,14 @@ DOCKERFILES = [REPOSITORY / "images" / name / "Dockerfile" for name in ("operato
 
 def test_chart_images_and_packages_have_one_version() -> None:
     packages = {
-        str(charts.at(tomllib.loads((REPOSITORY / place / "pyproject.toml").read_text()), "project", "version"))
+        str(charts.value_at(tomllib.loads((REPOSITORY / place / "pyproject.toml").read_text()), "project", "version"))
         for place in ("crds", "operator", "trainer")
     }
     assert len(packages) == 1
     version = packages.pop()
     chart = YAML(typ="safe").load((charts.CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert charts.at(values(), "trainer", "image") == f"rljob-trainer:{version}"
+    assert charts.value_at(values(), "trainer", "image") == f"rljob-trainer:{version}"
     for dockerfile in DOCKERFILES:
         assert re.findall(r"^ARG VERSION=(.*)$", dockerfile.read_text(), flags=re.MULTILINE) == [version]
 
@@ -32,7 +32,7 @@ def test_chart_images_and_packages_have_one_version() -> None:
 def test_the_chart_names_the_ray_of_the_trainer_image() -> None:
     for device in ("cpu", "gpu"):
         pins = (REPOSITORY / "constraints" / f"pins-{device}.txt").read_text()
-        assert f"ray=={charts.at(values(), 'trainer', 'rayVersion')}\n" in pins
+        assert f"ray=={charts.value_at(values(), 'trainer', 'rayVersion')}\n" in pins
 
 
 def values() -> object:

@@ -9,25 +9,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
+from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_cli.__main__ import main
-from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet, install_crd, new_namespace, running_kubelet
+from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet, new_namespace, running_kubelet
 from rljob_testing.cli.rljob_command import SMALL_JOB, JobFolder
-from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.api_server import ApiServer, install_definition, running_apiserver
 
 Rljob = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> JobFolder:
+def job_file(tmp_path: Path) -> Path:
+    """A file with a job that is called `small`."""
+    file = tmp_path / "job.yaml"
+    file.write_text(SMALL_JOB)
+    return file
+
+
+@pytest.fixture
+def workplace(job_file: Path, tmp_path: Path) -> JobFolder:
     """A fresh workplace."""
     package = tmp_path / "code" / "rljob_trainer"
     package.mkdir(parents=True)
     shutil.copy(Path(__file__).parent / "stand_in_trainer.py", package / "__main__.py")
     (package / "__init__.py").touch()
-    (tmp_path / "job.yaml").write_text(SMALL_JOB)
-    return JobFolder(tmp_path)
+    return JobFolder(job_file.parent)
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def bare_apiserver() -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def apiserver(bare_apiserver: ApiServer) -> ApiServer:
     """The API server with the CRD."""
-    install_crd(bare_apiserver)
+    install_definition(bare_apiserver.http, custom_resource_definition())
     return bare_apiserver
 
 
@@ -95,5 +102,5 @@ def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 @pytest.fixture
 def small(job_cluster: JobCluster) -> JobCluster:
     """A namespace with one job, called `small`, that no operator has looked at."""
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    job_cluster.create_small_job()
     return job_cluster

@@ -118,7 +118,7 @@ def test_more_workers_than_one_node_may_have_are_refused() -> None:
         plan_for_machine(job(), TWO_CORES, 96)
 
 
-def test_what_only_a_cluster_has_is_named_once_each() -> None:
+def test_settings_that_need_a_cluster_are_reported_once_each() -> None:
     spec = """\
   image: example/trainer
   rayVersion: 2.60.0

@@ -15,8 +15,8 @@ from rljob_cli.cluster.listing import list_lines
 from rljob_cli.cluster.status import job_lines
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_operator.reconcile.observed import Observed
-from rljob_testing.operator import any_moment, samples
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator import any_moment, inputs
+from rljob_testing.operator.inputs import decide
 
 HEADLINES = {
     "It is being deleted",
@@ -38,9 +38,9 @@ def stored(seen: Observed, status: RLJobStatus) -> StoredJob:
     """The job as Kubernetes shows it, with this status."""
     requests = {ANNOTATION_STOP: seen.job.stop_request, ANNOTATION_RETRY: seen.job.retry_request}
     annotations = {name: value for name, value in requests.items() if value is not None}
-    metadata = {"name": seen.job.name, "namespace": "here", "creationTimestamp": samples.NOW.isoformat()}
+    metadata = {"name": seen.job.name, "namespace": "here", "creationTimestamp": inputs.NOW.isoformat()}
     if seen.job.deleting:
-        metadata["deletionTimestamp"] = samples.NOW.isoformat()
+        metadata["deletionTimestamp"] = inputs.NOW.isoformat()
     spec = seen.job.spec.to_wire() if seen.job.spec is not None else {}
     whole = {"metadata": metadata | {"annotations": annotations}, "spec": spec, "status": status.to_wire()}
     return stored_job(whole)
@@ -58,11 +58,11 @@ def test_every_moment_of_a_job_is_shown_and_explained() -> None:
         assert next_lines
         told = [line for line in lines if line.startswith("What to do: ")]
         assert told or any(line.startswith("Nothing keeps it from going on") for line in lines)
-        assert list_lines([job], samples.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
+        assert list_lines([job], inputs.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
             "here",
             seen.job.name,
         ]
-        text = "\n".join(line.plain for line in job_lines(job, samples.NOW))
+        text = "\n".join(line.plain for line in job_lines(job, inputs.NOW))
         result = job.status.result
         assert ("  result " in text) == (result is not None)
         assert ("  next  " in text) == (job.status.next_attempt is not None)
@@ -77,7 +77,7 @@ def test_every_moment_of_a_job_is_shown_and_explained() -> None:
 def explained(job: StoredJob) -> list[str]:
     assert job.unread == ()
     assert job.status == RLJobStatus.from_wire(job.wire["status"])
-    return [line.plain for line in explanation(job, [], [], samples.NOW)]
+    return [line.plain for line in explanation(job, [], [], inputs.NOW)]
 
 
 def headline(lines: list[str]) -> str:

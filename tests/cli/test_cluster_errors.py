@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 from kubernetes.config import incluster_config
-from ruamel.yaml import YAML
 
 from rljob_cli import settings
-from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
-from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
 
@@ -33,7 +30,7 @@ def test_without_a_crd_the_operator_is_not_installed(
     # A group that no server here ever serves stands for a cluster without the operator: the tests share one server.
     monkeypatch.setattr("rljob_cli.cluster.client._JOBS", "/apis/not-installed.dev/v1alpha1")
     file = tmp_path / "kubeconfig"
-    file.write_text(kubeconfig_text(bare_apiserver.url, bare_apiserver.certificate, bare_apiserver.token, "default"))
+    file.write_text(bare_apiserver.kubeconfig())
     code, _, errors = rljob("list", "--kubeconfig", str(file))
     assert code == 2
     assert errors == (
@@ -42,7 +39,7 @@ def test_without_a_crd_the_operator_is_not_installed(
     )
 
 
-def test_without_a_kubeconfig_it_says_where_it_looked(
+def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/b")
@@ -85,7 +82,7 @@ def test_several_kubeconfigs_are_merged_and_any_context_can_be_named(
     job_cluster: JobCluster, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = tmp_path / "first"
-    text = kubeconfig_text("https://127.0.0.1:1", job_cluster.server.certificate, "none", "default")
+    text = job_cluster.server.kubeconfig(url="https://127.0.0.1:1", token="none")
     first.write_text(text.replace('"here"', '"elsewhere"').replace('"me"', '"nobody"'))
     monkeypatch.setenv("KUBECONFIG", f"{first}:{job_cluster.kubeconfig}:{tmp_path}/none")
     code, _, errors = rljob("list", "--context", "here")
@@ -99,7 +96,7 @@ def test_a_server_that_does_not_listen(
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         file = tmp_path / "config"
-        file.write_text(kubeconfig_text(f"https://127.0.0.1:{port}", apiserver.certificate, "t", "default"))
+        file.write_text(apiserver.kubeconfig(url=f"https://127.0.0.1:{port}"))
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
     assert code == 75
@@ -112,7 +109,7 @@ def test_a_certificate_that_is_not_trusted(
     apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config"
-    text = kubeconfig_text(apiserver.url, apiserver.certificate, apiserver.token, "default")
+    text = apiserver.kubeconfig()
     file.write_text(text.replace(f'"certificate-authority": "{apiserver.certificate}"', '"tls-server-name": "other"'))
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
@@ -123,8 +120,8 @@ def test_a_certificate_that_is_not_trusted(
 
 
 @pytest.mark.parametrize("command", ["delete", "status", "logs", "explain", "suspend", "resume", "stop", "retry"])
-def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rljob, command: str) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+def test_an_invalid_name_is_rejected_before_any_request(job_cluster: JobCluster, rljob: Rljob, command: str) -> None:
+    job_cluster.create_small_job()
     for name in ("", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254):
         code, output, errors = rljob(command, "--", name)
         assert (code, output) == (2, "")
@@ -136,11 +133,11 @@ def test_a_name_that_is_none_asks_for_nothing(job_cluster: JobCluster, rljob: Rl
 
 
 def test_output_that_cannot_be_written(job_cluster: JobCluster) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    job_cluster.create_small_job()
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "rljob_cli", "list"],
-            env=inherited_environment() | {"KUBECONFIG": str(job_cluster.kubeconfig)},
+            env=job_cluster.environment,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -152,25 +149,16 @@ def test_a_token_that_is_not_valid(
     apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config"
-    file.write_text(kubeconfig_text(apiserver.url, apiserver.certificate, "expired", "default"))
+    file.write_text(apiserver.kubeconfig(token="expired"))
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
     assert code == 2
     assert errors == "error: here: the API server does not accept these credentials; log in again\n"
 
 
-def service_account_token(cluster: JobCluster) -> str:
-    accounts = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
-    cluster.server.http.post(accounts, json={"metadata": {"name": "visitor"}}).raise_for_status()
-    answer = cluster.server.http.post(f"{accounts}/visitor/token", json={"spec": {"expirationSeconds": 3600}})
-    token = answer.raise_for_status().json()["status"]["token"]
-    assert isinstance(token, str)
-    return token
-
-
-def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluster, rljob: Rljob) -> None:
-    server, token = job_cluster.server, service_account_token(job_cluster)
-    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, job_cluster.namespace))
+def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
+    token = job_cluster.account_token()
+    job_cluster.kubeconfig.write_text(job_cluster.server.kubeconfig(token=token, namespace=job_cluster.namespace))
     code, _, errors = rljob("status", "small")
     assert code == 2
     assert errors == (
@@ -180,20 +168,11 @@ def test_what_is_not_allowed_is_said_in_the_servers_words(job_cluster: JobCluste
     )
 
 
-def test_explain_says_what_it_can_without_a_right_to_events(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
-    server, namespace = job_cluster.server, job_cluster.namespace
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster, rljob: Rljob) -> None:
+    job_cluster.create_small_job()
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get"]}]
-    server.http.post(f"{rbac}/roles", json={"metadata": {"name": "reader"}, "rules": rules}).raise_for_status()
-    binding = {
-        "metadata": {"name": "reader"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
-        "subjects": [{"kind": "ServiceAccount", "name": "visitor", "namespace": namespace}],
-    }
-    server.http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
-    token = service_account_token(job_cluster)
-    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, namespace))
+    token = job_cluster.account_token({"metadata": {"name": "reader"}, "rules": rules})
+    job_cluster.kubeconfig.write_text(job_cluster.server.kubeconfig(token=token, namespace=job_cluster.namespace))
     code, output, errors = rljob("explain", "small")
     assert (code, errors) == (0, "")
     assert "No operator has looked at it yet.\n" in output

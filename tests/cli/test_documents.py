@@ -14,8 +14,7 @@ from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
 from rljob_operator.reconcile.endings import _EXIT_REASONS
 from rljob_testing.cli import job_statuses
-from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet, kubeconfig_text
-from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
 from rljob_testing.pages import REPOSITORY, pages
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM
@@ -117,20 +116,18 @@ def test_the_documented_exit_codes_are_those_of_the_operator() -> None:
 
 @pytest.mark.apiserver
 def test_the_role_for_people_suffices_for_every_command(
-    job_cluster: JobCluster, kubelet: StandInKubelet, rljob: Rljob, tmp_path: Path
+    job_cluster: JobCluster, kubelet: StandInKubelet, rljob: Rljob, job_file: Path
 ) -> None:
     manifest = re.search(r"```yaml\n(apiVersion: rbac.*?)```", INSTALL, re.DOTALL)
     assert manifest is not None
     role = YAML(typ="safe", pure=True).load(manifest[1])
-    token = _token_with_role(job_cluster, role)
-    server = job_cluster.server
-    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, job_cluster.namespace))
+    token = job_cluster.account_token(role)
+    job_cluster.kubeconfig.write_text(job_cluster.server.kubeconfig(token=token, namespace=job_cluster.namespace))
 
-    file = tmp_path / "job.yaml"
-    file.write_text(SMALL_JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n")
-    assert rljob("submit", str(file))[0] == 0
-    file.write_text(file.read_text() + "  runPolicy: {gracePeriodSeconds: 60}\n")
-    assert rljob("submit", str(file))[0] == 0
+    job_file.write_text(job_file.read_text() + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n")
+    assert rljob("submit", str(job_file))[0] == 0
+    job_file.write_text(job_file.read_text() + "  runPolicy: {gracePeriodSeconds: 60}\n")
+    assert rljob("submit", str(job_file))[0] == 0
     metadata = job_cluster.job("small")["metadata"]
     assert isinstance(metadata, dict)
     labels = {"rljob.dev/job-uid": str(metadata["uid"]), "rljob.dev/attempt": "1", "ray.io/node-type": "head"}
@@ -149,19 +146,3 @@ def test_the_role_for_people_suffices_for_every_command(
     for command in (["retry", "small"], ["delete", "small"]):
         code, _, errors = rljob(*command)
         assert (code, errors) == (0, ""), command
-
-
-def _token_with_role(cluster: JobCluster, role: dict[str, object]) -> str:
-    http, namespace = cluster.server.http, cluster.namespace
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    http.post(f"{rbac}/roles", params={"fieldValidation": "Strict"}, json=role).raise_for_status()
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    http.post(accounts, json={"metadata": {"name": "person"}}).raise_for_status()
-    binding = {
-        "metadata": {"name": "person"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},  # type: ignore[index]
-        "subjects": [{"kind": "ServiceAccount", "name": "person", "namespace": namespace}],
-    }
-    http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
-    answer = http.post(f"{accounts}/person/token", json={"spec": {"expirationSeconds": 3600}}).raise_for_status()
-    return str(answer.json()["status"]["token"])

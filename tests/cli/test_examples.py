@@ -35,7 +35,7 @@ def test_every_example_is_valid_and_runs_on_two_cpu_workers(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FOR_CLUSTERS, ids=name)
-def test_what_is_meant_for_clusters_lacks_nothing_there(path: Path) -> None:
+def test_examples_for_clusters_are_complete(path: Path) -> None:
     job = load_job_file(path)
     assert cluster_violations(job.spec, has_default_image=True) == ()
     storage = job.spec.checkpoint.storage

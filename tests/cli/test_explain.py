@@ -125,13 +125,13 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         ({"phase": "Pending"}, "Pending"),
     ],
 )
-def test_what_keeps_a_pod_is_said_in_the_words_of_whoever_knows(status: dict[str, object], trouble: str) -> None:
+def test_a_waiting_pod_is_explained_by_the_message_of_its_source(status: dict[str, object], trouble: str) -> None:
     waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)
     text = explained({"conditions": [VALID, waits]}, [pod("p", status)])
     assert f"Pods that are not ready:\n  p (main): {trouble}\n" in text
 
 
-def test_what_is_long_loses_its_middle() -> None:
+def test_long_text_is_shortened_in_the_middle() -> None:
     waits = job_statuses.condition("ClusterReady", "False", "ImagePullFailed", CREATED)
     message = "cannot pull " + "registry.example.com/" * 30 + "trainer: no such host"
     status = {"containerStatuses": [waiting_container("ray", "ErrImagePull", message)]}
@@ -144,7 +144,7 @@ def test_what_is_long_loses_its_middle() -> None:
     assert len(line) == len("  p (main): ") + 240
 
 
-def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
+def test_long_lists_of_pods_and_warnings_are_shortened() -> None:
     waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)
     pods = [pod(f"p{number:02}", {}) for number in range(20)]
     warnings = [warning("p01", f"Reason{number}", "m", CREATED, 1) for number in range(9)]
@@ -154,7 +154,7 @@ def test_many_pods_and_warnings_are_cut_to_what_can_be_read() -> None:
     assert text.count("  30m  Pod p01: Reason") == 5
 
 
-def test_a_job_that_trains_hangs_on_nothing() -> None:
+def test_explain_reports_no_problem_of_a_training_job() -> None:
     assert explained(job_statuses.full_status(), more="  runPolicy: {activeDeadlineSeconds: 3600}\n") == (
         "RLJob team-a/small: Running, 30m old\n"
         "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
@@ -167,7 +167,7 @@ def test_a_job_that_trains_hangs_on_nothing() -> None:
     )
 
 
-def test_a_job_without_a_checkpoint_says_what_would_be_lost() -> None:
+def test_without_a_checkpoint_explain_says_that_a_failure_restarts_from_step_0() -> None:
     none = job_statuses.condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
     text = explained({"conditions": [VALID, none]})
     assert (
@@ -198,7 +198,7 @@ def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mappi
         assert command.endswith(flags), command
 
 
-def test_a_failure_says_how_to_go_on() -> None:
+def test_a_failure_says_how_to_resume() -> None:
     failed = job_statuses.condition(
         "Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1\n  division by zero"
     )
@@ -309,7 +309,7 @@ def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
 def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
     job_cluster: JobCluster, rljob: Rljob
 ) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+    stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)

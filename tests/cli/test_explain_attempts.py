@@ -71,7 +71,7 @@ def what_is_next(lines: list[str]) -> list[str]:
     return [line.removeprefix("  ") for line in lines[lines.index(NEXT) + 1 :]]
 
 
-def test_a_job_that_trains_again_says_how_often_it_may_still_fail() -> None:
+def test_a_retried_job_shows_the_retries_left() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 3600, "stallDeadlineSeconds": 600}}
     status = {"phase": "Running", "conditions": [VALID, TRAINING], "attempts": [ENDED, RUNNING], "counters": COUNTERS}
     assert explained(status, policy) == [
@@ -172,7 +172,7 @@ def test_a_job_that_is_suspended() -> None:
     ]
 
 
-def test_a_trainer_that_is_not_heard_of() -> None:
+def test_a_silent_trainer_is_reported_with_its_deadline() -> None:
     silent = job_statuses.condition(
         "Progressing", "Unknown", "DashboardUnreachable", "2026-01-31T12:21:00Z", "timed out"
     )
@@ -229,7 +229,7 @@ def test_a_stop_that_ray_could_not_be_asked_for() -> None:
     assert what_is_next(lines)[1] == "then the job is Failed, StoppedByUser; `rljob retry small` lets it go on"
 
 
-def test_a_trainer_that_stalls_is_traced_first_and_told_where_it_stood() -> None:
+def test_a_stalled_trainer_is_stopped_after_its_stacks_are_written() -> None:
     stop = {"reason": "Stalled", "message": "no progress for 600 s; it stood at step 9 of 40"}
     stop |= {"requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
@@ -276,7 +276,7 @@ def test_a_job_that_failed_for_good_can_be_retried() -> None:
         ),
     ],
 )
-def test_what_a_failed_job_needs_depends_on_why_and_how(reason: str, spec: Mapping[str, object], first: str) -> None:
+def test_the_advice_depends_on_the_reason_of_the_failure(reason: str, spec: Mapping[str, object], first: str) -> None:
     assert what_is_next(explained(failed(reason), spec))[0] == first
 
 
@@ -303,6 +303,6 @@ def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
     assert f"What to do: {EXPLANATIONS[reason].advice}" in explained({"conditions": [VALID, waits]})
 
 
-def test_only_what_another_spec_mends_is_to_be_created_again() -> None:
+def test_only_failures_that_need_another_spec_ask_for_a_new_job() -> None:
     again = {reason for reason, known in EXPLANATIONS.items() if "create the job again" in known.advice}
     assert again == {Reason.INVALID_SPEC, Reason.CONFIGURATION_ERROR}

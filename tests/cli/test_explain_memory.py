@@ -85,7 +85,7 @@ def test_nothing_is_added_where_the_planner_knows_nothing(message: str, model: M
     assert explained("OutOfMemory", message, model, {}) == []
 
 
-def test_what_the_operator_has_said_before_is_shown_unless_all_went_well() -> None:
+def test_earlier_warnings_of_the_operator_are_shown_unless_the_job_succeeded() -> None:
     failed = explained("ApplicationError", "KeyError: 'x'", {}, {})
     assert failed == ["  by an estimate the memory is too small"]
     assert not any("estimate" in line for line in explained("Succeeded", "done", {}, {}, outcome="Succeeded"))

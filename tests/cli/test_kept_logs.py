@@ -86,14 +86,16 @@ def test_workers_of_several_pools_have_a_folder_each(claim: Path, rljob: Rljob) 
         (["--container", "ray"], "--container ray: kept are the driver's log, and with --pool those of workers"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_is(claim: Path, rljob: Rljob, arguments: list[str], said: str) -> None:
+def test_a_missing_attempt_is_reported_with_those_that_exist(
+    claim: Path, rljob: Rljob, arguments: list[str], said: str
+) -> None:
     code, output, errors = rljob("logs", "small", "--storage", str(claim), *arguments)
     assert (code, output) == (2, "")
     assert errors.startswith("error: ")
     assert said in errors
 
 
-def test_a_folder_that_is_no_claim_is_said(claim: Path, rljob: Rljob) -> None:
+def test_a_folder_without_a_job_is_reported(claim: Path, rljob: Rljob) -> None:
     code, _, errors = rljob("logs", "other", "--storage", str(claim))
     assert code == 2
     assert errors == (
@@ -103,7 +105,7 @@ def test_a_folder_that_is_no_claim_is_said(claim: Path, rljob: Rljob) -> None:
     assert "(there is no such folder)" in rljob("logs", "small", "--storage", str(claim / "none"))[2]
 
 
-def test_an_attempt_without_a_drivers_log_is_said(claim: Path, rljob: Rljob) -> None:
+def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) -> None:
     folder = claim / "small" / LOGS / "attempt-1"
     (folder / "driver.log").rename(folder / "stacks-0.txt")
     code, output, errors = rljob("logs", "small", "--storage", str(claim), "--attempt", "1")

@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from ruamel.yaml import YAML
 
 from rljob_cli.cluster.watching import Clock
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
-from rljob_testing.cli.rljob_command import SMALL_JOB
-from rljob_testing.settings import inherited_environment
 
 pytestmark = pytest.mark.apiserver
 
@@ -30,8 +27,7 @@ PENDING = job_statuses.condition("ClusterReady", "False", "PodsPending", SINCE, 
 
 @pytest.fixture
 def small(job_cluster: JobCluster) -> JobCluster:
-    text = SMALL_JOB.replace("nodes: 1", "nodes: 2") + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    job_cluster.create_small_job("  checkpoint: {storage: {persistentVolumeClaim: results}}\n", num_nodes=2)
     job_cluster.write_status("small", {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [PENDING]})
     return job_cluster
 
@@ -130,7 +126,7 @@ def test_attempts_on_one_cluster_share_its_pods(small: JobCluster, kubelet: Stan
         assert rljob("logs", "small", *arguments) == (0, "both\n", text)
 
 
-def test_where_the_log_of_an_attempt_is_when_its_pods_are_gone(small: JobCluster, rljob: Rljob) -> None:
+def test_without_pods_the_path_of_the_log_copy_is_shown(small: JobCluster, rljob: Rljob) -> None:
     lost = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost", "message": "node n7 was lost"}
     waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
     attempts = [ATTEMPT | {"number": number, "submissions": 1} | lost for number in (3, 4)]
@@ -206,7 +202,7 @@ def test_a_pod_that_the_job_never_has_is_refused(
     assert errors == f"error: {message.format(namespace=small.namespace)}\n"
 
 
-def test_a_pod_that_is_not_there_yet_is_said_with_what_it_waits_for(small: JobCluster, rljob: Rljob) -> None:
+def test_a_missing_pod_is_reported_with_its_cause(small: JobCluster, rljob: Rljob) -> None:
     code, _, errors = rljob("logs", "small")
     assert code == 2
     assert errors == (
@@ -215,7 +211,7 @@ def test_a_pod_that_is_not_there_yet_is_said_with_what_it_waits_for(small: JobCl
     )
 
 
-def test_a_container_that_has_not_started_is_said_with_the_kubelets_reason(small: JobCluster, rljob: Rljob) -> None:
+def test_a_container_that_has_not_started_is_reported_with_the_kubelet_reason(small: JobCluster, rljob: Rljob) -> None:
     create_pod(small, "small-1-head-a", "head", state={"waiting": {"reason": "ImagePullBackOff"}})
     code, _, errors = rljob("logs", "small")
     assert code == 2
@@ -263,8 +259,7 @@ def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
 
 def log_process(cluster: JobCluster, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "rljob_cli", "logs", "small", *arguments]
-    environment = inherited_environment() | {"KUBECONFIG": str(cluster.kubeconfig)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(small: JobCluster, kubelet: StandInKubelet) -> None:
@@ -292,9 +287,7 @@ def test_ctrl_c_while_following_is_quiet(small: JobCluster, kubelet: StandInKube
     kubelet.more.set()
 
 
-def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_shown(
-    small: JobCluster, rljob: Rljob
-) -> None:
+def test_without_pods_the_path_of_the_log_copy_and_its_last_lines_are_shown(small: JobCluster, rljob: Rljob) -> None:
     message = "exit code 1, last lines of the log:\nZeroDivisionError: division by zero"
     failed = job_statuses.condition("Failed", "True", "ApplicationError", SINCE, message)
     attempts = [ATTEMPT | {"submissions": 1}]
@@ -313,8 +306,7 @@ def test_when_the_pods_are_gone_the_place_of_the_copy_and_the_last_lines_are_sho
 
 def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster: JobCluster, rljob: Rljob) -> None:
     storage = "{persistentVolumeClaim: results, subPath: team/my runs}"
-    text = SMALL_JOB + f"  checkpoint: {{storage: {storage}}}\n"
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(text))
+    job_cluster.create_small_job(f"  checkpoint: {{storage: {storage}}}\n")
     ended = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
     job_cluster.write_status("small", {"attempts": [ATTEMPT | {"submissions": 1} | ended]})
     errors = rljob("logs", "small")[2]
@@ -322,7 +314,7 @@ def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster
     assert ": rljob logs small --storage FOLDER/'team/my runs' --attempt 1\n" in errors
 
 
-def test_a_job_that_never_trained_has_no_log_to_look_for(small: JobCluster, rljob: Rljob) -> None:
+def test_a_job_that_never_trained_has_no_log(small: JobCluster, rljob: Rljob) -> None:
     failed = job_statuses.condition("Failed", "True", "ProvisioningDeadlineExceeded", SINCE, "no node has 32 GPUs")
     small.write_status("small", {"phase": "Failed", "conditions": [failed]})
     code, _, errors = rljob("logs", "small")

@@ -19,7 +19,7 @@ from rljob_cli.plan.models import find_shape, shapes_of
 from rljob_planner.errors import PlanError
 from rljob_planner.job import ModelSource
 from rljob_planner.workload import Role
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler
 
 FIELD = "spec.training.model.source"
 CONFIG = {

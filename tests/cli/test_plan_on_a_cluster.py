@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.job_file import load_job_file
-from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
+from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.apiserver
@@ -116,7 +116,7 @@ def test_whoever_may_not_list_nodes_is_told_what_needs_no_right(
     server.http.post(accounts, json={"metadata": {"name": "visitor"}}).raise_for_status()
     answer = server.http.post(f"{accounts}/visitor/token", json={"spec": {"expirationSeconds": 3600}})
     token = answer.raise_for_status().json()["status"]["token"]
-    job_cluster.kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, token, namespace))
+    job_cluster.kubeconfig.write_text(server.kubeconfig(token=token, namespace=namespace))
     code, _, errors = rljob("plan", job, "--from-cluster")
     assert code == 2
     assert errors.startswith("error: here: not allowed (nodes is forbidden: User ")

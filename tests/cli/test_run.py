@@ -22,7 +22,7 @@ WaitFor = Callable[[Callable[[], bool]], None]
 Rljob = Callable[..., tuple[int, str, str]]
 
 
-def told(workplace: JobFolder, attempt: int) -> dict[str, str]:
+def trainer_environment(workplace: JobFolder, attempt: int) -> dict[str, str]:
     return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
 
 
@@ -53,10 +53,10 @@ def alive(pid: int) -> bool:
     return "zombie" not in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_run_hands_the_whole_contract_over_and_says_where_it_runs_and_how_it_ended(workplace: JobFolder) -> None:
+def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(workplace: JobFolder) -> None:
     code, output = workplace.run(RAY_ADDRESS="10.0.0.1:6379", PYTHONPATH="/somewhere", CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
-    environment = told(workplace, 1)
+    environment = trainer_environment(workplace, 1)
     job = load_job(environment["RLJOB_SPEC"])
     assert (job.contract_version, job.name) == (1, "small")
     assert '"contractVersion":1' in environment["RLJOB_SPEC"]
@@ -88,7 +88,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFol
     workplace.job_file.write_text(job)
     code, output = workplace.run("--ray", "10.0.0.1:6379", CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
-    environment = told(workplace, 1)
+    environment = trainer_environment(workplace, 1)
     assert environment["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert environment["RLJOB_SHIPPED_CODE"] == str(workplace.folder / "code")
     assert "RLJOB_DEVICE" not in environment
@@ -106,7 +106,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFol
 def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, named: str, expected: str) -> None:
     code, output = workplace.run("--ray", "auto", RAY_ADDRESS=named)
     assert code == 0, output
-    assert told(workplace, 1)["RAY_ADDRESS"] == expected
+    assert trainer_environment(workplace, 1)["RAY_ADDRESS"] == expected
 
 
 def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -> None:
@@ -114,7 +114,7 @@ def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -
     assert "--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out" in output
 
 
-def test_the_run_folder_keeps_what_the_recipe_stands_for(workplace: JobFolder) -> None:
+def test_the_run_folder_keeps_the_resolved_algorithm(workplace: JobFolder) -> None:
     with workplace.job_file.open("a") as file:
         file.write("    algorithm: {type: DrGRPO, advantage: {groupRelative: {normalizeByStd: true}}}\n")
     assert workplace.run("--workers", "1")[0] == 0
@@ -199,16 +199,16 @@ def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: JobFolde
     assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume --code code` goes on" in refused()
     assert (workplace.run_folder / "metrics.jsonl").read_text() == before
     assert workplace.run("--resume")[0] == 0
-    assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+    assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
 def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: JobFolder) -> None:
     assert workplace.run(mode="exit-2")[0] == 2
     assert workplace.run()[0] == 0
-    assert told(workplace, 2)["RLJOB_ATTEMPT"] == "2"
+    assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_resuming_nothing_is_refused(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_resume_without_a_run_is_rejected(workplace: JobFolder, refused: Callable[..., str]) -> None:
     output = refused("--resume")
     assert f"{workplace.run_folder}: there is no run to resume; `rljob run job.yaml --code code` starts one\n" in output
 
@@ -238,7 +238,7 @@ def test_two_runs_cannot_use_one_folder_at_once(
     first.communicate(timeout=120)
 
 
-def test_ctrl_c_saves_and_tells_how_to_go_on(workplace: JobFolder, wait_for: WaitFor) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(workplace: JobFolder, wait_for: WaitFor) -> None:
     process = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
     process.send_signal(signal.SIGINT)
@@ -262,7 +262,7 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: JobFolder,
     assert "to go on: rljob run job.yaml --code code\n" in output
 
 
-def test_ctrl_c_while_a_run_goes_on_says_that_its_checkpoints_are_kept(workplace: JobFolder, wait_for: WaitFor) -> None:
+def test_ctrl_c_during_a_resumed_run_reports_the_kept_checkpoints(workplace: JobFolder, wait_for: WaitFor) -> None:
     assert workplace.run()[0] == 0
     process = workplace.start("--resume", mode="starting")
     wait_for(lambda: '"attempt":2' in (workplace.run_folder / "rljob-run-state.json").read_text())
@@ -282,7 +282,7 @@ def test_ctrl_c_while_a_run_goes_on_says_that_its_checkpoints_are_kept(workplace
         ("deaf-later", 2, "what was done after the checkpoint at step 1 is lost"),
     ],
 )
-def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(
+def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
     workplace: JobFolder, wait_for: WaitFor, mode: str, step: int, lost: str
 ) -> None:
     process = workplace.start(mode=mode)
@@ -344,7 +344,7 @@ def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made
     assert not workplace.run_folder.exists()
 
 
-def test_a_missing_trainer_is_said_plainly(
+def test_a_missing_trainer_package_is_reported(
     workplace: JobFolder, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_cli.local.run.find_spec", lambda _: None)

@@ -28,13 +28,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_version_is_that_of_the_package_and_of_what_it_speaks(rljob: Rljob) -> None:
+def test_version_shows_the_package_and_the_api_version(rljob: Rljob) -> None:
     project = tomllib.loads((REPOSITORY / "operator" / "pyproject.toml").read_text())["project"]
     code, output, _ = rljob("--version")
     assert (code, output) == (0, f"rljob {project['version']}, rljob.dev/v1alpha1, contract {CONTRACT_VERSION}\n")
 
 
-def test_a_misspelled_command_is_told_which_was_meant_and_another_is_not(rljob: Rljob) -> None:
+def test_a_misspelled_command_gets_a_suggestion_and_an_unknown_one_does_not(rljob: Rljob) -> None:
     code, _, errors = rljob("submt")
     assert code == 2
     assert "No such command 'submt'. Did you mean 'submit'?" in errors

@@ -58,7 +58,7 @@ def test_everything_about_a_job_that_runs() -> None:
     )
 
 
-def test_a_failure_shows_its_whole_message_and_nothing_that_steers_a_terminal() -> None:
+def test_a_failure_shows_its_whole_message_without_control_characters() -> None:
     message = "reward my_rewards:score failed\nTraceback:\n  ZeroDivisionError: \x1b[31mdivision by zero"
     failed = job_statuses.condition("Failed", "True", "ApplicationError", "2026-01-31T12:29:00Z", message)
     attempt = {"number": 1, "cluster": "small-1", "started": CREATED, "ended": "2026-01-31T12:29:00Z"}
@@ -91,7 +91,7 @@ def test_a_job_that_has_ended_has_no_time_left() -> None:
     assert "  attempt 1    Succeeded after 27m, cluster small-1\n" in text
 
 
-def test_a_job_that_nobody_has_seen_yet() -> None:
+def test_a_job_without_a_status() -> None:
     assert printed(job({})) == (
         "RLJob team-a/small   Unseen   age 30m\n"
         "  no operator has looked at it yet; `rljob explain small` says what to check\n"
@@ -110,7 +110,7 @@ def test_square_brackets_in_messages_are_not_markup() -> None:
 
 
 @pytest.mark.apiserver
-def test_the_command_shows_what_the_server_has(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_the_command_shows_the_stored_status(job_cluster: JobCluster, rljob: Rljob) -> None:
     job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     job_cluster.write_status("small", job_statuses.full_status())
     code, output, errors = rljob("status", "small")
@@ -187,7 +187,7 @@ def facts(stored: StoredJob) -> list[str]:
     return lines[1 : lines.index("")]
 
 
-def test_attempts_with_why_they_ended_and_what_is_left_of_the_retries() -> None:
+def test_attempts_show_why_they_ended_and_the_retries_left() -> None:
     status = {"phase": "Running", "reason": "Training", "attempts": [FIRST, SECOND], "counters": COUNTERS, "gpus": 8}
     stored = attempted(status, {"runPolicy": {"maxInfraRetries": 3}})
     assert job_lines(stored, NOW)[0].plain == "RLJob team-a/small   Running, Training   age 30m"
@@ -209,7 +209,7 @@ def test_retries_count_anew_once_a_later_checkpoint_is_saved() -> None:
         assert f"infrastructure {used} of 10 used" in retries
 
 
-def test_an_attempt_that_is_to_end_or_is_not_heard_of() -> None:
+def test_an_attempt_that_stops_or_does_not_report() -> None:
     stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:40Z"}
     attempts = [SECOND | {"state": "Stopping", "stop": stop, "silentSince": "2026-01-31T12:28:30Z"}]
     assert facts(attempted({"attempts": attempts}, {"suspend": True})) == [
@@ -262,7 +262,7 @@ def test_of_many_attempts_the_newest_are_shown() -> None:
     assert [line.split(" Failed")[0].strip() for line in lines[1:]] == [f"attempt {n}" for n in range(93, 101)]
 
 
-def test_what_need_not_be_true_is_not_coloured_as_if_it_had_to() -> None:
+def test_conditions_that_may_be_false_are_not_coloured_as_errors() -> None:
     conditions = [
         job_statuses.condition("Suspended", "False", "Resumed", CREATED),
         job_statuses.condition("Retrying", "False", "NextAttemptStarted", CREATED),
@@ -281,7 +281,7 @@ def test_what_need_not_be_true_is_not_coloured_as_if_it_had_to() -> None:
     assert text.count("    b\n") == 1  # Finished repeats what Failed says
 
 
-def test_an_attempt_in_words() -> None:
+def test_an_attempt_is_described_in_one_line() -> None:
     first, second = attempted({"attempts": [FIRST, SECOND]}).status.attempts
     assert attempt_text(first) == "Failed, HeadLost (Infrastructure)"
     assert attempt_text(second) == "Running, resumed from step 10"

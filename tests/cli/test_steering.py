@@ -9,36 +9,33 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from ruamel.yaml import YAML
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.steering import delete
 from rljob_cli.cluster.watching import Clock
 from rljob_cli.errors import CliError, ClusterUnreachableError, NotAllowedError
-from rljob_testing.cli import job_statuses, steering
-from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
-from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.cli import job_statuses, job_steering
+from rljob_testing.cli.job_cluster import JobCluster
 
 pytestmark = pytest.mark.apiserver
 
 
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
 def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: str) -> None:
-    headers = {"Content-Type": "application/merge-patch+json"}
     http, path = small.server.http, f"{small.jobs}/small"
-    http.patch(path, headers=headers, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
-    small.delete_job("small")
+    http.patch(path, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
+    small.delete("small")
     with pytest.raises(
         CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
     ):
-        steering.steer(small, command)
-    http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
+        job_steering.steer(small, command)
+    http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
 def test_waiting_ends_with_the_job(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(small, "suspend", [lambda: small.delete_job("small")])
+    code, lines = job_steering.steer(small, "suspend", [lambda: small.delete("small")])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
@@ -46,10 +43,10 @@ def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> No
     small.write_status("small", job_statuses.RUNNING)
 
     def made_again() -> None:
-        small.delete_job("small")
-        small.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+        small.delete("small")
+        small.create_small_job()
 
-    code, lines = steering.steer(small, "stop", [made_again])
+    code, lines = job_steering.steer(small, "stop", [made_again])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
@@ -58,37 +55,27 @@ def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
         raise KeyboardInterrupt
 
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(small, "suspend", [interrupt])
+    code, lines = job_steering.steer(small, "suspend", [interrupt])
     assert (code, lines[-1]) == (130, "stopped waiting; what was asked for is done all the same")
-    assert steering.suspend(small) is True
+    assert job_steering.suspend(small) is True
 
 
 @pytest.mark.parametrize("command", ["suspend", "stop", "retry"])
-def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, command: str) -> None:
+def test_commands_without_permission_to_patch_change_nothing(small: JobCluster, tmp_path: Path, command: str) -> None:
     small.write_status(
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
     )
-    http, namespace = small.server.http, small.namespace
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list"]}]
-    http.post(f"{rbac}/roles", json={"metadata": {"name": "looks"}, "rules": rules}).raise_for_status()
-    account = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks"}
-    binding = {"metadata": {"name": "looks"}, "roleRef": role, "subjects": [account]}
-    http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    http.post(accounts, json={"metadata": {"name": "default"}})  # unless the controller was faster
-    answer = http.post(f"{accounts}/default/token", json={"spec": {"expirationSeconds": 3600}}).raise_for_status()
+    token = small.account_token({"metadata": {"name": "looks"}, "rules": rules})
     file = tmp_path / "looks"
-    token = str(answer.json()["status"]["token"])
-    file.write_text(kubeconfig_text(small.server.url, small.server.certificate, token, namespace))
+    file.write_text(small.server.kubeconfig(token=token, namespace=small.namespace))
     with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
-        steering.steer(small, command, kubeconfig=file)
+        job_steering.steer(small, command, kubeconfig=file)
     assert (
-        steering.suspend(small),
-        steering.annotation(small, ANNOTATION_STOP),
-        steering.annotation(small, ANNOTATION_RETRY),
+        job_steering.suspend(small),
+        job_steering.annotation(small, ANNOTATION_STOP),
+        job_steering.annotation(small, ANNOTATION_RETRY),
     ) == (
         False,
         None,
@@ -97,19 +84,19 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
 
 
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
-def test_a_server_that_does_not_answer_is_said(small: JobCluster, tmp_path: Path, command: str) -> None:
+def test_an_unreachable_server_is_reported(small: JobCluster, tmp_path: Path, command: str) -> None:
     file = tmp_path / "nobody"
-    file.write_text(kubeconfig_text("https://127.0.0.1:1", small.server.certificate, "t", small.namespace))
+    file.write_text(small.server.kubeconfig(url="https://127.0.0.1:1", namespace=small.namespace))
     with pytest.raises(ClusterUnreachableError):
-        steering.steer(small, command, kubeconfig=file)
+        job_steering.steer(small, command, kubeconfig=file)
 
 
 Rljob = Callable[..., tuple[int, str, str]]
 STORAGE = "  checkpoint: {storage: {persistentVolumeClaim: results, subPath: runs/a}}\n"
 
 
-def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rljob: Rljob) -> None:
-    job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB + STORAGE))
+def test_delete_reports_the_files_that_remain(job_cluster: JobCluster, rljob: Rljob) -> None:
+    job_cluster.create_small_job(STORAGE)
     code, output, errors = rljob("delete", "small")
     assert (code, errors) == (0, "")
     assert output == (
@@ -119,8 +106,8 @@ def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rlj
     assert job_cluster.server.http.get(f"{job_cluster.jobs}/small").status_code == 404
 
 
-def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+def test_wait_returns_when_the_last_pod_was_deleted(job_cluster: JobCluster) -> None:
+    stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     for name in ("head", "worker"):
@@ -144,8 +131,8 @@ def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None
     assert steps == []
 
 
-def test_ctrl_c_while_waiting_says_that_the_job_is_deleted(job_cluster: JobCluster) -> None:
-    stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
+def test_ctrl_c_while_waiting_reports_that_the_job_was_deleted(job_cluster: JobCluster) -> None:
+    stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)
     job_cluster.create_pod("head", {"rljob.dev/job-uid": metadata["uid"]}, ["ray"], {})

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
 from rljob_cli.errors import CliError
-from rljob_testing.cli import job_statuses, steering
+from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -17,10 +17,10 @@ Rljob = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.apiserver
 
 
-def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster) -> None:
+def test_stop_requests_with_the_time_and_says_how_to_withdraw_it(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(small, "stop")
-    assert (code, steering.annotation(small, ANNOTATION_STOP)) == (0, steering.ASKED)
+    code, lines = job_steering.steer(small, "stop")
+    assert (code, job_steering.annotation(small, ANNOTATION_STOP)) == (0, job_steering.ASKED)
     assert lines == [
         f"RLJob {small.namespace}/small will be stopped: its trainer saves a checkpoint within 2m"
         " (runPolicy.gracePeriodSeconds), then its cluster is removed, and the job is Failed, StoppedByUser",
@@ -29,13 +29,13 @@ def test_stop_asks_with_the_time_and_tells_how_to_take_it_back(small: JobCluster
     ]
 
 
-def test_stop_waits_for_the_end_whatever_it_is(small: JobCluster) -> None:
+def test_stop_waits_for_any_result_of_the_job(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     result = job_statuses.FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
-    code, lines = steering.steer(small, "stop", [lambda: None, steering.operator_writes(small, result=result)])
+    code, lines = job_steering.steer(small, "stop", [lambda: None, job_steering.operator_writes(small, result=result)])
     assert code == 0
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
-    assert steering.steer(small, "stop") == (
+    assert job_steering.steer(small, "stop") == (
         0,
         [f"RLJob {small.namespace}/small has ended already (Failed, StoppedByUser)"],
     )
@@ -43,43 +43,40 @@ def test_stop_waits_for_the_end_whatever_it_is(small: JobCluster) -> None:
 
 def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    steering.steer(small, "stop")
+    job_steering.steer(small, "stop")
     where = f"RLJob {small.namespace}/small"
     version = small.job("small")["metadata"]["resourceVersion"]  # type: ignore[index]
-    assert steering.steer(small, "stop")[1][0] == f"{where} was asked to stop already, at {steering.ASKED}"
+    assert job_steering.steer(small, "stop")[1][0] == f"{where} was asked to stop already, at {job_steering.ASKED}"
     assert small.job("small")["metadata"]["resourceVersion"] == version  # type: ignore[index]
     stop = {"reason": "StoppedByUser", "requestedAt": job_statuses.SINCE}
-    handled = {"stop": steering.ASKED}
+    handled = {"stop": job_steering.ASKED}
     small.write_status("small", {"attempts": [job_statuses.ATTEMPT | {"stop": stop}], "handledRequests": handled})
-    assert steering.steer(small, "stop")[1][0] == f"{where} is being stopped already, since {job_statuses.SINCE}"
+    assert job_steering.steer(small, "stop")[1][0] == f"{where} is being stopped already, since {job_statuses.SINCE}"
     # It was retried, and the request of before still stands there.
     small.write_status("small", {"attempts": [job_statuses.ENDED, job_statuses.ATTEMPT | {"number": 2}]})
     small.server.http.patch(
         f"{small.jobs}/small",
-        headers={"Content-Type": "application/merge-patch+json"},
         json={"metadata": {"annotations": {ANNOTATION_STOP: "before"}}},
     ).raise_for_status()
     small.write_status("small", {"handledRequests": {"stop": "before"}})
-    assert steering.steer(small, "stop")[1][0].startswith(f"{where} will be stopped: ")
-    assert steering.annotation(small, ANNOTATION_STOP) == steering.ASKED
+    assert job_steering.steer(small, "stop")[1][0].startswith(f"{where} will be stopped: ")
+    assert job_steering.annotation(small, ANNOTATION_STOP) == job_steering.ASKED
 
 
 @pytest.mark.parametrize("request_text", ["", "long " * 60])
-def test_what_the_operator_notes_of_any_request_is_known_again(small: JobCluster, request_text: str) -> None:
+def test_the_operators_note_of_any_request_is_recognized(small: JobCluster, request_text: str) -> None:
     small.write_status("small", job_statuses.RUNNING)
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
-    assert "was asked to stop already" in steering.steer(small, "stop")[1][0]
+    small.change("small", patch)
+    assert "was asked to stop already" in job_steering.steer(small, "stop")[1][0]
     noted = hashlib.sha256(request_text.encode()).hexdigest()
     small.write_status("small", {"handledRequests": {"stop": noted}})
-    assert "will be stopped: " in steering.steer(small, "stop")[1][0]
+    assert "will be stopped: " in job_steering.steer(small, "stop")[1][0]
 
 
-def test_stop_leaves_a_cluster_that_is_to_be_kept(small: JobCluster, rljob: Rljob) -> None:
-    headers = {"Content-Type": "application/merge-patch+json"}
+def test_stop_keeps_a_cluster_with_cleanup_keepcluster(small: JobCluster, rljob: Rljob) -> None:
     patch = {"spec": {"runPolicy": {"cleanup": "KeepCluster"}}}
-    small.server.http.patch(f"{small.jobs}/small", headers=headers, json=patch).raise_for_status()
+    small.change("small", patch)
     small.write_status("small", job_statuses.RUNNING)
     code, output, errors = rljob("stop", "small")
     assert (code, errors) == (0, "")
@@ -97,17 +94,19 @@ def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobClus
     second = job_statuses.ATTEMPT | {"number": 2, "cluster": "small-2", "state": "Provisioning"}
     steps = [
         lambda: None,
-        steering.operator_writes(
+        job_steering.operator_writes(
             small,
             phase="Provisioning",
             result=None,
             attempts=[job_statuses.ENDED, second],
-            handledRequests={"retry": steering.ASKED},
+            handledRequests={"retry": job_steering.ASKED},
         ),
-        steering.operator_writes(small, phase="Running", attempts=[job_statuses.ENDED, second | {"state": "Running"}]),
+        job_steering.operator_writes(
+            small, phase="Running", attempts=[job_statuses.ENDED, second | {"state": "Running"}]
+        ),
     ]
-    code, lines = steering.steer(small, "retry", steps)
-    assert (code, steering.annotation(small, ANNOTATION_RETRY)) == (0, steering.ASKED)
+    code, lines = job_steering.steer(small, "retry", steps)
+    assert (code, job_steering.annotation(small, ANNOTATION_RETRY)) == (0, job_steering.ASKED)
     assert lines == [
         f"RLJob {small.namespace}/small: attempt 2 begins now, from step 10, with all retries given back",
         "waiting: Failed, OutOfMemory",
@@ -116,7 +115,7 @@ def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobClus
     ]
 
 
-def test_a_retry_that_somebody_asked_for_at_length_is_recognized_by_its_digest(small: JobCluster) -> None:
+def test_a_long_retry_request_is_recognized_by_its_digest(small: JobCluster) -> None:
     request = "x" * 300
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
@@ -126,19 +125,24 @@ def test_a_retry_that_somebody_asked_for_at_length_is_recognized_by_its_digest(s
     handled = {"retry": hashlib.sha256(request.encode()).hexdigest()}
     steps = [
         lambda: None,
-        steering.operator_writes(small, result=None, attempts=[job_statuses.ENDED, second], handledRequests=handled),
+        job_steering.operator_writes(
+            small, result=None, attempts=[job_statuses.ENDED, second], handledRequests=handled
+        ),
     ]
-    code, lines = steering.steer(small, "retry", steps)
+    code, lines = job_steering.steer(small, "retry", steps)
     assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 runs")
 
 
-def test_a_retry_that_fails_again_is_told_from_the_failure_before(small: JobCluster) -> None:
+def test_a_failure_after_a_retry_is_told_apart_from_the_one_before(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
     again = job_statuses.FAILED | {"reason": "ImagePullFailed", "message": "no such image"}
-    steps = [lambda: None, steering.operator_writes(small, result=again, handledRequests={"retry": steering.ASKED})]
-    code, lines = steering.steer(small, "retry", steps)
+    steps = [
+        lambda: None,
+        job_steering.operator_writes(small, result=again, handledRequests={"retry": job_steering.ASKED}),
+    ]
+    code, lines = job_steering.steer(small, "retry", steps)
     assert code == 1
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, ImagePullFailed: no such image"
 
@@ -148,14 +152,14 @@ def test_retry_between_two_attempts_means_now(small: JobCluster) -> None:
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
     )
-    code, lines = steering.steer(small, "retry")
+    code, lines = job_steering.steer(small, "retry")
     assert code == 0
     assert lines[0] == (
         f"RLJob {small.namespace}/small: attempt 2 begins now, instead of at 2026-01-31T12:31:00Z, from the beginning:"
         " there is no checkpoint, with all retries given back"
     )
-    assert steering.steer(small, "retry")[1][0] == (
-        f"RLJob {small.namespace}/small was asked for another attempt already, at {steering.ASKED}"
+    assert job_steering.steer(small, "retry")[1][0] == (
+        f"RLJob {small.namespace}/small was asked for another attempt already, at {job_steering.ASKED}"
     )
 
 
@@ -184,23 +188,23 @@ STOPPING = job_statuses.ATTEMPT | {
         ({}, r"no attempt has failed, so there is nothing to retry \(Unseen\); wait"),
     ],
 )
-def test_where_there_is_nothing_to_retry_it_is_refused(
+def test_retry_of_a_job_that_has_not_failed_is_rejected(
     small: JobCluster, status: Mapping[str, object], message: str
 ) -> None:
     small.write_status("small", status)
     with pytest.raises(CliError, match=f"^RLJob {small.namespace}/small: {message}"):
-        steering.steer(small, "retry")
-    assert steering.annotation(small, ANNOTATION_RETRY) is None
+        job_steering.steer(small, "retry")
+    assert job_steering.annotation(small, ANNOTATION_RETRY) is None
 
 
-def test_a_retry_waits_for_a_stop_that_nobody_has_seen(small: JobCluster) -> None:
+def test_a_retry_waits_until_the_operator_has_handled_an_earlier_stop(small: JobCluster) -> None:
     small.write_status(
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
     )
-    steering.steer(small, "stop")
+    job_steering.steer(small, "stop")
     with pytest.raises(CliError, match="is still ending; retry when "):
-        steering.steer(small, "retry")
+        job_steering.steer(small, "retry")
 
 
 BEFORE, BEFORE_THAT = "2026-01-31T12:29:00Z", "2026-01-31T12:28:00Z"
@@ -212,39 +216,39 @@ def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) ->
     )
     small.annotate("small", {ANNOTATION_RETRY: BEFORE})
     stopped = job_statuses.FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
-    handled = {"retry": BEFORE, "stop": steering.ASKED}
-    code, lines = steering.steer(
-        small, "stop", [lambda: None, steering.operator_writes(small, result=stopped, handledRequests=handled)]
+    handled = {"retry": BEFORE, "stop": job_steering.ASKED}
+    code, lines = job_steering.steer(
+        small, "stop", [lambda: None, job_steering.operator_writes(small, result=stopped, handledRequests=handled)]
     )
-    assert (code, steering.annotation(small, ANNOTATION_STOP)) == (0, steering.ASKED)
+    assert (code, job_steering.annotation(small, ANNOTATION_STOP)) == (0, job_steering.ASKED)
     assert lines[0] == (
         f"RLJob {small.namespace}/small will be stopped: nothing of it runs, and the job is Failed, StoppedByUser"
     )
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
 
 
-def test_of_a_stop_and_a_retry_that_nobody_has_seen_the_later_one_counts(small: JobCluster) -> None:
+def test_the_later_of_an_unhandled_stop_and_an_unhandled_retry_counts(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
     # The retry takes this stop back.
     small.annotate("small", {ANNOTATION_STOP: BEFORE_THAT, ANNOTATION_RETRY: BEFORE})
-    assert "was asked for another attempt already" in steering.steer(small, "retry")[1][0]
-    assert "will be stopped: " in steering.steer(small, "stop")[1][0]
-    assert steering.annotation(small, ANNOTATION_STOP) == steering.ASKED
-    assert "was asked to stop already" in steering.steer(small, "stop")[1][0]
+    assert "was asked for another attempt already" in job_steering.steer(small, "retry")[1][0]
+    assert "will be stopped: " in job_steering.steer(small, "stop")[1][0]
+    assert job_steering.annotation(small, ANNOTATION_STOP) == job_steering.ASKED
+    assert "was asked to stop already" in job_steering.steer(small, "stop")[1][0]
     # And this stop the retry.
     small.annotate("small", {ANNOTATION_STOP: BEFORE, ANNOTATION_RETRY: BEFORE_THAT})
-    assert "attempt 2 begins now" in steering.steer(small, "retry")[1][0]
-    assert steering.annotation(small, ANNOTATION_RETRY) == steering.ASKED
+    assert "attempt 2 begins now" in job_steering.steer(small, "retry")[1][0]
+    assert job_steering.annotation(small, ANNOTATION_RETRY) == job_steering.ASKED
 
 
-def test_what_is_complete_cannot_be_stopped_whatever_was_asked_for(small: JobCluster) -> None:
+def test_a_complete_job_cannot_be_stopped_after_any_request(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.COMPLETE}
     )
     small.annotate("small", {ANNOTATION_RETRY: BEFORE})
-    assert steering.steer(small, "stop")[1] == [
+    assert job_steering.steer(small, "stop")[1] == [
         f"RLJob {small.namespace}/small has ended already (Complete, Succeeded)"
     ]
-    assert steering.annotation(small, ANNOTATION_STOP) is None
+    assert job_steering.annotation(small, ANNOTATION_STOP) is None

@@ -61,7 +61,7 @@ def newer_status() -> Json:
     return status
 
 
-def test_words_and_fields_of_a_newer_operator_are_shown_as_they_are() -> None:
+def test_unknown_values_of_a_newer_operator_are_shown_unchanged() -> None:
     stored = job(newer_status())
     assert stored.unread == ('status.conditions[6].status (seen: "Perhaps")',)
     assert [attempt_state(attempt) for attempt in stored.status.attempts] == ["Moved", "Migrating"]
@@ -109,7 +109,7 @@ def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> Non
         ("Running", ('status (seen: "Running")',), {}),
     ],
 )
-def test_what_cannot_be_read_is_left_out_and_named(status: object, unread: tuple[str, ...], left: Json) -> None:
+def test_unreadable_fields_are_left_out_and_reported(status: object, unread: tuple[str, ...], left: Json) -> None:
     before = copy.deepcopy(status)
     stored = job(status)
     assert stored.unread == unread
@@ -152,7 +152,7 @@ def test_more_attempts_than_this_version_lists_lose_the_oldest() -> None:
     assert long.status.result.message == "a" * 1024
 
 
-def test_the_spec_of_a_newer_crd_hides_nothing_that_can_be_read() -> None:
+def test_an_unreadable_spec_of_a_newer_crd_does_not_hide_the_status() -> None:
     spec = YAML(typ="safe", pure=True).load(SMALL_JOB)["spec"]
     spec["training"]["algorithm"] = {"type": "Telepathy"}
     spec["pools"][0]["nodes"] = 3

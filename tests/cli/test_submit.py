@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_is_created_as_the_file_says_it(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_job_is_created_from_the_file_unchanged(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     code, output, errors = rljob("submit", str(file))
     assert (code, output, errors) == (0, f"RLJob {job_cluster.namespace}/small created (here)\n{NEXT}", "")
     spec = job_cluster.job("small")["spec"]
@@ -47,7 +47,7 @@ def test_a_job_from_a_pipe_is_created(job_cluster: JobCluster, rljob: Rljob, tmp
     assert (code, output, errors) == (0, f"RLJob {job_cluster.namespace}/small created (here)\n{NEXT}", "")
 
 
-def test_what_the_api_server_would_only_warn_of_is_a_warning(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_warning_of_the_server_is_shown_as_a_warning(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     file.write_text(ON_CLUSTER + "  head: {resources: {requests: {memory: 400m}}}\n")
     code, output, errors = rljob("submit", str(file))
     assert (code, errors) == (0, "")
@@ -114,7 +114,7 @@ def test_a_changed_run_policy_is_applied_and_can_be_taken_back(
     assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 120}
 
 
-def test_a_file_that_says_nothing_about_suspend_leaves_a_suspended_job_alone(
+def test_a_file_without_suspend_does_not_resume_a_suspended_job(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     rljob("submit", str(file))
@@ -166,10 +166,9 @@ def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
 ) -> None:
     rljob("submit", str(file))
     patch = {"metadata": {"finalizers": ["example.com/slow"]}}
-    headers = {"Content-Type": "application/merge-patch+json"}
     http, path = job_cluster.server.http, f"{job_cluster.jobs}/small"
-    http.patch(path, headers=headers, json=patch).raise_for_status()
-    job_cluster.delete_job("small")
+    http.patch(path, json=patch).raise_for_status()
+    job_cluster.delete("small")
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (
@@ -178,10 +177,10 @@ def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
     )
     assert "Deleting" in rljob("list")[1]
     assert rljob("explain", "small")[1].endswith("it is being deleted; its pods stop within their grace period\n")
-    http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
+    http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
-def test_what_is_wrong_in_the_file_is_said_without_a_cluster(
+def test_mistakes_in_the_file_are_reported_without_a_cluster(
     rljob: Rljob, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -231,14 +230,13 @@ def test_a_namespace_that_is_not_there_is_named(rljob: Rljob, file: Path) -> Non
     )
 
 
-def test_what_the_server_refuses_is_said_in_its_words(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rljobs.rljob.dev": "0"}}}
     path = f"/api/v1/namespaces/{job_cluster.namespace}/resourcequotas"
     job_cluster.server.http.post(path, json=quota).raise_for_status()
     # No quota controller runs here to copy this.
     status = {"status": {"hard": {"count/rljobs.rljob.dev": "0"}, "used": {"count/rljobs.rljob.dev": "0"}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    job_cluster.server.http.patch(f"{path}/none/status", headers=headers, json=status).raise_for_status()
+    job_cluster.server.http.patch(f"{path}/none/status", json=status).raise_for_status()
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.errors import CliError
-from rljob_testing.cli import job_statuses, steering
+from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
 
 pytestmark = pytest.mark.apiserver
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.apiserver
 
 def test_suspend_says_what_will_happen_and_how_to_watch_it(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(small, "suspend")
-    assert (code, steering.suspend(small)) == (0, True)
+    code, lines = job_steering.steer(small, "suspend")
+    assert (code, job_steering.suspend(small)) == (0, True)
     assert lines == [
         f"RLJob {small.namespace}/small will be suspended: its trainer saves a checkpoint within 2m"
         " (runPolicy.gracePeriodSeconds), then its cluster is removed",
@@ -30,18 +30,18 @@ def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     stop = {"reason": "Suspending", "requestedAt": job_statuses.SINCE}
     steps = [
-        steering.operator_writes(
+        job_steering.operator_writes(
             small, phase="Suspending", attempts=[job_statuses.ATTEMPT | {"state": "Stopping", "stop": stop}]
         ),
         lambda: None,
-        steering.operator_writes(
+        job_steering.operator_writes(
             small,
             phase="Suspended",
             attempts=[job_statuses.ENDED | {"outcome": "Stopped"}],
             suspendedAt=job_statuses.SINCE,
         ),
     ]
-    code, lines = steering.steer(small, "suspend", steps)
+    code, lines = job_steering.steer(small, "suspend", steps)
     assert code == 0
     assert lines[2:] == [
         "waiting: Running, attempt 1 Running",
@@ -50,10 +50,10 @@ def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     ]
 
 
-def test_suspend_of_what_is_suspended_changes_nothing(small: JobCluster) -> None:
-    steering.steer(small, "suspend")
+def test_suspend_of_a_suspended_job_changes_nothing(small: JobCluster) -> None:
+    job_steering.steer(small, "suspend")
     generation = small.job("small")["metadata"]["generation"]  # type: ignore[index]
-    assert steering.steer(small, "suspend") == (
+    assert job_steering.steer(small, "suspend") == (
         0,
         [
             f"RLJob {small.namespace}/small is being suspended already",
@@ -61,7 +61,7 @@ def test_suspend_of_what_is_suspended_changes_nothing(small: JobCluster) -> None
         ],
     )
     small.write_status("small", {"suspendedAt": job_statuses.SINCE})
-    assert steering.steer(small, "suspend", []) == (
+    assert job_steering.steer(small, "suspend", []) == (
         0,
         [
             f"RLJob {small.namespace}/small is suspended already, for 10m; `rljob resume small --context here` lets it"
@@ -73,8 +73,8 @@ def test_suspend_of_what_is_suspended_changes_nothing(small: JobCluster) -> None
 
 def test_a_job_that_ends_before_it_is_suspended_has_not_been(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    code, lines = steering.steer(
-        small, "suspend", [steering.operator_writes(small, result=job_statuses.COMPLETE | {"message": "80 steps"})]
+    code, lines = job_steering.steer(
+        small, "suspend", [job_steering.operator_writes(small, result=job_statuses.COMPLETE | {"message": "80 steps"})]
     )
     assert code == 1
     assert lines[-1] == f"RLJob {small.namespace}/small has ended: Complete, Succeeded: 80 steps"
@@ -84,9 +84,9 @@ def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> Non
     small.write_status("small", job_statuses.RUNNING)
 
     def resumed() -> None:
-        assert steering.steer(small, "resume")[0] == 0
+        assert job_steering.steer(small, "resume")[0] == 0
 
-    code, lines = steering.steer(small, "suspend", [resumed])
+    code, lines = job_steering.steer(small, "suspend", [resumed])
     assert (code, lines[-1]) == (1, f"RLJob {small.namespace}/small was resumed meanwhile")
 
 
@@ -100,31 +100,33 @@ def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> Non
         ),
     ],
 )
-def test_what_a_suspension_takes_depends_on_what_runs(
+def test_the_announced_suspension_depends_on_the_attempt(
     small: JobCluster, status: Mapping[str, object], takes: str
 ) -> None:
     small.write_status("small", status)
-    assert steering.steer(small, "suspend")[1][0] == f"RLJob {small.namespace}/small will be suspended: {takes}"
+    assert job_steering.steer(small, "suspend")[1][0] == f"RLJob {small.namespace}/small will be suspended: {takes}"
 
 
 def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluster) -> None:
     small.write_status(
         "small", {"phase": "Suspended", "attempts": [job_statuses.ENDED], "suspendedAt": job_statuses.SINCE}
     )
-    steering.steer(small, "suspend")
+    job_steering.steer(small, "suspend")
     second = job_statuses.ATTEMPT | {"number": 2, "cluster": "small-2"}
     steps = [
-        steering.operator_writes(
+        job_steering.operator_writes(
             small,
             suspendedAt=None,
             phase="Provisioning",
             attempts=[job_statuses.ENDED, second | {"state": "Provisioning"}],
         ),
-        steering.operator_writes(small, phase="Running", observedGeneration=2, attempts=[job_statuses.ENDED, second]),
-        steering.operator_writes(small, observedGeneration=3),
+        job_steering.operator_writes(
+            small, phase="Running", observedGeneration=2, attempts=[job_statuses.ENDED, second]
+        ),
+        job_steering.operator_writes(small, observedGeneration=3),
     ]
-    code, lines = steering.steer(small, "resume", steps)
-    assert (code, steering.suspend(small)) == (0, False)
+    code, lines = job_steering.steer(small, "resume", steps)
+    assert (code, job_steering.suspend(small)) == (0, False)
     assert lines == [
         f"RLJob {small.namespace}/small will go on, with a new attempt from the beginning: there is no checkpoint",
         "waiting: Suspended",
@@ -134,30 +136,30 @@ def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluste
     ]
 
 
-def test_resume_of_what_is_not_suspended_says_so(small: JobCluster) -> None:
+def test_resume_of_a_job_that_is_not_suspended_says_so(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     text = f"RLJob {small.namespace}/small is not suspended (Running, attempt 1 Running)"
-    assert steering.steer(small, "resume", []) == (0, [text])
+    assert job_steering.steer(small, "resume", []) == (0, [text])
 
 
 def test_a_job_that_failed_while_it_was_to_be_suspended_can_be_got_going(small: JobCluster) -> None:
-    steering.steer(small, "suspend")
+    job_steering.steer(small, "suspend")
     small.write_status("small", {"result": job_statuses.FAILED, "counters": job_statuses.COUNTERS})
     where = f"RLJob {small.namespace}/small"
     with pytest.raises(CliError, match=f"{where}: is suspended; let it go on with `rljob resume small --context here`"):
-        steering.steer(small, "retry")
-    assert steering.annotation(small, ANNOTATION_RETRY) is None
-    code, lines = steering.steer(small, "resume", [])
-    assert (code, steering.suspend(small)) == (0, False)
+        job_steering.steer(small, "retry")
+    assert job_steering.annotation(small, ANNOTATION_RETRY) is None
+    code, lines = job_steering.steer(small, "resume", [])
+    assert (code, job_steering.suspend(small)) == (0, False)
     assert lines == [
         f"{where} is no longer suspended, but it has ended (Failed, OutOfMemory); `rljob retry small --context here`"
         " lets it go on from its newest checkpoint"
     ]
-    assert steering.steer(small, "retry")[0] == 0
+    assert job_steering.steer(small, "retry")[0] == 0
 
 
 def test_a_job_that_has_ended_cannot_be_suspended(small: JobCluster) -> None:
     small.write_status("small", {"result": job_statuses.FAILED})
     with pytest.raises(CliError, match=r"small: has ended \(Failed, OutOfMemory\); there is nothing to suspend"):
-        steering.steer(small, "suspend")
-    assert steering.suspend(small) is False
+        job_steering.steer(small, "suspend")
+    assert job_steering.suspend(small) is False

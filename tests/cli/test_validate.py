@@ -103,7 +103,7 @@ spec:
 """
 
 
-def test_what_is_taken_and_not_meant_is_warned_of_at_its_place(tmp_path: Path) -> None:
+def test_valid_but_unintended_values_are_warned_of_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(DOUBTFUL + JOB[JOB.index("  training:") :] + "    rollout: {cpuKvCache: 1500m}\n")
     accepted, output = validated(path)
@@ -159,7 +159,7 @@ def test_advice_on_a_quantity_leads_to_one_that_is_taken(tmp_path: Path) -> None
         assert validated(path) == (True, f"{path}: RLJob example is valid (pools: main 2x6)\n")
 
 
-def test_a_name_that_kubernetes_refuses_is_shown_with_what_would_do(tmp_path: Path) -> None:
+def test_an_invalid_name_is_reported_with_a_valid_one(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     head = """spec:
   image: Trainer:1

@@ -27,8 +27,7 @@ from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.cluster.watching import Clock, watch_job
 from rljob_cli.errors import ClusterUnreachableError
 from rljob_testing.cli import job_statuses
-from rljob_testing.cli.job_cluster import JobCluster, kubeconfig_text
-from rljob_testing.settings import inherited_environment
+from rljob_testing.cli.job_cluster import JobCluster
 
 pytestmark = pytest.mark.apiserver
 
@@ -115,7 +114,7 @@ def watched(
     return code, output.getvalue()
 
 
-def says(cluster: JobCluster, *conditions: dict[str, object], phase: str = "Running") -> Callable[[], None]:
+def write_status(cluster: JobCluster, *conditions: dict[str, object], phase: str = "Running") -> Callable[[], None]:
     return lambda: cluster.write_status("small", {"phase": phase, "conditions": list(conditions)})
 
 
@@ -134,11 +133,11 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
 
     nothing: list[Callable[[], None]] = [lambda: None] * 3
     steps = [
-        says(small, VALID, PENDING),
+        write_status(small, VALID, PENDING),
         *nothing,
-        says(small, VALID, READY),
+        write_status(small, VALID, READY),
         progress,
-        says(small, VALID, READY, COMPLETE),
+        write_status(small, VALID, READY, COMPLETE),
     ]
     code, output = watched(small, steps)
     assert code == 0
@@ -163,12 +162,12 @@ def test_the_end_of_a_job_that_is_asked_to_try_again_is_not_waited_for(small: Jo
 
     small.write_status("small", {"phase": "Failed", "conditions": [VALID, FAILED], "result": ended})
     small.annotate("small", {ANNOTATION_RETRY: "now"})
-    code, output = watched(small, [lambda: None, goes_on, says(small, VALID, COMPLETE, phase="Complete")])
+    code, output = watched(small, [lambda: None, goes_on, write_status(small, VALID, COMPLETE, phase="Complete")])
     assert code == 0
     assert "Complete=True Succeeded" in output
 
 
-def test_every_attempt_is_told(small: JobCluster) -> None:
+def test_every_attempt_is_reported(small: JobCluster) -> None:
     first = {"number": 1, "cluster": "small-1", "started": SINCE, "state": "Running"}
     lost = {"ended": SINCE, "state": "Ended", "outcome": "Failed", "reason": "HeadLost", "message": "node n7\nlost"}
     second = {"number": 2, "cluster": "small-2", "started": SINCE, "state": "Provisioning"}
@@ -199,21 +198,21 @@ def test_every_attempt_is_told(small: JobCluster) -> None:
 
 
 def test_a_failure_ends_it_with_1_and_the_reason(small: JobCluster) -> None:
-    code, output = watched(small, [says(small, VALID, FAILED, phase="Failed")])
+    code, output = watched(small, [write_status(small, VALID, FAILED, phase="Failed")])
     assert code == 1
     assert "Failed=True ApplicationError: exit code 1 ZeroDivisionError: division by zero\n" in output
     assert output.endswith("  Failed, ApplicationError:\n    exit code 1\n    ZeroDivisionError: division by zero\n")
 
 
 def test_a_job_that_has_ended_before_is_shown_once(small: JobCluster) -> None:
-    says(small, VALID, COMPLETE)()
+    write_status(small, VALID, COMPLETE)()
     code, output = watched(small, [])
     assert code == 0
     assert output.count("Complete=True") == 1
 
 
 def test_a_job_that_is_deleted_meanwhile_ends_it_with_3(small: JobCluster) -> None:
-    code, output = watched(small, [lambda: small.delete_job("small")])
+    code, output = watched(small, [lambda: small.delete("small")])
     assert code == 3
     assert "2026-01-31T12:30:02Z  RLJob small was deleted\n" in output
 
@@ -222,12 +221,11 @@ def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: J
     gate = TcpGate("127.0.0.1", int(small.server.url.rpartition(":")[2]))
     with gate:
         file = tmp_path / "through-gate"
-        text = kubeconfig_text(f"https://127.0.0.1:{gate.port}", small.server.certificate, small.server.token, "?")
-        file.write_text(text.replace('"?"', f'"{small.namespace}"'))
+        file.write_text(small.server.kubeconfig(url=f"https://127.0.0.1:{gate.port}", namespace=small.namespace))
         through_gate = JobCluster(small.server, small.namespace, file)
 
         def comes_back() -> None:
-            says(small, VALID, COMPLETE)()
+            write_status(small, VALID, COMPLETE)()
             gate.open()
 
         code, output = watched(through_gate, [gate.close, lambda: None, comes_back])
@@ -235,7 +233,7 @@ def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: J
         assert output.count("no answer from the API server (") == 1
         assert "2026-01-31T12:30:06Z  Complete=True" in output
 
-        says(small, VALID)()
+        write_status(small, VALID)()
         with pytest.raises(ClusterUnreachableError):
             watched(through_gate, [gate.close])
 
@@ -281,9 +279,9 @@ def read_until(terminal: int, text: str, deadline_seconds: float = 60.0) -> str:
 
 
 def test_ctrl_c_on_a_real_terminal_has_no_traceback(small: JobCluster) -> None:
-    says(small, VALID, PENDING)()
+    write_status(small, VALID, PENDING)()
     ours, theirs = pty.openpty()
-    environment = inherited_environment() | {"KUBECONFIG": str(small.kubeconfig), "COLUMNS": "100", "TERM": "xterm"}
+    environment = small.environment | {"COLUMNS": "100", "TERM": "xterm"}
     command = [sys.executable, "-m", "rljob_cli", "status", "small", "--watch"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         try:

@@ -41,5 +41,5 @@ def test_the_plugins_that_ask_servers_outside_go_and_the_others_stay() -> None:
     assert without_forwarding(WITHOUT) == WITHOUT
 
 
-def test_a_forward_without_a_block_goes_too() -> None:
+def test_a_port_forward_without_a_block_is_removed() -> None:
     assert without_forwarding(".:53 {\n    forward . 10.0.0.1\n    cache 30\n}\n") == ".:53 {\n    cache 30\n}\n"

@@ -11,7 +11,7 @@ import pytest
 from rljob_kind.progress import Progress
 
 
-def test_stages_are_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_are_printed_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(tmp_path / "below" / "seconds.json")
     with progress.stage("first", "8 min"):
         pass

@@ -211,7 +211,7 @@ def test_the_baseline_of_opo_is_by_tokens() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["ReinforcePlusPlusBaseline", "GDPO"])
-def test_what_is_learned_from_is_whitened(estimator: str) -> None:
+def test_whitening_uses_only_trained_responses(estimator: str) -> None:
     """Long responses that were cut off, and are compared with the others only."""
     cut_off = [Response(0.0, group, 4000, is_learned=False) for group in (0, 0, 1, 1)]
     learned = [Response(1.0, 0, 10), Response(0.0, 0, 30), Response(1.0, 1, 20), Response(1.0, 1, 20)]
@@ -221,7 +221,7 @@ def test_what_is_learned_from_is_whitened(estimator: str) -> None:
     assert statistics.stdev(tokens) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_what_is_needed_beside_the_reward_is_declared() -> None:
+def test_an_advantage_declares_the_columns_it_needs_beside_the_reward() -> None:
     assert estimator_of(type="ReMax").needs == {GREEDY_REWARDS}
     assert estimator_of(type="GDPO").needs == {NAMED_REWARDS}
     assert estimator_of(type="OPO").needs == frozenset()

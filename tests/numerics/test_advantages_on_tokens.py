@@ -209,7 +209,7 @@ def test_negative_groups_have_no_place_in_a_table() -> None:
         found_by([[Row(1.0, -1, (Token(),))]], type="OptimalTokenBaseline")
 
 
-def test_what_is_needed_is_declared() -> None:
+def test_token_advantages_declare_the_columns_they_need() -> None:
     assert estimator_of(type="GAE").needs == {VALUES, KL_PENALTIES}
     assert estimator_of(type="ReinforcePlusPlus").needs == {KL_PENALTIES}
     assert estimator_of(type="OptimalTokenBaseline").needs == {OLD_LOGPROBS, SQUARES, KL_PENALTIES}

@@ -242,7 +242,7 @@ def test_losses_that_cannot_be_used_are_refused_at_once(module: str, path: str, 
     assert str(caught.value).startswith("spec.training.algorithm.loss.function.path: ")
 
 
-def test_what_fails_later_names_function_and_step(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_failure_names_the_function_and_the_step(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     estimator, loss = estimator_of(f"{module}:centered"), loss_of(f"{module}:later")
     assert estimator.for_responses is not None
     with (
@@ -284,7 +284,7 @@ def test_the_recipes_parts_have_their_settings() -> None:
     assert set(found.sums) == {"pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"}
 
 
-def test_a_function_that_is_not_said_is_asked_for() -> None:
+def test_a_missing_function_path_is_reported() -> None:
     resolved = resolve_algorithm(Algorithm(loss=Loss(type=LossType.FUNCTION)))
     with pytest.raises(ConfigurationError, match=re.escape("spec.training.algorithm.loss.function.path: missing")):
         policy_loss(resolved)

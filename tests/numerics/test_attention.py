@@ -218,7 +218,7 @@ def test_flat_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
-def test_who_gets_flat_rows(name: str) -> None:
+def test_which_architectures_get_flat_rows(name: str) -> None:
     plan = choose_attention(tiny_models.ARCHITECTURES[name]())
     reasons = {
         "gemma2": ("eager", "its attention is soft-capped"),

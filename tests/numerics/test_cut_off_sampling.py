@@ -10,15 +10,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_testing.models import sampling_by_definition
-from rljob_testing.training import replays
 from rljob_trainer.engines.rollout.base import GenerationRequest
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 
 
 @pytest.fixture(scope="module")
 def engine() -> HfEngine:
-    engine = HfEngine(HfSettings(replays.MODEL, torch.device("cpu"), torch.float32, sampling_by_definition.NUM_SAMPLES))
-    model = AutoModelForCausalLM.from_pretrained(replays.MODEL, dtype=torch.float32)
+    model_folder, num_samples = sampling_by_definition.MODEL, sampling_by_definition.NUM_SAMPLES
+    engine = HfEngine(HfSettings(model_folder, torch.device("cpu"), torch.float32, num_samples))
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     engine.update_weights(model.named_parameters(), 0)
     return engine
 
@@ -31,13 +31,13 @@ def test_samples_follow_the_cut_distribution(engine: HfEngine, name: str) -> Non
         )
     samples = [(each.token_ids[0], each.logprobs[0]) for each in engine.step()]
     sampling_by_definition.assert_follows(
-        samples, sampling_by_definition.distribution(replays.MODEL, sampling_by_definition.SETTINGS[name])
+        samples, sampling_by_definition.distribution(sampling_by_definition.SETTINGS[name])
     )
 
 
 def test_the_cuts_differ() -> None:
     sizes = {
-        name: len(sampling_by_definition.distribution(replays.MODEL, sampling))
+        name: len(sampling_by_definition.distribution(sampling))
         for name, sampling in sampling_by_definition.SETTINGS.items()
     }
     assert sizes["all tokens"] == 64

@@ -66,7 +66,7 @@ def test_in_32_bits_long_rows_are_as_exact_as_the_type(factor: float) -> None:
     torch.testing.assert_close(sums_N.double(), expected_N, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_in_one_row_does_not_touch_the_next() -> None:
+def test_a_discounted_sum_does_not_cross_rows() -> None:
     """Not even by rounding, where one has numbers that are a billion times as large."""
     lengths = [100, 100, 100]
     values_N = normal(300).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import replays
 from rljob_trainer.controller.dynamic_sampling import DynamicSampling
 from rljob_trainer.controller.rollout_phase import Rollout, sample_seeds
 from rljob_trainer.controller.step_rows import StepRows
@@ -31,12 +31,6 @@ DAPO = Algorithm.from_wire({"type": "DAPO"})
 PLAIN = Algorithm.from_wire({"type": "DAPO", "dynamicSampling": {"enabled": False}})
 REPLAY = replays.Replay(DAPO, num_steps=3, mini_batch_size=2)
 PROMPTS = replays.prompts_of(0, 18)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 class Taken(replays.ReplayedRollouts):
@@ -76,7 +70,7 @@ def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) 
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_step_learns_from_the_groups_that_were_taken(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[StepRows] = []
     fill = DynamicSampling.filled
     monkeypatch.setattr(DynamicSampling, "filled", lambda *arguments: taken.append(fill(*arguments)) or taken[-1])
@@ -115,7 +109,7 @@ def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkey
     assert len(set(found)) == 32
 
 
-def test_groups_that_only_hold_places_are_not_learned_from(context: WorkerContext) -> None:
+def test_padding_groups_are_not_trained_on(context: WorkerContext) -> None:
     """One round, and what it leaves out: the same as leaving groups out without dynamic sampling."""
     fewer = {"maxRounds": 1, "onMaxRounds": "TrainOnFewer"}
     algorithm = Algorithm.from_wire({"type": "DAPO", "dynamicSampling": fewer})
@@ -131,7 +125,7 @@ def test_groups_that_only_hold_places_are_not_learned_from(context: WorkerContex
     assert all(torch.allclose(weights[name], dropped[name], rtol=0, atol=1e-6) for name in weights)
 
 
-def test_a_resumed_run_learns_from_the_same_prompts(context: WorkerContext, tmp_path: Path) -> None:
+def test_a_resumed_run_trains_on_the_same_prompts(context: WorkerContext, tmp_path: Path) -> None:
     stream = cursor()
     whole = replays.replayed_run(REPLAY, context, stream)
     expected = [step_of(whole, stream, number) for number in range(3)]

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from shutil import copy
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PreTrainedModel
 
 from rljob_testing.models import tiny_models
-from rljob_testing.training import replays
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.errors import ConfigurationError
@@ -33,8 +31,7 @@ REQUESTS = [
 def folder_of(name: str, folder: Path) -> Path:
     """A tiny model's, with the tokenizer of another: its texts say nothing."""
     tiny_models.save(name, folder)
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, folder)
+    tiny_models.copy_tokenizer(folder)
     return folder
 
 
@@ -95,8 +92,7 @@ def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> N
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(tmp_path)
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, tmp_path)
+    tiny_models.copy_tokenizer(tmp_path)
     engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
     with pytest.raises(ConfigurationError, match="HuggingFace does not generate with a 'mamba' model as its own"):
         engine.update_weights(model.named_parameters(), 0)
@@ -106,8 +102,7 @@ def test_the_comparison_keeps_to_the_models_positions(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=64, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, tmp_path)
+    tiny_models.copy_tokenizer(tmp_path)
     engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
     engine.update_weights(model.named_parameters(), 0)
     assert not engine.has_unfinished()

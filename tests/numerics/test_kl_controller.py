@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.kl import KlController
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import replays
 from rljob_trainer.algorithms.kl import next_coefficient
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -34,12 +34,6 @@ def replay(
     algorithm = Algorithm.from_wire({"type": recipe, "kl": kl})
     critic = Critic(warmup_steps=1) if recipe == "PPO" else None
     return replays.Replay(algorithm, Optimizer(learning_rate=1e-4), num_steps=4, mini_batch_size=2, critic=critic)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 @pytest.mark.parametrize(
@@ -65,7 +59,7 @@ def test_a_fifth_of_the_horizon_moves_by_a_fifth_of_the_error(measured: float, r
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
-def test_each_step_has_what_the_step_before_made_of_it(context: WorkerContext, placement: str) -> None:
+def test_each_step_uses_the_coefficient_of_the_step_before(context: WorkerContext, placement: str) -> None:
     metrics = replays.replayed_run(replay("GRPO", placement), context).steps(0, 4)
     right = COEFFICIENT
     errors = []
@@ -108,7 +102,9 @@ def without_rows(generate: Callable[..., StepRows], *given: object) -> StepRows:
     return StepRows.of(generated.plan, generated.rollout, torch.zeros_like(generated.is_kept_B))
 
 
-def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coefficient_does_not_change_in_a_step_without_trained_responses(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for placement in ("Loss", "Reward"):
         run = replays.replayed_run(replay("GRPO", placement), context)
         generated = run.training_step._generated
@@ -119,7 +115,7 @@ def test_a_step_that_learns_nothing_leaves_it(context: WorkerContext, monkeypatc
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
-def test_a_critic_that_learns_alone_leaves_it(context: WorkerContext, placement: str) -> None:
+def test_the_coefficient_does_not_change_during_the_critic_warm_up(context: WorkerContext, placement: str) -> None:
     """In its steps the policy is the reference, and their KL of 0 would take the coefficient down."""
     steps = replays.replayed_run(replay("PPO", placement), context).steps(0, 3)
     assert [step[KL_COEFFICIENT] for step in steps[:2]] == [COEFFICIENT] * 2

@@ -42,7 +42,9 @@ def test_by_default_all_hold_the_model_together_and_have_rows_of_their_own() -> 
         (3, 5, r"sequenceParallel must .* 6 workers \(seen: 5\);"),
     ],
 )
-def test_what_does_not_divide_the_workers_is_refused(shard_size: int, sequence_parallel: int, message: str) -> None:
+def test_a_layout_that_does_not_divide_the_workers_is_rejected(
+    shard_size: int, sequence_parallel: int, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ParallelLayout.of(6, shard_size, sequence_parallel)
 

@@ -5,7 +5,7 @@ The first update of a step is compared: its old log-probabilities are its own, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, plain_grpo, replays
+from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
@@ -30,17 +30,11 @@ KL_COEFFICIENT, KL_TARGET, KL_HORIZON = 0.5, 0.35, 64
 Moved = TypeVar("Moved", bound=nn.Module)
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
-
-
 def is_cut_off(tokens_R: Tensor) -> bool:
     return len(tokens_R) == replays.LONGEST_RESPONSE
 
 
-def test_responses_that_were_cut_off_are_neither_learned_from_nor_counted(context: WorkerContext) -> None:
+def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerContext) -> None:
     rows = plain_grpo.rows_of(REPLAY, 0)
     advantages = plain_grpo.group_advantages(rows, REPLAY.group_size)
     model = plain_grpo.plain_model()
@@ -139,7 +133,7 @@ def all_cut_off(generate: Callable[..., StepRows], *given: object) -> StepRows:
     return StepRows.of(generated.plan, replace(generated.rollout, batch=batch), generated.is_kept_B)
 
 
-def test_a_step_of_which_everything_was_cut_off_changes_nothing(
+def test_a_step_whose_responses_were_all_truncated_changes_nothing(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = replays.replayed_run(REPLAY, context)

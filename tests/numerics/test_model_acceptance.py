@@ -247,7 +247,7 @@ def long_window() -> MistralConfig:
     return config
 
 
-def test_what_is_no_number_is_refused_and_so_is_what_another_rank_refuses() -> None:
+def test_logprobs_that_are_not_finite_are_rejected_on_every_rank() -> None:
     model = tiny_models.make("llama")
     own = TokenModel(model, choose_attention(model.config), None).own_logprobs
 

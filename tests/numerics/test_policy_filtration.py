@@ -5,7 +5,6 @@ Legend: B responses, T tokens of a row, R response tokens of it, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, plain_grpo, replays
+from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.algorithms.policy_filtration import drawn_rows, filtration_weights
 from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
@@ -32,12 +31,6 @@ DRAWING = [each for each in PolicyFiltrationType if each is not PolicyFiltration
 
 def filtration(**wire: object) -> PolicyFiltration:
     return resolve_algorithm(Algorithm.from_wire({"policyFiltration": wire})).policy_filtration
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
 
 
 @pytest.mark.parametrize(
@@ -130,7 +123,7 @@ def test_the_same_step_draws_the_same_and_another_draws_anew() -> None:
 
 
 @pytest.mark.parametrize("scope", ["Batch", "Group"])
-def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batch(
+def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch(
     context: WorkerContext, scope: str
 ) -> None:
     algorithm = Algorithm.from_wire({"policyFiltration": {"type": "MaxRandom", "scope": scope}})
@@ -157,7 +150,7 @@ def test_a_step_learns_from_what_was_drawn_with_the_advantages_of_the_whole_batc
     assert metrics[LEARNED_FRACTION] == 1
 
 
-def test_the_critic_learns_from_what_was_drawn(context: WorkerContext) -> None:
+def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> None:
     """A critic that expects nothing has the score of its response to learn at each token, and for now its head alone
     has a gradient: the mean of -score x (what the head reads of the token)."""
     algorithm = Algorithm.from_wire({"type": "PPO", "policyFiltration": {"type": "MaxRandom"}})

@@ -297,7 +297,7 @@ def test_the_smallest_and_largest_numbers_of_a_job_give_finite_losses_and_gradie
 
 
 @pytest.mark.parametrize("name", WIRES)
-def test_nothing_to_learn_from_is_no_loss(name: str) -> None:
+def test_a_batch_without_trained_tokens_has_zero_loss(name: str) -> None:
     batch = loss_parts.made_batch((0, 0), seed=1)
     found = loss_parts.together(loss_parts.named_loss(WIRES[name]), batch)
     assert all(len(row.losses_N) == 0 for row in found.values())

@@ -99,7 +99,7 @@ def test_a_huge_ratio_stays_finite() -> None:
     assert logprobs_N.grad.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_what_is_not_a_number_shows_in_loss_and_gradient() -> None:
+def test_values_that_are_not_finite_appear_in_loss_and_gradient() -> None:
     found, gradient_N = surrogate([1.5, 1.1], [math.nan, 1.0], dual=3.0)
     assert found.losses_N.isnan().tolist() == [True, False]
     assert gradient_N.isnan().tolist() == [True, False]

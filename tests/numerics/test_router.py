@@ -6,7 +6,6 @@ Legend: T tokens of the longest row, N tokens of all rows, L layers, E experts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,8 @@ from transformers import (
 
 from rljob_testing import compare
 from rljob_testing.models import tiny_models
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import replays
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX, TrainEngine
 from rljob_trainer.engines.train.router import AuxiliaryLoss, asked_auxiliary_loss
 from rljob_trainer.engines.train.token_batch import TokenBatch
@@ -35,12 +33,6 @@ from rljob_trainer.observability.metrics import EXPERT_LOAD_MAX, EXPERT_LOAD_MEA
 
 COEFFICIENT, NUM_CHOSEN, NUM_EXPERTS = 0.7, 2, 6
 LENGTHS = (9, 4, 13, 6, 7)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
-        yield context
 
 
 def model_in(folder: Path, *, has_loss: bool = True) -> Path:

@@ -46,7 +46,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x_N: segments.spread(segments.mean(x_N).exp()) * x_N, (values_N,))
 
 
-def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it() -> None:
+def test_a_row_is_bitwise_equal_beside_any_other_rows() -> None:
     generator = torch.Generator().manual_seed(1)
     lengths = [700, 3, 0, 4096, 1]
     values_N = torch.randn(sum(lengths), generator=generator)

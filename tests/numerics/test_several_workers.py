@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing.training import user_functions
+from rljob_testing.training import user_algorithms
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import AdvantageEstimator, Level, Reduce
 from rljob_trainer.algorithms.several_workers import on_workers
@@ -126,7 +126,7 @@ def estimator_of(path: str, group_size: int = 4) -> AdvantageEstimator:
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_an_advantage_that_asks_the_others_is_taken(module: str, group_size: int) -> None:
-    for path in (f"{module}:of_all_tokens", user_functions.BASELINE_ON_TOKENS_PATH):
+    for path in (f"{module}:of_all_tokens", user_algorithms.BASELINE_ON_TOKENS_PATH):
         assert estimator_of(path, group_size).level is Level.TOKEN
 
 
@@ -163,7 +163,7 @@ def test_a_worker_may_change_afterwards_what_it_passed() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_nobody_waits_for_a_worker_that_failed(failing: int) -> None:
+def test_the_others_stop_when_a_worker_fails(failing: int) -> None:
     def work(rank: int, reduce: Reduce) -> Tensor:
         reduce.sum(torch.ones(()))
         if rank == failing:
@@ -188,7 +188,7 @@ def test_one_worker_runs_at_a_time() -> None:
     on_workers([0, 1, 2], work)
 
 
-def test_workers_that_block_each_other_are_told_of() -> None:
+def test_a_deadlock_of_workers_is_reported() -> None:
     lock = threading.Lock()
 
     def work(_part: None, reduce: Reduce) -> None:

@@ -7,14 +7,13 @@ Legend: R response tokens, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_testing.training import gloo_ranks, plain_grpo, replays, user_functions
+from rljob_testing.training import plain_grpo, replays, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import Loss, TrainEngine
 from rljob_trainer.engines.train.token_batch import TokenBatch
@@ -23,13 +22,7 @@ from rljob_trainer.observability.metrics import ENTROPY
 from rljob_trainer.workers.columns import SQUARES
 
 OTB: dict[str, object] = {"advantage": {"type": "OptimalTokenBaseline"}}
-WANTING: dict[str, object] = {"loss": {"type": "Function", "function": {"path": user_functions.COVARIANCE_PATH}}}
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("rank")) as context:
-        yield context
+WANTING: dict[str, object] = {"loss": {"type": "Function", "function": {"path": user_algorithms.COVARIANCE_PATH}}}
 
 
 def replay_of(wire: dict[str, object]) -> replays.Replay:
@@ -85,7 +78,7 @@ def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Asked:
     [({}, False, False), (OTB, True, False), (WANTING, False, True)],
     ids=["nobody", "the advantage", "the loss"],
 )
-def test_passes_give_them_to_whom_asks(
+def test_forward_passes_return_squares_on_request(
     context: WorkerContext,
     monkeypatch: pytest.MonkeyPatch,
     wire: dict[str, object],

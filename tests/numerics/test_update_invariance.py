@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, invariance_runs, replays, step_cases, user_functions
+from rljob_testing.training import gloo_ranks, invariance_runs, replays, step_cases, user_algorithms
 from rljob_trainer.controller.rollout_phase import sample_seeds
 from rljob_trainer.controller.training_step import TRAINING_STREAM
 from rljob_trainer.engines.train.attention_kernels import Kernel
@@ -193,7 +193,7 @@ def test_kl_in_the_reward_is_that_of_the_response(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("name", ["advantage on tokens", "advantage on tokens, two workers"])
-def test_an_advantage_on_tokens_sees_groups_and_kl_of_what_is_learned_from(seen: Seen, name: str) -> None:
+def test_a_token_advantage_sees_groups_and_kl_of_trained_responses(seen: Seen, name: str) -> None:
     [one] = seen.steps["advantage"]
     on_controller = {ADVANTAGE_MEAN: one.metrics[ADVANTAGE_MEAN]}
     for outcome in seen.steps[name]:
@@ -248,7 +248,7 @@ def test_another_number_of_workers_goes_on_from_the_same_state(seen: Seen, num_r
             compare.assert_same_metrics(found, expected)
 
 
-def test_a_worker_without_anything_to_learn_from_takes_part(seen: Seen) -> None:
+def test_a_worker_without_trained_responses_takes_part(seen: Seen) -> None:
     [one] = seen.uneven[1]
     first, second = seen.uneven[2]
     for rank in (first, second):
@@ -259,7 +259,7 @@ def test_a_worker_without_anything_to_learn_from_takes_part(seen: Seen) -> None:
     assert second.passes == [replays.Pass(1, 1)] * len(first.passes)
 
 
-def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
+def test_untrained_responses_are_not_read(seen: Seen) -> None:
     """Of every other prompt all responses are worth the same, and are left out."""
     rows = invariance_runs.REPLAY.batch_size * invariance_runs.REPLAY.group_size
     seeds = sample_seeds(replays.SEED, TRAINING_STREAM, 0, rows)
@@ -285,8 +285,8 @@ def test_what_is_not_learned_from_is_not_read(seen: Seen) -> None:
     assert [each[TOKEN_IMBALANCE] for each in metrics] == [pytest.approx(imbalance)] * 2
 
 
-def test_a_loss_that_fails_on_one_rank_is_told_by_all(seen: Seen) -> None:
+def test_a_loss_that_fails_on_one_rank_is_reported_by_all(seen: Seen) -> None:
     assert seen.failures[1] == [""]
     [told] = set(seen.failures[2] + seen.failures[4])
-    assert user_functions.FAILING_PATH in told
-    assert user_functions.MESSAGE in told
+    assert user_algorithms.FAILING_PATH in told
+    assert user_algorithms.MESSAGE in told

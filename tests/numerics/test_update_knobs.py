@@ -7,31 +7,24 @@ Legend: T tokens of a row, R response tokens of it, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rljob_api.handover import TrainerJob
 from rljob_api.v1alpha1.algorithm import Algorithm, LossAggregation
-from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.kl import Kl, KlEstimator, KlPlacement
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, plain_grpo, replays, training_runs, user_functions
-from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
+from rljob_testing.training import plain_grpo, replays, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_logprobs import Entropy
 from rljob_trainer.errors import ConfigurationError
-from rljob_trainer.models.source import controller_model
 from rljob_trainer.observability.metrics import (
     CLIP_FRACTION,
     LOGPROB_DIFF_MAX,
@@ -40,7 +33,6 @@ from rljob_trainer.observability.metrics import (
     ROLLOUT_K3_KL,
     ROLLOUT_KL,
 )
-from rljob_trainer.workers import factories
 from rljob_trainer.workers.columns import OLD_LOGPROBS, REF_LOGPROBS, token_batch
 from rljob_trainer.workers.reference import ReferenceWorker
 
@@ -57,12 +49,6 @@ SEVERAL_UPDATES = replays.Replay(
 )
 LARGEST_KL = 10.0
 """Of a token: it counts for no more, and has no gradient beyond."""
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
-        yield context
 
 
 def plain_run(replay: replays.Replay) -> PreTrainedModel:
@@ -214,7 +200,7 @@ def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerConte
 
 def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
     """Its gradient must not change with a bonus of next to nothing, which needs the entropy's own gradient."""
-    loss = Loss(type=LossType.FUNCTION, function=Function(path=user_functions.COVARIANCE_PATH))
+    loss = Loss(type=LossType.FUNCTION, function=Function(path=user_algorithms.COVARIANCE_PATH))
     without, with_bonus = (
         plain_grpo.first_update(replays.Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
         for each in (0.0, 1e-9)
@@ -233,65 +219,3 @@ def test_rows_beyond_a_rotary_limit_are_refused(context: WorkerContext) -> None:
         ConfigurationError, match=rf"maxNewTokens: a sequence of {longest} tokens is beyond {longest - 1}"
     ):
         run.actor.engine.forward(token_batch(plain_grpo.rollout_of(SEVERAL_UPDATES, 0)), TEMPERATURE)
-
-
-@pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
-def test_the_workers_get_what_the_job_says(
-    num_workers: int,
-    top_p: float,
-    top_k: int,
-    context: WorkerContext,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The settings of the runs above, as they come out of a job."""
-    replay = replays.Replay(
-        Algorithm(kl=Kl(coefficient=0.1)),
-        Optimizer(learning_rate=2e-4, warmup_steps=3),
-        num_steps=7,
-        mini_batch_size=2,
-        num_epochs_per_batch=3,
-        temperature=TEMPERATURE,
-        top_p=top_p,
-        top_k=top_k,
-        compute_dtype=torch.bfloat16,
-        gradient_checkpointing=True,
-        gradient_checkpointing_every_nth_layer=2,
-        max_tokens_per_micro_batch=500,
-        shard_size=1,
-        sequence_parallel=num_workers,
-    )
-    place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
-    document = training_runs.small_job(
-        num_workers=num_workers,
-        model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
-        algorithm={"kl": {"coefficient": 0.1}},
-        optimizer={"learningRate": 2e-4, "warmupSteps": 3},
-        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12}
-        | {"perRequestSeeds": num_workers == 1},
-        steps=7,
-        batchSize=4,
-        miniBatchSize=2,
-        numEpochsPerBatch=3,
-        maxTokensPerMicroBatch=500,
-        seed=replays.SEED,
-    )
-    spec = document["spec"]
-    assert isinstance(spec, dict)
-    spec["roles"] = {"actor": place, "ref": place}
-    job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
-    _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
-    # More workers than there are processes here: what they would be built from, as far as their own folder and device.
-    monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
-    monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
-    monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
-    monkeypatch.setattr(factories, "RolloutWorker", lambda *_, per_request_seeds: per_request_seeds)
-    actor, reference, has_seeds = (
-        role.factory(context, {})
-        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:3]
-        if role.factory
-    )
-    assert has_seeds is (num_workers == 1)
-    assert actor == replay.actor_settings(num_workers)
-    assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
-    assert step_plan(job) == replay.plan(num_workers)

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing import compare
-from rljob_testing.training import gloo_ranks, replays, user_functions
+from rljob_testing.training import replays, user_algorithms
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import AlgorithmFunctionError, CollectiveFunctionError, NonFiniteUpdateError
@@ -28,14 +28,8 @@ REPLAY = replays.Replay(optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.1
 TWO_UPDATES = replace(REPLAY, mini_batch_size=2)
 NAN = float("nan")
 ON_TOKENS = Algorithm(
-    advantage=Advantage(type=AdvantageType.FUNCTION, function=Function(path=user_functions.FAILING_ADVANTAGE_PATH))
+    advantage=Advantage(type=AdvantageType.FUNCTION, function=Function(path=user_algorithms.FAILING_ADVANTAGE_PATH))
 )
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    with gloo_ranks.process_group_of_one(tmp_path_factory.mktemp("group")) as context:
-        yield context
 
 
 @contextmanager
@@ -88,13 +82,13 @@ def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
             run.step(4)
 
 
-def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: WorkerContext) -> None:
+def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: WorkerContext) -> None:
     """Where one step has so many updates that they would end the run."""
-    algorithm = user_functions.with_loss(user_functions.NO_NUMBER_PATH)
+    algorithm = user_algorithms.with_loss(user_algorithms.NO_NUMBER_PATH)
     run = replays.replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
     with (
-        user_functions.failing(),
-        pytest.raises(AlgorithmFunctionError, match=f"{user_functions.NO_NUMBER_PATH} gave NaN or infinity for 1 of"),
+        user_algorithms.failing(),
+        pytest.raises(AlgorithmFunctionError, match=f"{user_algorithms.NO_NUMBER_PATH} gave NaN or infinity for 1 of"),
     ):
         run.step(0)
 
@@ -102,22 +96,22 @@ def test_a_loss_that_is_no_number_is_told_of_before_its_gradients(context: Worke
 @pytest.mark.parametrize(
     ("algorithm", "path", "kind"),
     [
-        (user_functions.with_loss(user_functions.FAILING_PATH), user_functions.FAILING_PATH, AlgorithmFunctionError),
+        (user_algorithms.with_loss(user_algorithms.FAILING_PATH), user_algorithms.FAILING_PATH, AlgorithmFunctionError),
         (
-            user_functions.with_loss(user_functions.FAILING_WHOLE_PASS_PATH),
-            user_functions.FAILING_WHOLE_PASS_PATH,
+            user_algorithms.with_loss(user_algorithms.FAILING_WHOLE_PASS_PATH),
+            user_algorithms.FAILING_WHOLE_PASS_PATH,
             CollectiveFunctionError,
         ),
-        (ON_TOKENS, user_functions.FAILING_ADVANTAGE_PATH, CollectiveFunctionError),
+        (ON_TOKENS, user_algorithms.FAILING_ADVANTAGE_PATH, CollectiveFunctionError),
     ],
 )
-def test_a_failure_tells_whether_others_may_wait(
+def test_a_failure_says_whether_other_ranks_may_be_blocked(
     context: WorkerContext, algorithm: Algorithm, path: str, kind: type[AlgorithmFunctionError]
 ) -> None:
     """After a `CollectiveFunctionError` the controller asks nothing more of the workers."""
     run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
-    with user_functions.failing(), pytest.raises(AlgorithmFunctionError) as caught:
+    with user_algorithms.failing(), pytest.raises(AlgorithmFunctionError) as caught:
         run.step(0)
     assert type(caught.value) is kind
     assert f"{path} raised ZeroDivisionError" in str(caught.value)
-    assert user_functions.MESSAGE in str(caught.value)
+    assert user_algorithms.MESSAGE in str(caught.value)

@@ -12,10 +12,11 @@ import pytest
 
 from rljob_api.crdgen.manifest import custom_resource_definition
 from rljob_testing.cluster.api_server import ApiServer, install_definition, running_apiserver
-from rljob_testing.operator import operator_process
-from rljob_testing.operator.kuberay import KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.ray_dashboard import RayDashboardStandIn, ray_dashboard_stand_in
+from rljob_testing.operator import forked_operator
+from rljob_testing.operator.api_proxy import ApiProxy, running_proxy
+from rljob_testing.operator.forked_operator import OperatorProcess
+from rljob_testing.operator.kuberay_stand_in import KubeRayStandIn, install_ray_cluster_resource, kuberay_stand_in
+from rljob_testing.operator.ray_dashboard_stand_in import RayDashboardStandIn, ray_dashboard_stand_in
 from rljob_testing.operator.testbed import Testbed, new_testbed
 
 
@@ -37,7 +38,7 @@ def server(bare_server: ApiServer) -> ApiServer:
 @pytest.fixture(scope="session")
 def account_token(bare_server: ApiServer) -> str:
     """A token of the operator's service account."""
-    return operator_process.prepare_account(bare_server)
+    return forked_operator.prepare_account(bare_server)
 
 
 @pytest.fixture(scope="session")
@@ -66,13 +67,27 @@ def testbed(
     return new_testbed(server, kuberay, dashboards, account_token, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def module_testbed(
+    server: ApiServer,
+    kuberay: KubeRayStandIn,
+    dashboards: RayDashboardStandIn,
+    account_token: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Testbed:
+    """The same, for all tests of a module."""
+    return new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+
+
+@pytest.fixture
+def proxy(testbed: Testbed) -> Iterator[ApiProxy]:
+    """A proxy before the API server; `testbed.through(proxy.url)` makes operators use it."""
+    with running_proxy(testbed.server) as proxy:
+        yield proxy
+
+
 @pytest.fixture
 def operator(testbed: Testbed) -> Iterator[OperatorProcess]:
     """An operator for that namespace, at work."""
-    process = testbed.operator()
-    process.start()
-    try:
-        process.wait_until_healthy()
+    with testbed.operator().at_work() as process:
         yield process
-    finally:
-        process.kill()

@@ -20,105 +20,103 @@ from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJo
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings
 from rljob_testing.jobs.valid_job import Wire, edited
-from rljob_testing.operator import in_memory
+from rljob_testing.operator import fake_api
 
 PROVISIONED = {"type": "RayClusterProvisioned", "status": "True"}
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return in_memory.controller_settings(tmp_path)
+    return fake_api.controller_settings(tmp_path)
 
 
 def test_a_pass_reads_nothing_from_the_api_server(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_until_pods_pending(world)
-        assert await world.passes(in_memory.KEY, 5) == []
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        assert await world.passes(fake_api.KEY, 5) == []
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
-def test_nothing_is_done_before_everything_was_listed(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+def test_no_job_is_reconciled_before_the_first_listing(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.cache.note(JOBS, "", world.api.objects[JOBS, world.submit("job").name])
-        assert await world.passes(in_memory.KEY, 1) == []
-        assert world.queue.planned == {in_memory.KEY: 0.5}
+        assert await world.passes(fake_api.KEY, 1) == []
+        assert world.queue.planned == {fake_api.KEY: 0.5}
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
-def test_the_intent_is_written_before_the_cluster_and_what_is_left_is_looked_at(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+def test_the_intent_is_written_and_old_pods_are_listed_before_a_cluster_is_created(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 1)) == ["patch rljobs"]
-        assert await world.passes(in_memory.KEY, 1) == [*in_memory.LIVE, "list pods", *in_memory.CREATED]
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == ["patch rljobs"]
+        assert await world.passes(fake_api.KEY, 1) == [*fake_api.LIVE, "list pods", *fake_api.CREATED]
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_until_pods_pending(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
         world.cache.note(CLUSTERS, "DELETED", cluster)
-        assert await world.passes(in_memory.KEY, 1) == in_memory.LIVE
+        assert await world.passes(fake_api.KEY, 1) == fake_api.LIVE
         assert world.condition("job", "ClusterReady") == "PodsPending"
         del world.api.objects[CLUSTERS, "job-1"]
         world.cache.note(CLUSTERS, "DELETED", world.api.put(CLUSTERS, cluster))
         del world.api.objects[CLUSTERS, "job-1"]
-        assert "patch rljobs" in await world.passes(in_memory.KEY, 1)
+        assert "patch rljobs" in await world.passes(fake_api.KEY, 1)
         assert world.condition("job", "Retrying") == "ClusterLost"
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_cluster_that_the_cache_does_not_have_yet_is_not_made_again(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
-        await world.passes(in_memory.KEY, 1)
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 3)) == ["patch rljobs"], (
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
+        await world.passes(fake_api.KEY, 1)
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 3)) == ["patch rljobs"], (
             "it is seen, and that is all"
         )
         assert [name for kind, name in world.api.objects if kind == CLUSTERS] == ["job-1"]
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         pods = {"of-a-former-attempt": ("job-0", "uid-of-job"), "of-a-former-job": ("job-1", "former")}
         for name, (cluster, uid) in (pods | {"of-another-job": ("other-1", "other")}).items():
             labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": uid}
             world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
-        assert not set(in_memory.CREATED) & set(await world.passes(in_memory.KEY, 2)), (
+        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2)), (
             "only the API server knows of the pods"
         )
         del world.api.objects[PODS, "of-a-former-attempt"]
         await world.relist()
-        assert not set(in_memory.CREATED) & set(await world.passes(in_memory.KEY, 2))
-        assert (
-            in_memory.condition_message(world, "ClusterReady") == "pods of a former RayCluster have not ended yet (1)"
-        )
+        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
+        assert fake_api.condition_message(world, "ClusterReady") == "pods of a former RayCluster have not ended yet (1)"
         del world.api.objects[PODS, "of-a-former-job"]
         async with asyncio.timeout(60):
-            while not set(in_memory.CREATED) <= set(await world.passes(in_memory.KEY, 1)):
+            while not set(fake_api.CREATED) <= set(await world.passes(fake_api.KEY, 1)):
                 await asyncio.sleep(0.02)
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
-def test_under_an_older_definition_nothing_is_done_and_one_line_says_so(
+def test_under_an_older_crd_no_job_is_reconciled_and_one_line_is_logged(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         world.api.stored = without_counters
         first, second = world.submit("first"), world.submit("second")
         await world.relist()
         for key in (first, second, first):
-            assert in_memory.writing_calls(await world.passes(key, 1)) == ["patch rljobs"]
+            assert fake_api.writing_calls(await world.passes(key, 1)) == ["patch rljobs"]
         assert caplog.text.count("is older than this operator (it drops status.counters)") == 1
         assert world.metrics.registry.get_sample_value("rljob_operator_definition_outdated") == 1
         world.clock.pass_by(61)
@@ -128,7 +126,7 @@ def test_under_an_older_definition_nothing_is_done_and_one_line_says_so(
         assert "patch rljobs" in await world.passes(first, 1)
         assert world.metrics.registry.get_sample_value("rljob_operator_definition_outdated") == 0
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def without_counters(raw: JsonObject) -> JsonObject:
@@ -136,92 +134,92 @@ def without_counters(raw: JsonObject) -> JsonObject:
     return {**raw, "status": status}
 
 
-def test_what_may_not_be_read_is_not_acted_upon(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+def test_objects_without_read_permission_are_not_acted_upon(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         world.api.errors["list pods"] = ForbiddenError("pods is forbidden")
-        assert not set(in_memory.CREATED) & set(await world.passes(in_memory.KEY, 2))
+        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
         world.cache.note_forbidden(PODS, None, "pods is forbidden")
-        assert not set(in_memory.CREATED) & set(await world.passes(in_memory.KEY, 2))
+        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
         assert world.condition("job", "ClusterReady") == "ReadForbidden"
         assert min(world.queue.planned.values()) >= 1.0
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_replica_that_does_not_lead_for_sure_writes_nothing(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
         world.leads = False
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 2)) == []
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 2)) == []
         world.leads = True
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         world.leads = False
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 1)) == []
-        world.api.interrupted, world.api.in_between = in_memory.CREATED[1], lambda: setattr(world, "leads", False)
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == []
+        world.api.interrupted, world.api.in_between = fake_api.CREATED[1], lambda: setattr(world, "leads", False)
         world.leads = True
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 1)) == in_memory.CREATED[:2]
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == fake_api.CREATED[:2]
         world.leads = True
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 1)) == in_memory.CREATED
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == fake_api.CREATED
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_after_a_conflict_the_job_is_read_anew(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
         world.api.put(JOBS, world.api.objects[JOBS, "job"])
-        assert await world.passes(in_memory.KEY, 1) == ["patch rljobs"]
+        assert await world.passes(fake_api.KEY, 1) == ["patch rljobs"]
         assert world.status("job") == {}
-        assert (await world.passes(in_memory.KEY, 1))[:2] == ["get rljobs", "patch rljobs"]
+        assert (await world.passes(fake_api.KEY, 1))[:2] == ["get rljobs", "patch rljobs"]
         assert world.status("job") != {}
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.patience": {"minNodes": 1}})
         await world.relist()
         with caplog.at_level(logging.WARNING):
-            await world.passes(in_memory.KEY, 3)
+            await world.passes(fake_api.KEY, 3)
         assert caplog.text.count("which ignores spec.runPolicy.patience") == 1
         assert world.condition("job", "SpecValid") == "Valid"
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
-def test_what_a_newer_version_wrote_into_the_status_stays(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+def test_fields_that_a_newer_version_wrote_stay_in_the_status(settings: Settings) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         status = {**world.status("job"), "queuePosition": 3}
         status["counters"] = {**object_at(status, "counters"), "preemptions": 2}
         world.api.put(JOBS, {**world.api.objects[JOBS, "job"], "status": status})
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         await world.relist()
-        assert "patch rljobs" in await world.passes(in_memory.KEY, 1), "the cluster was seen"
+        assert "patch rljobs" in await world.passes(fake_api.KEY, 1), "the cluster was seen"
         assert world.status("job")["queuePosition"] == 3
         assert object_at(world.status("job"), "counters")["preemptions"] == 2
         assert world.condition("job", "ClusterReady") == "PodsPending"
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
         await world.relist()
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         assert world.condition("job", "Failed") == "StorageMissing"
-        assert await world.passes(in_memory.KEY, 1) == ["get rljobs"], "of a job that is over not all is kept"
-        assert 50 < world.queue.planned[in_memory.KEY] <= 60
+        assert await world.passes(fake_api.KEY, 1) == ["get rljobs"], "of a job that is over not all is kept"
+        assert 50 < world.queue.planned[fake_api.KEY] <= 60
         world.clock.pass_by(61)
-        assert await world.passes(in_memory.KEY, 1) == ["get rljobs", *in_memory.LIVE, "delete rljobs"]
+        assert await world.passes(fake_api.KEY, 1) == ["get rljobs", *fake_api.LIVE, "delete rljobs"]
         assert (JOBS, "job") not in world.api.objects
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 @pytest.mark.parametrize(
@@ -232,27 +230,27 @@ def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
     ],
     ids=["another attempt is asked for", "it is to be kept for longer"],
 )
-def test_what_is_asked_for_before_a_job_is_deleted_wins(settings: Settings, edits: Wire, *, patched: bool) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
+def test_a_change_just_before_its_deletion_keeps_a_job(settings: Settings, edits: Wire, *, patched: bool) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
         await world.relist()
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         world.clock.pass_by(61)
         world.api.interrupted = "delete rljobs"
         world.api.in_between = lambda: world.api.put(JOBS, edited(world.api.objects[JOBS, "job"], edits))
-        calls = await world.passes(in_memory.KEY, 2)
+        calls = await world.passes(fake_api.KEY, 2)
         assert calls.count("delete rljobs") == 1
         assert ("patch rljobs" in calls) == patched
         job = world.api.objects[JOBS, "job"]
         assert edited(job, edits) == job
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_until_pods_pending(world)
-        job = await world.observer.read_job(*in_memory.KEY)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
+        job = await world.observer.read_job(*fake_api.KEY)
         seen = await world.observer.observe(job, None)
         world.api.calls.clear()
         effects = (ApplyNetworkPolicy("job-1"),)
@@ -263,11 +261,11 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
         await world.actor.carry_out(effects, seen, "1")
         assert world.api.calls == ["apply networkpolicies"] * 2
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 @pytest.mark.parametrize(("num_jobs", "seconds"), [(1, 4.0), (2, 20.0), (5, 30.0)])
-def test_dashboards_are_looked_at_less_often_the_more_there_are(
+def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
     monkeypatch.setattr(loop, "LOOKS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
@@ -277,7 +275,7 @@ def test_dashboards_are_looked_at_less_often_the_more_there_are(
 
     monkeypatch.setattr(RunWatcher, "observe", silent)
 
-    async def test(world: in_memory.ControllerInMemory) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         names = [f"job-of-{number}" for number in range(num_jobs)]
         for name in names:
             key = world.submit(name)
@@ -290,11 +288,11 @@ def test_dashboards_are_looked_at_less_often_the_more_there_are(
             await world.passes(JobKey("team", name), 1)
         assert world.queue.planned[JobKey("team", names[-1])] == pytest.approx(seconds)
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def ready_head(
-    world: in_memory.ControllerInMemory, job: str, cluster_uid: str, *, is_node_silent: bool = False
+    world: fake_api.ControllerOnFakeApi, job: str, cluster_uid: str, *, is_node_silent: bool = False
 ) -> None:
     labels = {
         "ray.io/cluster": f"{job}-1",
@@ -324,9 +322,9 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
     monkeypatch.setattr(RunWatcher, "observe", seen)
     monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
-    async def test(world: in_memory.ControllerInMemory) -> None:
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
         nonlocal seconds
-        await in_memory.start_until_pods_pending(world)
+        await fake_api.start_until_pods_pending(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
         world.api.put(CLUSTERS, cluster | {"status": {"conditions": [PROVISIONED]}})
         ready_head(world, "job", text_at(cluster, "metadata", "uid"), is_node_silent=answers)
@@ -334,17 +332,17 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
         for number in range(6):
             renewed = f"2026-01-31T12:0{number if is_renewed else 0}:00.000000Z"
             world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": renewed}})
-            assert ("get leases" in await world.passes(in_memory.KEY, 1)) is not answers
+            assert ("get leases" in await world.passes(fake_api.KEY, 1)) is not answers
             assert world.condition("job", "Retrying") == "", f"after {seconds} s"
             world.clock.pass_by(10.0)
             seconds += 10.0
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         assert world.condition("job", "Retrying") == reason
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
-def test_a_hanging_trainer_has_its_stacks_asked_for_by_whoever_comes_late(
+def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str | None, ...]] = []
@@ -357,8 +355,8 @@ def test_a_hanging_trainer_has_its_stacks_asked_for_by_whoever_comes_late(
     monkeypatch.setattr(RunWatcher, "observe", seen)
     monkeypatch.setattr(loop, "DASHBOARD_PAUSE_SECONDS", 0.0)
 
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_until_pods_pending(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_until_pods_pending(world)
         ready_head(world, "job", text_at(world.api.objects[CLUSTERS, "job-1"], "metadata", "uid"))
         stored = world.api.objects[JOBS, "job"]
         status = object_at(stored, "status")
@@ -373,9 +371,9 @@ def test_a_hanging_trainer_has_its_stacks_asked_for_by_whoever_comes_late(
             running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
             world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})
             await world.relist()
-            await world.passes(in_memory.KEY, 1)
+            await world.passes(fake_api.KEY, 1)
             assert asked[-1] == ("job-1-1", stacks)
         [attempt] = objects_at(world.status("job"), "attempts")
         assert object_at(attempt, "stop") == stop | {"toldAt": "2026-01-31T12:00:00Z"}
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)

@@ -13,7 +13,7 @@ from rljob_operator.kube.errors import UnknownFieldError
 from rljob_operator.kube.objects import CLUSTERS
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.settings import Settings
-from rljob_testing.operator import in_memory
+from rljob_testing.operator import fake_api
 
 
 def without_token(raw: JsonObject) -> JsonObject:
@@ -24,13 +24,13 @@ def without_token(raw: JsonObject) -> JsonObject:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return in_memory.controller_settings(tmp_path)
+    return fake_api.controller_settings(tmp_path)
 
 
 @pytest.mark.parametrize(("owner", "reason"), [("uid-of-job", "PodsPending"), ("another", "NameConflict")])
 def test_a_cluster_that_is_there_already_is_asked_whose_it_is(settings: Settings, owner: str, reason: str) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         world.api.put(
             CLUSTERS,
             {
@@ -38,61 +38,61 @@ def test_a_cluster_that_is_there_already_is_asked_whose_it_is(settings: Settings
                 "spec": {"authOptions": {"mode": "token", "secretName": "s"}},
             },
         )
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         labelled = world.api.objects[CLUSTERS, "job-1"]
         if owner == "uid-of-job":
             metadata = labelled["metadata"]
             assert isinstance(metadata, dict)
             metadata["labels"] = {"rljob.dev/job-uid": "uid-of-job"}
         await world.relist()
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         assert world.condition("job", "ClusterReady") == reason
         assert text_at(world.api.objects[CLUSTERS, "job-1"], "spec", "authOptions", "mode") == "token"
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_name_that_is_taken_is_tried_again_every_few_seconds(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         world.api.put(CLUSTERS, {"metadata": {"name": "job-1", "ownerReferences": [{"uid": "x", "controller": True}]}})
         for _ in range(9):
             await world.relist()
-            await world.passes(in_memory.KEY, 1)
+            await world.passes(fake_api.KEY, 1)
             assert world.condition("job", "Failed") == ""
-            memory = world.controller._memories[in_memory.KEY]
+            memory = world.controller._memories[fake_api.KEY]
             if memory.held is not None:
                 rest = memory.held.until - asyncio.get_running_loop().time()
                 assert rest <= loop.NAME_TAKEN_SECONDS
                 memory.held = replace(memory.held, until=0.0)
         del world.api.objects[CLUSTERS, "job-1"]
-        assert set(in_memory.CREATED) <= set(await world.passes(in_memory.KEY, 1))
+        assert set(fake_api.CREATED) <= set(await world.passes(fake_api.KEY, 1))
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_kuberay_that_does_not_know_a_field_is_too_old(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         words = 'strict decoding error: unknown field "spec.authOptions"'
         world.api.errors["create rayclusters"] = UnknownFieldError(words)
-        await world.passes(in_memory.KEY, 2)
+        await world.passes(fake_api.KEY, 2)
         assert world.condition("job", "Failed") == "KubeRayTooOld"
-        assert words in in_memory.condition_message(world, "Failed")
+        assert words in fake_api.condition_message(world, "Failed")
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)
 
 
 def test_a_cluster_that_lost_its_token_on_the_way_is_removed_at_once(settings: Settings) -> None:
-    async def test(world: in_memory.ControllerInMemory) -> None:
-        await in_memory.start_first_attempt(world)
+    async def test(world: fake_api.ControllerOnFakeApi) -> None:
+        await fake_api.start_first_attempt(world)
         world.api.stored = without_token
-        assert in_memory.writing_calls(await world.passes(in_memory.KEY, 1)) == [
-            *in_memory.CREATED,
+        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == [
+            *fake_api.CREATED,
             "delete rayclusters",
         ]
-        await world.passes(in_memory.KEY, 1)
+        await world.passes(fake_api.KEY, 1)
         assert world.condition("job", "Failed") == "KubeRayTooOld"
         assert not any(kind == CLUSTERS for kind, _ in world.api.objects)
 
-    in_memory.run_in_memory(settings, test)
+    fake_api.run_controller(settings, test)

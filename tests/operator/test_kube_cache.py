@@ -44,7 +44,7 @@ def test_events_in_any_order_end_in_the_newest_state() -> None:
         assert versions(cache) == ["7"]
 
 
-def test_what_was_deleted_stays_so() -> None:
+def test_a_late_event_does_not_bring_back_a_deleted_object() -> None:
     events = [("ADDED", 5), ("MODIFIED", 6), ("DELETED", 7)]
     for order in itertools.permutations(events):
         cache = filled()
@@ -87,7 +87,7 @@ def test_an_object_that_left_the_selection_can_come_back() -> None:
     assert cache.note(PODS, "ADDED", pod(8))
 
 
-def test_a_listing_repairs_what_was_missed() -> None:
+def test_a_listing_repairs_missed_events() -> None:
     cache = filled()
     cache.note(PODS, "ADDED", pod(5, name="gone", uid="gone"))
     cache.note(PODS, "ADDED", pod(6, name="changed", uid="changed"))
@@ -109,7 +109,7 @@ def test_a_listing_repairs_what_was_missed() -> None:
     assert versions(cache) == []
 
 
-def test_a_listing_of_one_namespace_says_nothing_of_others() -> None:
+def test_a_listing_of_one_namespace_does_not_change_others() -> None:
     cache = ObjectCache(("team", "other"))
     cache.note(PODS, "ADDED", pod(5))
     cache.note(PODS, "ADDED", pod(6, namespace="other"))
@@ -138,7 +138,7 @@ def test_a_kind_that_is_not_known_is_complete_and_empty() -> None:
     assert not cache.is_missing(CLUSTERS)
 
 
-def test_what_may_not_be_read_is_known_but_old() -> None:
+def test_objects_without_read_permission_are_stale() -> None:
     cache = ObjectCache(("team", "other"))
     cache.note(PODS, "ADDED", pod(5))
     cache.note_forbidden(PODS, "team", "pods is forbidden")
@@ -162,7 +162,7 @@ def test_objects_are_found_by_the_uid_of_their_job_and_kept_without_ballast() ->
     assert (cache.num_objects, set(cache.uids())) == (3, {"a", "b", "c"})
 
 
-def test_of_jobs_that_are_over_little_is_kept() -> None:
+def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
     def job(version: int, **annotations: str) -> JsonObject:
         metadata = {"name": "j", "namespace": "team", "uid": "j1", "generation": 1, "annotations": annotations}
         return {

@@ -60,7 +60,7 @@ def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
 
 
 @pytest.mark.parametrize("error", [ForbiddenError("not allowed"), UnavailableError("too many requests")])
-def test_what_cannot_be_read_is_what_was_read_last(error: KubeError, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, caplog: pytest.LogCaptureFixture) -> None:
     async def test(api: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         await events.of_pods("team")
         api.error = error

@@ -64,7 +64,7 @@ def test_a_kind_is_missing_where_discovery_says_so(answers: Mapping[str, JsonObj
     ],
     ids=["pods are always there", "it is there", "no list of groups", "no list of resources"],
 )
-def test_a_page_that_says_not_found_says_nothing(kind: ResourceType, answers: Mapping[str, JsonObject]) -> None:
+def test_a_404_page_does_not_mean_that_a_kind_is_missing(kind: ResourceType, answers: Mapping[str, JsonObject]) -> None:
     with pytest.raises(KubeError) as raised:
         listed(kind, answers)
     assert isinstance(raised.value, UnavailableError)

@@ -40,7 +40,7 @@ def seconds(node_leases: NodeLeases) -> float:
     return asyncio.run(node_leases.silent_seconds("node-1"))
 
 
-def test_a_lease_that_is_not_renewed_tells_for_how_long() -> None:
+def test_a_stale_node_lease_gives_its_age() -> None:
     leases, clock, node_leases = made()
     assert seconds(node_leases) == 0.0, "what was before is not known"
     for expected in (4.0, 8.0, 12.0):
@@ -62,7 +62,7 @@ def test_neither_clock_matters() -> None:
     assert seconds(node_leases) == 0.0
 
 
-def test_jobs_of_one_node_share_a_look() -> None:
+def test_jobs_on_one_node_share_a_poll() -> None:
     leases, clock, node_leases = made()
     seconds(node_leases)
     clock.pass_by(1)
@@ -71,7 +71,7 @@ def test_jobs_of_one_node_share_a_look() -> None:
     assert (seconds(node_leases), leases.num_asked) == (2.0, 2)
 
 
-def test_a_lease_that_nobody_looked_at_counts_anew() -> None:
+def test_a_node_lease_that_was_not_polled_counts_again_from_zero() -> None:
     _, clock, node_leases = made()
     seconds(node_leases)
     clock.pass_by(61)
@@ -79,7 +79,7 @@ def test_a_lease_that_nobody_looked_at_counts_anew() -> None:
 
 
 @pytest.mark.parametrize("error", [ForbiddenError("leases is forbidden"), NotFoundError("no such lease")])
-def test_a_lease_that_cannot_be_read_says_nothing_and_is_told_once(
+def test_an_unreadable_node_lease_is_ignored_and_logged_once(
     error: KubeError, caplog: pytest.LogCaptureFixture
 ) -> None:
     leases, clock, node_leases = made()

@@ -153,7 +153,7 @@ def test_fields_of_a_newer_definition_are_ignored_and_named() -> None:
     assert job_object(job()).observed.unknown_fields == ()
 
 
-def test_rules_are_asked_of_what_is_known_only() -> None:
+def test_only_readable_specs_are_checked_by_the_rules() -> None:
     raw = edited(job(status=STATUS), {"spec.queue": {"name": "a"}, "spec.pools[0].gpusPerNode": 5})
     seen = job_object(raw).observed
     assert seen.spec is None
@@ -183,7 +183,7 @@ def test_fields_of_a_newer_status_are_left_alone() -> None:
     assert newer["estimate"] == {"cost": 3}
 
 
-def test_words_of_a_newer_status_are_read() -> None:
+def test_unknown_values_of_a_newer_status_are_read() -> None:
     """Names of states, outcomes and reasons that this version does not have hide no job."""
     newer: Json = copy.deepcopy(STATUS) | {"counters": {"attempts": 70}, "phase": "Dreaming"}
     attempts = [
@@ -299,7 +299,7 @@ def test_answers_have_a_meaning(status: int, body: Mapping[str, object], text: s
     assert type(error_of("get rljobs /x", status, body, text, "")) is kind
 
 
-def test_a_refusal_is_the_servers_words_only() -> None:
+def test_a_rejection_is_only_the_message_of_the_server() -> None:
     error = error_of("create rayclusters /x", 403, {"message": "exceeded quota: gpus"}, "", "")
     assert str(error) == "exceeded quota: gpus"
 
@@ -313,9 +313,7 @@ def test_a_refusal_is_the_servers_words_only() -> None:
         (410, "the provided continue parameter is too old", True, ExpiredError),
     ],
 )
-def test_what_is_refused_depends_on_what_was_asked(
-    status: int, words: str, is_read: bool, kind: type[KubeError]
-) -> None:
+def test_the_error_type_depends_on_the_request(status: int, words: str, is_read: bool, kind: type[KubeError]) -> None:
     assert type(error_of("x", status, {"message": words}, "", "", is_read)) is kind
 
 
@@ -359,7 +357,7 @@ def test_a_patch_makes_one_object_of_another(old: Json, new: Json) -> None:
     assert (patch == {}) == (old == new)
 
 
-def test_a_patch_holds_only_what_differs() -> None:
+def test_a_patch_holds_only_changed_fields() -> None:
     old = {"a": 1, "b": {"c": 1, "d": 2}, "e": [1], "f": "gone"}
     new = {"a": 1, "b": {"c": 1, "d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
     assert merge_patch(old, new) == {"b": {"d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
@@ -388,8 +386,6 @@ def test_paths() -> None:
         ("DELETE", "/apis/ray.io/v1/namespaces/a/rayclusters/j-1", ("delete", "ray.io", "rayclusters", "j-1")),
     ],
 )
-def test_the_proxy_of_these_tests_knows_what_a_request_asks_for(
-    method: str, path: str, seen: tuple[str, str, str, str]
-) -> None:
+def test_the_test_proxy_parses_requests(method: str, path: str, seen: tuple[str, str, str, str]) -> None:
     assert api_proxy.seen_request(method, path) == api_proxy.SeenRequest(*seen)
     assert api_proxy.seen_request("GET", "/apis/ray.io/v1") is None

@@ -55,7 +55,7 @@ def with_memory_kill(name: str, finished: str) -> Json:
     return pod("Running", conditions=[SCHEDULED, DISRUPTED], containerStatuses=[status])
 
 
-def test_a_pod_that_is_well() -> None:
+def test_a_healthy_pod_has_no_problem() -> None:
     seen = observed_pod(pod("Running", conditions=[SCHEDULED, READY]), NOW)
     assert (seen.name, seen.cluster, seen.group, seen.node) == ("job-1-main-abcde", "job-1", "main", "node-7")
     assert (seen.ready, seen.deleting, seen.ended, seen.problem) == (True, False, False, None)
@@ -77,7 +77,7 @@ def test_a_pod_on_its_way_out() -> None:
 @pytest.mark.parametrize(
     ("gone_by", "overdue"), [("2026-01-31T11:59:29Z", True), ("2026-01-31T11:59:31Z", False), (None, False)]
 )
-def test_a_pod_that_nobody_removes_is_overdue_after_a_minute(gone_by: str | None, overdue: bool) -> None:
+def test_a_deleted_pod_that_still_exists_is_overdue_after_a_minute(gone_by: str | None, overdue: bool) -> None:
     raw = pod("Running")
     raw["metadata"] = {"name": "p"} if gone_by is None else {"name": "p", "deletionTimestamp": gone_by}
     assert observed_pod(raw, NOW).overdue is overdue
@@ -261,7 +261,7 @@ def test_only_pods_that_hang_without_a_word_need_their_events(raw: Json, expecte
     assert needs_events(raw, NOW) is expected
 
 
-def test_the_newest_telling_event_counts() -> None:
+def test_the_newest_informative_event_counts() -> None:
     events: list[Json] = [
         {"reason": "FailedMount", "message": "old", "lastTimestamp": "2026-01-31T12:00:01Z"},
         {"reason": "FailedMount", "message": "new", "series": {"lastObservedTime": "2026-01-31T12:00:09.000000Z"}},

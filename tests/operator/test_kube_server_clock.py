@@ -21,7 +21,7 @@ def test_before_the_first_answer_it_is_the_nodes_time() -> None:
     assert clock.clock.now() == manual_clock.NOON + HALF
 
 
-def test_it_goes_on_by_the_monotonic_clock() -> None:
+def test_the_server_clock_advances_with_the_monotonic_clock() -> None:
     clock = manual_clock.synchronized_clock()
     clock.pass_by(3600.25)
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=3600.25)
@@ -34,7 +34,7 @@ def test_half_of_the_time_of_an_answer_is_its_way_here() -> None:
     assert clock.clock.now() == manual_clock.NOON + timedelta(seconds=1.0) + HALF + timedelta(seconds=0.5)
 
 
-def test_an_answer_that_took_long_says_nothing() -> None:
+def test_a_slow_response_does_not_set_the_clock() -> None:
     clock = manual_clock.ManualClock()
     clock.hear(answer_seconds=3.0)
     assert clock.clock.now() == manual_clock.WRONG
@@ -48,9 +48,7 @@ def test_a_header_that_is_no_time_is_left_out(date: str) -> None:
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_jump_of_the_servers_clock_is_not_followed_and_told_once(
-    hours: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_jump_of_the_server_clock_is_ignored_and_logged_once(hours: int, caplog: pytest.LogCaptureFixture) -> None:
     clock = manual_clock.synchronized_clock()
     clock.server_time += timedelta(hours=hours)
     with caplog.at_level(logging.WARNING):
@@ -78,7 +76,7 @@ def test_a_small_difference_is_followed_slowly() -> None:
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=1103)
 
 
-def test_it_never_goes_back() -> None:
+def test_the_server_clock_never_goes_back() -> None:
     clock = manual_clock.synchronized_clock()
     clock.pass_by(100)
     before = clock.clock.now()
@@ -116,7 +114,7 @@ def test_an_age_survives_a_jump(hours: int) -> None:
     assert clock.ages.seconds("v", "gone", clock.server_time, otherwise=-20) == 5
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_deleted_objects_are_forgotten() -> None:
     clock = manual_clock.synchronized_clock()
     clock.ages.seconds("u", "silent", manual_clock.NOON)
     clock.ages.seconds("v", "silent", manual_clock.NOON)

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import Manifest
 from rljob_operator.manifests.ray_cluster import ray_cluster
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 from rljob_testing.operator.any_spec import any_specs
 
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
@@ -44,7 +44,7 @@ def templates(cluster: Manifest) -> Iterator[Manifest]:
 
 
 def made(job_spec: RLJobSpec) -> Manifest:
-    return ray_cluster(samples.IDENTITY, job_spec, 1, samples.DEFAULTS, "2c70e12b")
+    return ray_cluster(inputs.IDENTITY, job_spec, 1, inputs.DEFAULTS, "2c70e12b")
 
 
 def pod_security_faults(pod: Manifest) -> list[str]:
@@ -100,14 +100,14 @@ def values(container: Manifest) -> dict[str, JsonValue]:
 
 @settings(max_examples=60)
 @given(any_specs())
-def test_what_is_ours_stays_ours(job_spec: RLJobSpec) -> None:
+def test_reserved_fields_cannot_be_overridden(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)
     head, *workers = templates(cluster)
     for template in (head, *workers):
         labels, pod = mapping(mapping(template["metadata"])["labels"]), mapping(template["spec"])
         assert labels["app.kubernetes.io/managed-by"] == "rljob-operator"
         assert labels["rljob.dev/job"] == "example"
-        assert labels["rljob.dev/job-uid"] == samples.IDENTITY.uid
+        assert labels["rljob.dev/job-uid"] == inputs.IDENTITY.uid
         assert labels["rljob.dev/attempt"] == "1"
         assert not any(
             name.startswith("ray.io/") for name in [*labels, *mapping(mapping(template["metadata"])["annotations"])]

@@ -15,7 +15,7 @@ from rljob_operator.manifests.access import derived_token, key_id, network_polic
 from rljob_operator.manifests.naming import cluster_name, companion_name, submission_id
 from rljob_operator.manifests.objects import JobIdentity
 from rljob_operator.manifests.submission import submission
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
 OWNER = {
@@ -42,23 +42,23 @@ def test_names_of_the_longest_job_are_kept_whole_by_kuberay() -> None:
 
 def test_two_jobs_of_one_name_share_neither_token_nor_secret() -> None:
     other = JobIdentity("team-a", "example", "7c9e6679-7425-40de-944b-e07fc1f90ae7")
-    assert derived_token(b"key", samples.IDENTITY, "example-1") != derived_token(b"key", other, "example-1")
-    assert derived_token(b"key", samples.IDENTITY, "example-1") != derived_token(b"key", samples.IDENTITY, "example-2")
-    assert derived_token(b"key", samples.IDENTITY, "example-1") != derived_token(
-        b"another", samples.IDENTITY, "example-1"
+    assert derived_token(b"key", inputs.IDENTITY, "example-1") != derived_token(b"key", other, "example-1")
+    assert derived_token(b"key", inputs.IDENTITY, "example-1") != derived_token(b"key", inputs.IDENTITY, "example-2")
+    assert derived_token(b"key", inputs.IDENTITY, "example-1") != derived_token(
+        b"another", inputs.IDENTITY, "example-1"
     )
-    assert companion_name("example-1", samples.IDENTITY.uid) != companion_name("example-1", other.uid)
+    assert companion_name("example-1", inputs.IDENTITY.uid) != companion_name("example-1", other.uid)
 
 
 def test_the_token_is_the_keyed_hash_of_job_and_cluster() -> None:
     message = b"0f8fad5b-d9cb-469f-a165-70867728950e/example-1"
-    assert derived_token(b"key", samples.IDENTITY, "example-1") == hmac.new(b"key", message, hashlib.sha256).hexdigest()
+    assert derived_token(b"key", inputs.IDENTITY, "example-1") == hmac.new(b"key", message, hashlib.sha256).hexdigest()
     # First digits of the SHA-256 of "key", from sha256sum.
     assert key_id(b"key") == "2c70e12b"
 
 
 def test_the_secret_goes_away_with_the_job() -> None:
-    assert token_secret(samples.IDENTITY, "example-1", "abc") == {
+    assert token_secret(inputs.IDENTITY, "example-1", "abc") == {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
@@ -75,7 +75,7 @@ def test_the_secret_goes_away_with_the_job() -> None:
 
 def test_only_the_attempts_own_pods_and_the_operator_reach_its_pods() -> None:
     pods = {"matchLabels": {"rljob.dev/job-uid": "0f8fad5b-d9cb-469f-a165-70867728950e", "rljob.dev/attempt": "2"}}
-    assert network_policy(samples.IDENTITY, 2, samples.DEFAULTS) == {
+    assert network_policy(inputs.IDENTITY, 2, inputs.DEFAULTS) == {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {
@@ -105,14 +105,14 @@ def test_only_the_attempts_own_pods_and_the_operator_reach_its_pods() -> None:
 
 def test_a_default_ray_that_is_too_old_is_refused_and_the_charts_is_not() -> None:
     values = YAML(typ="safe").load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    replace(samples.DEFAULTS, ray_version=values["trainer"]["rayVersion"])
+    replace(inputs.DEFAULTS, ray_version=values["trainer"]["rayVersion"])
     for version in ("2.53.9", "newest"):
         with pytest.raises(SettingsError, match=rf"at least 2\.54\.0, such as 2\.60\.0 \(seen: '{version}'\)"):
-            replace(samples.DEFAULTS, ray_version=version)
+            replace(inputs.DEFAULTS, ray_version=version)
 
 
 def test_the_submission_is_a_constant_command_and_data() -> None:
-    assert submission(samples.IDENTITY, samples.spec(), "example-1-2", attempt=1, start_number=1_700_000_002) == {
+    assert submission(inputs.IDENTITY, inputs.spec(), "example-1-2", attempt=1, start_number=1_700_000_002) == {
         "entrypoint": "python -m rljob_trainer",
         "submission_id": "example-1-2",
         "runtime_env": {
@@ -128,8 +128,8 @@ def test_the_submission_is_a_constant_command_and_data() -> None:
 
 
 def test_a_short_grace_period_leaves_ray_a_second() -> None:
-    short = samples.spec({"runPolicy.gracePeriodSeconds": 5})
-    body = submission(samples.IDENTITY, short, "example-1-1", 1, 1)
+    short = inputs.spec({"runPolicy.gracePeriodSeconds": 5})
+    body = submission(inputs.IDENTITY, short, "example-1-1", 1, 1)
     environment = body["runtime_env"]
     assert isinstance(environment, dict)
     assert isinstance(environment["env_vars"], dict)

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.pools import PodOverlay
 from rljob_operator.manifests.environment import spec_document
 from rljob_operator.manifests.objects import Manifest
 from rljob_operator.manifests.ray_cluster import ray_cluster
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 GOLDEN = Path(__file__).parent / "golden"
 KEY_ID = "2c70e12b"
@@ -94,7 +94,7 @@ def golden(name: str) -> object:
 
 
 def made(edits: Mapping[str, object] | None = None, attempt: int = 1) -> Manifest:
-    return ray_cluster(samples.IDENTITY, samples.spec(edits), attempt, samples.DEFAULTS, KEY_ID)
+    return ray_cluster(inputs.IDENTITY, inputs.spec(edits), attempt, inputs.DEFAULTS, KEY_ID)
 
 
 def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
@@ -108,18 +108,18 @@ def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
 RAY = ("spec", "headGroupSpec", "template", "spec", "containers", 0)
 
 
-def test_the_cluster_of_a_job_that_says_little() -> None:
+def test_the_cluster_of_a_minimal_job() -> None:
     manifest = made()
     variables = at(manifest, *RAY, "env")
     assert isinstance(variables, list)
     handed_over = load_job(str(at(variables, 0, "value")))
-    assert (handed_over.name, handed_over.namespace, handed_over.uid) == ("example", "team-a", samples.IDENTITY.uid)
-    assert handed_over.spec == samples.spec()
+    assert (handed_over.name, handed_over.namespace, handed_over.uid) == ("example", "team-a", inputs.IDENTITY.uid)
+    assert handed_over.spec == inputs.spec()
     variables[0] = {"name": "RLJOB_SPEC", "value": "checked apart"}
     assert manifest == golden("one_pool.yaml")
 
 
-def test_the_worker_group_of_a_job_that_says_much() -> None:
+def test_the_worker_group_of_a_tensor_parallel_job() -> None:
     manifest = made(TENSOR_PARALLEL, attempt=2)
     assert at(manifest, "spec", "workerGroupSpecs") == [golden("tensor_parallel_worker.yaml")]
     assert at(manifest, "spec", "rayVersion") == "2.61.1"
@@ -195,15 +195,15 @@ def test_code_on_a_claim_is_mounted_read_only() -> None:
         ({"limits": {"cpu": "1Ki"}}, "1024"),
     ],
 )
-def test_ray_is_told_the_cpus_of_a_worker(resources: dict[str, object], num_cpus: str) -> None:
+def test_ray_gets_the_cpus_of_a_worker(resources: dict[str, object], num_cpus: str) -> None:
     manifest = made({"pools[0].resources": resources})
     assert at(manifest, "spec", "workerGroupSpecs", 0, "rayStartParams", "num-cpus") == num_cpus
 
 
 def test_dollars_reach_the_trainer_past_kubernetes() -> None:
     text = "$(RLJOB_CACHE) $$ ${X}"
-    job_spec = samples.spec({"training.dataset.promptTemplate": text + "{prompt}"})
-    document = spec_document(samples.IDENTITY, job_spec)
+    job_spec = inputs.spec({"training.dataset.promptTemplate": text + "{prompt}"})
+    document = spec_document(inputs.IDENTITY, job_spec)
     assert "$" not in document
     assert load_job(document).spec.training.dataset.prompt_template == text + "{prompt}"
 
@@ -211,22 +211,22 @@ def test_dollars_reach_the_trainer_past_kubernetes() -> None:
 def test_a_spec_that_fits_no_variable_is_refused() -> None:
     values = [{"name": f"A_{number}", "value": "x" * 4096} for number in range(17)]
     with pytest.raises(HandoverError, match="more than 65536"):
-        spec_document(samples.IDENTITY, samples.spec({"env": values}))
+        spec_document(inputs.IDENTITY, inputs.spec({"env": values}))
     # 12 x 4096 dollars fit before they are escaped and not after.
     dollars = [{"name": f"A_{number}", "value": "$" * 4096} for number in range(12)]
     with pytest.raises(HandoverError, match="every '\\$' in it is escaped"):
-        spec_document(samples.IDENTITY, samples.spec({"env": dollars}))
+        spec_document(inputs.IDENTITY, inputs.spec({"env": dollars}))
 
 
 def test_labels_of_ours_stand_even_where_no_rule_has_kept_others_out() -> None:
-    whole = samples.spec()
+    whole = inputs.spec()
     overlay = PodOverlay(labels={"rljob.dev/job-uid": "another", "rljob.dev/pool": "another", "team": "a"})
     pool = whole.pools[0].model_copy(update={"template": overlay})
-    manifest = ray_cluster(samples.IDENTITY, whole.model_copy(update={"pools": (pool,)}), 1, samples.DEFAULTS, KEY_ID)
+    manifest = ray_cluster(inputs.IDENTITY, whole.model_copy(update={"pools": (pool,)}), 1, inputs.DEFAULTS, KEY_ID)
     labels = at(manifest, "spec", "workerGroupSpecs", 0, "template", "metadata", "labels")
     assert isinstance(labels, dict)
     assert (labels["rljob.dev/job-uid"], labels["rljob.dev/pool"], labels["team"]) == (
-        samples.IDENTITY.uid,
+        inputs.IDENTITY.uid,
         "main",
         "a",
     )

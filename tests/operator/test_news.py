@@ -81,7 +81,7 @@ def retry(value: str) -> dict[str, object]:
         (job(OVER, deletionTimestamp="2026-01-31T11:59:00Z"), 0),
     ],
 )
-def test_a_job_that_is_over_needs_no_look_but_for_what_is_to_come(raw: JsonObject, seconds: float | None) -> None:
+def test_a_finished_job_is_reconciled_only_when_something_is_due(raw: JsonObject, seconds: float | None) -> None:
     assert seconds_until_look(raw, manual_clock.synchronized_clock(manual_clock.NOON).clock.now()) == seconds
 
 
@@ -135,7 +135,7 @@ def run(test: Callable[[World], Coroutine[None, None, None]]) -> None:
     asyncio.run(made())
 
 
-def test_what_is_deleted_while_the_watches_begin_is_missed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event tells of it, and the next listing would be a minute away."""
     monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
 
@@ -154,7 +154,7 @@ def test_what_is_deleted_while_the_watches_begin_is_missed_soon(monkeypatch: pyt
     run(test)
 
 
-def test_nothing_is_worked_on_before_everything_was_listed() -> None:
+def test_no_job_is_queued_before_the_first_listing() -> None:
     async def test(world: World) -> None:
         world.news.on_event(JOBS, "", job({}))
         world.news.on_event(PODS, "", part(5))
@@ -189,7 +189,7 @@ def test_the_end_of_the_last_pod_after_the_end_of_the_job_leads_to_a_pass() -> N
     run(test)
 
 
-def test_a_job_that_is_over_costs_nothing() -> None:
+def test_a_finished_job_costs_no_requests() -> None:
     async def test(world: World) -> None:
         world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [part(4, name="job-1", uid="c1")], PODS: [part(5)]}
         await world.relist.once()
@@ -217,7 +217,7 @@ def test_a_cluster_that_is_made_when_its_job_is_over_is_seen_to() -> None:
     run(test)
 
 
-def test_a_cluster_that_was_made_when_its_job_was_over_is_seen_to_once_if_only_a_listing_tells() -> None:
+def test_a_cluster_of_a_finished_job_found_by_a_listing_is_reconciled_once() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER)]
         await world.relist.once()
@@ -231,7 +231,7 @@ def test_a_cluster_that_was_made_when_its_job_was_over_is_seen_to_once_if_only_a
     run(test)
 
 
-def test_a_job_that_is_to_be_deleted_later_is_looked_at_then() -> None:
+def test_a_finished_job_with_a_ttl_is_reconciled_when_it_expires() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER, lifetime=3600)]
         await world.relist.once()
@@ -242,7 +242,7 @@ def test_a_job_that_is_to_be_deleted_later_is_looked_at_then() -> None:
     run(test)
 
 
-def test_what_happens_to_others_is_no_news() -> None:
+def test_events_of_other_objects_are_ignored() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job({})]
         await world.relist.once()
@@ -257,7 +257,7 @@ def test_what_happens_to_others_is_no_news() -> None:
     run(test)
 
 
-def test_a_job_that_nobody_saw_go_is_forgotten() -> None:
+def test_a_job_whose_deletion_was_missed_is_forgotten() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job({})]
         await world.relist.once()
@@ -282,7 +282,7 @@ def test_a_kind_that_is_installed_later_begins_the_watches_anew() -> None:
     run(test)
 
 
-def test_a_listing_that_is_forbidden_is_told_and_keeps_no_job_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forbidden_listing_is_logged_and_jobs_do_not_wait_for_it(caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: World) -> None:
         world.api.errors[PODS] = ForbiddenError("pods is forbidden")
         world.api.objects[JOBS] = [job({})]

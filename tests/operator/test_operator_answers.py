@@ -16,11 +16,8 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.operator import api_proxy, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
-from rljob_testing.operator.testbed import Testbed, new_testbed
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -161,7 +158,7 @@ class Outcome:
     """Those that were live at the same time at most, and all."""
 
 
-def live_with(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
+def run_job_with_false_answers(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = testbed.clusters_version()
     for number, end in ((1, scripts.failing(75, ("WorkerLostError", "told"), "")), (2, scripts.succeeding(0.1))):
@@ -192,23 +189,17 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def lives(
-    server: ApiServer,
-    kuberay: KubeRayStandIn,
-    dashboards: RayDashboardStandIn,
-    account_token: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Mapping[str, Life]]:
+def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Life]]:
     with ThreadPoolExecutor(len(LIES)) as threads:
         found = {}
         for name, (lie, to_writes) in LIES.items():
-            testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-            found[name] = Life(testbed, threads.submit(live_with, testbed, lie, to_writes))
+            testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
+            found[name] = Life(testbed, threads.submit(run_job_with_false_answers, testbed, lie, to_writes))
         yield found
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_an_answer_that_is_no_answer_changes_nothing(lives: Mapping[str, Life], name: str) -> None:
+def test_invalid_and_stale_responses_change_nothing(lives: Mapping[str, Life], name: str) -> None:
     life = lives[name]
     outcome = life.outcome.result()
     print(f"{name}: {len(outcome.told)} answers")

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.operator import operator_process, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
-from rljob_testing.operator.testbed import Testbed, new_testbed
+from rljob_testing.operator import scripts
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver
 
@@ -205,17 +201,10 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 @pytest.fixture(scope="module")
-def jobs(
-    server: ApiServer,
-    kuberay: KubeRayStandIn,
-    dashboards: RayDashboardStandIn,
-    account_token: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Testbed]:
+def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
     """All of them, under way."""
-    folder: Path = tmp_path_factory.mktemp("operator")
-    testbed = new_testbed(server, kuberay, dashboards, account_token, folder)
-    operator = testbed.with_pauses({**operator_process.QUICK, "STOP_SECONDS": 4.0}).operator()
+    testbed = module_testbed
+    operator = testbed.with_shorter_times({"STOP_SECONDS": 4.0}).operator()
     operator.start()
     try:
         for name, scenario in SCENARIOS.items():
@@ -233,7 +222,7 @@ def jobs(
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_reason_is_told(jobs: Testbed, name: str) -> None:
+def test_the_condition_names_the_reason(jobs: Testbed, name: str) -> None:
     scenario = SCENARIOS[name]
     kind, status, reason = scenario.condition
     condition = jobs.wait_for(name, kind, reason, status)
@@ -243,7 +232,7 @@ def test_the_reason_is_told(jobs: Testbed, name: str) -> None:
     assert len(condition["message"]) <= 1024
 
 
-def test_pods_that_come_too_late(jobs: Testbed) -> None:
+def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed) -> None:
     jobs.script("too-late-1", scripts.ClusterScript({"head": scripts.STARTING, "main": scripts.STARTING}))
     jobs.submit("too-late", NO_RETRIES)
     # Before that another step would be named as the one that was not done in time.
@@ -254,13 +243,13 @@ def test_pods_that_come_too_late(jobs: Testbed) -> None:
     assert "0 of 2 pods ready" in message
 
 
-def test_what_is_gone_while_the_trainer_runs(jobs: Testbed) -> None:
+def test_a_lost_head_cluster_or_driver_is_named(jobs: Testbed) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
-        jobs.dashboard(f"{name}-1").life = scripts.running_for_ever()
+        jobs.dashboard(f"{name}-1").train_for_ever()
         jobs.submit(name, NO_RETRIES)
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.wait_for(name, "Progressing", "Training")
-    jobs.script("no-head-1", scripts.ClusterScript(missing=("head-0",)))
+    jobs.lose_head("no-head-1")
     jobs.script("no-memory-1", scripts.ClusterScript({"head": OUT_OF_MEMORY}))
     # Before its dashboard forgets the job: the pod's end explains that.
     jobs.wait(lambda: is_known_to_have_ended(jobs, "no-memory-1-head-0"), "the end of the head")
@@ -281,7 +270,7 @@ def is_known_to_have_ended(testbed: Testbed, pod: str) -> bool:
 
 
 def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: Testbed) -> None:
-    jobs.dashboard("long-run-1").life = scripts.running_for_ever(2)
+    jobs.dashboard("long-run-1").train_for_ever(2)
     jobs.submit("long-run")
     jobs.wait_for("long-run", "Progressing", "Training")
     jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})

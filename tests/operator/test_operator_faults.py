@@ -11,22 +11,16 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.cluster.api_server import DEFINITIONS, ApiServer
-from rljob_testing.operator import api_proxy, scripts
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator import api_proxy
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS_DEFINITION = f"{DEFINITIONS}/rljobs.rljob.dev"
 PROBE = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs/probe"
 CLUSTERS_DEFINITION = f"{DEFINITIONS}/rayclusters.ray.io"
-
-
-@pytest.fixture
-def proxy(testbed: Testbed) -> Iterator[api_proxy.ApiProxy]:
-    with api_proxy.running_proxy(testbed.server) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -58,14 +52,14 @@ class Shuffled:
         return [event, *([event] if number % 2 == 0 else []), *late]
 
 
-def test_events_that_come_twice_and_in_another_order_change_nothing(
+def test_duplicated_and_reordered_events_change_nothing(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     shuffled = proxy.events = Shuffled()
     watched.start()
     names = [f"shuffled-{number}" for number in range(3)]
     for name in names:
-        testbed.dashboard(f"{name}-1").life = scripts.succeeding(1.0)
+        testbed.dashboard(f"{name}-1").complete_after(1.0)
         testbed.submit(name)
     for name in names:
         testbed.wait_for(name, "Complete", "Succeeded")
@@ -83,8 +77,8 @@ def test_a_clock_that_jumps_an_hour_moves_no_deadline(
 ) -> None:
     watched.start()
     pending, running = f"pending{hours}".replace("-", "m"), f"running{hours}".replace("-", "m")
-    testbed.script(f"{pending}-1", scripts.ClusterScript({"main": scripts.STARTING}))
-    testbed.dashboard(f"{running}-1").life = scripts.running_for_ever()
+    testbed.keep_pods_starting(f"{pending}-1")
+    testbed.dashboard(f"{running}-1").train_for_ever()
     testbed.submit(pending)
     testbed.submit(running, {"spec.runPolicy.activeDeadlineSeconds": 1800})
     testbed.wait_for(running, "Progressing", "Training")
@@ -109,25 +103,25 @@ def wait_until_seen(testbed: Testbed, name: str, generation: int) -> None:
 
 
 @contextmanager
-def changed(server: ApiServer, definition: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def changed(testbed: Testbed, definition: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """A definition whose schema of the whole object is another one for a while."""
-    before = server.http.get(definition).raise_for_status().json()
+    before = testbed.http.get(definition).raise_for_status().json()
     after = copy.deepcopy(before)
     change(after["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
-    server.http.put(definition, json=after).raise_for_status()
+    testbed.http.put(definition, json=after).raise_for_status()
     try:
         yield
     finally:
-        now = server.http.get(definition).raise_for_status().json()
-        server.http.put(definition, json=now | {"spec": before["spec"]}).raise_for_status()
+        now = testbed.http.get(definition).raise_for_status().json()
+        testbed.http.put(definition, json=now | {"spec": before["spec"]}).raise_for_status()
 
 
 def without_counters(schema: dict[str, Any]) -> None:
     del schema["properties"]["status"]["properties"]["counters"]
 
 
-def test_under_an_older_definition_jobs_wait_and_go_on(testbed: Testbed, watched: OperatorProcess) -> None:
-    with changed(testbed.server, JOBS_DEFINITION, without_counters):
+def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watched: OperatorProcess) -> None:
+    with changed(testbed, JOBS_DEFINITION, without_counters):
         testbed.wait(lambda: counters_are(testbed, is_kept=False), "the older definition to be served")
         watched.start()
         testbed.submit("waits")
@@ -146,14 +140,12 @@ def counters_are(testbed: Testbed, *, is_kept: bool) -> bool:
     if testbed.http.get(PROBE).status_code == 404:
         testbed.http.post(PROBE.rpartition("/")[0], json=testbed.wire("probe"))
     status = {"counters": {"attempts": int(time.monotonic() * 10)}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = testbed.http.patch(f"{PROBE}/status", json={"status": status}, headers=headers)
+    answer = testbed.http.patch(f"{PROBE}/status", json={"status": status})
     return answer.status_code == 200 and bool(answer.json().get("status", {}).get("counters")) == is_kept
 
 
 def patched_status(testbed: Testbed, path: str, status: Mapping[str, Any]) -> dict[str, Any]:
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = testbed.http.patch(f"{path}/status", json={"status": status}, headers=headers)
+    answer = testbed.http.patch(f"{path}/status", json={"status": status})
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
@@ -167,19 +159,19 @@ def of_the_next_version(schema: dict[str, Any]) -> None:
     status["counters"]["properties"]["preemptions"] = {"type": "integer"}
 
 
-def test_under_a_newer_definition_jobs_run_and_what_is_not_known_is_named_and_kept(
+def test_under_a_newer_crd_jobs_run_and_unknown_fields_are_logged_and_kept(
     testbed: Testbed, watched: OperatorProcess
 ) -> None:
-    with changed(testbed.server, JOBS_DEFINITION, of_the_next_version):
+    with changed(testbed, JOBS_DEFINITION, of_the_next_version):
         testbed.wait(lambda: testbed.served_spec().get("queue") == "research", "the newer definition to be served")
-        testbed.dashboard("newer-1").life = scripts.running_for_ever()
+        testbed.dashboard("newer-1").train_for_ever()
         testbed.submit("newer")
         assert testbed.job("newer")["spec"]["pools"][0]["spot"] is False
         patched_status(testbed, f"{testbed.jobs}/newer", {"queuePosition": 3})
         watched.start()
         testbed.wait_for("newer", "Progressing", "Training")
         patched_status(testbed, f"{testbed.jobs}/newer", {"counters": {"preemptions": 2}})
-        testbed.dashboard("newer-1").life = scripts.succeeding(0.1)
+        testbed.dashboard("newer-1").complete_after(0.1)
         testbed.wait_for("newer", "Complete", "Succeeded")
         testbed.wait_for("newer", "ClusterReady", "Removed", "False")
         job = testbed.job("newer")
@@ -221,7 +213,7 @@ def test_a_kuberay_that_is_too_old_is_named(testbed: Testbed, watched: OperatorP
         answer = testbed.http.post(there, json=probe, params={"dryRun": "All", "fieldValidation": "Strict"})
         return answer.status_code == 400
 
-    with changed(testbed.server, CLUSTERS_DEFINITION, without_tokens):
+    with changed(testbed, CLUSTERS_DEFINITION, without_tokens):
         testbed.wait(is_refused, "the older definition to be served")
         watched.start()
         testbed.submit("modern")
@@ -231,7 +223,7 @@ def test_a_kuberay_that_is_too_old_is_named(testbed: Testbed, watched: OperatorP
     testbed.wait(lambda: not is_refused(), "the right definition to be served")
 
 
-def test_a_right_that_is_missing_is_told_and_waited_for(
+def test_a_missing_permission_is_reported_and_waited_for(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     def fault(request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
@@ -251,11 +243,11 @@ def test_a_right_that_is_missing_is_told_and_waited_for(
     testbed.wait_for("blind", "Complete", "Succeeded")
 
 
-def test_an_operator_that_has_moved_lets_itself_in(
+def test_an_operator_in_a_new_namespace_updates_the_network_policy(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     watched.start()
-    testbed.dashboard("moved-1").life = scripts.running_for_ever()
+    testbed.dashboard("moved-1").train_for_ever()
     testbed.submit("moved")
     testbed.wait_for("moved", "Progressing", "Training")
     (policy,) = testbed.items("networkpolicies")

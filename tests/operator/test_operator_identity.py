@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rljob_testing.operator import operator_process, scripts
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
@@ -21,7 +20,7 @@ def names(testbed: Testbed) -> Mapping[str, list[str]]:
 
 
 def test_a_running_job_that_is_deleted_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("short-1").life = scripts.running_for_ever()
+    testbed.dashboard("short-1").train_for_ever()
     testbed.submit("short")
     testbed.wait_for("short", "Progressing", "Training")
     assert [len(found) for found in names(testbed).values()] == [1, 2, 1, 1]
@@ -31,13 +30,13 @@ def test_a_running_job_that_is_deleted_leaves_nothing(testbed: Testbed, operator
 
 
 def test_a_job_made_again_starts_behind_the_one_before(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("twin-1").life = scripts.running_for_ever()
+    testbed.dashboard("twin-1").train_for_ever()
     testbed.submit("twin")
     testbed.wait_for("twin", "Progressing", "Training")
     first = testbed.dashboard("twin-1").started["twin-1-1"][1]
     testbed.delete("twin")
     testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/twin").status_code == 404, "the job to go")
-    testbed.dashboard("twin-1").life = scripts.succeeding(0.5)
+    testbed.dashboard("twin-1").complete_after(0.5)
     testbed.dashboard("twin-1").started.clear()
     testbed.submit("twin")
     testbed.wait_for("twin", "Complete", "Succeeded")
@@ -68,15 +67,13 @@ def test_a_cluster_of_somebody_else_is_left_alone(testbed: Testbed, operator: Op
 
 def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
     keys = testbed.setup.folder / "token-keys"
-    operator = testbed.operator()
-    operator.start()
-    try:
-        operator.wait_until_healthy()
-        testbed.dashboard("steady-1").life = scripts.running_for_ever()
+    with testbed.operator().at_work():
+        testbed.dashboard("steady-1").train_for_ever()
         testbed.submit("steady")
         testbed.wait_for("steady", "Progressing", "Training")
 
-        (keys / "previous-key").write_bytes(operator_process.KEY)
+        first_key = (keys / "key").read_bytes()
+        (keys / "previous-key").write_bytes(first_key)
         (keys / "key").write_bytes(b"another key of more than 16 bytes")
         testbed.submit("new")
         testbed.wait_for("new", "Complete", "Succeeded")
@@ -87,10 +84,8 @@ def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
         (keys / "previous-key").unlink()
         rejected = testbed.wait_for("steady", "Progressing", "TokenRejected", "Unknown")
         assert "does not accept the token" in rejected["message"]
-        (keys / "previous-key").write_bytes(operator_process.KEY)
+        (keys / "previous-key").write_bytes(first_key)
         testbed.wait_for("steady", "Progressing", "Training")
-    finally:
-        operator.kill()
 
 
 def test_jobs_of_other_namespaces_are_not_touched(testbed: Testbed, operator: OperatorProcess) -> None:

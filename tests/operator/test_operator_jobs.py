@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rljob_testing.operator import scripts
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver
@@ -56,14 +56,14 @@ def test_a_job_is_brought_to_complete(testbed: Testbed, operator: OperatorProces
         for condition in status.get("conditions", []):
             if condition["status"] == "True":
                 seen.setdefault(condition["type"], len(seen))
-        note(steps, status.get("progress", {}).get("step", 0))
-        note(phases, status["phase"])
+        append_new(steps, status.get("progress", {}).get("step", 0))
+        append_new(phases, status["phase"])
         if status["phase"] in ("Starting", "Running"):
             trainer.step = min(4, steps[-1] + 1)
         if [each["reason"] for each in status.get("conditions", []) if each["type"] == "ClusterReady"] == ["Removed"]:
             break
     # Events are posted after the status that they tell of.
-    testbed.wait(lambda: told(testbed) >= TOLD, "the events; there are {}", lambda: told(testbed))
+    testbed.wait(lambda: event_reasons(testbed) >= TOLD, "the events; there are {}", lambda: event_reasons(testbed))
 
     assert sorted(ORDER, key=lambda kind: seen[kind]) == sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__)
     assert seen["JobSubmitted"] <= seen["Progressing"] <= seen["Complete"]
@@ -95,13 +95,13 @@ def statuses(testbed: Testbed, since: str, operator: OperatorProcess) -> Iterato
         pytest.fail(f"nothing has changed for {LONGEST_SECONDS:g} s: {operator.log()}")
 
 
-def note(values: list[Any], value: object) -> None:
+def append_new(values: list[Any], value: object) -> None:
     """Adds a value that was not seen before."""
     if value not in values:
         values.append(value)
 
 
-def told(testbed: Testbed) -> set[str]:
+def event_reasons(testbed: Testbed) -> set[str]:
     """Reasons of the events about the job."""
     events = testbed.items("events")
     assert all(event["regarding"]["name"] == "sorter" for event in events if event["regarding"]["kind"] == "RLJob")

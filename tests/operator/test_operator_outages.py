@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_testing.operator import api_proxy, operator_process, scripts
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator import api_proxy, forked_operator
 from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-SECRETS = f"/api/v1/namespaces/{operator_process.OPERATOR_NAMESPACE}/secrets"
+SECRETS = f"/api/v1/namespaces/{forked_operator.OPERATOR_NAMESPACE}/secrets"
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 BROKEN = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
 PAGE = "<html><body>The proxy has restarted.</body></html>\n"
@@ -36,11 +35,13 @@ BROKEN_WATCHES: Sequence[Mapping[str, api_proxy.Fault]] = (
 """How the watches of each kind are answered, in each round; in the last one their connections are cut, no more."""
 
 
-def test_what_was_deleted_while_the_operator_was_away(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_objects_deleted_while_the_operator_was_down_are_found(
+    testbed: Testbed, operator: forked_operator.OperatorProcess
+) -> None:
     lost = {"cluster": "ClusterLost", "head": "HeadLost"}
     kept = ("worker", "secret", "policy")
     for name in (*lost, *kept, "itself"):
-        testbed.dashboard(f"{name}-1").life = scripts.running_for_ever()
+        testbed.dashboard(f"{name}-1").train_for_ever()
         testbed.submit(name)
     for name in (*lost, *kept, "itself"):
         testbed.wait_for(name, "Progressing", "Training")
@@ -56,13 +57,13 @@ def test_what_was_deleted_while_the_operator_was_away(testbed: Testbed, operator
         f"{testbed.jobs}/itself",
     ):
         testbed.http.request("DELETE", path, json={"gracePeriodSeconds": 0}).raise_for_status()
-    testbed.script("head-1", scripts.ClusterScript(missing=("head-0",)))
+    testbed.lose_head("head-1")
     testbed.wait(
         lambda: {"cluster-1-head-0", "head-1-head-0", "itself-1-head-0"}.isdisjoint(names_of_pods(testbed)),
         "the pods to go",
     )
     for name in kept:
-        testbed.dashboard(f"{name}-1").life = scripts.succeeding(0.1)
+        testbed.dashboard(f"{name}-1").complete_after(0.1)
     operator.start()
     for name, reason in lost.items():
         testbed.wait_for(name, "Complete", "Succeeded")
@@ -84,7 +85,7 @@ def names_of_pods(testbed: Testbed) -> set[str]:
     return {pod["metadata"]["name"] for pod in testbed.items("pods")}
 
 
-def lines_with(operator: OperatorProcess, words: str) -> str:
+def lines_with(operator: forked_operator.OperatorProcess, words: str) -> str:
     return "\n".join(line for line in operator.log().splitlines() if words in line)
 
 
@@ -95,14 +96,11 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
     assert certificate is not None
     (account / "ca.crt").write_bytes(certificate.read_bytes())
     testbed.http.post(SECRETS, json={"metadata": {"name": "ends"}}).raise_for_status()
-    former = operator_process.account_token(testbed.http, "ends")
+    former = forked_operator.account_token(testbed.http, "ends")
     (account / "token").write_text(former)
     testbed = replace(testbed, setup=replace(testbed.setup, account=account))
-    operator = testbed.operator()
-    operator.start()
-    try:
-        operator.wait_until_healthy()
-        testbed.dashboard("locked-1").life = scripts.running_for_ever()
+    with testbed.operator().at_work() as operator:
+        testbed.dashboard("locked-1").train_for_ever()
         testbed.submit("locked")
         testbed.wait_for("locked", "Progressing", "Training")
         testbed.http.delete(f"{SECRETS}/ends").raise_for_status()
@@ -110,13 +108,13 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
         testbed.server.program.kill()
         testbed.start_server_again()
         testbed.submit("waits")
-        testbed.dashboard("locked-1").life = scripts.running_for_ever(2)
+        testbed.dashboard("locked-1").train_for_ever(2)
         testbed.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be refused")
         testbed.wait(lambda: "the watches ended" in operator.log(), "the watches to be refused")
         assert "status" not in testbed.job("waits")
         assert operator.probe("/healthz") == 200
 
-        (account / "token").write_text(operator_process.account_token(testbed.http))
+        (account / "token").write_text(forked_operator.account_token(testbed.http))
         renewed_at = time.monotonic()
         # Everything is listed every 5 s while that fails; a token that is kept for a minute would not be the new one.
         testbed.wait(lambda: "status" in testbed.job("waits"), "the operator to be let in", seconds=20)
@@ -125,12 +123,10 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
         # The listing after the lockout found the first one; the next is a minute away.
         testbed.submit("watched")
         testbed.wait_for("watched", "Complete", "Succeeded", seconds=40)
-        testbed.dashboard("locked-1").life = scripts.succeeding(0.1)
+        testbed.dashboard("locked-1").complete_after(0.1)
         testbed.wait_for("locked", "Complete", "Succeeded")
         assert operator.exit_code() is None
         assert testbed.dashboard("locked-1").posts == ["locked-1-1"]
-    finally:
-        operator.kill()
 
 
 def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
@@ -145,9 +141,7 @@ def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
         def begun(before: Mapping[str, int]) -> bool:
             return all(proxy.num_asked(f"watch {kind}") >= number + 2 for kind, number in before.items())
 
-        operator.start()
-        try:
-            operator.wait_until_healthy()
+        with operator.at_work():
             proxy.fault = fault
             for number, broken in enumerate(BROKEN_WATCHES):
                 before = {kind: proxy.num_asked(f"watch {kind}") for kind in broken}
@@ -166,5 +160,3 @@ def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
                 assert restarts in range(1 if broken else 0, len(broken) + 1), operator.log()
             assert operator.probe("/healthz") == 200
             assert "mistake in the operator" not in operator.log()
-        finally:
-            operator.kill()

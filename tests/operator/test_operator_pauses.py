@@ -18,18 +18,12 @@ import pytest
 from rljob_api.constants import LABEL_JOB_UID
 from rljob_operator.handlers import relist
 from rljob_operator.kube.client import TIMEOUT_SECONDS
-from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.operator import api_proxy, operator_process, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
-from rljob_testing.operator.testbed import Testbed, new_testbed
+from rljob_testing.operator import api_proxy
+from rljob_testing.operator.forked_operator import OperatorProcess
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-LEASE_PATH = (
-    f"/apis/coordination.k8s.io/v1/namespaces/{operator_process.OPERATOR_NAMESPACE}/leases/{operator_process.LEASE}"
-)
 LEASE = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS", "RETRY_SECONDS"), 2.5)
 """How many times shorter they are here: 6 s until a holder is taken for dead, 4 s in which it must renew."""
 PAUSE_SECONDS = 12.0
@@ -64,16 +58,10 @@ class Deaf:
 
 
 @pytest.fixture(scope="module")
-def deaf(
-    server: ApiServer,
-    kuberay: KubeRayStandIn,
-    dashboards: RayDashboardStandIn,
-    account_token: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Deaf]:
+def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaf]:
     """It makes a cluster for its job, and hears nothing of its pods."""
-    testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-    with api_proxy.running_proxy(server) as proxy:
+    testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
+    with api_proxy.running_proxy(testbed.server) as proxy:
         listings_by_then: list[int] = []
 
         def num_listings() -> int:
@@ -84,19 +72,15 @@ def deaf(
                 listings_by_then.append(num_listings())
 
         proxy.events, proxy.after = lambda _, __: (), note
-        operator = (
-            testbed.through(proxy.url)
-            .with_pauses({**operator_process.QUICK, "RELIST_SECONDS": 4.0})
-            .operator("operator-deaf")
-        )
-        testbed.script("unheard-1", scripts.ClusterScript({"main": scripts.STARTING}))
+        operator = testbed.through(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0}).operator("operator-deaf")
+        testbed.keep_pods_starting("unheard-1")
         testbed.submit("unheard")
         operator.start()
         try:
             started_at = time.monotonic()
             testbed.wait(lambda: testbed.items("pods"), "the cluster")
             known = num_listings()
-            testbed.script("unheard-1", scripts.HAPPY)
+            testbed.let_pods_start("unheard-1")
             yield Deaf(testbed, operator, started_at, known, listings_by_then)
         finally:
             operator.kill()
@@ -131,20 +115,12 @@ class Unanswered:
 
 
 @pytest.fixture(scope="module")
-def unanswered(
-    server: ApiServer,
-    kuberay: KubeRayStandIn,
-    dashboards: RayDashboardStandIn,
-    account_token: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Unanswered]:
-    testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
+def unanswered(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unanswered]:
+    testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
     since, stall = testbed.clusters_version(), Stall()
-    with api_proxy.running_proxy(server) as proxy:
+    with api_proxy.running_proxy(testbed.server) as proxy:
         proxy.before = stall.before
-        quick = testbed.through(proxy.url).with_pauses(
-            {**operator_process.QUICK, "RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0}
-        )
+        quick = testbed.through(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
         operator = quick.operator("operator-unanswered")
         operator.start()
         try:
@@ -159,22 +135,18 @@ def unanswered(
 @contextmanager
 def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProcess, api_proxy.ApiProxy]]:
     """A replica, and what it asks of the API server."""
-    with api_proxy.running_proxy(testbed.server) as proxy:
-        electing = testbed.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
-        replica = electing.with_pauses({**operator_process.QUICK, **LEASE}).operator(name)
-        replica.start()
-        try:
-            replica.wait_until_healthy()
-            yield replica, proxy
-        finally:
-            replica.kill()
+    with (
+        api_proxy.running_proxy(testbed.server) as proxy,
+        testbed.through(proxy.url).with_leader_election(LEASE).operator(name).at_work() as replica,
+    ):
+        yield replica, proxy
 
 
 @pytest.mark.usefixtures("deaf", "unanswered")
-def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed) -> None:
-    testbed.http.delete(LEASE_PATH)
-    testbed.dashboard("trains-1").life = scripts.running_for_ever()
-    testbed.script("begins-1", scripts.ClusterScript({"main": scripts.STARTING}))
+def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed) -> None:
+    testbed.http.delete(testbed.lease)
+    testbed.dashboard("trains-1").train_for_ever()
+    testbed.keep_pods_starting("begins-1")
     since = testbed.clusters_version()
     with ExitStack() as stack:
         first, asked = stack.enter_context(behind_a_proxy(testbed, "operator-a"))
@@ -185,11 +157,13 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed) -> None:
         testbed.wait_for("trains", "Progressing", "Training")
         testbed.wait_for("begins", "ClusterReady", "PodsPending", "False")
         # Events are posted after the status that they tell of.
-        testbed.wait(lambda: {("trains", "Training"), ("begins", "Creating")} <= told(testbed), "their events")
+        testbed.wait(
+            lambda: {("trains", "Training"), ("begins", "Creating")} <= reported_events(testbed), "their events"
+        )
 
         first.pause()
         paused_at = time.monotonic()
-        testbed.script("begins-1", scripts.HAPPY)
+        testbed.let_pods_start("begins-1")
         testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
         print(f"the second replica led {time.monotonic() - paused_at:.1f} s after the first was stopped")
         testbed.wait_for("begins", "Complete", "Succeeded")
@@ -206,21 +180,21 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed) -> None:
 
         first.start()
         first.wait_until_healthy()
-        testbed.dashboard("trains-1").life = scripts.succeeding(0.1)
+        testbed.dashboard("trains-1").complete_after(0.1)
         testbed.wait_for("trains", "Complete", "Succeeded")
         assert (first.metric("rljob_operator_leader"), second.metric("rljob_operator_leader")) == (0, 1)
     assert testbed.most_live_clusters(since) == (2, 2)
     for name in ("trains", "begins"):
         assert testbed.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
-    testbed.http.delete(LEASE_PATH)
+    testbed.http.delete(testbed.lease)
 
 
-def told(testbed: Testbed) -> set[tuple[str, str]]:
+def reported_events(testbed: Testbed) -> set[tuple[str, str]]:
     """Job and reason of each event."""
     return {(event["regarding"]["name"], event["reason"]) for event in testbed.items("events")}
 
 
-def test_watches_that_bring_nothing_are_made_up_for_by_a_listing(deaf: Deaf) -> None:
+def test_a_listing_makes_up_for_silent_watches(deaf: Deaf) -> None:
     # After the listing that everything began with comes another one.
     deaf.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
     print(

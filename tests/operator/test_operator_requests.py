@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.operator import api_proxy, operator_process, scripts
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator import api_proxy, forked_operator
 from rljob_testing.operator.testbed import Testbed
 
 pytestmark = pytest.mark.apiserver
@@ -28,18 +27,9 @@ RARELY_USED = {
 """Only of jobs whose operator has moved, and of clusters that are there before they are made: see test_controller."""
 
 
-@pytest.fixture
-def proxy(testbed: Testbed) -> Iterator[api_proxy.ApiProxy]:
-    with api_proxy.running_proxy(testbed.server) as proxy:
-        yield proxy
-
-
 @contextmanager
-def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
-    leading = testbed.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
-    operator = leading.with_pauses({**testbed.setup.shorter, **operator_process.LONG_LEASE}).operator(
-        "operator-watched"
-    )
+def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
+    operator = testbed.through(proxy.url).with_leader_election().operator("operator-watched")
     operator.start()
     try:
         operator.wait_until_healthy()
@@ -49,16 +39,16 @@ def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorPro
 
 
 @pytest.fixture
-def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
+def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
     """An operator whose requests are written down."""
     with at_work(testbed, proxy) as operator:
         yield operator
 
 
 @pytest.fixture
-def unhurried(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
+def unhurried(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
     """The same with its real pauses."""
-    with at_work(testbed.with_pauses({}), proxy) as operator:
+    with at_work(testbed.with_real_times(), proxy) as operator:
         yield operator
 
 
@@ -66,7 +56,7 @@ def allowed() -> set[tuple[str, str, str]]:
     """Verb, group and resource of everything in the role."""
     return {
         (verb, group, resource)
-        for rule in (*operator_process.RULES, *operator_process.LEASE_RULES, *operator_process.NODE_LEASE_RULES)
+        for rule in (*forked_operator.RULES, *forked_operator.LEASE_RULES, *forked_operator.NODE_LEASE_RULES)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -74,12 +64,9 @@ def allowed() -> set[tuple[str, str, str]]:
 
 
 def test_every_right_is_used_and_no_other(
-    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: forked_operator.OperatorProcess
 ) -> None:
-    script = scripts.PodScript(
-        phase="Pending", ready=False, event=("FailedMount", "no volume"), scheduled_seconds_ago=60
-    )
-    testbed.script("stuck-1", scripts.ClusterScript({"head": script}))
+    testbed.fail_volume_mount("stuck-1", "no volume")
     testbed.submit("stuck")
     testbed.submit("good", {"spec.runPolicy.ttlSecondsAfterFinished": 4})
     testbed.wait_for("good", "Complete", "Succeeded")
@@ -96,7 +83,9 @@ def used(proxy: api_proxy.ApiProxy) -> set[tuple[str, str, str]]:
     return {(seen.verb, seen.group, seen.resource) for seen in list(proxy.requests)}
 
 
-def test_a_job_costs_few_writes(testbed: Testbed, proxy: api_proxy.ApiProxy, unhurried: OperatorProcess) -> None:
+def test_a_job_costs_few_writes(
+    testbed: Testbed, proxy: api_proxy.ApiProxy, unhurried: forked_operator.OperatorProcess
+) -> None:
     testbed.submit("cheap")
     testbed.wait_for("cheap", "ClusterReady", "Removed", "False")
     time.sleep(2)
@@ -110,9 +99,9 @@ def test_a_job_costs_few_writes(testbed: Testbed, proxy: api_proxy.ApiProxy, unh
 
 
 def test_nothing_is_written_while_nothing_changes(
-    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
+    testbed: Testbed, proxy: api_proxy.ApiProxy, watched: forked_operator.OperatorProcess
 ) -> None:
-    testbed.dashboard("still-1").life = scripts.running_for_ever()
+    testbed.dashboard("still-1").train_for_ever()
     testbed.submit("still")
     testbed.wait_for("still", "Progressing", "Training")
     time.sleep(2)
@@ -129,8 +118,10 @@ def test_nothing_is_written_while_nothing_changes(
     assert watched.probe("/healthz") == 200
 
 
-def test_an_avalanche_of_events_is_one_look(testbed: Testbed, unhurried: OperatorProcess) -> None:
-    testbed.dashboard("busy-1").life = scripts.running_for_ever()
+def test_many_events_do_not_cause_more_reconcile_passes(
+    testbed: Testbed, unhurried: forked_operator.OperatorProcess
+) -> None:
+    testbed.dashboard("busy-1").train_for_ever()
     testbed.submit("busy")
     testbed.wait_for("busy", "Progressing", "Training")
     time.sleep(2)
@@ -150,8 +141,7 @@ def test_an_avalanche_of_events_is_one_look(testbed: Testbed, unhurried: Operato
 def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> None:
     path = f"{group}/namespaces/{testbed.namespace}/{plural}/{name}"
     patch = {"metadata": {"annotations": {"touched": value}}}
-    headers = {"Content-Type": "application/merge-patch+json"}
-    testbed.http.patch(path, json=patch, headers=headers).raise_for_status()
+    testbed.http.patch(path, json=patch).raise_for_status()
 
 
 @pytest.mark.usefixtures("watched")
@@ -219,7 +209,7 @@ def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api
 
 
 @pytest.mark.usefixtures("operator")
-def test_what_fails_is_tried_less_and_less_often(testbed: Testbed) -> None:
+def test_failing_requests_are_retried_with_backoff(testbed: Testbed) -> None:
     dashboard = testbed.dashboard("refused-1")
     dashboard.submit_error = "No available agent to submit job"
     testbed.submit("refused")

@@ -18,11 +18,8 @@ from typing import Any
 import pytest
 
 from rljob_api.constants import STACKS_SECONDS
-from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.operator import api_proxy, operator_killer, operator_process, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
-from rljob_testing.operator.testbed import Testbed, new_testbed
+from rljob_testing.operator import operator_killer, scripts
+from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
@@ -34,7 +31,6 @@ TIMES = {
     *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
 }
 STALL_SECONDS = 10
-PAUSES = {**operator_process.QUICK, "STACKS_SECONDS": 3.0}
 SHORT_STACKS_SECONDS = STACKS_SECONDS // 3
 LISTS = 3
 """Requests of an operator that begins."""
@@ -56,10 +52,10 @@ class Course:
         """Submits the job; its clusters start when they are told to."""
         for name in clusters:
             self.testbed.dashboard(name).life = lambda _, environment: self._moment(environment)
-            self.testbed.script(name, scripts.ClusterScript({"main": scripts.STARTING}))
+            self.testbed.keep_pods_starting(name)
         self.testbed.submit(JOB, edits)
 
-    def until(self, attempt: int, state: str, num_requests: int) -> None:
+    def wait_for_state(self, attempt: int, state: str, num_requests: int) -> None:
         """Until an attempt is in this state, and everything has been asked in it around which to die."""
 
         def reached() -> bool:
@@ -70,7 +66,7 @@ class Course:
 
         self.testbed.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
 
-    def until_removed(self, condition: str) -> None:
+    def wait_until_removed(self, condition: str) -> None:
         """Until nothing of the job runs any more, and a condition says why."""
 
         def reached() -> bool:
@@ -83,13 +79,13 @@ class Course:
 
     def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: scripts.LONG_AGO) -> None:
         """An attempt with a cluster of its own through all states until its trainer runs, and says when it wrote."""
-        self.until(attempt, "Provisioning", LISTS)
-        self.testbed.script(f"{JOB}-{attempt}", scripts.HAPPY)
-        self.until(attempt, "Starting", LOOK)
+        self.wait_for_state(attempt, "Provisioning", LISTS)
+        self.testbed.let_pods_start(f"{JOB}-{attempt}")
+        self.wait_for_state(attempt, "Starting", LOOK)
         self.moments[attempt] = lambda environment: scripts.RunMoment(
             run_state=scripts.run_state(environment, "Running", step, written_at())
         )
-        self.until(attempt, "Running", LOOK)
+        self.wait_for_state(attempt, "Running", LOOK)
 
     def ask(self, annotation: str) -> None:
         """As `rljob stop` and `rljob retry` do."""
@@ -133,7 +129,7 @@ def fails_twice(course: Course) -> None:
     course.train(2, 4)
     course.moments[3] = completed
     course.moments[2] = exited(1, "RewardError")
-    course.until_removed("Complete")
+    course.wait_until_removed("Complete")
 
 
 def is_steered(course: Course) -> None:
@@ -141,14 +137,14 @@ def is_steered(course: Course) -> None:
     course.begin(["steady-1", "steady-2"])
     course.train(1, 2)
     stop_with(course, 1, lambda: course.ask("stop"))
-    course.until_removed("Failed")
+    course.wait_until_removed("Failed")
     course.ask("retry")
     course.train(2, 2)
     stop_with(course, 2, lambda: course.testbed.change(JOB, {"spec": {"suspend": True}}))
-    course.until_removed("Suspended")
+    course.wait_until_removed("Suspended")
     course.moments[3] = completed
     course.testbed.change(JOB, {"spec": {"suspend": False}})
-    course.until_removed("Complete")
+    course.wait_until_removed("Complete")
 
 
 def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
@@ -156,7 +152,7 @@ def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
     dashboard = course.testbed.dashboard(f"{JOB}-{attempt}")
     dashboard.stops_late = True
     order()
-    course.until(attempt, "Stopping", LOOK)
+    course.wait_for_state(attempt, "Stopping", LOOK)
     dashboard.stops_late = False
 
 
@@ -167,7 +163,7 @@ def hangs(course: Course) -> None:
     course.train(1, 2, lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     course.moments[1] = lambda environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
     course.testbed.dashboard("steady-2").life = lambda _, environment: completed(environment)
-    course.until_removed("Complete")
+    course.wait_until_removed("Complete")
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
     dashboard = course.testbed.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
@@ -258,16 +254,11 @@ def run_undisturbed(testbed: Testbed, run: Callable[[Course], None]) -> dict[str
 
 def run_killed(testbed: Testbed, story: Story) -> tuple[dict[str, Any], list[operator_killer.Point]]:
     """The same, and where the operator died."""
-    with api_proxy.running_proxy(testbed.server) as proxy:
-        operator = testbed.through(proxy.url).operator("operator-1")
-        killer = operator_killer.Killer(testbed, operator, lambda attempt, state: (attempt, state) in story.deadly)
-        try:
-            with operator_killer.killer_at_every_request(testbed, proxy, killer):
-                course = Course(testbed, killer)
-                story.run(course)
-        finally:
-            operator.kill()
-    assert "mistake in the operator" not in operator.log(), operator.log()
+    with operator_killer.killer_at_every_request(testbed, story.deadly) as killer:
+        course = Course(testbed, killer)
+        story.run(course)
+    log = killer.operator.log()
+    assert "mistake in the operator" not in log, log
     return course.status(), killer.victims
 
 
@@ -283,18 +274,12 @@ class Lives:
 
 
 @pytest.fixture(scope="module")
-def lives(
-    server: ApiServer,
-    kuberay: KubeRayStandIn,
-    dashboards: RayDashboardStandIn,
-    account_token: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Mapping[str, Lives]]:
+def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Lives]]:
     """All stories at once: most of the time they wait."""
 
     def new() -> Testbed:
-        testbed = new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
-        return testbed.with_pauses(PAUSES)
+        testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
+        return testbed.with_shorter_times({"STACKS_SECONDS": 3.0})
 
     with ThreadPoolExecutor(2 * len(STORIES)) as threads:
         runs = {story.run for story in STORIES.values()}

@@ -5,53 +5,31 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from rljob_testing.cluster.api_server import DEFINITIONS
-from rljob_testing.operator import operator_process, scripts
-from rljob_testing.operator.kuberay import install_ray_cluster_resource
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 from rljob_testing.settings import inherited_environment
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-LEASE_PATH = (
-    f"/apis/coordination.k8s.io/v1/namespaces/{operator_process.OPERATOR_NAMESPACE}/leases/{operator_process.LEASE}"
-)
 STOP_SECONDS = 45.0
 """Well below the 60 s that a slow dashboard takes for an answer."""
 
 
-@contextmanager
-def at_work(*operators: OperatorProcess) -> Iterator[None]:
-    """They are killed at the end."""
-    try:
-        for operator in operators:
-            operator.start()
-            operator.wait_until_healthy()
-        yield
-    finally:
-        for operator in operators:
-            operator.kill()
-
-
 def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
-    testbed = testbed.with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
-    testbed = testbed.with_pauses({**operator_process.QUICK, **operator_process.LONG_LEASE})
-    testbed.http.delete(LEASE_PATH)
+    testbed = testbed.with_leader_election()
+    testbed.http.delete(testbed.lease)
     first, second = testbed.operator("operator-a"), testbed.operator("operator-b")
 
     def holder() -> str:
-        return str(testbed.http.get(LEASE_PATH).json()["spec"]["holderIdentity"])
+        return str(testbed.http.get(testbed.lease).json()["spec"]["holderIdentity"])
 
-    with at_work(first):
+    with first.at_work():
         testbed.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
-        with at_work(second):
+        with second.at_work():
             assert (holder(), second.metric("rljob_operator_leader")) == ("operator-a", 0)
             assert second.probe("/readyz") == 200
             assert second.terminate(STOP_SECONDS) == 0
@@ -75,25 +53,25 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
             testbed.wait_for("two", "Complete", "Succeeded")
 
             def take() -> bool:
-                lease = testbed.http.get(LEASE_PATH).json()
+                lease = testbed.http.get(testbed.lease).json()
                 lease["spec"]["holderIdentity"] = "somebody-else"
-                return testbed.http.put(LEASE_PATH, json=lease).status_code == 200
+                return testbed.http.put(testbed.lease, json=lease).status_code == 200
 
             testbed.wait(take, "a moment between two renewals")
             testbed.wait(lambda: second.exit_code() == 1, "the end of the second")
             assert "somebody-else holds it" in second.log()
-    testbed.http.delete(LEASE_PATH)
+    testbed.http.delete(testbed.lease)
 
 
-def test_the_api_server_goes_away_and_comes_back(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("long-1").life = scripts.running_for_ever()
+def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, operator: OperatorProcess) -> None:
+    testbed.dashboard("long-1").train_for_ever()
     testbed.submit("long")
     testbed.wait_for("long", "Progressing", "Training")
     testbed.server.program.kill()
     time.sleep(3)
     assert operator.probe("/healthz") == 200
     testbed.start_server_again()
-    testbed.dashboard("long-1").life = scripts.succeeding(0.1)
+    testbed.dashboard("long-1").complete_after(0.1)
     testbed.wait_for("long", "Complete", "Succeeded")
     testbed.submit("after")
     testbed.wait_for("after", "Complete", "Succeeded")
@@ -102,28 +80,25 @@ def test_the_api_server_goes_away_and_comes_back(testbed: Testbed, operator: Ope
 
 
 def test_kuberay_is_installed_later(testbed: Testbed) -> None:
-    testbed.http.delete(f"{DEFINITIONS}/rayclusters.ray.io").raise_for_status()
-    testbed.wait(lambda: testbed.http.get("/apis/ray.io/v1/rayclusters").status_code == 404, "the resource to go")
-    operator = testbed.operator()
+    testbed.uninstall_kuberay()
     try:
-        with at_work(operator):
+        with testbed.operator().at_work() as operator:
             testbed.submit("early")
             testbed.wait_for("early", "ClusterReady", "KubeRayUnavailable", "False")
-            install_ray_cluster_resource(testbed.http)
+            testbed.install_kuberay()
             testbed.wait_for("early", "Complete", "Succeeded")
             testbed.wait(lambda: "there is a resource rayclusters now" in operator.log(), "the watches to begin anew")
             # Nothing but the watch tells within the time of this test that a cluster is gone.
-            testbed.dashboard("gone-1").life = scripts.running_for_ever()
+            testbed.dashboard("gone-1").train_for_ever()
             testbed.submit("gone")
             testbed.wait_for("gone", "Progressing", "Training")
     finally:
-        install_ray_cluster_resource(testbed.http)
+        testbed.install_kuberay()
 
 
-def test_slow_dashboards_delay_nobody_else(testbed: Testbed) -> None:
-    operator = testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator()
+def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
     slow = [f"slow-{number}" for number in range(6)]
-    with at_work(operator):
+    with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().at_work():
         for name in slow:
             testbed.dashboard(f"{name}-1").delay_seconds = 60.0
             testbed.submit(name)
@@ -139,12 +114,12 @@ def test_slow_dashboards_delay_nobody_else(testbed: Testbed) -> None:
 
 def test_all_namespaces(testbed: Testbed) -> None:
     everywhere = replace(testbed, setup=replace(testbed.setup, namespaces=[]))
-    with at_work(everywhere.operator()):
+    with everywhere.operator().at_work():
         testbed.submit("anywhere")
         testbed.wait_for("anywhere", "Complete", "Succeeded")
 
 
-def test_a_running_operator_stops_when_told(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_running_operator_stops_on_sigterm(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("slow-1").delay_seconds = 60.0
     testbed.submit("slow")
     testbed.wait(lambda: testbed.dashboard("slow-1").num_asked > 0, "the operator to wait for Ray")

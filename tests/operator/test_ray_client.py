@@ -15,7 +15,7 @@ from rljob_operator.ray import client
 from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
 from rljob_operator.reconcile.observed import Reachability
-from rljob_testing.network import QuietHandler, free_port
+from rljob_testing import local_servers
 from rljob_testing.operator import dashboard_client
 
 
@@ -34,9 +34,9 @@ def guarded(
     return serve
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_dashboard() -> None:
     async def test() -> None:
-        port = free_port()
+        port = local_servers.free_port()
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
             seen = await dashboard_client.observe_without_memory(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
@@ -44,7 +44,7 @@ def test_nobody_there() -> None:
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit({"submission_id": "x"})
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
         async def strange(_: bytes, writer: asyncio.StreamWriter) -> None:
             writer.write(answer)
 
-        port = free_port()
+        port = local_servers.free_port()
         server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as odd:
             seen = await dashboard_client.observe_without_memory(odd, None)
@@ -75,7 +75,7 @@ def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
             assert error in (seen.error or "")
         server.close()
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def ok(text: str) -> bytes:
@@ -104,14 +104,14 @@ def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @asynccontextmanager
 async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
     """A dashboard that answers by how the path begins. The connection stays open."""
 
-    class Handler(QuietHandler):
+    class Handler(local_servers.QuietHandler):
         def do_GET(self) -> None:
             if "Authorization" not in self.headers:
                 self.wfile.write(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
@@ -151,7 +151,7 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
                 "HTTP 500: Agent for node id: head doesn't exist.",
             )
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,14 +164,14 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
                 writer.write(b" ")
                 await asyncio.sleep(0.1)
 
-        port = free_port()
+        port = local_servers.free_port()
         server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
                 await slow.submit({"submission_id": "x"})
         server.close()
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_no_answer_is_asked_for_in_another_encoding() -> None:
@@ -182,19 +182,19 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
             requests.append(request)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-        port = free_port()
+        port = local_servers.free_port()
         server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as polite:
             assert (await dashboard_client.observe_without_memory(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no proxy of the environment sees a token."""
-    nowhere = free_port()
+    nowhere = local_servers.free_port()
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")
     monkeypatch.setenv("no_proxy", "")
 
@@ -208,7 +208,7 @@ def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytes
                     writer.write(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\n{}")
             writer.close()
 
-        port = free_port()
+        port = local_servers.free_port()
         server = await asyncio.start_server(note, "127.0.0.1", port)
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as sticky:
             for _ in range(2):
@@ -216,7 +216,7 @@ def test_nothing_of_an_answer_goes_along_with_another_request(monkeypatch: pytes
         server.close()
         assert ["cookie" in request for request in requests] == [False, False]
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
@@ -235,7 +235,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
                     writer.write(f"HTTP/1.1 {status} X\r\n{last}Content-Length: 2\r\n\r\n{{}}".encode())
             writer.close()
 
-        port = free_port()
+        port = local_servers.free_port()
         server = await asyncio.start_server(serve, "127.0.0.1", port)
         async with dashboard_client.connected(port, "b" * 64, dashboard_client.TOKEN) as fickle:
             for _ in range(5):
@@ -243,7 +243,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
         server.close()
         assert connections == [[200, 403, 403], [200, 200, 200], [200]]
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_bundles_are_counted_by_what_they_ask_for() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +10,12 @@ import httpx
 import pytest
 
 from rljob_api.constants import run_state_file_name
+from rljob_api.handover import dump_run_state
 from rljob_operator.manifests.environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
-from rljob_testing.operator import dashboard_client, samples, scripts
+from rljob_testing.operator import dashboard_client, inputs
 from rljob_testing.ray_clusters import local_ray
 
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_ray.RayC
         yield cluster
 
 
-async def until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
+async def poll_until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
     """Looks again and again."""
     while not wanted(seen := await ask()):
         await asyncio.sleep(0.3)
@@ -50,44 +50,43 @@ def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object
 @pytest.mark.ray
 def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
     async def test() -> None:
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
-            seen = await dashboard_client.observe_without_memory(good, "nobody-1-1")
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
+            seen = await dashboard_client.observe_without_memory(allowed, "nobody-1-1")
             assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
             assert sorted(seen.nodes, key=lambda node: node.is_head) == [
                 ObservedRayNode(is_head=False, num_gpus=1),
                 ObservedRayNode(is_head=False, num_gpus=1),
                 ObservedRayNode(is_head=True, num_gpus=0),
             ]
-            await good.stop("nobody-1-1")
+            await allowed.stop("nobody-1-1")
         async with dashboard_client.connected(cluster.port, "b" * 64, dashboard_client.TOKEN) as second_token:
             assert (await dashboard_client.observe_without_memory(second_token, None)).reachability is Reachability.OK
-        async with dashboard_client.connected(cluster.port, "b" * 64) as bad:
-            seen = await dashboard_client.observe_without_memory(bad, None)
+        async with dashboard_client.connected(cluster.port, "b" * 64) as rejected:
+            seen = await dashboard_client.observe_without_memory(rejected, None)
             assert seen.reachability is Reachability.REJECTED
             with pytest.raises(TokenRejectedError, match="does not accept"):
-                await bad.submit(submission("x", "true"))
+                await rejected.submit(submission("x", "true"))
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
-def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
-        state = scripts.run_state({"RLJOB_ATTEMPT": "1"}, "Running", 2)
-        (tmp_path / "state.json").write_text(json.dumps(state))
+        (tmp_path / "state.json").write_text(dump_run_state(inputs.run_state(step=2)))
         go_on = tmp_path / "go-on"
         there = cluster.log_folder / run_state_file_name("job-1-1")
         entrypoint = (
             f"cp {tmp_path}/state.json {there}; while [ ! -e {go_on} ]; do sleep 0.1; done;"
             " for i in $(seq 200); do echo line $i; done; exit 75"
         )
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
-            await good.submit(submission("job-1-1", entrypoint))
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
+            await allowed.submit(submission("job-1-1", entrypoint))
             with pytest.raises(RayRefusedError, match="already exists"):
-                await good.submit(submission("job-1-1", entrypoint))
-            assert await good.job("job-1-1") is not None
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "job-1-1"),
+                await allowed.submit(submission("job-1-1", entrypoint))
+            assert await allowed.job("job-1-1") is not None
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "job-1-1"),
                 lambda seen: seen.run_state is not None,
             )
             assert seen.job is not None
@@ -95,8 +94,8 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayClus
             assert seen.run_state is not None
             assert (seen.run_state.progress.step, seen.log_tail) == (2, "")
             go_on.touch()
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "job-1-1"),
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "job-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
@@ -104,20 +103,20 @@ def test_a_trainer_that_fails_after_telling_its_state(cluster: local_ray.RayClus
             assert seen.job.error_type == "JOB_ENTRYPOINT_COMMAND_ERROR"
             assert seen.log_tail.splitlines()[-2:] == ["line 199", "line 200"]
             assert len(seen.log_tail.splitlines()) == 50
-            await good.stop("job-1-1")
+            await allowed.stop("job-1-1")
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
-def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_variables_of_the_submission_override_those_of_the_pod(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
     async def test() -> None:
         seen = tmp_path / "seen"
-        body = manifest_of_submission(samples.IDENTITY, samples.spec(), "variables-1-1", attempt=1, start_number=7)
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
-            await good.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
-            end = await until(
-                lambda: dashboard_client.observe_without_memory(good, "variables-1-1"),
+        body = manifest_of_submission(inputs.IDENTITY, inputs.spec(), "variables-1-1", attempt=1, start_number=7)
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
+            await allowed.submit(body | {"entrypoint": f"exec env -0 > {seen}"})
+            end = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "variables-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert end.job is not None
@@ -132,11 +131,11 @@ def test_what_a_job_is_submitted_with_wins_over_what_its_pod_has(cluster: local_
         # Empty, these did neither Ray nor the shells and programs that it starts any harm.
         assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
-def test_hooks_that_name_what_does_nothing_do_nothing(cluster: local_ray.RayCluster) -> None:
+def test_disabled_hooks_do_nothing(cluster: local_ray.RayCluster) -> None:
     """Those of a start and of a runtime environment were asked before any other test here was run."""
     headers = {"Authorization": f"Bearer {dashboard_client.TOKEN}"}
     url = f"http://127.0.0.1:{cluster.port}/api/component_activities"
@@ -158,27 +157,29 @@ def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
                     await unguarded.submit(submission("open-1-1", "true"))
                 assert await unguarded.job("open-1-1") is None
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.ray
-def test_what_cannot_be_placed_is_named_and_a_stop_is_heard(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_an_infeasible_placement_group_is_reported_and_a_stop_arrives(
+    cluster: local_ray.RayCluster, tmp_path: Path
+) -> None:
     async def test() -> None:
         (tmp_path / "place.py").write_text(PLACEMENT)
-        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as good:
+        async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
             entrypoint = f"exec python {tmp_path}/place.py"
-            await good.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "big-1-1"),
+            await allowed.submit(submission("big-1-1", entrypoint, RAY_JOB_STOP_WAIT_TIME_S="5"))
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "big-1-1"),
                 lambda seen: seen.infeasible_groups != (),
             )
             assert seen.infeasible_groups == ("rollout: 2 x {CPU: 1, GPU: 8}",)
-            await good.stop("big-1-1")
-            seen = await until(
-                lambda: dashboard_client.observe_without_memory(good, "big-1-1"),
+            await allowed.stop("big-1-1")
+            seen = await poll_until(
+                lambda: dashboard_client.observe_without_memory(allowed, "big-1-1"),
                 lambda seen: seen.job is not None and seen.job.status.has_ended,
             )
             assert seen.job is not None
             assert seen.job.status is RayJobStatus.STOPPED
 
-    dashboard_client.run_with_time_limit(test)
+    asyncio.run(asyncio.wait_for(test(), 240))

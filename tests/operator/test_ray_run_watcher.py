@@ -22,7 +22,7 @@ def test_before_a_submission_it_is_the_nodes_and_one_proof_that_not_everybody_is
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
-def test_a_trainer_that_runs_costs_one_request_a_look_on_one_connection() -> None:
+def test_a_running_trainer_costs_one_request_per_poll_on_one_connection() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         whole = await place.look()
         assert place.ray.since() == ["probe", "nodes", "job", "state"]
@@ -68,7 +68,7 @@ def test_a_trainer_that_starts_is_asked_for_with_its_groups_every_half_minute() 
 
 
 @pytest.mark.parametrize(("phase", "status"), [("Failed", "FAILED"), ("Complete", "FAILED"), ("Stopped", "STOPPED")])
-def test_a_last_word_is_followed_up_in_the_same_look(phase: str, status: str) -> None:
+def test_a_final_run_state_is_followed_up_in_the_same_poll(phase: str, status: str) -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.status, place.ray.state, place.ray.log = status, watched_dashboard.state(phase), "Traceback"
@@ -84,7 +84,7 @@ def test_a_last_word_is_followed_up_in_the_same_look(phase: str, status: str) ->
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_a_trainer_that_is_done_and_still_there_is_asked_for_with_its_run_state() -> None:
+def test_a_finished_trainer_that_still_runs_is_polled_with_its_run_state() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.state = watched_dashboard.state("Complete", 4)
@@ -97,7 +97,7 @@ def test_a_trainer_that_is_done_and_still_there_is_asked_for_with_its_run_state(
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_a_process_that_ends_without_a_word_is_seen_at_the_second_look() -> None:
+def test_a_process_without_a_final_run_state_is_noticed_in_the_second_poll() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.status, place.ray.log = "FAILED", "Killed"
@@ -109,7 +109,7 @@ def test_a_process_that_ends_without_a_word_is_seen_at_the_second_look() -> None
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_what_was_to_be_light_and_fails_is_looked_at_as_a_whole_at_once() -> None:
+def test_a_failed_light_poll_is_followed_by_a_full_one_at_once() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.failing = {"state"}
@@ -128,7 +128,7 @@ def test_what_was_to_be_light_and_fails_is_looked_at_as_a_whole_at_once() -> Non
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_another_submission_is_looked_at_as_a_whole() -> None:
+def test_another_submission_gets_a_full_poll() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.since()
@@ -140,7 +140,7 @@ def test_another_submission_is_looked_at_as_a_whole() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_nodes_are_looked_at_every_minute_besides() -> None:
+def test_nodes_are_also_polled_every_minute() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         place.ray.nodes = [watched_dashboard.HEAD]
@@ -155,7 +155,7 @@ def test_nodes_are_looked_at_every_minute_besides() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_looks_that_are_more_than_a_minute_apart_see_all() -> None:
+def test_polls_more_than_a_minute_apart_are_full() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         await place.look()
         for step in (1, 2):
@@ -177,7 +177,7 @@ def test_looks_that_are_more_than_a_minute_apart_see_all() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_a_run_state_that_cannot_be_read_is_told_and_still_watched() -> None:
+def test_an_unreadable_run_state_is_reported_and_still_polled() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.state = '{"contractVersion": 99}'
         seen = await place.look()
@@ -194,7 +194,7 @@ def test_a_run_state_that_cannot_be_read_is_told_and_still_watched() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
-def test_silence_is_counted_from_the_first_vain_look_of_this_cluster() -> None:
+def test_silence_counts_from_the_first_failed_poll_of_this_cluster() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.failing = {"nodes"}
         silent = []
@@ -217,7 +217,7 @@ def test_silence_is_counted_from_the_first_vain_look_of_this_cluster() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_a_slow_look_is_silent_for_as_long_as_it_took() -> None:
+def test_a_slow_poll_counts_as_silence_for_its_duration() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         ticks = iter((1000.0, 1004.0))
         watcher = RunWatcher(lambda: next(ticks))
@@ -227,7 +227,7 @@ def test_a_slow_look_is_silent_for_as_long_as_it_took() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(failing={"nodes"}), test)
 
 
-def test_a_dashboard_that_asks_for_no_token_is_told_and_given_nothing() -> None:
+def test_a_dashboard_without_authentication_is_reported_and_gets_no_token() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert seen.reachability is Reachability.OPEN
@@ -245,7 +245,7 @@ def test_a_dashboard_that_asks_for_no_token_is_told_and_given_nothing() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(guarded=False), test)
 
 
-def test_who_rejects_the_token_has_proved_nothing_for_others() -> None:
+def test_a_rejected_token_proves_nothing_for_other_tokens() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.rejecting = True
         assert (await place.look(None)).reachability is Reachability.REJECTED
@@ -258,7 +258,7 @@ def test_who_rejects_the_token_has_proved_nothing_for_others() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
-def test_what_is_no_refusal_and_no_answer_proves_nothing() -> None:
+def test_an_unclear_response_to_the_probe_proves_nothing() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert (seen.reachability, place.ray.since()) == (Reachability.UNREACHABLE, ["probe"])
@@ -269,7 +269,7 @@ def test_what_is_no_refusal_and_no_answer_proves_nothing() -> None:
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(failing={"probe"}), test)
 
 
-def test_who_has_forgotten_everything_sees_the_same_as_the_third_look() -> None:
+def test_a_new_watcher_sees_the_same_as_the_third_poll() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         moments = [
             ("PENDING", None),

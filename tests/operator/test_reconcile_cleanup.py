@@ -10,11 +10,11 @@ from rljob_api.conditions import ConditionType
 from rljob_api.run_state import RunPhase
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import DeleteCluster
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
-KEEP = samples.spec(
+KEEP = inputs.spec(
     {
         "runPolicy": {
             "cleanup": "KeepCluster",
@@ -27,40 +27,40 @@ KEEP = samples.spec(
         }
     }
 )
-REMOVED = (DeleteCluster("example-1", samples.CLUSTER_UID),)
+REMOVED = (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 IN_SPITE = ", though it was to be kept: its trainer was not seen to end"
 
 
 def late(run: RayJobStatus) -> Observed:
     """A trainer that was asked to stop by the active deadline, 50 s ago."""
-    seen = samples.healthy(state=samples.run_state(), status=samples.running(1000), job_spec=KEEP)
+    seen = inputs.healthy(state=inputs.run_state(), status=inputs.running(1000), job_spec=KEEP)
     return replace(
-        samples.with_status_written(seen, decide(seen)),
-        ray=samples.ray(samples.ray_job(run), samples.run_state(RunPhase.STOPPING)),
+        inputs.with_status_written(seen, decide(seen)),
+        ray=inputs.ray(inputs.ray_job(run), inputs.run_state(RunPhase.STOPPING)),
     )
 
 
 def silent() -> Observed:
     """A trainer of which nothing was learned for as long as the operator waits."""
-    status = samples.running(
+    status = inputs.running(
         1000, record={"silent_since": "2026-03-01T11:50:00Z", "progressed_at": "2026-03-01T11:59:59Z"}
     )
     job_spec = KEEP.model_copy(
         update={"run_policy": KEEP.run_policy.model_copy(update={"active_deadline_seconds": None})}
     )
-    return samples.moment(status, samples.cluster(), samples.ready_pods(), samples.silent_ray(seconds=600), job_spec)
+    return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=600), job_spec)
 
 
 def half_submitted(seen: ObservedRay) -> Observed:
     """A submission that was written down, and that Ray has not told of for as long as it may take."""
-    status = samples.provisioning(seconds_ago=300, record={"submissions": 1, "ready_at": "2026-03-01T11:56:00Z"})
-    return samples.moment(status, samples.cluster(), samples.ready_pods(), seen, KEEP)
+    status = inputs.provisioning(seconds_ago=300, record={"submissions": 1, "ready_at": "2026-03-01T11:56:00Z"})
+    return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
 def told_its_end() -> Observed:
     """A trainer that has told that it is done, and whose process is there twice its grace later."""
-    status = samples.running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
-    return samples.healthy(samples.ray_job(), samples.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
+    status = inputs.running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
+    return inputs.healthy(inputs.ray_job(), inputs.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def told_its_end() -> Observed:
     [
         late(RayJobStatus.RUNNING),
         silent(),
-        half_submitted(samples.ray()),
-        half_submitted(samples.silent_ray()),
+        half_submitted(inputs.ray()),
+        half_submitted(inputs.silent_ray()),
         told_its_end(),
     ],
     ids=["does not stop", "silent", "not known to Ray", "not known at all", "told its end"],
 )
 def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) -> None:
-    plan = decide(seen, samples.at(50))
+    plan = decide(seen, inputs.at(50))
     assert plan.status.result is not None
     assert plan.effects == REMOVED
     going = f"the job has ended; its cluster is being removed{IN_SPITE}"
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", going)
-    gone = samples.moment(plan.status, job_spec=KEEP)
+    gone = inputs.moment(plan.status, job_spec=KEEP)
     text = f"the job has ended; its cluster was removed{IN_SPITE}"
-    assert condition_of(decide(gone, samples.at(60)).status, C.CLUSTER_READY) == ("False", "Removed", text)
+    assert condition_of(decide(gone, inputs.at(60)).status, C.CLUSTER_READY) == ("False", "Removed", text)
 
 
 @pytest.mark.parametrize("run", [RayJobStatus.STOPPED, RayJobStatus.FAILED, RayJobStatus.SUCCEEDED])
-def test_one_whose_trainer_has_ended_in_time_is_kept(run: RayJobStatus) -> None:
+def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> None:
     seen = late(run)
-    state = samples.run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
-    plan = decide(replace(seen, ray=samples.ray(samples.ray_job(run), state)), samples.at(49))
+    state = inputs.run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
+    plan = decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
     assert plan.status.result is not None
     assert plan.effects == ()
     assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", "the job has ended; its cluster is kept")
@@ -97,34 +97,28 @@ def test_one_whose_trainer_has_ended_in_time_is_kept(run: RayJobStatus) -> None:
 
 @pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "gone"])
 def test_a_trainer_has_ended_with_its_head(head_is_there: bool) -> None:
-    head, *others = samples.ready_pods()
+    head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
     not_asked = ObservedRay(Reachability.NOT_ASKED)
-    plan = decide(
-        samples.moment(samples.running(), samples.cluster(provisioned=True), (*heads, *others), not_asked, KEEP)
-    )
+    plan = decide(inputs.moment(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP))
     assert plan.status.attempts[0].reason == "HeadLost"
     assert plan.effects == ()
 
 
 def test_a_kept_cluster_stays_where_another_one_goes_and_the_spec_cannot_be_read() -> None:
     seen = late(RayJobStatus.SUCCEEDED)
-    seen = replace(
-        seen, ray=samples.ray(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
-    )
-    kept = samples.with_status_written(seen, decide(seen))
-    other = replace(samples.cluster(), name="example-7", uid="c7")
+    seen = replace(seen, ray=inputs.ray(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)))
+    kept = inputs.with_status_written(seen, decide(seen))
+    other = replace(inputs.cluster(), name="example-7", uid="c7")
     unread = replace(kept, job=replace(kept.job, spec=None), clusters=(*kept.clusters, other))
     plan = decide(unread)
     assert plan.effects == (DeleteCluster("example-7", "c7"),)
-    assert decide(samples.with_status_written(unread, plan), samples.at(1)).effects == plan.effects
+    assert decide(inputs.with_status_written(unread, plan), inputs.at(1)).effects == plan.effects
 
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
     plan = decide(
-        samples.moment(
-            samples.provisioning(seconds_ago=300), samples.cluster(), samples.ready_pods()[:1], job_spec=KEEP
-        )
+        inputs.moment(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
     )
     assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
     assert plan.effects == ()

@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
 from rljob_operator.reconcile.observed import EffectFailure
 from rljob_operator.reconcile.plan_types import Plan, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_testing.operator import samples, simulation
+from rljob_testing.operator import inputs, simulation
 from rljob_testing.operator.simulation import Scenario, Start
 
 LIMITS = {"provisioningDeadlineSeconds": 60, "gracePeriodSeconds": 30}
@@ -32,7 +32,7 @@ NODES = {"a node stays away, and comes back": [2, 1, 2]}
 SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "success": (Scenario(), "Complete", "Succeeded", 1),
     "failure, no retry": (
-        Scenario(samples.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=4),)), "Failed", "ApplicationError", 1,
+        Scenario(inputs.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=4),)), "Failed", "ApplicationError", 1,
     ),
     "one failure": (Scenario(starts=(Start(fails_at_step=4),)), "Complete", "Succeeded", 2),
     "two failures": (Scenario(starts=(Start(fails_at_step=4), Start(fails_at_step=7))), "Complete", "Succeeded", 3),
@@ -42,12 +42,12 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "an infrastructure failure at the end": (Scenario(starts=(Start(exit_code=75),)), "Complete", "Succeeded", 2),
     "a configuration error": (Scenario(starts=(Start(exit_code=2),)), "Failed", "ConfigurationError", 1),
     "no node": (
-        Scenario(samples.spec({"runPolicy": LIMITS}), pods_get_ready=False),
+        Scenario(inputs.spec({"runPolicy": LIMITS}), pods_get_ready=False),
         "Failed", "ProvisioningDeadlineExceeded", 1,
     ),
     "quota": (Scenario(refused_creations=3), "Complete", "Succeeded", 1),
     "no quota ever": (
-        Scenario(samples.spec({"runPolicy": LIMITS}), refused_creations=1000),
+        Scenario(inputs.spec({"runPolicy": LIMITS}), refused_creations=1000),
         "Failed", "ProvisioningDeadlineExceeded", 1,
     ),
     "a slow agent": (Scenario(failed_submissions=3), "Complete", "Succeeded", 1),
@@ -57,16 +57,16 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "the head's node is lost": (Scenario(starts=(Start(node_lost_at_step=6),)), "Complete", "Succeeded", 2),
     "the cluster is deleted": (Scenario(starts=(Start(cluster_deleted_at_step=6),)), "Complete", "Succeeded", 2),
     "a trainer hangs": (
-        Scenario(samples.spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
+        Scenario(inputs.spec({"runPolicy": {"stallDeadlineSeconds": 60, "gracePeriodSeconds": 30}}),
                  (Start(hangs_at_step=6),)), "Complete", "Succeeded", 2,
     ),
     "suspended while it trains": (Scenario(suspended_ticks=range(11, 30)), "Complete", "Succeeded", 2),
     "suspended while pods start": (Scenario(suspended_ticks=range(3, 12)), "Complete", "Succeeded", 2),
     "too long": (
-        Scenario(samples.spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1,
+        Scenario(inputs.spec({"runPolicy.activeDeadlineSeconds": 40})), "Failed", "ActiveDeadlineExceeded", 1,
     ),
     "a node stays away, and comes back": (
-        Scenario(samples.spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))),
+        Scenario(inputs.spec(ELASTIC), (Start(worker_lost_at_step=6), Start(waits_at_step=7))),
         "Complete", "Succeeded", 3,
     ),
     "stopped while it trains": (
@@ -77,11 +77,11 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
         Scenario(starts=PATIENT, stopped_in=AttemptState.RUNNING, is_retried=True), "Complete", "Succeeded", 2,
     ),
     "failed, and tried again": (
-        Scenario(samples.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True),
+        Scenario(inputs.spec({"runPolicy": NO_RETRY}), (Start(fails_at_step=7),), is_retried=True),
         "Complete", "Succeeded", 2,
     ),
     "deleted when its time has come": (
-        Scenario(samples.spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
+        Scenario(inputs.spec({"runPolicy.ttlSecondsAfterFinished": 60})), "Complete", "Succeeded", 1,
     ),
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ class Operator:
         seen = self.world.observe(name, failure)
         seen = replace(seen, job=replace(seen.job, status=status))
         plan = reconcile(
-            seen, samples.NOW + timedelta(seconds=simulation.TICK_SECONDS * self.world.tick), samples.DEFAULTS
+            seen, inputs.NOW + timedelta(seconds=simulation.TICK_SECONDS * self.world.tick), inputs.DEFAULTS
         )
         self._result = plan, None
         yield
@@ -194,7 +194,9 @@ class Operator:
             yield
 
 
-def ran(scenario: Scenario, crashes: frozenset[int] = frozenset(), pause: int = 0, pause_passes: int = 0) -> Operator:
+def run_scenario(
+    scenario: Scenario, crashes: frozenset[int] = frozenset(), pause: int = 0, pause_passes: int = 0
+) -> Operator:
     """The operator after the whole life of a job in this world."""
     operator = Operator(simulation.World(simulation.unstarted_copy(scenario)), crashes, pause, pause_passes)
     operator.run()
@@ -211,7 +213,7 @@ def test_two_trainers_at_the_same_time_are_noticed(clusters: tuple[str, ...]) ->
     assert world.most_running == 2
 
 
-def told(status: RLJobStatus) -> object:
+def comparable_end(status: RLJobStatus) -> object:
     """What must be the same however the operator was disturbed."""
     assert status.result is not None
     retried = status.counters is not None and (status.counters.attempts, status.counters.failed_attempts)
@@ -240,11 +242,11 @@ def check(operator: Operator, name: str, what: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_end_is_the_same_wherever_the_operator_crashes(name: str) -> None:
     scenario = SCENARIOS[name][0]
-    whole = ran(scenario)
+    whole = run_scenario(scenario)
     check(whole, name, "undisturbed")
     for point in range(1, whole.num_points + 1):
-        crashed = ran(scenario, frozenset([point]))
-        assert told(crashed.status) == told(whole.status), f"crash at point {point}"
+        crashed = run_scenario(scenario, frozenset([point]))
+        assert comparable_end(crashed.status) == comparable_end(whole.status), f"crash at point {point}"
         check(crashed, name, f"crash at point {point}")
     print(f"{name}: crashed at each of {whole.num_points} points")
 
@@ -252,11 +254,11 @@ def test_the_end_is_the_same_wherever_the_operator_crashes(name: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_leader_that_comes_back_late_does_no_harm(name: str) -> None:
     scenario = SCENARIOS[name][0]
-    whole = ran(scenario)
+    whole = run_scenario(scenario)
     for point in range(1, whole.num_points + 1):
         # For a moment, or until the next attempt has begun.
         passes = 3 if point % 2 else 25
-        late = ran(scenario, pause=point, pause_passes=passes)
+        late = run_scenario(scenario, pause=point, pause_passes=passes)
         check(late, name, f"paused at point {point} for {passes} passes")
     print(f"{name}: paused at each of {whole.num_points} points")
 
@@ -266,7 +268,7 @@ def test_a_cluster_that_is_made_late_is_removed() -> None:
     num_clusters = set()
     for point in range(1, 8):
         for passes in range(2, 30):
-            late = ran(SCENARIOS["the head is lost"][0], pause=point, pause_passes=passes)
+            late = run_scenario(SCENARIOS["the head is lost"][0], pause=point, pause_passes=passes)
             check(late, "the head is lost", f"paused at point {point} for {passes} passes")
             num_clusters.add(late.world.num_clusters)
     assert num_clusters == {2, 3}
@@ -276,12 +278,12 @@ def test_a_cluster_that_is_made_late_is_removed() -> None:
 @given(st.sampled_from(sorted(SCENARIOS)), st.frozensets(st.integers(1, 150), max_size=12))
 def test_the_end_is_the_same_after_many_crashes(name: str, crashes: frozenset[int]) -> None:
     scenario = SCENARIOS[name][0]
-    crashed = ran(scenario, crashes)
-    assert told(crashed.status) == told(ran(scenario).status)
+    crashed = run_scenario(scenario, crashes)
+    assert comparable_end(crashed.status) == comparable_end(run_scenario(scenario).status)
     check(crashed, name, f"crashes at {sorted(crashes)}")
 
 
-def test_a_job_that_goes_well_costs_few_writes() -> None:
+def test_a_successful_job_costs_few_writes() -> None:
     # The attempt; the cluster; its pods; ready and submitting; submitted; training; the end; the cluster gone. Between
     # them 10 steps in 40 s: progress every 8 s, that of the checkpoint among them.
-    assert ran(Scenario()).num_writes <= 9 + 40 / 8
+    assert run_scenario(Scenario()).num_writes <= 9 + 40 / 8

@@ -12,11 +12,11 @@ from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, DeleteCluster, StopJob
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
-LIMITS = samples.spec(
+LIMITS = inputs.spec(
     {
         "runPolicy": {
             "provisioningDeadlineSeconds": 300,
@@ -26,17 +26,17 @@ LIMITS = samples.spec(
         }
     }
 )
-UNREACHABLE = samples.silent_ray()
+UNREACHABLE = inputs.silent_ray()
 
 
 def pending(seconds_ago: float) -> Observed:
-    return samples.moment(samples.provisioning(seconds_ago=seconds_ago), samples.cluster(), job_spec=LIMITS)
+    return inputs.moment(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), job_spec=LIMITS)
 
 
 def training(seconds_ago: float) -> Observed:
     """Since so many seconds, with a checkpoint of step 4."""
-    status = samples.running(seconds_ago, samples.condition(C.PROGRESSING, reason=Reason.TRAINING))
-    return samples.healthy(state=samples.run_state(checkpoint_step=4), status=status, job_spec=LIMITS)
+    status = inputs.running(seconds_ago, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING))
+    return inputs.healthy(state=inputs.run_state(checkpoint_step=4), status=status, job_spec=LIMITS)
 
 
 def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
@@ -48,27 +48,27 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
         "the trainer did not run within 300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main",
     )
     assert plan.status.attempts[0].outcome == AttemptOutcome.FAILED
-    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 @pytest.mark.parametrize(
     ("seen", "text"),
     [
-        (samples.ray(gpus=(1,)), "Ray has 1 of 2 GPUs, 1 on the node with the fewest"),
+        (inputs.ray(gpus=(1,)), "Ray has 1 of 2 GPUs, 1 on the node with the fewest"),
         (UNREACHABLE, "all pods are ready, but Ray's dashboard does not answer: timeout"),
-        (samples.ray(), "Ray job example-1-1 is being submitted"),
+        (inputs.ray(), "Ray job example-1-1 is being submitted"),
     ],
 )
 def test_the_deadline_names_what_was_missing(seen: ObservedRay, text: str) -> None:
-    ready = replace(pending(10), pods=samples.ready_pods(), ray=seen)
-    waited = samples.with_status_written(ready, decide(ready))
-    told = condition_of(decide(waited, samples.at(290)).status, C.FAILED)
+    ready = replace(pending(10), pods=inputs.ready_pods(), ray=seen)
+    waited = inputs.with_status_written(ready, decide(ready))
+    told = condition_of(decide(waited, inputs.at(290)).status, C.FAILED)
     assert told is not None
     assert told[2] == f"the trainer did not run within 300 s: {text}"
 
 
 def test_a_job_that_was_submitted_has_no_provisioning_deadline() -> None:
-    unready = replace(training(301), pods=samples.ready_pods()[:1])
+    unready = replace(training(301), pods=inputs.ready_pods()[:1])
     assert condition_of(decide(unready).status, C.FAILED) is None
 
 
@@ -80,15 +80,15 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     message = "the trainer was asked to stop (ActiveDeadlineExceeded)"
     assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     assert plan.status.phase == "Stopping"
-    asked = samples.with_status_written(training(1000), plan)
-    again = decide(asked, samples.at(4))
+    asked = inputs.with_status_written(training(1000), plan)
+    again = decide(asked, inputs.at(4))
     assert again.effects == plan.effects
     assert again.status == plan.status
     ended = replace(
         asked,
-        ray=samples.ray(samples.ray_job(RayJobStatus.STOPPED), samples.run_state(RunPhase.STOPPED, checkpoint_step=7)),
+        ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=7)),
     )
-    last = decide(ended, samples.at(8))
+    last = decide(ended, inputs.at(8))
     assert condition_of(last.status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
@@ -102,9 +102,9 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
     late = training(5000)
     plan = decide(late)
     assert plan.effects == (StopJob("example-1-1"),)
-    asked = samples.with_status_written(late, plan)
-    assert condition_of(decide(asked, samples.at(49)).status, C.FAILED) is None
-    assert condition_of(decide(asked, samples.at(50)).status, C.FAILED) == (
+    asked = inputs.with_status_written(late, plan)
+    assert condition_of(decide(asked, inputs.at(49)).status, C.FAILED) is None
+    assert condition_of(decide(asked, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
         "the trainer was asked to stop and did not end within 50 s",
@@ -112,60 +112,58 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
 
 
 def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
-    asked = samples.with_status_written(training(1000), decide(training(1000)))
+    asked = inputs.with_status_written(training(1000), decide(training(1000)))
     silent = replace(asked, ray=UNREACHABLE)
-    plan = decide(silent, samples.at(20))
+    plan = decide(silent, inputs.at(20))
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
     assert condition_of(plan.status, C.PROGRESSING) == condition_of(asked.job.status, C.PROGRESSING)
-    assert condition_of(decide(samples.with_status_written(silent, plan), samples.at(50)).status, C.FAILED) is not None
+    assert condition_of(decide(inputs.with_status_written(silent, plan), inputs.at(50)).status, C.FAILED) is not None
 
 
 def test_the_grace_begins_with_the_request() -> None:
     # The trainer has said for 500 s that it stops, which somebody else asked for.
-    status = samples.running(
-        1000, samples.condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500)
+    status = inputs.running(
+        1000, inputs.condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500)
     )
-    stopping = samples.healthy(state=samples.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
+    stopping = inputs.healthy(state=inputs.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
     plan = decide(stopping)
     assert plan.effects == (StopJob("example-1-1"),)
-    asked = samples.with_status_written(stopping, plan)
-    assert condition_of(decide(asked, samples.at(49)).status, C.FAILED) is None
-    assert condition_of(decide(asked, samples.at(50)).status, C.FAILED) is not None
+    asked = inputs.with_status_written(stopping, plan)
+    assert condition_of(decide(asked, inputs.at(49)).status, C.FAILED) is None
+    assert condition_of(decide(asked, inputs.at(50)).status, C.FAILED) is not None
 
 
-def test_nobody_is_said_to_have_asked_a_dashboard_that_does_not_answer() -> None:
+def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None:
     silent = replace(training(1000), ray=UNREACHABLE)
     plan = decide(silent)
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
     message = "the trainer is to stop (ActiveDeadlineExceeded), but cannot be asked: Ray's dashboard does not answer"
     assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
-    later = samples.with_status_written(silent, plan)
-    assert condition_of(decide(later, samples.at(4)).status, C.PROGRESSING) == ("False", "Stopping", message)
-    assert condition_of(decide(later, samples.at(50)).status, C.FAILED) == (
+    later = inputs.with_status_written(silent, plan)
+    assert condition_of(decide(later, inputs.at(4)).status, C.PROGRESSING) == ("False", "Stopping", message)
+    assert condition_of(decide(later, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
         "the trainer could not be asked to stop for 50 s: Ray's dashboard does not answer",
     )
-    answered = decide(replace(later, ray=training(0).ray), samples.at(20))
+    answered = decide(replace(later, ray=training(0).ray), inputs.at(20))
     assert answered.effects == (StopJob("example-1-1"),)
     asked = "the trainer was asked to stop (ActiveDeadlineExceeded)"
     assert condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", asked)
 
 
 def test_a_request_to_stop_is_not_taken_back() -> None:
-    asked = samples.with_status_written(training(1000), decide(training(1000)))
-    raised = samples.spec({"runPolicy.activeDeadlineSeconds": 100_000})
-    stopped = replace(
-        asked, job=replace(asked.job, spec=raised), ray=samples.ray(samples.ray_job(RayJobStatus.STOPPED))
-    )
-    told = condition_of(decide(stopped, samples.at(30)).status, C.FAILED)
+    asked = inputs.with_status_written(training(1000), decide(training(1000)))
+    raised = inputs.spec({"runPolicy.activeDeadlineSeconds": 100_000})
+    stopped = replace(asked, job=replace(asked.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
+    told = condition_of(decide(stopped, inputs.at(30)).status, C.FAILED)
     assert told is not None
     assert told[1] == "ActiveDeadlineExceeded"
 
 
-def test_nobody_who_was_not_asked_to_stop_runs_out_of_grace() -> None:
-    long = samples.running(90_000, samples.condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
-    plan = decide(samples.healthy(state=samples.run_state(), status=long))
+def test_a_trainer_without_a_stop_request_has_no_grace_period() -> None:
+    long = inputs.running(90_000, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
+    plan = decide(inputs.healthy(state=inputs.run_state(), status=long))
     assert condition_of(plan.status, C.FAILED) is None
     assert plan.effects == ()
 
@@ -173,7 +171,7 @@ def test_nobody_who_was_not_asked_to_stop_runs_out_of_grace() -> None:
 def test_success_at_the_deadline_is_success() -> None:
     done = replace(
         training(1000),
-        ray=samples.ray(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)),
+        ray=inputs.ray(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)),
     )
     plan = decide(done)
     assert condition_of(plan.status, C.COMPLETE) is not None
@@ -181,22 +179,22 @@ def test_success_at_the_deadline_is_success() -> None:
 
 
 def test_a_deadline_can_be_raised_in_time() -> None:
-    raised = replace(training(1000), job=replace(training(1000).job, spec=samples.spec()))
+    raised = replace(training(1000), job=replace(training(1000).job, spec=inputs.spec()))
     assert decide(raised).effects == ()
 
 
 def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
     """Ray says that the trainer runs, which was seen so long ago to tell that it has ended; its grace is 50 s."""
     error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
-    told = {"ending_seen_at": timestamp(samples.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
-    status = samples.running(100, samples.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
+    told = {"ending_seen_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
+    status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
     # What the trainer's clock says does not matter.
-    state = samples.run_state(phase, step=10, seconds_ago=-3600, error=error)
-    return samples.healthy(samples.ray_job(), state, status, job_spec=LIMITS)
+    state = inputs.run_state(phase, step=10, seconds_ago=-3600, error=error)
+    return inputs.healthy(inputs.ray_job(), state, status, job_spec=LIMITS)
 
 
 @pytest.mark.parametrize("phase", [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED])
-def test_a_trainer_that_has_told_its_end_and_does_not_end_is_stopped(phase: RunPhase) -> None:
+def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPhase) -> None:
     assert decide(hanging(phase, 49)).effects == ()
     for seconds_ago in (50, 99):
         plan = decide(hanging(phase, seconds_ago))
@@ -220,41 +218,41 @@ def test_a_trainer_that_has_told_its_end_and_does_not_end_is_stopped(phase: RunP
         ),
     ],
 )
-def test_it_ends_as_it_told(
+def test_a_stopped_trainer_keeps_the_result_it_reported(
     status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: str
 ) -> None:
     seen = hanging(phase, 100)
-    plan = decide(replace(seen, ray=replace(seen.ray, job=samples.ray_job(status))))
+    plan = decide(replace(seen, ray=replace(seen.ray, job=inputs.ray_job(status))))
     assert condition_of(plan.status, kind) == ("True", reason, message)
-    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 def name_conflict(seconds_ago: float) -> Observed:
     """Another cluster has had the name for so long, as was seen after a long wait for something else."""
-    record = {"name_taken_since": timestamp(samples.at(-seconds_ago))}
-    seen = samples.moment(samples.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
+    record = {"name_taken_since": timestamp(inputs.at(-seconds_ago))}
+    seen = inputs.moment(inputs.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
 
 
 def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
     quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-    waited = replace(samples.moment(samples.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
-    waited = samples.with_status_written(waited, decide(waited))
+    waited = replace(inputs.moment(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
+    waited = inputs.with_status_written(waited, decide(waited))
     taken = replace(waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
     plan = decide(taken)
     assert plan.status.result is None
-    noted = samples.with_status_written(taken, plan)
-    assert decide(noted, samples.at(59)).status.result is None
+    noted = inputs.with_status_written(taken, plan)
+    assert decide(noted, inputs.at(59)).status.result is None
     # What is not tried for a while, as after a restart, tells nothing new.
     untried = replace(noted, failure=None)
-    assert decide(untried, samples.at(30)).status.attempts == noted.job.status.attempts
-    result = decide(noted, samples.at(60)).status.result
+    assert decide(untried, inputs.at(30)).status.attempts == noted.job.status.attempts
+    result = decide(noted, inputs.at(60)).status.result
     assert result is not None
     assert result.reason == Reason.NAME_CONFLICT
     refused = replace(noted, failure=quota)
-    assert decide(refused, samples.at(60)).status.attempts[0].name_taken_since is None
-    made = replace(noted, clusters=(samples.cluster(),), failure=None)
-    assert decide(made, samples.at(59)).status.attempts[0].name_taken_since is None
+    assert decide(refused, inputs.at(60)).status.attempts[0].name_taken_since is None
+    made = replace(noted, clusters=(inputs.cluster(),), failure=None)
+    assert decide(made, inputs.at(59)).status.attempts[0].name_taken_since is None
 
 
 @pytest.mark.parametrize(
@@ -263,12 +261,12 @@ def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
         # Pods start: their events are looked at every 10 s, or at the deadline.
         (pending(100), 10),
         (pending(297), 3),
-        (replace(pending(100), pods=samples.ready_pods(), ray=samples.ray(gpus=())), 4),
+        (replace(pending(100), pods=inputs.ready_pods(), ray=inputs.ray(gpus=())), 4),
         (training(100), 4),
         (training(998), 2),
         (name_conflict(55), 5),
-        (samples.moment(decide(samples.without_retries(samples.moment(samples.running()))).status), None),
+        (inputs.moment(decide(inputs.without_retries(inputs.moment(inputs.running()))).status), None),
     ],
 )
-def test_the_operator_looks_again_in_time(seen: Observed, seconds: float | None) -> None:
+def test_the_requeue_is_not_later_than_the_deadline(seen: Observed, seconds: float | None) -> None:
     assert decide(seen).requeue_after_seconds == seconds

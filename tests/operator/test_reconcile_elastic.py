@@ -13,27 +13,27 @@ from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob, SubmitJob
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
 # 8 prompts x 4 responses over 4 nodes x 2 GPUs; on 3 nodes they would not divide.
 FOUR = {"pools[0].nodes": 4, "pools[0].gpusPerNode": 2, "training.batchSize": 8, "training.rollout.groupSize": 4}
-ELASTIC = samples.spec({**FOUR, "runPolicy": {"elastic": {"minNodes": 1, "waitSeconds": 100}}})
-RIGID = samples.spec(FOUR)
+ELASTIC = inputs.spec({**FOUR, "runPolicy": {"elastic": {"minNodes": 1, "waitSeconds": 100}}})
+RIGID = inputs.spec(FOUR)
 ON_TWO = (PoolNodes(name="main", nodes=2),)
 
 
 def pods(num_ready: int) -> tuple[object, ...]:
     """A head and four workers, of which so many are ready."""
-    return (samples.pod("h", HEAD_GROUP), *(samples.pod(f"w{number}", ready=number < num_ready) for number in range(4)))
+    return (inputs.pod("h", HEAD_GROUP), *(inputs.pod(f"w{number}", ready=number < num_ready) for number in range(4)))
 
 
 def starting(num_ready: int, seconds_ago: float = 100, job_spec: object = ELASTIC) -> Observed:
-    seen = samples.moment(
-        samples.provisioning(seconds_ago=seconds_ago),
-        samples.cluster(),
-        seen=samples.ray(gpus=(2,) * num_ready),
+    seen = inputs.moment(
+        inputs.provisioning(seconds_ago=seconds_ago),
+        inputs.cluster(),
+        seen=inputs.ray(gpus=(2,) * num_ready),
         job_spec=job_spec,
     )
     return replace(seen, pods=pods(num_ready))
@@ -41,8 +41,8 @@ def starting(num_ready: int, seconds_ago: float = 100, job_spec: object = ELASTI
 
 def small(num_ready: int, **record: object) -> Observed:
     """An attempt that trains on two of four nodes."""
-    status = samples.running(600, record={"nodes": ON_TWO, **record})
-    seen = samples.healthy(samples.ray_job(), samples.run_state(), status, job_spec=ELASTIC)
+    status = inputs.running(600, record={"nodes": ON_TWO, **record})
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), status, job_spec=ELASTIC)
     return replace(seen, pods=pods(num_ready))
 
 
@@ -53,7 +53,7 @@ def newest(status: RLJobStatus) -> Attempt:
 @pytest.mark.parametrize(("num_ready", "nodes"), [(3, 2), (2, 2), (1, 1)])
 def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batch(num_ready: int, nodes: int) -> None:
     plan = decide(starting(num_ready))
-    assert plan.effects == (SubmitJob("example-1-1", 1, samples.START_NUMBER, (("main", nodes),)),)
+    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=nodes),)
     told = condition_of(plan.status, C.CLUSTER_READY)
     assert told is not None
@@ -67,7 +67,7 @@ def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batc
 def test_before_that_it_waits_and_with_all_nodes_it_takes_all() -> None:
     assert decide(starting(3, seconds_ago=99)).effects == ()
     assert decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
-    assert decide(starting(4)).effects == (SubmitJob("example-1-1", 1, samples.START_NUMBER),)
+    assert decide(starting(4)).effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
     assert newest(decide(starting(4)).status).nodes == ()
 
 
@@ -76,25 +76,25 @@ def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
     seen = starting(num_ready, seconds_ago=200)
     record = {
         "submissions": 1,
-        "start_number": samples.START_NUMBER,
+        "start_number": inputs.START_NUMBER,
         "ready_at": "2026-03-01T11:59:00Z",
         "nodes": nodes,
     }
-    status = samples.provisioning(seconds_ago=200, record=record)
-    counters = Counters(attempts=1, start_number=samples.START_NUMBER)
+    status = inputs.provisioning(seconds_ago=200, record=record)
+    counters = Counters(attempts=1, start_number=inputs.START_NUMBER)
     return replace(seen, job=replace(seen.job, status=status.model_copy(update={"counters": counters})))
 
 
 @pytest.mark.parametrize("nodes", [(), ON_TWO], ids=["all nodes", "two nodes"])
 def test_a_node_that_is_lost_before_ray_has_the_trainer_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
     plan = decide(about_to_submit(1, nodes))
-    assert plan.effects == (SubmitJob("example-1-1", 1, samples.START_NUMBER, (("main", 1),)),)
+    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=1),)
 
 
-def test_what_ray_has_or_may_have_runs_as_it_was_submitted() -> None:
+def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
     seen = about_to_submit(1, ON_TWO)
-    for told in (samples.silent_ray(), replace(seen.ray, job=samples.ray_job())):
+    for told in (inputs.silent_ray(), replace(seen.ray, job=inputs.ray_job())):
         assert newest(decide(replace(seen, ray=told)).status).nodes == ON_TWO
 
 
@@ -105,25 +105,25 @@ def test_nodes_that_come_after_a_submission_without_answer_do_not_change_it(sile
     failure = EffectFailure(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE, "no answer within 60 s")
     plan = decide(replace(seen, failure=failure if silent else None))
     assert newest(plan.status).nodes == ON_TWO
-    assert plan.effects == (SubmitJob("example-1-1", 1, samples.START_NUMBER, (("main", 2),)),)
+    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
     # So it is stopped for all nodes as usual, when Ray is seen to have it.
     taken = replace(
-        samples.with_status_written(seen, plan), ray=samples.ray(samples.ray_job(), samples.run_state(), gpus=(2,) * 4)
+        inputs.with_status_written(seen, plan), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
     )
     begun = decide(taken)
     assert newest(begun.status).nodes == ON_TWO
-    noted = decide(samples.with_status_written(taken, begun))
-    assert decide(samples.with_status_written(taken, noted), samples.at(60)).effects == (StopJob("example-1-1"),)
+    noted = decide(inputs.with_status_written(taken, begun))
+    assert decide(inputs.with_status_written(taken, noted), inputs.at(60)).effects == (StopJob("example-1-1"),)
 
 
 def test_a_submission_that_ray_refused_takes_the_nodes_that_are_there_by_then() -> None:
     refusal = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
     plan = decide(replace(about_to_submit(4, ON_TWO), failure=refusal))
-    assert plan.effects == (SubmitJob("example-1-1", 1, samples.START_NUMBER),)
+    assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
 
 
 @pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "not elastic any more"])
-def test_where_no_fewer_nodes_do_what_may_have_been_submitted_is_not_forgotten(num_ready: int) -> None:
+def test_a_possible_submission_is_not_forgotten_without_enough_nodes(num_ready: int) -> None:
     seen = about_to_submit(num_ready, ON_TWO)
     if num_ready:
         seen = replace(seen, job=replace(seen.job, spec=RIGID))
@@ -136,7 +136,7 @@ def test_too_few_nodes_and_jobs_that_do_not_want_it_wait_on(seen: Observed) -> N
     assert newest(decide(seen).status).nodes == ()
 
 
-def test_what_was_submitted_on_fewer_nodes_stays_so_while_they_are_away() -> None:
+def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
     plan = decide(small(2))
     assert plan.effects == ()
     assert newest(plan.status).whole_since is None
@@ -148,16 +148,16 @@ def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_mi
     plan = decide(seen)
     assert plan.effects == ()
     assert newest(plan.status).whole_since == "2026-03-01T12:00:00Z"
-    whole = samples.with_status_written(seen, plan)
-    assert decide(whole, samples.at(59)).effects == ()
-    assert decide(replace(whole, pods=pods(3)), samples.at(59)).status.attempts[-1].whole_since is None
+    whole = inputs.with_status_written(seen, plan)
+    assert decide(whole, inputs.at(59)).effects == ()
+    assert decide(replace(whole, pods=pods(3)), inputs.at(59)).status.attempts[-1].whole_since is None
     unread = replace(whole, job=replace(whole.job, spec=None, spec_error="it is of a newer version"))
-    assert decide(unread, samples.at(60)).effects == (), "another attempt would have to wait"
-    stopped = decide(whole, samples.at(60))
+    assert decide(unread, inputs.at(60)).effects == (), "another attempt would have to wait"
+    stopped = decide(whole, inputs.at(60))
     assert stopped.effects == (StopJob("example-1-1"),)
-    saved = samples.ray(samples.ray_job(RayJobStatus.STOPPED), samples.run_state(RunPhase.STOPPED, checkpoint_step=9))
-    done = replace(samples.with_status_written(whole, stopped), ray=saved)
-    ended = decide(done, samples.at(70))
+    saved = inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=9))
+    done = replace(inputs.with_status_written(whole, stopped), ray=saved)
+    ended = decide(done, inputs.at(70))
     assert ended.effects == ()
     attempts = ended.status.attempts
     assert (attempts[0].reason, attempts[0].failure_class) == ("Resized", "Free")
@@ -165,28 +165,28 @@ def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_mi
     assert (attempts[1].cluster, attempts[1].nodes) == ("example-1", ())
     assert ended.status.counters is not None
     assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
-    grown = replace(samples.with_status_written(done, ended), ray=samples.ray(gpus=(2,) * 4))
-    assert decide(grown, samples.at(71)).effects == (SubmitJob("example-2-1", 2, samples.START_NUMBER + 1),)
+    grown = replace(inputs.with_status_written(done, ended), ray=inputs.ray(gpus=(2,) * 4))
+    assert decide(grown, inputs.at(71)).effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1),)
 
 
 def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -> None:
-    failed = replace(small(2), ray=samples.ray(samples.ray_job(RayJobStatus.FAILED, 1)))
+    failed = replace(small(2), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 1)))
     plan = decide(failed)
     assert plan.status.next_attempt is not None
     assert plan.status.next_attempt.same_cluster
-    later = replace(samples.with_status_written(failed, plan), ray=samples.ray(gpus=(2, 2)))
-    started = decide(later, samples.at(30))
-    again = decide(samples.with_status_written(later, started), samples.at(31))
-    assert again.effects == (SubmitJob("example-2-1", 2, samples.START_NUMBER + 1, (("main", 2),)),)
+    later = replace(inputs.with_status_written(failed, plan), ray=inputs.ray(gpus=(2, 2)))
+    started = decide(later, inputs.at(30))
+    again = decide(inputs.with_status_written(later, started), inputs.at(31))
+    assert again.effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
 
 
 def test_a_node_that_is_lost_costs_the_attempt_and_its_cluster() -> None:
-    lost = replace(small(1), ray=samples.ray(samples.ray_job(RayJobStatus.FAILED, 75)))
+    lost = replace(small(1), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 75)))
     plan = decide(lost)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.counters == Counters(
         attempts=1,
-        start_number=samples.START_NUMBER,
+        start_number=inputs.START_NUMBER,
         infrastructure_retries=1,
         failed_attempts=1,
         active_seconds=600,
@@ -194,7 +194,7 @@ def test_a_node_that_is_lost_costs_the_attempt_and_its_cluster() -> None:
 
 
 def test_the_most_gpus_win_and_every_rule_holds() -> None:
-    two_pools = samples.spec(
+    two_pools = inputs.spec(
         {
             **FOUR,
             "pools[0].nodes": 2,

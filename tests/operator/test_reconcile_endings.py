@@ -11,8 +11,8 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)")
@@ -20,7 +20,7 @@ OOM = PodProblem(R.OUT_OF_MEMORY, "container ray was killed for want of memory (
 
 def failure(seen: Observed) -> tuple[str, str]:
     """Reason and message of the failure."""
-    status = decide(samples.without_retries(seen)).status
+    status = decide(inputs.without_retries(seen)).status
     told = condition_of(status, C.FAILED)
     assert told is not None
     assert condition_of(status, C.FINISHED) == told
@@ -43,8 +43,8 @@ def failure(seen: Observed) -> tuple[str, str]:
         (-99, R.APPLICATION_ERROR, "the trainer ended with signal 99: "),
     ],
 )
-def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: str) -> None:
-    plan = decide(samples.without_retries(samples.healthy(samples.ray_job(RayJobStatus.FAILED, code))))
+def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, start: str) -> None:
+    plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
     assert condition_of(plan.status, C.FAILED) == ("True", reason.value, start + "Ray's message")
     stopped = reason is R.STOPPED_OUTSIDE
     assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
@@ -62,61 +62,59 @@ def test_the_exit_code_says_whose_fault_it_is(code: int, reason: Reason, start: 
         ("RUNTIME_ENV_SETUP_FAILURE", R.SUBMISSION_FAILED),
     ],
 )
-def test_without_an_exit_code_ray_says_what_happened(error_type: str | None, reason: Reason) -> None:
-    assert failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
+def test_without_an_exit_code_the_error_type_of_ray_decides(error_type: str | None, reason: Reason) -> None:
+    assert failure(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, None, error_type)))[0] == reason
 
 
 @pytest.mark.parametrize("code", [75, -9, None])
 def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
-    state = samples.run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
-    seen = samples.healthy(samples.ray_job(RayJobStatus.FAILED, code), state)
-    pods = (*samples.ready_pods(), samples.pod("worker-7", problem=OOM))
+    state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
+    seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code), state)
+    pods = (*inputs.ready_pods(), inputs.pod("worker-7", problem=OOM))
     reason, message = failure(replace(seen, pods=pods))
     assert reason == "OutOfMemory"
     assert message.startswith("pod worker-7: container ray was killed for want of memory (OOMKilled); ")
     assert message.endswith(": WorkerLost: rank 3 is gone")
     # The job's own error stays its own.
-    assert (
-        failure(replace(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
-    )
+    assert failure(replace(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
 
 
 def test_a_head_that_ran_out_of_memory() -> None:
-    ended = samples.pod("h", HEAD_GROUP, ended=True, problem=OOM)
-    assert failure(samples.moment(samples.running(), samples.cluster(), (ended, samples.pod("w"))))[0] == "OutOfMemory"
-    restarted = samples.pod("h", HEAD_GROUP, problem=OOM)
+    ended = inputs.pod("h", HEAD_GROUP, ended=True, problem=OOM)
+    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (ended, inputs.pod("w"))))[0] == "OutOfMemory"
+    restarted = inputs.pod("h", HEAD_GROUP, problem=OOM)
     assert (
-        failure(samples.moment(samples.running(), samples.cluster(), (restarted, samples.pod("w")), samples.ray()))[0]
+        failure(inputs.moment(inputs.running(), inputs.cluster(), (restarted, inputs.pod("w")), inputs.ray()))[0]
         == "OutOfMemory"
     )
 
 
 def test_an_evicted_head_is_named_with_the_reason() -> None:
-    evicted = samples.pod(
+    evicted = inputs.pod(
         "h", HEAD_GROUP, ended=True, problem=PodProblem(R.INFRASTRUCTURE_ERROR, "Evicted: low on disk")
     )
-    assert failure(samples.moment(samples.running(), samples.cluster(), (evicted, samples.pod("w")))) == (
+    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (evicted, inputs.pod("w")))) == (
         "HeadLost",
         "the head (pod h on node node-of-h) has ended: Evicted: low on disk",
     )
 
 
-def test_a_head_that_goes_is_waited_for() -> None:
-    going = samples.moment(
-        samples.running(),
-        samples.cluster(),
-        (samples.pod("h", HEAD_GROUP, ready=False, deleting=True), samples.pod("w")),
+def test_a_terminating_head_is_waited_for() -> None:
+    going = inputs.moment(
+        inputs.running(),
+        inputs.cluster(),
+        (inputs.pod("h", HEAD_GROUP, ready=False, deleting=True), inputs.pod("w")),
     )
     plan = decide(going)
     assert condition_of(plan.status, C.FAILED) is None
     assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", "the head pod h is being removed")
-    stopped = replace(going, ray=samples.ray(samples.ray_job(RayJobStatus.STOPPED)))
+    stopped = replace(going, ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
     assert failure(stopped) == ("HeadLost", "the head pod h was removed while the trainer ran")
 
 
-def test_a_head_that_never_goes_is_lost_with_its_node() -> None:
-    stuck = samples.pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
-    assert failure(samples.moment(samples.running(), samples.cluster(), (stuck, samples.pod("w")))) == (
+def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
+    stuck = inputs.pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
+    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (stuck, inputs.pod("w")))) == (
         "HeadLost",
         "the head (pod h on node node-of-h) was to be removed, and its node does not do it; the node is lost, it seems",
     )
@@ -124,93 +122,91 @@ def test_a_head_that_never_goes_is_lost_with_its_node() -> None:
 
 def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     assert (
-        decide(samples.moment(samples.provisioning(), samples.cluster(), (samples.pod("w"),))).status.attempts[0].ended
+        decide(inputs.moment(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),))).status.attempts[0].ended
         is None
     )
 
 
 def test_a_cluster_that_was_complete_gets_none() -> None:
     lacking = decide(
-        samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray(gpus=(1,)))
+        inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
     ).status
     assert lacking.attempts[0].submissions == 0
-    assert failure(samples.moment(lacking, samples.cluster(), (samples.pod("w"),)))[0] == "HeadLost"
+    assert failure(inputs.moment(lacking, inputs.cluster(), (inputs.pod("w"),)))[0] == "HeadLost"
 
 
 def test_a_cluster_that_kuberay_saw_complete_gets_none_either() -> None:
     assert (
-        failure(samples.moment(samples.provisioning(), samples.cluster(provisioned=True), (samples.pod("w"),)))[0]
+        failure(inputs.moment(inputs.provisioning(), inputs.cluster(provisioned=True), (inputs.pod("w"),)))[0]
         == "HeadLost"
     )
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:
-    seen = samples.moment(samples.running(), samples.cluster(deleting=True), samples.ready_pods())
+    seen = inputs.moment(inputs.running(), inputs.cluster(deleting=True), inputs.ready_pods())
     assert failure(seen) == ("ClusterLost", "RayCluster example-1 was deleted while the job needed it")
-    replaced = samples.moment(samples.running(), samples.cluster(uid="c2"), samples.ready_pods())
+    replaced = inputs.moment(inputs.running(), inputs.cluster(uid="c2"), inputs.ready_pods())
     assert failure(replaced)[0] == "ClusterLost"
 
 
-def test_what_ray_says_of_the_end_comes_before_what_became_of_the_cluster() -> None:
-    done = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
-    assert (
-        condition_of(decide(replace(done, clusters=(samples.cluster(deleting=True),))).status, C.COMPLETE) is not None
-    )
+def test_the_result_reported_by_ray_takes_precedence_over_the_state_of_the_cluster() -> None:
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
+    assert condition_of(decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE) is not None
 
 
 def test_success_needs_the_trainers_word() -> None:
-    done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
-    assert failure(samples.healthy(done, samples.run_state()))[0] == "EndedWithoutResult"
+    done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
+    assert failure(inputs.healthy(done, inputs.run_state()))[0] == "EndedWithoutResult"
     assert (
-        condition_of(decide(samples.healthy(done, samples.run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+        condition_of(decide(inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
     )
 
 
-def test_progressing_is_told_also_of_a_trainer_that_ended_before_the_first_look() -> None:
-    done = samples.healthy(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), status=samples.running(30)
+def test_progressing_is_set_for_a_trainer_that_ended_before_the_first_poll() -> None:
+    done = inputs.healthy(
+        inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), status=inputs.running(30)
     )
     assert condition_of(done.job.status, C.PROGRESSING) is None
     assert condition_of(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
 
 
-def test_a_last_word_that_is_not_there_is_looked_for_again() -> None:
-    done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
-    first = samples.without_retries(
-        samples.healthy(done, status=samples.running(900, samples.condition(C.PROGRESSING, seconds_ago=800)))
+def test_a_missing_final_run_state_is_polled_again() -> None:
+    done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
+    first = inputs.without_retries(
+        inputs.healthy(done, status=inputs.running(900, inputs.condition(C.PROGRESSING, seconds_ago=800)))
     )
     plan = decide(first)
     assert condition_of(plan.status, C.FAILED) is None
     assert (plan.effects, plan.requeue_after_seconds) == ((), 4)
     told = "Ray says that the trainer has ended well; its last run state is looked for"
     assert condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", told)
-    later = samples.with_status_written(first, plan)
-    assert condition_of(decide(later, samples.at(29)).status, C.FAILED) is None
-    assert condition_of(decide(later, samples.at(30)).status, C.FAILED) == (
+    later = inputs.with_status_written(first, plan)
+    assert condition_of(decide(later, inputs.at(29)).status, C.FAILED) is None
+    assert condition_of(decide(later, inputs.at(30)).status, C.FAILED) == (
         "True",
         "EndedWithoutResult",
         "the trainer ended with exit code 0, but wrote no run state",
     )
-    read = replace(later, ray=samples.ray(done, samples.run_state(RunPhase.COMPLETE)))
-    assert condition_of(decide(read, samples.at(8)).status, C.COMPLETE) is not None
+    read = replace(later, ray=inputs.ray(done, inputs.run_state(RunPhase.COMPLETE)))
+    assert condition_of(decide(read, inputs.at(8)).status, C.COMPLETE) is not None
 
 
 def test_the_trainers_own_error_comes_before_its_log() -> None:
-    state = samples.run_state(
+    state = inputs.run_state(
         RunPhase.FAILED, error=RunError(kind="RewardError", message="score() raised ValueError: no")
     )
-    seen = samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
+    seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
     assert failure(seen)[1] == "the trainer ended with exit code 1: RewardError: score() raised ValueError: no"
 
 
 def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
-    state = samples.run_state(RunPhase.FAILED, error=RunError(kind="E", message="a" * 4000))
-    long_error = failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), state))[1]
+    state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="a" * 4000))
+    long_error = failure(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state))[1]
     assert len(long_error) == 1023
     assert long_error.startswith("the trainer ended with exit code 1: E: aaa")
     assert long_error.endswith("a...")
     lines = "\n".join(f"line {number}" for number in range(400))
-    long_log = failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
+    long_log = failure(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), log_tail=lines))[1]
     assert len(long_log) <= 1024
     assert long_log.startswith("the trainer ended with exit code 1: ... line ")
     assert long_log.endswith("line 398\nline 399")
@@ -218,12 +214,12 @@ def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:
 
 def test_messages_are_printable() -> None:
     log_tail = "\x1b[31mTraceback\x1b[0m\r\n\tValueError: \ud800\x00bad\u2028end\n"
-    message = failure(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
+    message = failure(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), log_tail=log_tail))[1]
     assert message == "the trainer ended with exit code 1: Traceback\n ValueError:   bad end"
 
 
 def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
-    asked = samples.running(60, samples.condition(C.PROGRESSING))
-    done = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), asked)
+    asked = inputs.running(60, inputs.condition(C.PROGRESSING))
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), asked)
     assert condition_of(decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)

@@ -9,32 +9,32 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import decide
 
 
 def reasons(seen: Observed) -> list[str]:
     return [event.reason.value for event in decide(seen).events]
 
 
-def test_the_events_of_a_job_that_goes_well() -> None:
+def test_the_events_of_a_successful_job() -> None:
     outside = [
-        samples.moment(),
-        samples.moment(there=samples.cluster()),
-        samples.moment(there=samples.cluster(), pods=samples.ready_pods(), seen=samples.ray()),
-        samples.healthy(),
-        samples.healthy(state=samples.run_state()),
-        samples.healthy(state=samples.run_state(checkpoint_step=4)),
-        samples.healthy(state=samples.run_state(step=8, checkpoint_step=8)),
-        samples.healthy(
-            samples.ray_job(RayJobStatus.SUCCEEDED, 0),
-            samples.run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10),
+        inputs.moment(),
+        inputs.moment(there=inputs.cluster()),
+        inputs.moment(there=inputs.cluster(), pods=inputs.ready_pods(), seen=inputs.ray()),
+        inputs.healthy(),
+        inputs.healthy(state=inputs.run_state()),
+        inputs.healthy(state=inputs.run_state(checkpoint_step=4)),
+        inputs.healthy(state=inputs.run_state(step=8, checkpoint_step=8)),
+        inputs.healthy(
+            inputs.ray_job(RayJobStatus.SUCCEEDED, 0),
+            inputs.run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10),
         ),
-        samples.moment(),
+        inputs.moment(),
     ]
-    told, status = [], samples.moment().job.status
+    told, status = [], inputs.moment().job.status
     for number, seen in enumerate(outside):
-        plan = decide(replace(seen, job=replace(seen.job, status=status)), samples.at(10 * number))
+        plan = decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
         told.append([event.reason.value for event in plan.events])
         status = plan.status
     assert told == [
@@ -50,12 +50,12 @@ def test_the_events_of_a_job_that_goes_well() -> None:
     ]
 
 
-def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
+def test_an_event_is_sent_only_when_the_reason_changes() -> None:
     def head(reason: Reason, message: str) -> Observed:
-        return samples.moment(
-            samples.provisioning(),
-            samples.cluster(),
-            (samples.pod("h", HEAD_GROUP, problem=PodProblem(reason, message)), samples.pod("w")),
+        return inputs.moment(
+            inputs.provisioning(),
+            inputs.cluster(),
+            (inputs.pod("h", HEAD_GROUP, problem=PodProblem(reason, message)), inputs.pod("w")),
         )
 
     first = head(Reason.UNSCHEDULABLE, "0/3 nodes")
@@ -63,26 +63,26 @@ def test_a_problem_is_told_when_its_reason_changes_and_only_then() -> None:
     assert plan.events == (
         EventRecord(EventType.WARNING, Reason.UNSCHEDULABLE, "1 of 2 pods ready; the head pod h: 0/3 nodes"),
     )
-    same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=samples.with_status_written(first, plan).job)
+    same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=inputs.with_status_written(first, plan).job)
     assert decide(same).events == ()
-    other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=samples.with_status_written(first, plan).job)
+    other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=inputs.with_status_written(first, plan).job)
     assert [event.reason for event in decide(other).events] == [Reason.IMAGE_PULL_FAILED]
 
 
-def test_one_loss_is_told_once() -> None:
-    assert reasons(samples.without_retries(samples.moment(samples.running()))) == ["ClusterLost"]
-    assert reasons(samples.without_retries(replace(samples.healthy(), ray=samples.ray()))) == ["DriverLost"]
+def test_one_loss_gets_one_event() -> None:
+    assert reasons(inputs.without_retries(inputs.moment(inputs.running()))) == ["ClusterLost"]
+    assert reasons(inputs.without_retries(replace(inputs.healthy(), ray=inputs.ray()))) == ["DriverLost"]
 
 
-def test_an_invalid_job_is_told_once_and_as_a_warning() -> None:
-    seen = samples.moment()
+def test_an_invalid_job_gets_one_warning_event() -> None:
+    seen = inputs.moment()
     seen = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.pools: wrong"))
     assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
 
 
 def test_a_long_text_of_wide_letters_fits_into_an_event() -> None:
-    state = samples.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = decide(samples.without_retries(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), state)))
+    state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
+    plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]

@@ -23,16 +23,16 @@ from rljob_operator.reconcile.observed import (
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
-SUCCEEDED = JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(samples.NOW))
-COMPLETE = samples.running(60).model_copy(update={"attempts": (samples.completed_attempt(),), "result": SUCCEEDED})
+SUCCEEDED = JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(inputs.NOW))
+COMPLETE = inputs.running(60).model_copy(update={"attempts": (inputs.completed_attempt(),), "result": SUCCEEDED})
 
 
 def test_the_intent_is_written_before_the_cluster_is_made() -> None:
-    seen = samples.moment()
+    seen = inputs.moment()
     first = decide(seen)
     assert first.status.attempts == (
         Attempt(number=1, cluster="example-1", started="2026-03-01T12:00:00Z", submissions=0),
@@ -40,37 +40,37 @@ def test_the_intent_is_written_before_the_cluster_is_made() -> None:
     assert first.status.counters == Counters(attempts=1)
     assert first.effects == ()
     assert first.requeue_after_seconds == 0
-    second = decide(samples.with_status_written(seen, first), samples.at(1))
+    second = decide(inputs.with_status_written(seen, first), inputs.at(1))
     assert second.effects == (CreateCluster(1, "example-1"),)
     assert second.status == first.status
 
 
-def test_a_cluster_is_made_again_until_it_is_there_and_then_remembered() -> None:
-    seen = samples.moment(samples.provisioning(seen=False))
+def test_creation_of_a_cluster_is_repeated_until_the_cluster_exists() -> None:
+    seen = inputs.moment(inputs.provisioning(seen=False))
     assert decide(seen).effects == (CreateCluster(1, "example-1"),)
-    there = decide(replace(seen, clusters=(samples.cluster(),)))
+    there = decide(replace(seen, clusters=(inputs.cluster(),)))
     assert there.effects == ()
-    assert there.status.attempts[0].cluster_uid == samples.CLUSTER_UID
+    assert there.status.attempts[0].cluster_uid == inputs.CLUSTER_UID
 
 
-def test_without_kuberay_nothing_is_made() -> None:
-    plan = decide(replace(samples.moment(samples.provisioning(seen=False)), kuberay_installed=False))
+def test_without_kuberay_no_object_is_created() -> None:
+    plan = decide(replace(inputs.moment(inputs.provisioning(seen=False)), kuberay_installed=False))
     assert plan.effects == ()
     assert plan.requeue_after_seconds == 10
 
 
 def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
-    seen = samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray())
+    seen = inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     first = decide(seen)
     # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
     assert first.effects == (SubmitJob("example-1-1", attempt=1, start_number=1772366301),)
     assert first.status.attempts[0].submissions == 1
-    again = decide(samples.with_status_written(seen, first), samples.at(4))
+    again = decide(inputs.with_status_written(seen, first), inputs.at(4))
     assert again.effects == first.effects
     assert again.status == first.status
     known = decide(
-        replace(samples.with_status_written(seen, first), ray=samples.ray(samples.ray_job(RayJobStatus.PENDING))),
-        samples.at(8),
+        replace(inputs.with_status_written(seen, first), ray=inputs.ray(inputs.ray_job(RayJobStatus.PENDING))),
+        inputs.at(8),
     )
     assert known.effects == ()
     assert condition_of(known.status, C.JOB_SUBMITTED) == ("True", "Submitted", "Ray job example-1-1")
@@ -78,7 +78,7 @@ def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
 
 def test_a_job_of_the_year_2038_is_started_too() -> None:
     """The seconds of its creation are more than a count can be."""
-    seen = samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray())
+    seen = inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
     plan = decide(late)
     assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
@@ -88,24 +88,24 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        samples.ray(gpus=(1,)),
-        samples.ray(gpus=()),
-        samples.silent_ray(),
-        samples.silent_ray(Reachability.REJECTED),
+        inputs.ray(gpus=(1,)),
+        inputs.ray(gpus=()),
+        inputs.silent_ray(),
+        inputs.silent_ray(Reachability.REJECTED),
         ObservedRay(Reachability.NOT_ASKED),
     ],
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
 )
-def test_nothing_is_submitted_while_something_is_missing(seen: ObservedRay) -> None:
-    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), seen))
+def test_a_trainer_is_not_submitted_before_pods_and_nodes_are_ready(seen: ObservedRay) -> None:
+    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
     assert plan.effects == ()
     assert plan.status.attempts[0].submissions == 0
 
 
 def test_a_dashboard_that_asks_nobody_for_a_token_ends_the_job_before_anything_is_submitted() -> None:
-    seen = samples.silent_ray(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
-    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), seen))
-    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    seen = inputs.silent_ray(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
+    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
+    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     assert condition_of(plan.status, C.FAILED) == (
         "True",
         "AuthenticationMissing",
@@ -114,11 +114,9 @@ def test_a_dashboard_that_asks_nobody_for_a_token_ends_the_job_before_anything_i
 
 
 def test_gpus_are_counted_node_by_node() -> None:
-    two_nodes = samples.spec({"pools[0].nodes": 2})
+    two_nodes = inputs.spec({"pools[0].nodes": 2})
     plan = decide(
-        samples.moment(
-            samples.provisioning(), samples.cluster(), samples.ready_pods(2), samples.ray(gpus=(3, 1)), two_nodes
-        )
+        inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(2), inputs.ray(gpus=(3, 1)), two_nodes)
     )
     assert condition_of(plan.status, C.PLACEMENT_FEASIBLE) == (
         "False",
@@ -128,44 +126,44 @@ def test_gpus_are_counted_node_by_node() -> None:
 
 
 def test_pools_count_only_pods_that_are_of_use() -> None:
-    two_nodes = samples.spec({"pools[0].nodes": 2})
+    two_nodes = inputs.spec({"pools[0].nodes": 2})
     pods = (
-        samples.pod("h", HEAD_GROUP),
-        samples.pod("a"),
-        samples.pod("b", deleting=True),
-        samples.pod("c", ended=True),
-        samples.pod("d", ready=False),
+        inputs.pod("h", HEAD_GROUP),
+        inputs.pod("a"),
+        inputs.pod("b", deleting=True),
+        inputs.pod("c", ended=True),
+        inputs.pod("d", ready=False),
     )
-    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), pods, job_spec=two_nodes))
+    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), pods, job_spec=two_nodes))
     assert plan.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
 
 
-def test_the_most_telling_problem_is_named() -> None:
+def test_the_most_specific_problem_is_named() -> None:
     pods = (
-        samples.pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
-        samples.pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
+        inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
+        inputs.pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
     )
-    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), pods))
+    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), pods))
     message = "0 of 2 pods ready; 1 of 1 pods of pool main: not found (pod a)"
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
 
 
 def test_transition_times_move_with_the_status_only() -> None:
-    waiting = decide(samples.moment(samples.provisioning(), samples.cluster()))
+    waiting = decide(inputs.moment(inputs.provisioning(), inputs.cluster()))
     (before,) = [each for each in waiting.status.conditions if each.type == C.CLUSTER_READY]
-    broken = (samples.pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
-    other = decide(samples.moment(waiting.status, samples.cluster(), broken), samples.at(10))
+    broken = (inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
+    other = decide(inputs.moment(waiting.status, inputs.cluster(), broken), inputs.at(10))
     (changed,) = [each for each in other.status.conditions if each.type == C.CLUSTER_READY]
     assert (before.reason, changed.reason) == ("PodsPending", "ImagePullFailed")
     assert changed.last_transition_time == before.last_transition_time == "2026-03-01T12:00:00Z"
-    ready = decide(samples.moment(other.status, samples.cluster(), samples.ready_pods(), samples.ray()), samples.at(20))
+    ready = decide(inputs.moment(other.status, inputs.cluster(), inputs.ready_pods(), inputs.ray()), inputs.at(20))
     (last,) = [each for each in ready.status.conditions if each.type == C.CLUSTER_READY]
     assert last.last_transition_time == "2026-03-01T12:00:20Z"
 
 
 def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
     status = decide(
-        samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
+        inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     ).status
     assert [each.type for each in status.conditions] == [
         *("SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Progressing", "Checkpointed"),
@@ -175,38 +173,38 @@ def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_
     assert status.observed_generation == 3
 
 
-STARTED = samples.running(60, samples.condition(C.PROGRESSING, reason=Reason.TRAINING))
+STARTED = inputs.running(60, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING))
 
 
 @pytest.mark.parametrize(
     ("seen", "phase"),
     [
-        (samples.moment(job_spec=samples.spec({"checkpoint": {}})), "Failed"),
-        (samples.moment(samples.waiting_for_retry()), "Retrying"),
-        (samples.moment(job_spec=samples.spec({"suspend": True})), "Suspended"),
+        (inputs.moment(job_spec=inputs.spec({"checkpoint": {}})), "Failed"),
+        (inputs.moment(inputs.waiting_for_retry()), "Retrying"),
+        (inputs.moment(job_spec=inputs.spec({"suspend": True})), "Suspended"),
         (
-            samples.moment(
-                samples.running(), samples.cluster(), samples.ready_pods(), job_spec=samples.spec({"suspend": True})
+            inputs.moment(
+                inputs.running(), inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"suspend": True})
             ),
             "Stopping",
         ),
-        (samples.moment(), "Provisioning"),
-        (samples.moment(samples.provisioning(), samples.cluster()), "Provisioning"),
+        (inputs.moment(), "Provisioning"),
+        (inputs.moment(inputs.provisioning(), inputs.cluster()), "Provisioning"),
         (
-            samples.moment(samples.provisioning(), samples.cluster(), samples.ready_pods(), samples.ray()),
+            inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray()),
             "Provisioning",
         ),
-        (samples.healthy(status=samples.running(60, record={"state": "Starting"})), "Starting"),
-        (samples.healthy(state=samples.run_state()), "Running"),
-        (replace(samples.healthy(status=STARTED), ray=samples.silent_ray()), "Running"),
-        (samples.healthy(state=samples.run_state(RunPhase.STOPPING)), "Stopping"),
+        (inputs.healthy(status=inputs.running(60, record={"state": "Starting"})), "Starting"),
+        (inputs.healthy(state=inputs.run_state()), "Running"),
+        (replace(inputs.healthy(status=STARTED), ray=inputs.silent_ray()), "Running"),
+        (inputs.healthy(state=inputs.run_state(RunPhase.STOPPING)), "Stopping"),
         (
-            samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)),
+            inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)),
             "Complete",
         ),
-        (samples.moment(COMPLETE), "Complete"),
-        (samples.without_retries(samples.moment(samples.running())), "Failed"),
-        (samples.moment(samples.running()), "Retrying"),
+        (inputs.moment(COMPLETE), "Complete"),
+        (inputs.without_retries(inputs.moment(inputs.running())), "Failed"),
+        (inputs.moment(inputs.running()), "Retrying"),
     ],
 )
 def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
@@ -214,7 +212,7 @@ def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
 
 
 def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
-    seen = samples.healthy(state=samples.run_state())
+    seen = inputs.healthy(state=inputs.run_state())
     known = decide(seen).status
     unread = replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field", status=known))
     plan = decide(unread)
@@ -234,11 +232,11 @@ def unread(seen: Observed) -> Observed:
     ("seen", "kind", "reason"),
     [
         (
-            samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE)),
+            inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)),
             C.COMPLETE,
             "Succeeded",
         ),
-        (samples.healthy(samples.ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
+        (inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
     ],
 )
 def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: ConditionType, reason: str) -> None:
@@ -246,22 +244,22 @@ def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: Cond
     told = condition_of(plan.status, kind)
     assert told is not None
     assert told[:2] == ("True", reason)
-    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     assert plan.requeue_after_seconds is None
 
 
 def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> None:
-    lost = unread(samples.moment(samples.running(), samples.cluster(), ()))
+    lost = unread(inputs.moment(inputs.running(), inputs.cluster(), ()))
     plan = decide(lost)
     assert plan.status.attempts[0].reason == "HeadLost"
-    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
-    gone = replace(samples.with_status_written(lost, plan), clusters=())
-    assert decide(gone, samples.at(90_000)).status.phase == "Retrying"
-    assert decide(gone, samples.at(90_000)).requeue_after_seconds == 10
-    readable = replace(gone, job=replace(gone.job, spec=samples.spec(), spec_error=None))
-    assert decide(readable, samples.at(90_000)).status.counters == Counters(
+    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
+    gone = replace(inputs.with_status_written(lost, plan), clusters=())
+    assert decide(gone, inputs.at(90_000)).status.phase == "Retrying"
+    assert decide(gone, inputs.at(90_000)).requeue_after_seconds == 10
+    readable = replace(gone, job=replace(gone.job, spec=inputs.spec(), spec_error=None))
+    assert decide(readable, inputs.at(90_000)).status.counters == Counters(
         attempts=2,
-        start_number=samples.START_NUMBER,
+        start_number=inputs.START_NUMBER,
         infrastructure_retries=1,
         failed_attempts=1,
         active_seconds=60,
@@ -269,10 +267,10 @@ def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> 
 
 
 def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
-    known = decide(samples.healthy(state=samples.run_state(checkpoint_step=4))).status
+    known = decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
     plan = decide(
-        unread(samples.healthy(state=samples.run_state(step=8, checkpoint_step=8), status=known)),
-        samples.at(60),
+        unread(inputs.healthy(state=inputs.run_state(step=8, checkpoint_step=8), status=known)),
+        inputs.at(60),
     )
     assert plan.status.checkpoint == known.checkpoint
     assert plan.status.progress is not None
@@ -280,26 +278,26 @@ def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
 
 
 def test_a_cluster_that_was_kept_stays_when_the_job_can_no_longer_be_read() -> None:
-    keep = samples.moment(
-        COMPLETE, samples.cluster(), samples.ready_pods(), job_spec=samples.spec({"runPolicy.cleanup": "KeepCluster"})
+    keep = inputs.moment(
+        COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"runPolicy.cleanup": "KeepCluster"})
     )
-    assert decide(unread(samples.with_status_written(keep, decide(keep)))).effects == ()
+    assert decide(unread(inputs.with_status_written(keep, decide(keep)))).effects == ()
 
 
 def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
-    without = replace(samples.DEFAULTS, trainer_image=None)
-    assert condition_of(reconcile(samples.moment(), samples.NOW, without).status, C.FAILED) is not None
-    assert condition_of(reconcile(samples.healthy(), samples.NOW, without).status, C.FAILED) is None
+    without = replace(inputs.DEFAULTS, trainer_image=None)
+    assert condition_of(reconcile(inputs.moment(), inputs.NOW, without).status, C.FAILED) is not None
+    assert condition_of(reconcile(inputs.healthy(), inputs.NOW, without).status, C.FAILED) is None
 
 
 def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
-    seen = samples.healthy()
+    seen = inputs.healthy()
     plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
     assert (plan.status, plan.effects, plan.events, plan.requeue_after_seconds) == (seen.job.status, (), (), None)
 
 
 def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
-    silent = replace(samples.healthy(status=STARTED), ray=samples.silent_ray())
+    silent = replace(inputs.healthy(status=STARTED), ray=inputs.silent_ray())
     plan = decide(silent)
     assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
     assert condition_of(plan.status, C.JOB_SUBMITTED) is not None
@@ -308,17 +306,17 @@ def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job
 
 
 def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
-    other = replace(samples.ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
-    plan = decide(replace(samples.healthy(), ray=samples.ray(other, samples.run_state(RunPhase.COMPLETE))))
+    other = replace(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), submission_id="example-1-2")
+    plan = decide(replace(inputs.healthy(), ray=inputs.ray(other, inputs.run_state(RunPhase.COMPLETE))))
     assert condition_of(plan.status, C.COMPLETE) is None
 
 
 @pytest.mark.parametrize(
     "outside",
     [
-        samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1)),
-        samples.moment(there=samples.cluster(), pods=samples.ready_pods()),
-        replace(samples.moment(), kuberay_installed=False),
+        inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)),
+        inputs.moment(there=inputs.cluster(), pods=inputs.ready_pods()),
+        replace(inputs.moment(), kuberay_installed=False),
     ],
 )
 @pytest.mark.parametrize("outcome", ["Succeeded", "Failed"])
@@ -332,21 +330,21 @@ def test_an_ending_is_for_good(outside: Observed, outcome: str) -> None:
     assert all(isinstance(effect, DeleteCluster) for effect in plan.effects)
 
 
-def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
-    seen = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
+def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> None:
+    seen = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     end = decide(seen)
-    assert end.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    assert end.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
     told = ("False", "Ended", "the job has ended; its cluster is being removed")
     assert condition_of(end.status, C.CLUSTER_READY) == told
-    going = replace(samples.with_status_written(seen, end), clusters=(samples.cluster(deleting=True),))
+    going = replace(inputs.with_status_written(seen, end), clusters=(inputs.cluster(deleting=True),))
     assert decide(going).effects == ()
     assert decide(going).status == end.status
     pods_left = replace(going, clusters=())
     assert decide(pods_left).status == end.status
-    gone = decide(replace(pods_left, pods=()), samples.at(60))
+    gone = decide(replace(pods_left, pods=()), inputs.at(60))
     assert condition_of(gone.status, C.CLUSTER_READY) == (
         "False",
         "Removed",
@@ -356,13 +354,13 @@ def test_a_cluster_is_removed_and_then_said_to_be_gone() -> None:
 
 
 def test_a_cluster_that_cannot_be_removed_says_why() -> None:
-    seen = samples.moment(COMPLETE, samples.cluster(), samples.ready_pods())
+    seen = inputs.moment(COMPLETE, inputs.cluster(), inputs.ready_pods())
     refused = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
     plan = decide(replace(seen, failure=refused))
-    assert plan.effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     message = "the job has ended; its cluster cannot be removed: 403: rayclusters is forbidden"
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRefused", message)
-    assert condition_of(decide(samples.with_status_written(seen, plan)).status, C.CLUSTER_READY) == (
+    assert condition_of(decide(inputs.with_status_written(seen, plan)).status, C.CLUSTER_READY) == (
         "False",
         "Ended",
         "the job has ended; its cluster is being removed",
@@ -370,24 +368,24 @@ def test_a_cluster_that_cannot_be_removed_says_why() -> None:
 
 
 def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:
-    keep = samples.moment(
-        COMPLETE, samples.cluster(), samples.ready_pods(), job_spec=samples.spec({"runPolicy.cleanup": "KeepCluster"})
+    keep = inputs.moment(
+        COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"runPolicy.cleanup": "KeepCluster"})
     )
     kept = decide(keep)
     assert kept.effects == ()
-    remove = samples.moment(kept.status, samples.cluster(), samples.ready_pods(), job_spec=samples.spec())
-    assert decide(remove).effects == (DeleteCluster("example-1", samples.CLUSTER_UID),)
+    remove = inputs.moment(kept.status, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec())
+    assert decide(remove).effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
-    failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(samples.NOW)})
-    never_seen = COMPLETE.model_copy(update={"attempts": (samples.attempt(seen=False),), "result": failed})
-    assert decide(samples.moment(never_seen, samples.cluster(uid="late"))).effects == (
+    failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(inputs.NOW)})
+    never_seen = COMPLETE.model_copy(update={"attempts": (inputs.attempt(seen=False),), "result": failed})
+    assert decide(inputs.moment(never_seen, inputs.cluster(uid="late"))).effects == (
         DeleteCluster("example-1", "late"),
     )
 
 
 def test_the_same_moment_twice_gives_the_same_plan() -> None:
-    assert decide(samples.healthy(state=samples.run_state()), samples.NOW) == decide(
-        samples.healthy(state=samples.run_state()), samples.NOW
+    assert decide(inputs.healthy(state=inputs.run_state()), inputs.NOW) == decide(
+        inputs.healthy(state=inputs.run_state()), inputs.NOW
     )

@@ -12,16 +12,16 @@ from rljob_api.v1alpha1.status import StopRequest
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import decide
 
 R = Reason
-GRACE_SECONDS = samples.spec().run_policy.grace_period_seconds
+GRACE_SECONDS = inputs.spec().run_policy.grace_period_seconds
 NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
 
 
 def without_head(seen: Observed) -> Observed:
-    return replace(seen, pods=(samples.pod("worker-0"),), ray=NOT_ASKED)
+    return replace(seen, pods=(inputs.pod("worker-0"),), ray=NOT_ASKED)
 
 
 def without_cluster(seen: Observed) -> Observed:
@@ -32,20 +32,20 @@ def without_cluster(seen: Observed) -> Observed:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: object, at_once: bool) -> None:
     assert callable(lose)
-    seen = samples.healthy(samples.ray_job(), samples.run_state())
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
     seen = replace(seen, job=replace(seen.job, stop_request="now"))
     if not at_once:
-        seen = samples.with_status_written(seen, decide(seen))
-    plan = decide(lose(seen), samples.at(4))
+        seen = inputs.with_status_written(seen, decide(seen))
+    plan = decide(lose(seen), inputs.at(4))
     assert plan.status.result is not None
     assert plan.status.result.reason == R.STOPPED_BY_USER
     assert plan.status.next_attempt is None
 
 
 def test_a_suspended_job_that_loses_its_head_is_suspended_and_nothing_is_counted() -> None:
-    suspended = samples.spec({"suspend": True, "runPolicy": {"maxInfraRetries": 0}})
-    seen = samples.healthy(samples.ray_job(), samples.run_state(), job_spec=suspended)
-    status = decide(without_head(samples.with_status_written(seen, decide(seen))), samples.at(4)).status
+    suspended = inputs.spec({"suspend": True, "runPolicy": {"maxInfraRetries": 0}})
+    seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=suspended)
+    status = decide(without_head(inputs.with_status_written(seen, decide(seen))), inputs.at(4)).status
     assert status.result is None
     assert status.attempts[-1].reason == R.SUSPENDED
     assert status.counters is not None
@@ -53,9 +53,9 @@ def test_a_suspended_job_that_loses_its_head_is_suspended_and_nothing_is_counted
 
 
 def test_a_trainer_that_could_not_be_asked_to_stop_goes_with_its_cluster() -> None:
-    stop = StopRequest(reason=R.RESIZED.value, requested_at=timestamp(samples.at(-GRACE_SECONDS)))
-    seen = samples.moment(
-        samples.running(9000, record={"stop": stop}), samples.cluster(), samples.ready_pods(), samples.silent_ray()
+    stop = StopRequest(reason=R.RESIZED.value, requested_at=timestamp(inputs.at(-GRACE_SECONDS)))
+    seen = inputs.moment(
+        inputs.running(9000, record={"stop": stop}), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray()
     )
     following = decide(seen).status.next_attempt
     assert following is not None
@@ -66,46 +66,46 @@ def test_a_trainer_that_could_not_be_asked_to_stop_goes_with_its_cluster() -> No
 def test_a_trainer_that_has_failed_and_is_still_there_goes_with_its_cluster(
     in_ray: RayJobStatus, same_cluster: bool
 ) -> None:
-    status = samples.running(9000, record={"ending_seen_at": timestamp(samples.at(-3 * GRACE_SECONDS))})
-    run = samples.ray_job(in_ray, 1 if in_ray is RayJobStatus.FAILED else None)
-    following = decide(samples.healthy(run, samples.run_state(RunPhase.FAILED), status)).status.next_attempt
+    status = inputs.running(9000, record={"ending_seen_at": timestamp(inputs.at(-3 * GRACE_SECONDS))})
+    run = inputs.ray_job(in_ray, 1 if in_ray is RayJobStatus.FAILED else None)
+    following = decide(inputs.healthy(run, inputs.run_state(RunPhase.FAILED), status)).status.next_attempt
     assert following is not None
     assert (following.reason, following.same_cluster) == (R.APPLICATION_ERROR, same_cluster)
 
 
-AWAY = {"progressed_at": timestamp(samples.at(-3700)), "run_state_at": timestamp(samples.at(-3700))}
+AWAY = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(inputs.at(-3700))}
 
 
 @pytest.mark.parametrize(
     "record",
-    [AWAY, AWAY | {"silent_since": timestamp(samples.at(-3690))}],
+    [AWAY, AWAY | {"silent_since": timestamp(inputs.at(-3690))}],
     ids=["it was well", "it had just not answered"],
 )
-def test_the_first_look_after_an_outage_of_the_operator_need_not_be_answered(record: dict[str, object]) -> None:
-    seen = samples.moment(
-        samples.running(8000, record=record), samples.cluster(), samples.ready_pods(), samples.silent_ray(seconds=1)
+def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
+    seen = inputs.moment(
+        inputs.running(8000, record=record), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=1)
     )
     attempt = decide(seen).status.attempts[-1]
     assert (attempt.stop, attempt.ended) == (None, None)
-    answered = replace(seen, ray=samples.ray(samples.ray_job(), samples.run_state()))
+    answered = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state()))
     attempt = decide(answered).status.attempts[-1]
     assert (attempt.stop, attempt.ended, attempt.silent_since) == (None, None, None)
 
 
 def test_a_silence_that_this_operator_has_seen_ends_the_attempt_all_the_same() -> None:
-    status = samples.running(8000, record=AWAY | {"silent_since": timestamp(samples.at(-3690))})
-    seen = samples.moment(status, samples.cluster(), samples.ready_pods(), samples.silent_ray(seconds=20))
+    status = inputs.running(8000, record=AWAY | {"silent_since": timestamp(inputs.at(-3690))})
+    seen = inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
     assert decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
 
 
-def test_what_can_be_submitted_after_an_outage_is_not_too_late() -> None:
-    seen = samples.moment(
-        samples.provisioning(seconds_ago=4000), samples.cluster(provisioned=True), samples.ready_pods(), samples.ray()
+def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
+    seen = inputs.moment(
+        inputs.provisioning(seconds_ago=4000), inputs.cluster(provisioned=True), inputs.ready_pods(), inputs.ray()
     )
     plan = decide(seen)
     assert plan.status.result is None
-    assert any(isinstance(effect, SubmitJob) for effect in decide(samples.with_status_written(seen, plan)).effects)
-    late = replace(seen, pods=samples.ready_pods()[:1])
+    assert any(isinstance(effect, SubmitJob) for effect in decide(inputs.with_status_written(seen, plan)).effects)
+    late = replace(seen, pods=inputs.ready_pods()[:1])
     result = decide(late).status.result
     assert result is not None
     assert result.reason == R.PROVISIONING_DEADLINE_EXCEEDED
@@ -113,38 +113,36 @@ def test_what_can_be_submitted_after_an_outage_is_not_too_late() -> None:
 
 @pytest.mark.parametrize("deadline", [12, 30, 59, 61, 90])
 def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadline: int) -> None:
-    job_spec = samples.spec({"runPolicy": {"stallDeadlineSeconds": deadline}})
-    seen = samples.healthy(
-        samples.ray_job(),
-        samples.run_state(),
-        samples.running(8000, record={"progressed_at": timestamp(samples.NOW)}),
+    job_spec = inputs.spec({"runPolicy": {"stallDeadlineSeconds": deadline}})
+    seen = inputs.healthy(
+        inputs.ray_job(),
+        inputs.run_state(),
+        inputs.running(8000, record={"progressed_at": timestamp(inputs.NOW)}),
         job_spec=job_spec,
     )
     for seconds in range(0, 200, 4):
-        state = samples.run_state().model_copy(update={"written_at": timestamp(samples.at(seconds - 1))})
-        seen = replace(seen, ray=samples.ray(samples.ray_job(), state))
-        seen = samples.with_status_written(seen, decide(seen, samples.at(seconds)))
+        state = inputs.run_state().model_copy(update={"written_at": timestamp(inputs.at(seconds - 1))})
+        seen = replace(seen, ray=inputs.ray(inputs.ray_job(), state))
+        seen = inputs.with_status_written(seen, decide(seen, inputs.at(seconds)))
         assert seen.job.status.attempts[-1].stop is None, f"after {seconds} s"
     # What it wrote last counts from when it is noted.
-    seen = samples.with_status_written(seen, decide(seen, samples.at(200 + deadline)))
-    stop = decide(seen, samples.at(200 + 2 * deadline)).status.attempts[-1].stop
+    seen = inputs.with_status_written(seen, decide(seen, inputs.at(200 + deadline)))
+    stop = decide(seen, inputs.at(200 + 2 * deadline)).status.attempts[-1].stop
     assert stop is not None
     assert stop.reason == R.STALLED
 
 
-def test_a_head_that_its_kubelet_ends_is_not_taken_for_a_stop_by_somebody() -> None:
+def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
     """Its driver is stopped first; that the pod has ended is told later."""
-    seen = samples.healthy(samples.ray_job(RayJobStatus.STOPPED))
+    seen = inputs.healthy(inputs.ray_job(RayJobStatus.STOPPED))
     plan = decide(seen)
     assert plan.status.attempts[-1].ended is None
     head, *others = seen.pods
     ended = replace(
-        samples.with_status_written(seen, plan), pods=(replace(head, ready=False, ended=True), *others), ray=NOT_ASKED
+        inputs.with_status_written(seen, plan), pods=(replace(head, ready=False, ended=True), *others), ray=NOT_ASKED
     )
-    assert decide(ended, samples.at(5)).status.attempts[-1].reason == R.HEAD_LOST
-    assert (
-        decide(samples.with_status_written(seen, plan), samples.at(30)).status.attempts[-1].reason == R.STOPPED_OUTSIDE
-    )
+    assert decide(ended, inputs.at(5)).status.attempts[-1].reason == R.HEAD_LOST
+    assert decide(inputs.with_status_written(seen, plan), inputs.at(30)).status.attempts[-1].reason == R.STOPPED_OUTSIDE
 
 
 def unread(seen: Observed) -> Observed:
@@ -152,11 +150,11 @@ def unread(seen: Observed) -> Observed:
 
 
 def test_a_spec_that_cannot_be_read_costs_no_job_its_tries() -> None:
-    status = samples.running(9000)
+    status = inputs.running(9000)
     assert status.counters is not None
     counters = status.counters.model_copy(update={"application_retries": 2, "infrastructure_retries": 10})
-    seen = samples.healthy(
-        samples.ray_job(RayJobStatus.FAILED, 1), None, status.model_copy(update={"counters": counters})
+    seen = inputs.healthy(
+        inputs.ray_job(RayJobStatus.FAILED, 1), None, status.model_copy(update={"counters": counters})
     )
     found = decide(unread(seen)).status
     assert found.result is None
@@ -164,7 +162,7 @@ def test_a_spec_that_cannot_be_read_costs_no_job_its_tries() -> None:
 
 
 def test_a_job_between_attempts_whose_spec_cannot_be_read_can_be_stopped() -> None:
-    seen = unread(samples.moment(samples.waiting_for_retry()))
+    seen = unread(inputs.moment(inputs.waiting_for_retry()))
     result = decide(replace(seen, job=replace(seen.job, stop_request="now"))).status.result
     assert result is not None
     assert result.reason == R.STOPPED_BY_USER

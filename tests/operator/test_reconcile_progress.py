@@ -11,19 +11,19 @@ from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.status import Progress, RLJobStatus
 from rljob_operator.reconcile.observed import RayJobStatus
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import decide
 
 
 def written(seconds: float) -> RLJobStatus:
     """A status with the progress that the trainer wrote at that time."""
-    progress = Progress(step=1, total_steps=10, updated_at=timestamp(samples.at(seconds)))
-    return samples.running().model_copy(update={"progress": progress})
+    progress = Progress(step=1, total_steps=10, updated_at=timestamp(inputs.at(seconds)))
+    return inputs.running().model_copy(update={"progress": progress})
 
 
 def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
     """The trainer's state of that time."""
-    return samples.run_state(step=2, seconds_ago=-seconds, checkpoint_step=checkpoint_step)
+    return inputs.run_state(step=2, seconds_ago=-seconds, checkpoint_step=checkpoint_step)
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
     ],
 )
 def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
-    plan = decide(samples.healthy(state=state, status=written(0)), samples.at(now))
+    plan = decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
     assert plan.status.progress is not None
     assert plan.status.progress.step == step
 
 
 def test_the_first_and_the_last_progress_are_written_at_once() -> None:
-    first = decide(samples.healthy(state=state_at(0)), samples.at(0)).status.progress
+    first = decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
     assert first is not None
-    done = samples.ray_job(RayJobStatus.SUCCEEDED, 0)
+    done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
     last = decide(
-        samples.healthy(done, samples.run_state(RunPhase.COMPLETE, step=10), written(0)),
-        samples.at(1),
+        inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE, step=10), written(0)),
+        inputs.at(1),
     ).status.progress
     assert last is not None
     assert last.step == 10
@@ -64,11 +64,11 @@ def test_the_first_and_the_last_progress_are_written_at_once() -> None:
 
 def simulate(seconds_per_step: int) -> list[int]:
     """Seconds at which progress is written within ten minutes, with polls every 4 s and steps of this length."""
-    status, times = samples.running(), []
+    status, times = inputs.running(), []
     for now in range(0, 600, 4):
         steps = now // seconds_per_step
-        state = samples.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
-        plan = decide(samples.healthy(state=state, status=status), samples.at(now))
+        state = inputs.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
+        plan = decide(inputs.healthy(state=state, status=status), inputs.at(now))
         if plan.status.progress != status.progress:
             times.append(now)
         status = plan.status
@@ -84,70 +84,70 @@ def test_while_it_changes_it_is_written_within_10_seconds_and_every_5_on_the_ave
 
 
 def test_addresses_are_those_of_the_claim() -> None:
-    state = samples.run_state(checkpoint_step=4, export_uri="file:///rljob/storage/run/export")
-    status = decide(samples.healthy(state=state)).status
+    state = inputs.run_state(checkpoint_step=4, export_uri="file:///rljob/storage/run/export")
+    status = decide(inputs.healthy(state=state)).status
     assert status.checkpoint is not None
     assert status.checkpoint.uri == "pvc://ckpt/example/checkpoints/step_00000004"
     assert status.export_uri == "pvc://ckpt/example/run/export"
-    own = samples.spec({"checkpoint.storage": {"persistentVolumeClaim": "shared", "subPath": "team/run/"}})
-    moved = decide(samples.healthy(state=state, job_spec=own)).status
+    own = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "shared", "subPath": "team/run/"}})
+    moved = decide(inputs.healthy(state=state, job_spec=own)).status
     assert moved.export_uri == "pvc://shared/team/run/run/export"
 
 
 def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
-    elsewhere = decide(samples.healthy(state=samples.run_state(export_uri="s3://bucket/export"))).status
+    elsewhere = decide(inputs.healthy(state=inputs.run_state(export_uri="s3://bucket/export"))).status
     assert elsewhere.export_uri == "s3://bucket/export"
-    deep = samples.spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
-    state = samples.run_state(export_uri="file:///rljob/storage/run/export")
-    assert decide(samples.healthy(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
+    deep = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
+    state = inputs.run_state(export_uri="file:///rljob/storage/run/export")
+    assert decide(inputs.healthy(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
 
 
 def test_a_run_state_takes_no_address_that_a_status_would_not_take() -> None:
-    longest = samples.run_state(export_uri="s3://" + "a" * 4091)
-    assert decide(samples.healthy(state=longest)).status.export_uri == longest.export_uri
+    longest = inputs.run_state(export_uri="s3://" + "a" * 4091)
+    assert decide(inputs.healthy(state=longest)).status.export_uri == longest.export_uri
     with pytest.raises(ValidationError, match="4096"):
-        samples.run_state(export_uri="s3://" + "a" * 4092)
+        inputs.run_state(export_uri="s3://" + "a" * 4092)
 
 
 def test_an_address_that_does_not_fit_is_left_out_of_the_status() -> None:
-    state = samples.run_state(checkpoint_step=4)
+    state = inputs.run_state(checkpoint_step=4)
     assert state.checkpoint is not None
     far = "s3://" + "a" * 4092
     checkpoint = state.checkpoint.model_copy(update={"uri": far})
     unchecked = state.model_copy(update={"checkpoint": checkpoint, "export_uri": far})
-    status = decide(samples.healthy(state=unchecked)).status
+    status = decide(inputs.healthy(state=unchecked)).status
     assert (status.checkpoint, status.export_uri) == (None, None)
     assert status.progress == state.progress
     assert RLJobStatus.from_wire(status.to_wire()) == status
 
 
-def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
-    known = decide(samples.healthy(state=samples.run_state(checkpoint_step=4))).status
+def test_reported_fields_stay_when_a_later_run_state_lacks_them() -> None:
+    known = decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
     later = decide(
-        samples.healthy(state=samples.run_state(RunPhase.STARTING, step=0), status=known),
-        samples.at(60),
+        inputs.healthy(state=inputs.run_state(RunPhase.STARTING, step=0), status=known),
+        inputs.at(60),
     ).status
     assert later.checkpoint == known.checkpoint
 
 
 def test_the_attempt_says_what_it_saved_itself() -> None:
     """A start that has found the checkpoint of a former one tells of it before it has begun to train, or fails."""
-    found = samples.run_state(RunPhase.STARTING, step=0, checkpoint_step=6)
-    seen = samples.healthy(state=found)
+    found = inputs.run_state(RunPhase.STARTING, step=0, checkpoint_step=6)
+    seen = inputs.healthy(state=found)
     record = decide(seen).status.attempts[0]
     assert (record.resumed_from_step, record.checkpoint_step) == (None, None)
     for state, saved in (
         (found.model_copy(update={"resumed_from_step": 6}), None),
-        (samples.run_state(RunPhase.FAILED, step=0, checkpoint_step=6), None),
-        (samples.run_state(step=6, checkpoint_step=6).model_copy(update={"resumed_from_step": 6}), None),
-        (samples.run_state(step=8, checkpoint_step=8).model_copy(update={"resumed_from_step": 6}), 8),
-        (samples.run_state(step=6, checkpoint_step=6), 6),
+        (inputs.run_state(RunPhase.FAILED, step=0, checkpoint_step=6), None),
+        (inputs.run_state(step=6, checkpoint_step=6).model_copy(update={"resumed_from_step": 6}), None),
+        (inputs.run_state(step=8, checkpoint_step=8).model_copy(update={"resumed_from_step": 6}), 8),
+        (inputs.run_state(step=6, checkpoint_step=6), 6),
     ):
-        status = decide(samples.healthy(state=state)).status
+        status = decide(inputs.healthy(state=state)).status
         assert status.attempts[0].checkpoint_step == saved
         assert status.checkpoint is not None
 
 
 def test_the_attempt_says_where_it_resumed() -> None:
-    state = samples.run_state().model_copy(update={"resumed_from_step": 3})
-    assert decide(samples.healthy(state=state)).status.attempts[0].resumed_from_step == 3
+    state = inputs.run_state().model_copy(update={"resumed_from_step": 3})
+    assert decide(inputs.healthy(state=state)).status.attempts[0].resumed_from_step == 3

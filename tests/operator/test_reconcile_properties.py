@@ -30,8 +30,8 @@ from rljob_operator.reconcile.plan_types import (
     SubmitJob,
 )
 from rljob_operator.reconcile.status_draft import seconds_since
-from rljob_testing.operator import any_moment, samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import any_moment, inputs
+from rljob_testing.operator.inputs import decide
 
 C, R = ConditionType, Reason
 ANY_MOMENT = settings(max_examples=200)
@@ -54,7 +54,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
     @EVERYTHING
     @given(any_moment.moments())
     def collect(seen: Observed) -> None:
-        reached.update(what_came_of(seen, decide(seen)))
+        reached.update(observed_outcomes(seen, decide(seen)))
 
     collect()
     conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons}
@@ -69,7 +69,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
     assert told <= conditions, "a reason that the contract does not have"
 
 
-def what_came_of(seen: Observed, plan: Plan) -> list[object]:
+def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:
     """What this decision shows; of conditions, those that it changed."""
     before, status = seen.job.status, plan.status
     told: list[object] = [type(effect) for effect in plan.effects]
@@ -103,20 +103,20 @@ def under_way(status: RLJobStatus) -> Attempt | None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_a_decision_that_nothing_follows_from_is_the_last(seen: Observed) -> None:
+def test_reconciling_again_without_outside_changes_changes_nothing(seen: Observed) -> None:
     first = decide(seen)
     # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
     for _ in range(3):
-        if turning_point(first.status) == turning_point(seen.job.status):
+        if attempt_and_result(first.status) == attempt_and_result(seen.job.status):
             break
-        seen, first = samples.with_status_written(seen, first), decide(samples.with_status_written(seen, first))
-    second = decide(samples.with_status_written(seen, first))
+        seen, first = inputs.with_status_written(seen, first), decide(inputs.with_status_written(seen, first))
+    second = decide(inputs.with_status_written(seen, first))
     assert second.status == first.status
     assert second.events == ()
-    assert decide(samples.with_status_written(seen, second)) == second
+    assert decide(inputs.with_status_written(seen, second)) == second
 
 
-def turning_point(status: RLJobStatus) -> object:
+def attempt_and_result(status: RLJobStatus) -> object:
     newest = status.attempts[-1] if status.attempts else None
     where = (newest.number, newest.running_since, newest.ended) if newest is not None else None
     return where, status.result is None
@@ -146,9 +146,9 @@ def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_conditions_tell_of_the_end_once(seen: Observed) -> None:
+def test_conditions_report_the_result_once(seen: Observed) -> None:
     status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
-    ends = {kind: condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
+    ends = {kind: inputs.condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
     told = {kind for kind, condition in ends.items() if condition is not None}
     if seen.job.status.result is None:
         succeeded = status.result is not None and status.result.outcome == AttemptOutcome.SUCCEEDED
@@ -214,13 +214,13 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_an_attempt_begins_where_nothing_of_another_runs(seen: Observed) -> None:
+def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
         return
     newest = status.attempts[-1]
     assert (
-        before.next_attempt is None or seconds_since(before.next_attempt.not_before, samples.NOW) >= 0 or is_asked(seen)
+        before.next_attempt is None or seconds_since(before.next_attempt.not_before, inputs.NOW) >= 0 or is_asked(seen)
     )
     assert seen.job.spec is not None
     assert not seen.job.spec.suspend
@@ -271,12 +271,12 @@ def check_effect(seen: Observed, status: RLJobStatus, effect: Effect) -> None:
     if isinstance(effect, DeleteCluster):
         check_deletion(seen, status, effect)
     elif isinstance(effect, DeleteJob):
-        assert effect.uid == samples.IDENTITY.uid
+        assert effect.uid == inputs.IDENTITY.uid
         assert status.result is not None
         assert seen.job.spec is not None
         ttl = seen.job.spec.run_policy.ttl_seconds_after_finished
         assert ttl is not None
-        assert seconds_since(status.result.at, samples.NOW) >= ttl
+        assert seconds_since(status.result.at, inputs.NOW) >= ttl
     elif isinstance(effect, ApplyNetworkPolicy):
         assert newest is not None
         assert (newest.cluster, newest.running_since is None, newest.silent_since is None) == (
@@ -339,7 +339,7 @@ def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | N
     assert newest.admitted_at is not None
     assert newest.nodes[0].nodes >= elastic.min_nodes
     goes_on = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
-    assert goes_on or seconds_since(newest.admitted_at, samples.NOW) >= elastic.wait_seconds
+    assert goes_on or seconds_since(newest.admitted_at, inputs.NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:
@@ -354,7 +354,7 @@ def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
     assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
     grace = spec.run_policy.grace_period_seconds if spec is not None else 120
     told = newest.ending_seen_at
-    assert newest.stop is not None or (told is not None and seconds_since(told, samples.NOW) >= grace)
+    assert newest.stop is not None or (told is not None and seconds_since(told, inputs.NOW) >= grace)
 
 
 def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -> None:

@@ -16,8 +16,8 @@ from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachabilit
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
-from rljob_testing.operator import any_moment, samples
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator import any_moment, inputs
+from rljob_testing.operator.inputs import decide
 
 ANY_MOMENT = settings(max_examples=200)
 FOR_EVER_SECONDS = 10_000_000
@@ -40,7 +40,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
         nonlocal num_checked, num_seen
         seen = settled(seen)
         seconds = fraction * min(seconds_to_deadlines(seen), default=FOR_EVER_SECONDS)
-        now, later = decide(seen), decide(seen, samples.at(seconds))
+        now, later = decide(seen), decide(seen, inputs.at(seconds))
         assert later.status == seen.job.status
         assert (later.effects, later.events) == (now.effects, ())
         num_seen += 1
@@ -56,7 +56,7 @@ def settled(seen: Observed) -> Observed:
         plan = decide(seen)
         if plan.status == seen.job.status:
             return seen
-        seen = samples.with_status_written(seen, plan)
+        seen = inputs.with_status_written(seen, plan)
     raise AssertionError(f"not settled after 5 passes: {seen!r}")
 
 
@@ -104,16 +104,16 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
 
 
 def seconds_to(since: str, seconds: float = 0) -> float:
-    return seconds - seconds_since(since, samples.NOW)
+    return seconds - seconds_since(since, inputs.NOW)
 
 
 @ANY_MOMENT
 @given(any_moment.moments(), JUMPS)
-def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, seconds: int) -> None:
+def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
     elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
-    other = decide(elsewhere, samples.at(seconds))
+    other = decide(elsewhere, inputs.at(seconds))
     assert other.status == shifted_status(plan.status, seconds)
     assert (other.effects, other.events, other.requeue_after_seconds) == (
         plan.effects,
@@ -124,7 +124,7 @@ def test_a_clock_that_is_set_anew_everywhere_changes_nothing(seen: Observed, sec
 
 @ANY_MOMENT
 @given(any_moment.moments(), JUMPS)
-def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) -> None:
+def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
     other = decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
@@ -138,7 +138,7 @@ def test_the_clock_of_the_trainer_decides_nothing(seen: Observed, seconds: int) 
     )
 
 
-def test_a_clock_of_the_trainer_that_is_set_anew_keeps_no_progress_back() -> None:
+def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
     """One that was wrong before, too."""
     num_told = 0
 
@@ -148,11 +148,11 @@ def test_a_clock_of_the_trainer_that_is_set_anew_keeps_no_progress_back() -> Non
         nonlocal num_told
         job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
         seen = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds_now))
-        seen = samples.with_status_written(seen, decide(seen))
+        seen = inputs.with_status_written(seen, decide(seen))
         unknown = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"progress": None})))
-        expected = decide(unknown, samples.at(9)).status.progress
+        expected = decide(unknown, inputs.at(9)).status.progress
         if expected is not None:
-            assert decide(seen, samples.at(9)).status.progress == expected
+            assert decide(seen, inputs.at(9)).status.progress == expected
             num_told += 1
 
     check()
@@ -196,12 +196,12 @@ def shifted(value: object, seconds: float) -> object:
 
 
 def shifted_time(text: str, seconds: float) -> str:
-    return timestamp(moment(text) + (samples.at(seconds) - samples.NOW))
+    return timestamp(moment(text) + (inputs.at(seconds) - inputs.NOW))
 
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_the_operator_looks_again_as_long_as_there_is_something_to_wait_for(seen: Observed) -> None:
+def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
     plan = decide(seen)
     status, spec = plan.status, seen.job.spec
     if seen.job.deleting:
@@ -233,8 +233,8 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
     )
     while seen.job.status.result is None and seen.job.status.suspended_at is None:
         assert seconds <= limit
-        plan = decide(seen, samples.at(seconds))
-        seen = samples.with_status_written(seen, plan)
+        plan = decide(seen, inputs.at(seconds))
+        seen = inputs.with_status_written(seen, plan)
         for effect in plan.effects:
             seen = done(seen, effect)
         seen, seconds = without_what_goes(seen), seconds + 30
@@ -245,7 +245,7 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
 
 @settings(max_examples=100)
 @given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
-def test_no_attempt_goes_on_for_ever_whose_spec_cannot_be_read(seen: Observed, silence: Reachability) -> None:
+def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reachability) -> None:
     if seen.job.deleting:
         return
     policy = RunPolicy(
@@ -263,7 +263,7 @@ def test_no_attempt_goes_on_for_ever_whose_spec_cannot_be_read(seen: Observed, s
             + any_moment.PROVISIONING_SECONDS
             + SECONDS_TO_SPARE
         )
-        seen, seconds = samples.with_status_written(seen, decide(seen, samples.at(seconds))), seconds + 30
+        seen, seconds = inputs.with_status_written(seen, decide(seen, inputs.at(seconds))), seconds + 30
 
 
 def has_fitting_spec(seen: Observed) -> bool:
@@ -274,7 +274,7 @@ def done(seen: Observed, effect: Effect) -> Observed:
     """What Kubernetes does about it, where no node ever has room for a pod, and nobody hears of Ray."""
     if isinstance(effect, CreateCluster):
         return replace(
-            seen, clusters=(*seen.clusters, samples.cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}"))
+            seen, clusters=(*seen.clusters, inputs.cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}"))
         )
     if isinstance(effect, DeleteCluster):
         return replace(seen, clusters=tuple(each for each in seen.clusters if each.uid != effect.uid))

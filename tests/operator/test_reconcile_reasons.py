@@ -24,11 +24,11 @@ from rljob_operator.reconcile.observed import (
     Reachability,
 )
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
-S = samples
+S = inputs
 
 STEPS = "10 steps in all"
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."

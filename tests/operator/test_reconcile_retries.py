@@ -13,27 +13,27 @@ from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.status_draft import moment
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
-BUDGETS = samples.spec({"runPolicy": {"maxAppRetries": 2, "maxInfraRetries": 3}})
+BUDGETS = inputs.spec({"runPolicy": {"maxAppRetries": 2, "maxInfraRetries": 3}})
 APPLICATION, INFRASTRUCTURE = 1, 75
 """Exit codes of the trainer."""
 
 
 def failing(code: int = APPLICATION, counters: Counters | None = None, checkpoint_step: int | None = None) -> Observed:
     """A trainer that has ended with this code on a healthy cluster."""
-    status = samples.running().model_copy(
-        update={"counters": counters or Counters(attempts=1, start_number=samples.START_NUMBER)}
+    status = inputs.running().model_copy(
+        update={"counters": counters or Counters(attempts=1, start_number=inputs.START_NUMBER)}
     )
-    state = samples.run_state(RunPhase.FAILED, checkpoint_step=checkpoint_step)
-    return samples.healthy(samples.ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS)
+    state = inputs.run_state(RunPhase.FAILED, checkpoint_step=checkpoint_step)
+    return inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code), state, status, job_spec=BUDGETS)
 
 
 def pause_seconds(status: RLJobStatus) -> float:
     assert status.next_attempt is not None
-    return (moment(status.next_attempt.not_before) - samples.NOW).total_seconds()
+    return (moment(status.next_attempt.not_before) - inputs.NOW).total_seconds()
 
 
 def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
@@ -56,25 +56,25 @@ def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
 
 def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own() -> None:
     first = decide(failing())
-    later = replace(samples.with_status_written(failing(), first), ray=samples.ray())
-    assert decide(later, samples.at(7)).status == first.status
-    started = decide(later, samples.at(13))
+    later = replace(inputs.with_status_written(failing(), first), ray=inputs.ray())
+    assert decide(later, inputs.at(7)).status == first.status
+    started = decide(later, inputs.at(13))
     newest = started.status.attempts[-1]
     assert (newest.number, newest.cluster, newest.cluster_uid, newest.submissions) == (2, "example-1", "c1", 0)
     assert started.effects == ()
     assert started.requeue_after_seconds == 0
     assert started.status.next_attempt is None
-    submitted = decide(samples.with_status_written(later, started), samples.at(14))
-    assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=samples.START_NUMBER + 1),)
-    assert submitted.status.attempts[-1].start_number == samples.START_NUMBER + 1
+    submitted = decide(inputs.with_status_written(later, started), inputs.at(14))
+    assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=inputs.START_NUMBER + 1),)
+    assert submitted.status.attempts[-1].start_number == inputs.START_NUMBER + 1
 
 
 @pytest.mark.parametrize(
     "pods",
     [
-        (samples.pod("h", "head"), samples.pod("w", ready=False)),
-        (samples.pod("h", "head"),),
-        (samples.pod("h", "head"), samples.pod("w", deleting=True)),
+        (inputs.pod("h", "head"), inputs.pod("w", ready=False)),
+        (inputs.pod("h", "head"),),
+        (inputs.pod("h", "head"), inputs.pod("w", deleting=True)),
     ],
     ids=["not ready", "missing", "going"],
 )
@@ -86,14 +86,14 @@ def test_an_application_that_failed_on_a_broken_cluster_gets_a_new_one(pods: tup
 
 
 def test_a_cluster_that_breaks_during_the_pause_is_not_used_again() -> None:
-    seen = samples.moment(
-        samples.waiting_for_retry(same_cluster=True), samples.cluster(), (samples.pod("h", "head"),), job_spec=BUDGETS
+    seen = inputs.moment(
+        inputs.waiting_for_retry(same_cluster=True), inputs.cluster(), (inputs.pod("h", "head"),), job_spec=BUDGETS
     )
     plan = decide(seen)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
-    well = replace(seen, pods=samples.ready_pods())
+    well = replace(seen, pods=inputs.ready_pods())
     assert decide(well).effects == ()
 
 
@@ -103,33 +103,31 @@ def test_a_failure_of_the_infrastructure_takes_a_new_cluster_when_nothing_of_the
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.next_attempt is not None
     assert (plan.status.next_attempt.failure_class, plan.status.next_attempt.same_cluster) == ("Infrastructure", False)
-    going = replace(samples.with_status_written(seen, plan), clusters=(samples.cluster(deleting=True),))
-    assert decide(going, samples.at(60)).status.attempts[-1].number == 1
+    going = replace(inputs.with_status_written(seen, plan), clusters=(inputs.cluster(deleting=True),))
+    assert decide(going, inputs.at(60)).status.attempts[-1].number == 1
     pods_left = replace(going, clusters=())
-    assert decide(pods_left, samples.at(60)).status.attempts[-1].number == 1
-    assert condition_of(decide(pods_left, samples.at(60)).status, C.CLUSTER_READY) == (
+    assert decide(pods_left, inputs.at(60)).status.attempts[-1].number == 1
+    assert condition_of(decide(pods_left, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "WaitingForNextAttempt",
         "another attempt follows; of the former attempt there are left: 2 pods",
     )
     gone = replace(pods_left, pods=())
-    assert decide(gone, samples.at(7)).status.attempts[-1].number == 1
-    started = decide(gone, samples.at(60))
+    assert decide(gone, inputs.at(7)).status.attempts[-1].number == 1
+    started = decide(gone, inputs.at(60))
     assert started.status.attempts[-1].cluster == "example-2"
     assert condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", "attempt 2 has begun")
-    assert decide(samples.with_status_written(gone, started), samples.at(61)).effects == (
-        CreateCluster(2, "example-2"),
-    )
+    assert decide(inputs.with_status_written(gone, started), inputs.at(61)).effects == (CreateCluster(2, "example-2"),)
 
 
 @pytest.mark.parametrize(
-    "lost", [samples.pod("w", overdue=True, deleting=True), samples.pod("w", node_silent_seconds=60)]
+    "lost", [inputs.pod("w", overdue=True, deleting=True), inputs.pod("w", node_silent_seconds=60)]
 )
 def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
-    seen = replace(samples.moment(samples.waiting_for_retry(0)), pods=(lost,))
+    seen = replace(inputs.moment(inputs.waiting_for_retry(0)), pods=(lost,))
     started = decide(seen)
     assert started.status.attempts[-1].number == 2
-    assert decide(samples.with_status_written(seen, started)).effects == (
+    assert decide(inputs.with_status_written(seen, started)).effects == (
         CreateCluster(2, "example-2", lost_pods=("w",)),
     )
 
@@ -184,14 +182,14 @@ def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
 
 
 @pytest.mark.parametrize("code", [2, 130])
-def test_what_another_try_would_not_mend_ends_the_job(code: int) -> None:
+def test_a_failure_that_a_retry_cannot_fix_ends_the_job(code: int) -> None:
     plan = decide(failing(code))
     assert plan.status.result is not None
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
 
 
-def test_a_cluster_that_asks_nobody_for_a_token_is_not_used_again() -> None:
-    open_to_all = replace(failing(APPLICATION), clusters=(samples.cluster(authenticated=False),))
+def test_a_cluster_without_authentication_is_not_reused() -> None:
+    open_to_all = replace(failing(APPLICATION), clusters=(inputs.cluster(authenticated=False),))
     plan = decide(open_to_all)
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
@@ -203,39 +201,39 @@ def test_a_cluster_that_asks_nobody_for_a_token_is_not_used_again() -> None:
 
 
 def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
-    attempts = tuple(samples.ended_attempt(number=number) for number in range(95, 105))
-    status = samples.waiting_for_retry(0, attempts=attempts).model_copy(
+    attempts = tuple(inputs.ended_attempt(number=number) for number in range(95, 105))
+    status = inputs.waiting_for_retry(0, attempts=attempts).model_copy(
         update={"counters": Counters(attempts=104, start_number=2**31)}
     )
-    started = decide(samples.moment(status)).status
+    started = decide(inputs.moment(status)).status
     assert [each.number for each in started.attempts] == list(range(96, 106))
     assert started.counters is not None
     assert started.counters.attempts == 105
-    far = decide(samples.moment(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
+    far = decide(inputs.moment(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
     assert far.attempts[-1].number == 1234
     # KubeRay cuts longer names; the 234th attempt is long gone.
     assert far.attempts[-1].cluster == "example-234"
 
 
 def test_start_numbers_grow_whatever_clocks_and_history_say() -> None:
-    status = samples.provisioning().model_copy(
-        update={"counters": Counters(attempts=7, start_number=samples.START_NUMBER + 500)}
+    status = inputs.provisioning().model_copy(
+        update={"counters": Counters(attempts=7, start_number=inputs.START_NUMBER + 500)}
     )
-    plan = decide(samples.moment(status, samples.cluster(), samples.ready_pods(), samples.ray()))
-    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=samples.START_NUMBER + 501),)
-    again = replace(samples.moment(status, samples.cluster(), samples.ready_pods(), samples.ray()))
+    plan = decide(inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
+    assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
+    again = replace(inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
     assert decide(early).effects == plan.effects
 
 
 def test_clusters_that_no_attempt_owns_are_removed() -> None:
-    former = samples.cluster(name="example-1", uid="c1")
-    ours = samples.cluster(name="example-2", uid="c2")
-    status = RLJobStatus(attempts=(samples.ended_attempt(), samples.attempt(number=2)), counters=Counters(attempts=2))
-    seen = replace(samples.moment(status), clusters=(former, ours))
+    former = inputs.cluster(name="example-1", uid="c1")
+    ours = inputs.cluster(name="example-2", uid="c2")
+    status = RLJobStatus(attempts=(inputs.ended_attempt(), inputs.attempt(number=2)), counters=Counters(attempts=2))
+    seen = replace(inputs.moment(status), clusters=(former, ours))
     assert decide(seen).effects == (DeleteCluster("example-1", "c1"),)
     # One of the right name and of another UID: a leader that was paused made it.
-    twin = replace(seen, clusters=(samples.cluster(name="example-2", uid="late"),))
+    twin = replace(seen, clusters=(inputs.cluster(name="example-2", uid="late"),))
     plan = decide(twin)
     assert plan.effects == (DeleteCluster("example-2", "late"),)
     assert plan.status.attempts[-1].reason == "ClusterLost"
@@ -244,25 +242,25 @@ def test_clusters_that_no_attempt_owns_are_removed() -> None:
 def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
     plan = decide(
-        samples.healthy(
-            samples.ray_job(RayJobStatus.FAILED, 75), status=samples.running(400), job_spec=samples.spec(policy)
+        inputs.healthy(
+            inputs.ray_job(RayJobStatus.FAILED, 75), status=inputs.running(400), job_spec=inputs.spec(policy)
         )
     )
     assert plan.status.counters is not None
     assert plan.status.counters.active_seconds == 400
     used = Counters(attempts=2, active_seconds=400)
-    long_ago = samples.attempt(submissions=1, seconds_ago=599, number=2)
-    status = RLJobStatus(attempts=(samples.ended_attempt(), long_ago), counters=used)
-    second = replace(samples.ray_job(), submission_id="example-2-1")
-    pods = tuple(replace(each, cluster="example-2") for each in samples.ready_pods())
-    seen = samples.moment(
+    long_ago = inputs.attempt(submissions=1, seconds_ago=599, number=2)
+    status = RLJobStatus(attempts=(inputs.ended_attempt(), long_ago), counters=used)
+    second = replace(inputs.ray_job(), submission_id="example-2-1")
+    pods = tuple(replace(each, cluster="example-2") for each in inputs.ready_pods())
+    seen = inputs.moment(
         status,
-        samples.cluster(name="example-2", uid="c2"),
+        inputs.cluster(name="example-2", uid="c2"),
         pods,
-        samples.ray(second, samples.run_state()),
-        samples.spec(policy),
+        inputs.ray(second, inputs.run_state()),
+        inputs.spec(policy),
     )
     assert decide(seen).status.attempts[-1].stop is None
-    stop = decide(seen, samples.at(1)).status.attempts[-1].stop
+    stop = decide(seen, inputs.at(1)).status.attempts[-1].stop
     assert stop is not None
     assert stop.reason == "ActiveDeadlineExceeded"

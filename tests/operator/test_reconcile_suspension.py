@@ -12,11 +12,11 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
-SUSPENDED = samples.spec({"suspend": True})
+SUSPENDED = inputs.spec({"suspend": True})
 EARLIER, LATER = "2026-03-01T11:59:00.5Z", "2026-03-01T12:59:30+01:00"
 """Of a stop and a retry that are both new to an operator which was away: the later one counts."""
 
@@ -27,22 +27,22 @@ def asked(seen: Observed, stop: str | None = None, retry: str | None = None) -> 
 
 
 def resumed(seen: Observed) -> Observed:
-    return replace(seen, job=replace(seen.job, spec=samples.spec()))
+    return replace(seen, job=replace(seen.job, spec=inputs.spec()))
 
 
 def test_a_job_may_be_created_suspended() -> None:
-    plan = decide(samples.moment(job_spec=SUSPENDED))
+    plan = decide(inputs.moment(job_spec=SUSPENDED))
     assert plan.effects == ()
     assert plan.requeue_after_seconds is None
     assert plan.status.suspended_at == "2026-03-01T12:00:00Z"
     assert (plan.status.phase, plan.status.reason, plan.status.attempts) == ("Suspended", "Suspended", ())
-    started = decide(resumed(samples.with_status_written(samples.moment(job_spec=SUSPENDED), plan)), samples.at(9000))
+    started = decide(resumed(inputs.with_status_written(inputs.moment(job_spec=SUSPENDED), plan)), inputs.at(9000))
     assert started.status.suspended_at is None
     assert [each.number for each in started.status.attempts] == [1]
 
 
 def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
-    seen = samples.healthy(state=samples.run_state(checkpoint_step=4), job_spec=SUSPENDED)
+    seen = inputs.healthy(state=inputs.run_state(checkpoint_step=4), job_spec=SUSPENDED)
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None
@@ -53,19 +53,19 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
         "the trainer was asked to stop (Suspended)",
     )
     assert condition_of(plan.status, C.SUSPENDED) == ("False", "Suspending", "the trainer saves a checkpoint and ends")
-    stopped = samples.ray(
-        samples.ray_job(RayJobStatus.STOPPED), samples.run_state(RunPhase.STOPPED, step=7, checkpoint_step=7)
+    stopped = inputs.ray(
+        inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, step=7, checkpoint_step=7)
     )
-    saved = replace(samples.with_status_written(seen, plan), ray=stopped)
-    ended = decide(saved, samples.at(10))
+    saved = replace(inputs.with_status_written(seen, plan), ray=stopped)
+    ended = decide(saved, inputs.at(10))
     assert ended.effects == (DeleteCluster("example-1", "c1"),)
     attempt = ended.status.attempts[0]
     assert (attempt.outcome, attempt.reason, attempt.failure_class) == ("Stopped", "Suspended", "Free")
     assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
-    pods_left = replace(samples.with_status_written(saved, ended), clusters=(), ray=samples.healthy().ray)
-    assert decide(pods_left, samples.at(20)).status.suspended_at is None
+    pods_left = replace(inputs.with_status_written(saved, ended), clusters=(), ray=inputs.healthy().ray)
+    assert decide(pods_left, inputs.at(20)).status.suspended_at is None
     gone = replace(pods_left, pods=())
-    rest = decide(gone, samples.at(30))
+    rest = decide(gone, inputs.at(30))
     assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
     text = "the job holds no nodes; it will go on from the checkpoint of step 7"
     assert condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
@@ -73,56 +73,56 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
     assert rest.status.counters == Counters(
         attempts=1, start_number=rest.status.attempts[0].start_number, active_seconds=70
     )
-    again = decide(resumed(samples.with_status_written(gone, rest)), samples.at(90_000))
+    again = decide(resumed(inputs.with_status_written(gone, rest)), inputs.at(90_000))
     assert again.status.attempts[-1].cluster == "example-2"
     assert condition_of(again.status, C.SUSPENDED) == ("False", "Resumed", "attempt 2 has begun")
-    assert decide(resumed(samples.with_status_written(gone, again)), samples.at(90_001)).effects == (
+    assert decide(resumed(inputs.with_status_written(gone, again)), inputs.at(90_001)).effects == (
         CreateCluster(2, "example-2"),
     )
 
 
 def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
-    seen = samples.healthy(state=samples.run_state(), job_spec=SUSPENDED)
-    first = samples.with_status_written(seen, decide(seen))
-    assert decide(first, samples.at(119)).effects == (StopJob("example-1-1"),)
-    assert decide(first, samples.at(120)).effects == (DeleteCluster("example-1", "c1"),)
+    seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
+    first = inputs.with_status_written(seen, decide(seen))
+    assert decide(first, inputs.at(119)).effects == (StopJob("example-1-1"),)
+    assert decide(first, inputs.at(120)).effects == (DeleteCluster("example-1", "c1"),)
 
 
 def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     """The operator was away, and longer than that, since it had written the request down."""
-    seen = samples.healthy(state=samples.run_state(), job_spec=SUSPENDED)
-    silent = replace(seen, ray=samples.silent_ray(seconds=0))
-    requested = samples.with_status_written(silent, decide(silent))
-    asked_now = decide(replace(requested, ray=seen.ray), samples.at(160))
+    seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
+    silent = replace(seen, ray=inputs.silent_ray(seconds=0))
+    requested = inputs.with_status_written(silent, decide(silent))
+    asked_now = decide(replace(requested, ray=seen.ray), inputs.at(160))
     assert asked_now.effects == (StopJob("example-1-1"),)
-    later = replace(samples.with_status_written(requested, asked_now), ray=seen.ray)
-    assert decide(later, samples.at(160 + 119)).status.attempts[0].ended is None
-    assert decide(later, samples.at(160 + 120)).status.attempts[0].reason == "Suspended"
+    later = replace(inputs.with_status_written(requested, asked_now), ray=seen.ray)
+    assert decide(later, inputs.at(160 + 119)).status.attempts[0].ended is None
+    assert decide(later, inputs.at(160 + 120)).status.attempts[0].reason == "Suspended"
     # Nor is it over when nobody has been asking for long.
-    assert decide(requested, samples.at(160)).status.attempts[0].ended is None
-    ended = decide(replace(requested, ray=samples.silent_ray(seconds=20)), samples.at(160)).status.attempts[0]
+    assert decide(requested, inputs.at(160)).status.attempts[0].ended is None
+    ended = decide(replace(requested, ray=inputs.silent_ray(seconds=20)), inputs.at(160)).status.attempts[0]
     text = "the trainer could not be asked to stop for 120 s: Ray's dashboard does not answer"
     assert (ended.reason, ended.message) == ("Suspended", text)
 
 
-@pytest.mark.parametrize("job_spec", [SUSPENDED, samples.spec({"runPolicy.activeDeadlineSeconds": 1}), samples.spec()])
+@pytest.mark.parametrize("job_spec", [SUSPENDED, inputs.spec({"runPolicy.activeDeadlineSeconds": 1}), inputs.spec()])
 def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: RLJobSpec) -> None:
     seen = asked(
-        samples.healthy(samples.ray_job(RayJobStatus.FAILED, 2), samples.run_state(RunPhase.FAILED), job_spec=job_spec)
+        inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 2), inputs.run_state(RunPhase.FAILED), job_spec=job_spec)
     )
-    if job_spec == samples.spec():
+    if job_spec == inputs.spec():
         seen = asked(seen, stop="now")
     plan = decide(seen)
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
-    old = samples.healthy(
-        samples.ray_job(RayJobStatus.FAILED, 1), samples.run_state(), status=samples.running(90_000), job_spec=job_spec
+    old = inputs.healthy(
+        inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(), status=inputs.running(90_000), job_spec=job_spec
     )
     assert decide(old).status.attempts[0].reason == "ApplicationError"
 
 
 def test_pods_that_only_start_go_at_once() -> None:
-    plan = decide(samples.moment(samples.provisioning(), samples.cluster(), job_spec=SUSPENDED))
+    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.attempts[0].reason == "Suspended"
     assert plan.status.counters is not None
@@ -130,13 +130,13 @@ def test_pods_that_only_start_go_at_once() -> None:
 
 
 def test_a_job_that_waits_for_its_next_attempt_waits_no_longer() -> None:
-    plan = decide(samples.moment(samples.waiting_for_retry(300), job_spec=SUSPENDED))
+    plan = decide(inputs.moment(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
     assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
     kept = decide(
-        samples.moment(
-            samples.waiting_for_retry(300, same_cluster=True),
-            samples.cluster(),
-            samples.ready_pods(),
+        inputs.moment(
+            inputs.waiting_for_retry(300, same_cluster=True),
+            inputs.cluster(),
+            inputs.ready_pods(),
             job_spec=SUSPENDED,
         )
     )
@@ -144,23 +144,23 @@ def test_a_job_that_waits_for_its_next_attempt_waits_no_longer() -> None:
 
 
 def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
-    done = samples.healthy(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), job_spec=SUSPENDED
+    done = inputs.healthy(
+        inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=SUSPENDED
     )
     assert decide(done).status.phase == "Complete"
 
 
 def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
-    seen = asked(samples.healthy(state=samples.run_state()), stop="2026-03-01T11:59:59Z")
+    seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.handled_requests is not None
     assert plan.status.handled_requests.stop == "2026-03-01T11:59:59Z"
     stopped = replace(
-        samples.with_status_written(seen, plan),
-        ray=samples.ray(samples.ray_job(RayJobStatus.STOPPED), samples.run_state(checkpoint_step=6)),
+        inputs.with_status_written(seen, plan),
+        ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(checkpoint_step=6)),
     )
-    ended = decide(stopped, samples.at(10))
+    ended = decide(stopped, inputs.at(10))
     text = "the trainer was asked to stop and has ended; it leaves the checkpoint of step 6"
     assert condition_of(ended.status, C.FAILED) == ("True", "StoppedByUser", text)
     assert ended.status.attempts[0].outcome == "Stopped"
@@ -168,11 +168,11 @@ def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     "status",
-    [samples.waiting_for_retry(300), decide(samples.moment(job_spec=SUSPENDED)).status, RLJobStatus()],
+    [inputs.waiting_for_retry(300), decide(inputs.moment(job_spec=SUSPENDED)).status, RLJobStatus()],
     ids=["waits", "suspended", "new"],
 )
 def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
-    plan = decide(asked(samples.moment(status, job_spec=SUSPENDED), stop="now"))
+    plan = decide(asked(inputs.moment(status, job_spec=SUSPENDED), stop="now"))
     assert condition_of(plan.status, C.FAILED) == (
         "True",
         "StoppedByUser",
@@ -181,14 +181,14 @@ def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> 
     assert (plan.status.suspended_at, plan.status.next_attempt) == (None, None)
 
 
-def test_a_failed_job_goes_on_when_somebody_asks_for_it() -> None:
-    seen = samples.without_retries(
-        samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1), samples.run_state(RunPhase.FAILED, checkpoint_step=6))
+def test_a_failed_job_continues_after_a_retry_request() -> None:
+    seen = inputs.without_retries(
+        inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(RunPhase.FAILED, checkpoint_step=6))
     )
-    failed = samples.with_status_written(seen, decide(seen))
+    failed = inputs.with_status_written(seen, decide(seen))
     assert failed.job.status.phase == "Failed"
     nothing_left = replace(failed, clusters=(), pods=())
-    plan = decide(asked(nothing_left, retry="first"), samples.at(100))
+    plan = decide(asked(nothing_left, retry="first"), inputs.at(100))
     assert plan.status.result is None
     assert (condition_of(plan.status, C.FAILED), condition_of(plan.status, C.FINISHED)) == (None, None)
     assert plan.status.attempts[-1].number == 2
@@ -196,15 +196,15 @@ def test_a_failed_job_goes_on_when_somebody_asks_for_it() -> None:
     assert plan.status.handled_requests is not None
     assert plan.status.handled_requests.retry == "first"
     # The same request is seen to once.
-    again = samples.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
-    assert decide(asked(samples.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
+    again = inputs.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
+    assert decide(asked(inputs.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
     handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
-    assert decide(handled, samples.at(101)).status.attempts[-1].number == 2
+    assert decide(handled, inputs.at(101)).status.attempts[-1].number == 2
 
 
 def test_a_retry_waits_until_nothing_is_left_of_the_failed_one() -> None:
-    seen = samples.without_retries(samples.moment(samples.running(), samples.cluster(), (samples.pod("w"),)))
-    failed = asked(samples.with_status_written(seen, decide(seen)), retry="now")
+    seen = inputs.without_retries(inputs.moment(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
+    failed = asked(inputs.with_status_written(seen, decide(seen)), retry="now")
     plan = decide(failed)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert len(plan.status.attempts) == 1
@@ -212,19 +212,19 @@ def test_a_retry_waits_until_nothing_is_left_of_the_failed_one() -> None:
 
 
 def test_a_retry_ends_the_pause_and_gives_tries_back() -> None:
-    plan = decide(asked(samples.moment(samples.waiting_for_retry(300)), retry="now"))
+    plan = decide(asked(inputs.moment(inputs.waiting_for_retry(300)), retry="now"))
     assert plan.status.attempts[-1].number == 2
     assert plan.status.counters is not None
     assert plan.status.counters.application_retries == 0
 
 
-def test_what_stopped_the_job_is_not_heeded_again_after_a_retry() -> None:
-    stopped = asked(samples.moment(samples.waiting_for_retry(300)), stop="a")
-    failed = samples.with_status_written(stopped, decide(stopped))
+def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
+    stopped = asked(inputs.moment(inputs.waiting_for_retry(300)), stop="a")
+    failed = inputs.with_status_written(stopped, decide(stopped))
     plan = decide(asked(failed, stop="a", retry="b"))
     assert plan.status.attempts[-1].number == 2
     assert (
-        decide(asked(samples.with_status_written(failed, plan), stop="a", retry="b"), samples.at(1))
+        decide(asked(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
         .status.attempts[-1]
         .stop
         is None
@@ -232,29 +232,29 @@ def test_what_stopped_the_job_is_not_heeded_again_after_a_retry() -> None:
 
 
 def test_a_complete_job_is_not_taken_up_again() -> None:
-    done = samples.healthy(samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE))
-    complete = samples.with_status_written(done, decide(done))
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
+    complete = inputs.with_status_written(done, decide(done))
     plan = decide(asked(complete, retry="now"))
     assert plan.status.phase == "Complete"
     assert plan.status.handled_requests is not None
 
 
 def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> None:
-    limits = samples.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
-    state = samples.run_state(seconds_ago=-7200).model_copy(update={"activity": "evaluates"})
-    seen = samples.healthy(state=state, job_spec=limits)
-    seen = samples.with_status_written(seen, decide(seen))
-    assert decide(seen, samples.at(599)).effects == ()
-    stalled = decide(seen, samples.at(600))
+    limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
+    state = inputs.run_state(seconds_ago=-7200).model_copy(update={"activity": "evaluates"})
+    seen = inputs.healthy(state=state, job_spec=limits)
+    seen = inputs.with_status_written(seen, decide(seen))
+    assert decide(seen, inputs.at(599)).effects == ()
+    stalled = decide(seen, inputs.at(600))
     # First its processes tell where they stand.
     assert stalled.effects == (DumpStacks("example-1-1", 1),)
     assert stalled.status.attempts[0].stop is not None
     assert stalled.status.attempts[0].stop.reason == "Stalled"
-    told = samples.with_status_written(seen, stalled)
-    assert decide(told, samples.at(629)).effects == (DumpStacks("example-1-1", 1),)
-    assert decide(told, samples.at(630)).effects == (StopJob("example-1-1"),)
-    assert decide(told, samples.at(679)).status.attempts[0].ended is None
-    ended = decide(told, samples.at(680)).status
+    told = inputs.with_status_written(seen, stalled)
+    assert decide(told, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(told, inputs.at(630)).effects == (StopJob("example-1-1"),)
+    assert decide(told, inputs.at(679)).status.attempts[0].ended is None
+    ended = decide(told, inputs.at(680)).status
     assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
     assert ended.attempts[0].message == (
         "no progress for 600 s; it stood at step 4 of 10 (evaluates); its stacks are in"
@@ -266,43 +266,43 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
         update={"stop": stalled.status.attempts[0].stop.model_copy(update={"told_at": None})}
     )
     untold = replace(told, job=replace(told.job, status=told.job.status.model_copy(update={"attempts": (unasked,)})))
-    late = decide(untold, samples.at(9000))
+    late = decide(untold, inputs.at(9000))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
-    moved = replace(seen, ray=samples.ray(samples.ray_job(), samples.run_state(seconds_ago=7200)))
-    assert decide(moved, samples.at(600)).effects == ()
+    moved = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state(seconds_ago=7200)))
+    assert decide(moved, inputs.at(600)).effects == ()
 
 
 @pytest.mark.parametrize("seconds_away", [4, 29, 30, 79, 80, 9000])
-def test_who_was_away_before_asking_for_stacks_has_them_written_late(seconds_away: int) -> None:
+def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -> None:
     """It was written down that Ray is asked, and nobody did."""
-    limits = samples.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
-    seen = samples.healthy(state=samples.run_state(), job_spec=limits)
-    seen = samples.with_status_written(seen, decide(seen))
-    told = samples.with_status_written(seen, decide(seen, samples.at(600)))
+    limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
+    seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
+    seen = inputs.with_status_written(seen, decide(seen))
+    told = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
     back = 600 + seconds_away
     unasked = replace(told, ray=replace(told.ray, stacks_missing=True))
-    late = decide(unasked, samples.at(back))
+    late = decide(unasked, inputs.at(back))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
-    asked = samples.with_status_written(told, late)
-    assert decide(asked, samples.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
-    assert decide(asked, samples.at(back + 30)).effects == (StopJob("example-1-1"),)
+    asked = inputs.with_status_written(told, late)
+    assert decide(asked, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(asked, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
 
 
 def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() -> None:
     """Within twice the time for them."""
-    limits = samples.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
-    seen = samples.healthy(state=samples.run_state(), job_spec=limits)
-    seen = samples.with_status_written(seen, decide(seen))
-    told = samples.with_status_written(seen, decide(seen, samples.at(600)))
+    limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
+    seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
+    seen = inputs.with_status_written(seen, decide(seen))
+    told = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
     refusing = replace(told, ray=replace(told.ray, stacks_missing=True))
     second, ended_second = 600, None
     stopped_second = None
     while ended_second is None:
         second += 4
-        plan = decide(refusing, samples.at(second))
+        plan = decide(refusing, inputs.at(second))
         if stopped_second is None and plan.effects == (StopJob("example-1-1"),):
             stopped_second = second
-        refusing = samples.with_status_written(refusing, plan)
+        refusing = inputs.with_status_written(refusing, plan)
         ended_second = second if plan.status.attempts[0].ended is not None else None
     assert stopped_second is not None
     assert 630 <= stopped_second <= 664
@@ -310,43 +310,41 @@ def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() ->
 
 
 def test_a_moment_of_silence_is_not_worth_a_word() -> None:
-    seen = samples.healthy(state=samples.run_state())
-    known = samples.with_status_written(seen, decide(seen))
-    short = decide(replace(known, ray=samples.silent_ray(seconds=19)), samples.at(19))
+    seen = inputs.healthy(state=inputs.run_state())
+    known = inputs.with_status_written(seen, decide(seen))
+    short = decide(replace(known, ray=inputs.silent_ray(seconds=19)), inputs.at(19))
     assert short.status == known.job.status
-    long = replace(known, ray=samples.silent_ray(seconds=20))
-    told = decide(long, samples.at(20))
+    long = replace(known, ray=inputs.silent_ray(seconds=20))
+    told = decide(long, inputs.at(20))
     assert condition_of(told.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
     assert told.status.attempts[0].silent_since == "2026-03-01T12:00:20Z"
-    heard = decide(replace(samples.with_status_written(long, told), ray=seen.ray), samples.at(30))
+    heard = decide(replace(inputs.with_status_written(long, told), ray=seen.ray), inputs.at(30))
     assert heard.status.attempts[0].silent_since is None
 
 
 def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
-    ttl = samples.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
-    done = samples.healthy(
-        samples.ray_job(RayJobStatus.SUCCEEDED, 0), samples.run_state(RunPhase.COMPLETE), job_spec=ttl
-    )
+    ttl = inputs.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=ttl)
     end = decide(done)
-    gone = replace(samples.with_status_written(done, end), clusters=(), pods=())
-    clean = decide(gone, samples.at(10))
+    gone = replace(inputs.with_status_written(done, end), clusters=(), pods=())
+    clean = decide(gone, inputs.at(10))
     assert clean.requeue_after_seconds == 290
     assert clean.status.result is not None
     assert clean.status.result.cleaned_up_at == "2026-03-01T12:00:10Z"
-    last = samples.with_status_written(gone, clean)
-    assert decide(last, samples.at(299)).effects == ()
-    assert decide(last, samples.at(300)).effects == (DeleteJob(done.job.uid),)
+    last = inputs.with_status_written(gone, clean)
+    assert decide(last, inputs.at(299)).effects == ()
+    assert decide(last, inputs.at(300)).effects == (DeleteJob(done.job.uid),)
 
 
 def over() -> Observed:
     """Of which nothing is left."""
-    seen = samples.without_retries(samples.healthy(samples.ray_job(RayJobStatus.FAILED, 1)))
-    return replace(samples.with_status_written(seen, decide(seen)), clusters=(), pods=())
+    seen = inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)))
+    return replace(inputs.with_status_written(seen, decide(seen)), clusters=(), pods=())
 
 
 def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
     seen = asked(over(), stop=LATER, retry=EARLIER)
-    plan = decide(seen, samples.at(10))
+    plan = decide(seen, inputs.at(10))
     assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
     told = condition_of(plan.status, C.FAILED)
     assert told is not None
@@ -355,7 +353,7 @@ def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
     assert handled is not None
     assert (handled.stop, handled.retry) == (LATER, EARLIER)
     # Both are seen to once.
-    assert decide(samples.with_status_written(seen, plan), samples.at(20)).status == plan.status
+    assert decide(inputs.with_status_written(seen, plan), inputs.at(20)).status == plan.status
 
 
 @pytest.mark.parametrize(
@@ -365,14 +363,13 @@ def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
 )
 def test_any_other_stop_is_taken_back_by_the_retry(stop: str, retry: str) -> None:
     seen = asked(over(), stop=stop, retry=retry)
-    plan = decide(seen, samples.at(10))
+    plan = decide(seen, inputs.at(10))
     assert plan.status.attempts[-1].number == 2
-    assert decide(samples.with_status_written(seen, plan), samples.at(11)).status.attempts[-1].stop is None
+    assert decide(inputs.with_status_written(seen, plan), inputs.at(11)).status.attempts[-1].stop is None
 
 
 def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:
     for stop, retry in ((EARLIER, LATER), (LATER, EARLIER)):
         assert (
-            decide(asked(samples.moment(samples.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase
-            == "Failed"
+            decide(asked(inputs.moment(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase == "Failed"
         )

@@ -13,8 +13,8 @@ from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import condition_of, decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 GONE = (DeleteCluster("example-1", "c1"),)
 HOUR = 3600
@@ -28,8 +28,8 @@ def unread(seen: Observed, policy: RunPolicy | None = None) -> Observed:
 
 def begun(seconds_ago: float) -> Observed:
     """All is ready, and nobody can submit."""
-    return samples.moment(
-        samples.provisioning(seconds_ago=seconds_ago), samples.cluster(), samples.ready_pods(), samples.ray()
+    return inputs.moment(
+        inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), inputs.ready_pods(), inputs.ray()
     )
 
 
@@ -39,9 +39,9 @@ def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reaso
     assert counters is not None
     assert (counters.failed_attempts, counters.application_retries, counters.infrastructure_retries) == (0, 0, 0)
     free = replace(seen, job=replace(seen.job, status=status), clusters=(), pods=())
-    assert decide(free, samples.at(10 * HOUR)).status.phase == "Retrying"
-    readable = replace(free, job=replace(free.job, spec=samples.spec(), spec_error=None))
-    assert decide(readable, samples.at(10 * HOUR)).status.attempts[-1].number == 2
+    assert decide(free, inputs.at(10 * HOUR)).status.phase == "Retrying"
+    readable = replace(free, job=replace(free.job, spec=inputs.spec(), spec_error=None))
+    assert decide(readable, inputs.at(10 * HOUR)).status.attempts[-1].number == 2
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, 1800), (RunPolicy(provisioning_deadline_seconds=300), 300)])
@@ -59,9 +59,9 @@ def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | Non
 
 
 def test_one_that_has_no_cluster_ends_too() -> None:
-    seen = unread(samples.moment(samples.provisioning(seen=False, seconds_ago=1800)))
+    seen = unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1800)))
     assert (
-        decide(unread(samples.moment(samples.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
+        decide(unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
         is None
     )
     assert_waits_for_another_operator(seen, decide(seen).status, "ProvisioningDeadlineExceeded")
@@ -69,11 +69,11 @@ def test_one_that_has_no_cluster_ends_too() -> None:
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
 def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -> None:
-    seen = unread(samples.healthy(state=samples.run_state()), policy)
-    seen = samples.with_status_written(seen, decide(seen))
-    assert decide(seen, samples.at(limit - 1)).effects == ()
-    stalled = decide(seen, samples.at(limit))
-    assert effects_until_the_end(samples.with_status_written(seen, stalled), limit) == [
+    seen = unread(inputs.healthy(state=inputs.run_state()), policy)
+    seen = inputs.with_status_written(seen, decide(seen))
+    assert decide(seen, inputs.at(limit - 1)).effects == ()
+    stalled = decide(seen, inputs.at(limit))
+    assert effects_until_the_end(inputs.with_status_written(seen, stalled), limit) == [
         (DumpStacks("example-1-1", 1),),
         (StopJob("example-1-1"),),
         GONE,
@@ -82,7 +82,7 @@ def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -
 
 def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]]:
     """Of three passes: the stacks are written in 30 s, and it may take 120 s to stop."""
-    plans = [decide(seen, samples.at(since + seconds)) for seconds in (0, 30, 150)]
+    plans = [decide(seen, inputs.at(since + seconds)) for seconds in (0, 30, 150)]
     ended = plans[-1].status
     assert (ended.attempts[0].reason, ended.phase) == ("Stalled", "Retrying")
     return [plan.effects for plan in plans]
@@ -91,29 +91,29 @@ def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]
 def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
     seen = unread(
         replace(
-            samples.healthy(status=samples.running(9000)),
-            ray=samples.silent_ray(Reachability.UNREACHABLE),
+            inputs.healthy(status=inputs.running(9000)),
+            ray=inputs.silent_ray(Reachability.UNREACHABLE),
         )
     )
-    seen = samples.with_status_written(seen, decide(seen))
-    assert decide(seen, samples.at(HOUR - 1)).status.attempts[0].ended is None
-    ended = decide(seen, samples.at(HOUR))
+    seen = inputs.with_status_written(seen, decide(seen))
+    assert decide(seen, inputs.at(HOUR - 1)).status.attempts[0].ended is None
+    ended = decide(seen, inputs.at(HOUR))
     assert (ended.effects, ended.status.attempts[0].reason) == (GONE, "DashboardUnreachable")
     assert ended.status.phase == "Retrying"
 
 
 def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
-    newer = replace(samples.ray(samples.ray_job()), run_state_error="phase: is new")
-    seen = unread(replace(samples.healthy(), ray=newer))
-    seen = samples.with_status_written(seen, decide(seen))
-    plan = decide(seen, samples.at(HOUR))
+    newer = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is new")
+    seen = unread(replace(inputs.healthy(), ray=newer))
+    seen = inputs.with_status_written(seen, decide(seen))
+    plan = decide(seen, inputs.at(HOUR))
     assert plan.effects == GONE
     assert_waits_for_another_operator(seen, plan.status, "RunStateUnreadable")
 
 
 TOO_OLD = "RayCluster example-1 has lost its authOptions: this KubeRay is too old to know them"
 NOT_READ = "this operator cannot read the job's spec (pools[0].topology: is new)"
-NEWER_STATE = replace(samples.ray(samples.ray_job()), run_state_error="phase: is new")
+NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is new")
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ NEWER_STATE = replace(samples.ray(samples.ray_job()), run_state_error="phase: is
         # Its trainer has failed at the same moment, so it is not that which ends the attempt.
         (
             replace(
-                samples.healthy(samples.ray_job(RayJobStatus.FAILED, 75)),
-                clusters=(samples.cluster(authenticated=False),),
+                inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 75)),
+                clusters=(inputs.cluster(authenticated=False),),
             ),
             *(ConditionType.CLUSTER_READY, Reason.KUBERAY_TOO_OLD, "False", TOO_OLD),
         ),
@@ -134,7 +134,7 @@ NEWER_STATE = replace(samples.ray(samples.ray_job()), run_state_error="phase: is
         ),
         (
             replace(
-                samples.healthy(status=samples.running(9000, record={"silent_since": timestamp(samples.at(-HOUR))})),
+                inputs.healthy(status=inputs.running(9000, record={"silent_since": timestamp(inputs.at(-HOUR))})),
                 ray=NEWER_STATE,
             ),
             *(ConditionType.RETRYING, Reason.RUN_STATE_UNREADABLE, "True"),
@@ -150,7 +150,7 @@ def test_reasons_that_only_such_a_job_gives(
 
 
 def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:
-    seen = unread(samples.healthy(state=samples.run_state()), RunPolicy(active_deadline_seconds=60))
+    seen = unread(inputs.healthy(state=inputs.run_state()), RunPolicy(active_deadline_seconds=60))
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None

@@ -37,7 +37,7 @@ def stored(**changes: object) -> JsonObject:
         ({}, ("spec.authOptions", "spec.groups", "spec.empty")),
     ],
 )
-def test_what_is_missing_is_named_by_its_path(there: JsonObject, missing: tuple[str, ...]) -> None:
+def test_a_missing_field_is_named_by_its_path(there: JsonObject, missing: tuple[str, ...]) -> None:
     assert missing_fields(SENT, there) == missing
 
 

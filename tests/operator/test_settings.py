@@ -18,7 +18,7 @@ NEEDED: Mapping[str, str] = {
 }
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_omitted_settings_have_defaults() -> None:
     settings = parse_settings(NEEDED)
     assert settings.namespaces == ()
     assert settings.trainer_image is None
@@ -78,7 +78,7 @@ def test_what_is_needed_is_named(name: str) -> None:
         ("IMAGE_PULL_POLICY", "Sometimes", "use one of Always, IfNotPresent, Never"),
     ],
 )
-def test_what_is_wrong_is_named(name: str, value: str, message: str) -> None:
+def test_an_invalid_setting_is_named(name: str, value: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_settings({**NEEDED, f"RLJOB_OPERATOR_{name}": value})
     assert str(caught.value).startswith(f"RLJOB_OPERATOR_{name}: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,18 +11,17 @@ from rljob_api.conditions import Reason
 from rljob_operator.kube import observed_objects
 from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
-from rljob_testing.jobs.valid_job import edited
-from rljob_testing.operator import samples
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import decide
 from rljob_testing.operator.testbed import cluster_job
 
 Json = dict[str, object]
 
 
-def job(**parts: object) -> Json:
+def job(edits: Mapping[str, object] | None = None, **parts: object) -> Json:
     """As the API server returns it."""
     metadata = {"name": "job", "namespace": "team", "uid": "u1", "creationTimestamp": "2026-01-31T12:00:00Z"}
-    return {**cluster_job("job"), "metadata": metadata, **parts}
+    return {**cluster_job("job", edits), "metadata": metadata, **parts}
 
 
 def test_the_memory_of_a_spec_is_estimated_once() -> None:
@@ -30,14 +30,14 @@ def test_the_memory_of_a_spec_is_estimated_once() -> None:
         "spec.training.model.source": "Qwen/Qwen3-32B",
         "spec.pools[0].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
     }
-    first = reader.read(edited(job(), too_large)).observed.memory_shortage
+    first = reader.read(job(too_large)).observed.memory_shortage
     assert first.startswith("by an estimate the memory of pool main (L4) is too small: ")
-    assert reader.read(edited(job(status={"observedGeneration": 1}), too_large)).observed.memory_shortage is first
+    assert reader.read(job(too_large, status={"observedGeneration": 1})).observed.memory_shortage is first
     assert reader.read(job()).observed.memory_shortage == ""
-    assert reader.read(edited(job(), {**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""
+    assert reader.read(job({**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""
 
 
-def test_an_estimate_that_fails_keeps_no_job_from_being_read(
+def test_a_failed_estimate_does_not_stop_a_job_from_being_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def mistake(_spec: object) -> str:
@@ -48,8 +48,8 @@ def test_an_estimate_that_fails_keeps_no_job_from_being_read(
     assert "the memory of a job could not be estimated" in caplog.text
 
 
-def test_too_little_memory_is_told_once_and_keeps_nothing_from_being_made() -> None:
-    seen = samples.moment()
+def test_too_little_memory_is_one_warning_and_blocks_nothing() -> None:
+    seen = inputs.moment()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
     plan = decide(too_large)
     warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")

@@ -22,16 +22,6 @@ def together(_: str) -> str:
     return ""
 
 
-def run(test: Test) -> None:
-    """In a loop of its own, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(120):
-            await test()
-
-    asyncio.run(limited())
-
-
 def test_a_key_added_many_times_comes_once() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
@@ -41,7 +31,7 @@ def test_a_key_added_many_times_comes_once() -> None:
         assert [await queue.get(), await queue.get()] == ["a", "b"]
         assert queue.num_waiting == 0
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
@@ -57,10 +47,10 @@ def test_a_key_added_while_it_is_worked_on_comes_again_afterwards() -> None:
         queue.done("a")
         assert queue.num_waiting == 0
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_parties_take_turns() -> None:
+def test_namespaces_are_served_in_turn() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, lambda key: key[0])
         for number in range(1000):
@@ -74,7 +64,7 @@ def test_parties_take_turns() -> None:
         assert [await queue.get(), await queue.get(), await queue.get()] == ["a4", "b0", "a5"]
         assert queue.num_waiting == 994
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_the_earliest_of_several_times_wins() -> None:
@@ -90,10 +80,10 @@ def test_the_earliest_of_several_times_wins() -> None:
         assert loop.time() - started >= 0.05
         assert queue.num_delayed == 0
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_work_that_begins_drops_what_was_planned() -> None:
+def test_starting_work_cancels_the_planned_requeue() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         queue.add_after("a", 0.05)
@@ -103,7 +93,7 @@ def test_work_that_begins_drops_what_was_planned() -> None:
         await asyncio.sleep(0.1)
         assert (queue.num_waiting, queue.num_delayed) == (0, 0)
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
@@ -117,7 +107,7 @@ def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
         assert queue.retry("a") == 0.5
         queue.close()
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.parametrize(("drawn", "delay"), [(0.0, 0.4), (0.75, 0.55), (0.999999, 0.6)])
@@ -127,10 +117,10 @@ def test_delays_are_spread(drawn: float, delay: float) -> None:
         assert queue.retry("a") == pytest.approx(delay, abs=1e-5)
         queue.close()
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_closed_queue_gives_nothing_out() -> None:
+def test_a_closed_queue_returns_no_keys() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         waiting = asyncio.create_task(queue.get())
@@ -144,7 +134,7 @@ def test_a_closed_queue_gives_nothing_out() -> None:
         with pytest.raises(QueueClosed):
             await queue.get()
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
@@ -183,11 +173,11 @@ def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
         queue.close()
         await task
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
-def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
+def test_a_waiting_key_does_not_block_others(num_slots: int) -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         slots = Slots(num_slots)
@@ -220,7 +210,7 @@ def test_who_waits_aside_keeps_nobody_from_work(num_slots: int) -> None:
         queue.close()
         await task
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_a_poison_key_delays_no_other() -> None:
@@ -249,10 +239,10 @@ def test_a_poison_key_delays_no_other() -> None:
         queue.close()
         await task
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_what_work_raises_ends_the_workers() -> None:
+def test_an_exception_in_the_work_ends_the_workers() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
 
@@ -264,4 +254,4 @@ def test_what_work_raises_ends_the_workers() -> None:
             await work_through(queue, Slots(1), work)
         assert caught.group_contains(MemoryError, match="a")
 
-    run(test)
+    asyncio.run(asyncio.wait_for(test(), 240))

@@ -45,7 +45,7 @@ print(ray.is_initialized(), [thread.name for thread in threading.enumerate() if 
 """
 
 
-def test_after_the_session_nothing_reaches_for_ray(tmp_path: Path, cluster: str) -> None:
+def test_no_ray_calls_are_made_after_the_session(tmp_path: Path, cluster: str) -> None:
     environment = {**inherited_environment(), "PYTHONPATH": echo_workers.PYTHON_PATH}
     command = [sys.executable, "-c", PROGRAM, cluster]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from shutil import copy, copytree
+from shutil import copytree
 
 import pyarrow
 import pyarrow.parquet
@@ -23,9 +23,8 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_cli.local.run_folder import RunFolder
-from rljob_testing.jobs.valid_job import edited
 from rljob_testing.models import tiny_models
-from rljob_testing.training import replays, training_runs
+from rljob_testing.training import training_runs
 from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
 from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
@@ -148,12 +147,12 @@ def write_user_files(folder: Path) -> None:
     """Data and models that CASES name."""
     chats = [[{"role": role, "content": "1>"} for role in roles] for roles in (["user"], ["system", "user"])]
     (folder / "chats.jsonl").write_text("".join(json.dumps({"prompt": chat, "answer": "1"}) + "\n" for chat in chats))
-    copytree(replays.MODEL, folder / "chatting")
+    copytree(tiny_models.QUICKSTART_MODEL, folder / "chatting")
     (folder / "chatting" / "chat_template.jinja").write_text(
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
         "{{ messages[0].content }}"
     )
-    copytree(replays.MODEL, folder / "damaged")
+    copytree(tiny_models.QUICKSTART_MODEL, folder / "damaged")
     (folder / "damaged" / "generation_config.json").write_text('{"eos_token_id": [1, ')
     values = pyarrow.array([b"1>", b"\xff>"], pyarrow.binary())
     prompts = pyarrow.Array.from_buffers(pyarrow.string(), 2, values.buffers())
@@ -191,9 +190,8 @@ def test_a_job_that_cannot_work_is_refused_before_ray(
 def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = edited(
-        training_runs.small_job(num_workers=2, rollout={"engine": "Auto"}), {"spec.roles.rollout.tensorParallel": 2}
-    )
+    roles: training_runs.Document = {"rollout": {"tensorParallel": 2}}
+    wire = training_runs.small_job(num_workers=2, roles=roles, rollout={"engine": "Auto"})
     job = TrainerJob(name="small", spec=RLJob.from_wire(wire).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
@@ -238,7 +236,7 @@ def test_vllm_that_is_not_installed_is_refused_before_ray(
     assert not RunFolder(run.files.folder).has_results()
 
 
-def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(
+def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     """BERT's head has a layer of its own before the weights of its output, which the trainer does not know of."""
@@ -247,8 +245,7 @@ def test_a_model_that_is_not_called_rightly_is_refused_and_leaves_nothing(
         BertConfig(**sizes, intermediate_size=64, is_decoder=True, eos_token_id=1, bos_token_id=None)
     )
     model.save_pretrained(tmp_path / "bert")
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, tmp_path / "bert")
+    tiny_models.copy_tokenizer(tmp_path / "bert")
     run = run_trainer(training_runs.small_job(model={"source": "./bert"}), cluster)
     assert run.exit_code == 2, run.terminal
     told = r"does not get the log-probabilities of a 'bert' model right \(they differ .* by up to \d\.\de[+-]\d+, more"

@@ -33,4 +33,5 @@ def test_workers_of_ones_own() -> None:
         "points of what is sorted: 5.0",
         "cut and put together: ('a', 'b', 'c') [2, 5, 1]",
         "the best first: ('c', 'a', 'b')",
+        "by both judges: [0.5, 1.0, 2.0]",
     ]

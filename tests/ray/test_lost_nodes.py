@@ -15,10 +15,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from rljob_api.constants import RAY_HEALTH_CHECK
-from rljob_testing.processes import descendants
-from rljob_testing.ray_clusters import echo_workers
-from rljob_testing.ray_clusters.ray_nodes import RayNode, ray_nodes
-from rljob_testing.ray_clusters.stack_dumps import Dump, dumped_stacks
+from rljob_testing.ray_clusters import echo_workers, ray_nodes, stack_dumps
 from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups import death
@@ -38,7 +35,7 @@ def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in RAY_HEALTH_CHECK.items():
             patch.setenv(name, value)
-        with ray_nodes([RayNode("127.0.0.2", num_cpus=1)]) as cluster:
+        with ray_nodes.ray_nodes([ray_nodes.RayNode("127.0.0.2", num_cpus=1)]) as cluster:
             yield cluster
 
 
@@ -66,12 +63,11 @@ class OneNode:
 
 @contextmanager
 def one_node(cluster: Cluster, address: str, run_folder: Path) -> Iterator[OneNode]:
-    node = cluster.add_node(**RayNode(address, num_cpus=1, num_gpus=1).arguments())
-    [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
+    node = cluster.add_node(**ray_nodes.RayNode(address, num_cpus=1, num_gpus=1).arguments())
     pool = ResourcePool(PoolSettings("main", 1, 1, True, 0.1, 60))
     processes = start_processes(pool, {"OMP_NUM_THREADS": "1", "RLJOB_RUN_FOLDER": str(run_folder)})
     processes.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
-    victims = [raylet, *(process.pid for process in descendants(raylet))]
+    victims = ray_nodes.process_ids(node)
     assert processes.record.infos[0].process_id in victims
     try:
         yield OneNode(address, processes, victims)
@@ -87,7 +83,7 @@ class Frozen:
     """A node that does not answer any more, and has not told so."""
 
     seconds_until_missed: Future[float]
-    dump: Future[Dump]
+    dump: Future[stack_dumps.Dump]
     """What is written of its run."""
 
 
@@ -98,7 +94,7 @@ def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with one_node(cluster, "127.0.0.4", folder) as node, ThreadPoolExecutor(2) as threads:
         node.send(signal.SIGSTOP)
         missed = threads.submit(node.seconds_until_missed)
-        yield Frozen(missed, threads.submit(dumped_stacks, folder, cluster.address))
+        yield Frozen(missed, threads.submit(stack_dumps.dumped_stacks, folder, cluster.address))
 
 
 @pytest.mark.usefixtures("frozen")

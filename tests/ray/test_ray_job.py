@@ -204,7 +204,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(pods: Pods, killed: Kille
     assert [group["state"] for group in groups if group["creator_job_id"] == driver] == ["REMOVED", "REMOVED"]
 
 
-def test_the_next_start_goes_on_from_its_checkpoint(killed: Killed, stopped: Stopped) -> None:
+def test_the_next_start_resumes_from_its_checkpoint(killed: Killed, stopped: Stopped) -> None:
     assert killed.checkpoint >= 2
     assert stopped.begun.resumed_from_step == killed.checkpoint
 

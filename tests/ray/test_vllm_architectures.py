@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import copy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.models import tiny_models
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -85,8 +84,7 @@ def compared(name: str, folder: Path, context: WorkerContext, engines: list[Vllm
     from rljob_trainer.weights.sync import sync_weights
 
     tiny_models.save(name, folder)
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, folder)
+    tiny_models.copy_tokenizer(folder)
     trained = TrainEngine(TrainEngineSettings(folder, torch.device("cpu"), torch.float32, False, 4096, Optimizer()))
     try:
         with small_vllm.model_inspection_in_process():

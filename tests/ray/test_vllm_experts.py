@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import copy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +19,7 @@ from safetensors.torch import load_file
 
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.models import tiny_models
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import GenerationRequest, SamplingSettings
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -103,8 +102,7 @@ def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
 
 def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
     folder = tiny_models.save("qwen3_moe", tmp_path)
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, folder)
+    tiny_models.copy_tokenizer(folder)
     [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(seen_on_a_rank, folder), 2)], gloo_ranks.VLLM)
     for found in ranks:
         assert isinstance(found, Generated)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.ray_clusters import local_ray
-from rljob_testing.ray_clusters.hybrid_workers import NEVER, watched_hybrid
+from rljob_testing.ray_clusters import hybrid_workers, local_ray
 from rljob_testing.training import training_runs
 from rljob_trainer.controller import model_roles
 
@@ -54,7 +53,7 @@ class Watched:
     run: training_runs.Ended
     digests: list[dict[int, str]]
     texts: list[list[str]]
-    """Per rank, see `watched_hybrid.texts_of`."""
+    """Per rank, see `hybrid_workers.watched_hybrid.texts_of`."""
     compiles: list[str]
     """Per rank `True` or `False`."""
     left_in_memory: set[str]
@@ -64,7 +63,7 @@ class Watched:
 def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stale_from: int) -> Watched:
     before = shared_memory()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_roles, "make_hybrid", partial(watched_hybrid, stale_from))
+        patch.setattr(model_roles, "make_hybrid", partial(hybrid_workers.watched_hybrid, stale_from))
         run = training_runs.RunTrainer(folder)(job(tensor_parallel, num_steps), cluster)
     assert run.exit_code == 0, run.terminal
     logs = [(run.files.folder / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]
@@ -97,7 +96,9 @@ def data_parallel(compiling_cluster: str, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def tensor_parallel(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """One engine on both ranks."""
-    return watch(tmp_path_factory.mktemp("tensor-parallel"), cluster, 2, NUM_UPDATES + 1, stale_from=NEVER)
+    return watch(
+        tmp_path_factory.mktemp("tensor-parallel"), cluster, 2, NUM_UPDATES + 1, stale_from=hybrid_workers.NEVER
+    )
 
 
 def differences(watched: Watched) -> list[float]:

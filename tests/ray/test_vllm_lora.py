@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from shutil import copy
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ import torch
 from rljob_api.v1alpha1.model import Lora, LoraSync
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.models import tiny_models
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -73,8 +72,7 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
 
 def test_every_version_of_the_adapters_is_generated_with(tmp_path: Path) -> None:
     folder = tiny_models.save("qwen3 tied", tmp_path)
-    for file in replays.MODEL.glob("tokenizer*"):
-        copy(file, folder)
+    tiny_models.copy_tokenizer(folder)
     [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(versions, folder), 2)], gloo_ranks.VLLM)
     for found in ranks:
         assert isinstance(found, list)

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from rljob_testing import process_counters
 from rljob_testing.models import sampling_by_definition
-from rljob_testing.training import gloo_ranks, replays
+from rljob_testing.training import gloo_ranks
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import FinishedSequence, GenerationRequest, RolloutEngine, SamplingSettings
 from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
@@ -52,7 +52,7 @@ STOPS: dict[tuple[str, ...], tuple[str, str]] = {
 
 def with_a_special_seven(folder: Path) -> Path:
     """The quick start's model, with a tokenizer in which 7 is a special token."""
-    copytree(replays.MODEL, folder, dirs_exist_ok=True)
+    copytree(sampling_by_definition.MODEL, folder, dirs_exist_ok=True)
     document = json.loads((folder / "tokenizer.json").read_text())
     document["added_tokens"].append({**document["added_tokens"][1], "id": 10, "content": "7"})
     (folder / "tokenizer.json").write_text(json.dumps(document))
@@ -119,7 +119,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
     def sequences(dtype: torch.dtype, requests: Sequence[Sequence[GenerationRequest]]) -> list[list[FinishedSequence]]:
         engine = small_vllm.started_engine(folder, context.world_size, dtype=dtype)
         engines.append(engine)
-        model = AutoModelForCausalLM.from_pretrained(replays.MODEL, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(sampling_by_definition.MODEL, dtype=dtype)
         engine.update_weights(model.named_parameters(), 0)
         return [list(engine.generate(each).values()) for each in requests]
 
@@ -180,7 +180,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Generated:
 @pytest.mark.parametrize("name", sampling_by_definition.SETTINGS)
 def test_samples_follow_the_cut_distribution(found: Generated, name: str) -> None:
     sampling_by_definition.assert_follows(
-        found.samples[name], sampling_by_definition.distribution(replays.MODEL, sampling_by_definition.SETTINGS[name])
+        found.samples[name], sampling_by_definition.distribution(sampling_by_definition.SETTINGS[name])
     )
 
 
@@ -196,7 +196,7 @@ def test_texts_are_those_of_the_other_engine(found: Generated) -> None:
 @torch.no_grad()
 def logprobs_of(sequences: Sequence[FinishedSequence], dtype: torch.dtype) -> torch.Tensor:
     """[R], by transformers, on each row alone; the weights are rounded to bfloat16 whatever is computed in."""
-    model = AutoModelForCausalLM.from_pretrained(replays.MODEL, dtype=torch.bfloat16).to(dtype)
+    model = AutoModelForCausalLM.from_pretrained(sampling_by_definition.MODEL, dtype=torch.bfloat16).to(dtype)
     rows = []
     for sequence in sequences:
         prompt = PROMPTS[int(sequence.request_id) % len(PROMPTS)]

@@ -15,17 +15,12 @@ import pytest
 import torch
 
 from rljob_testing import process_counters
-from rljob_testing.training import gloo_ranks, offload_runs, replays
-from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.batch.ragged import RaggedColumn
+from rljob_testing.training import gloo_ranks, offload_runs
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import RolloutMemory
-from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.engines.rollout.hf_engine import HfEngine
 from rljob_trainer.host_memory import HOST_MEMORY, HostMemory
 from rljob_trainer.observability.memory import MEBIBYTE, process_bytes
-from rljob_trainer.workers.columns import PROMPT_TOKEN_IDS, SAMPLE_SEEDS
-from rljob_trainer.workers.hybrid import HybridWorker
-from rljob_trainer.workers.rollout import RolloutWorker
 
 MACHINE = {"proc/meminfo": "MemTotal:  32000 kB\nMemFree: 2000 kB\nMemAvailable:   16000 kB\n"}
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -147,13 +142,7 @@ def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
     asked: list[int] = []
     HOST_MEMORY.give_back = lambda: asked.append(0)
     HOST_MEMORY.make_room = asked.append
-    run = replays.replayed_run(offload_runs.REPLAY, context)
-    settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
-    rollout = RolloutWorker(context, lambda: CachingEngine(settings), 1)
-    hybrid = HybridWorker(context, run.actor, rollout, torch.float32, seed=0)
-    prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 2)
-    batch = DataProto({SAMPLE_SEEDS: torch.arange(2)}, ragged={PROMPT_TOKEN_IDS: prompts})
-    hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
+    offload_runs.generate_once(CachingEngine, context)
     return asked
 
 

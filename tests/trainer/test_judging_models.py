@@ -56,7 +56,7 @@ def reward_job(source: Path) -> RLJob:
 
 
 def asked(
-    source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = tiny_models.QUICKSTART_POLICY
+    source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = tiny_models.QUICKSTART_MODEL
 ) -> bool:
     """Whether it is given tokens."""
     spec = reward_job(source).spec
@@ -135,7 +135,7 @@ def test_a_template_that_fails_is_refused_before_a_device_is_taken(
     """Also where the model has the policy's tokens and its template is only asked where a response ends."""
     folder = tiny_models.save_scoring(tmp_path / "model")
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
-    policy = folder if is_alike else tiny_models.QUICKSTART_POLICY
+    policy = folder if is_alike else tiny_models.QUICKSTART_MODEL
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*{words}"):
         asked(folder, policy=policy)
 
@@ -168,7 +168,7 @@ def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_
         training_runs.small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})
     ).spec
     with pytest.raises(ConfigurationError, match=r"spec\.training\.critic\.model\." + message):
-        critic_model(spec, tiny_models.QUICKSTART_POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, tiny_models.QUICKSTART_MODEL, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
         ConfigurationError,
         match=r"spec\.training\.critic\.model\.source: .* has other tokens than the policy \(such as '[7x]'\)",
     ):
-        critic_model(spec, tiny_models.QUICKSTART_POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, tiny_models.QUICKSTART_MODEL, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 def test_a_critic_that_reads_only_shorter_rows_is_refused(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_critic_that_reads_only_shorter_rows_is_refused(tmp_path: Path) -> Non
     with pytest.raises(
         ConfigurationError, match=r"maxNewTokens \(8\): .* 9 tokens, and the model in .*critic reads at"
     ):
-        critic_model(spec, tiny_models.QUICKSTART_POLICY, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
+        critic_model(spec, tiny_models.QUICKSTART_MODEL, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
 class Group:

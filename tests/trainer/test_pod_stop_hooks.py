@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler
 from rljob_trainer.pod import await_workers as await_workers_program
 from rljob_trainer.pod import stop_driver
 from rljob_trainer.pod.await_workers import await_workers, worker_processes

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,57 +20,68 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from ruamel.yaml import YAML
 
-from rljob_api.crdgen.manifest import custom_resource_definition
+from rljob_testing.cli.rljob_command import SMALL_JOB
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import QuietHandler
+from rljob_testing.cluster.job_requests import JobNamespace
+from rljob_testing.local_servers import QuietHandler, running_http_server
+from rljob_testing.settings import inherited_environment
 
 NODE = "stand-in"
-_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _NUMBERS = itertools.count(1)
 Json = dict[str, object]
 
 
 @dataclass(frozen=True)
-class JobCluster:
+class JobCluster(JobNamespace):
     """One namespace of its own, with a kubeconfig that names it."""
 
-    server: ApiServer
-    namespace: str
     kubeconfig: Path
 
     @property
-    def jobs(self) -> str:
-        """Path of the namespace's jobs."""
-        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
+    def environment(self) -> dict[str, str]:
+        """Of a process whose commands find this namespace."""
+        return inherited_environment() | {"KUBECONFIG": str(self.kubeconfig)}
 
-    def job(self, name: str) -> Json:
-        """A stored job."""
-        return _object(self.server.http.get(f"{self.jobs}/{name}").raise_for_status().json())
+    def account_token(self, role: Mapping[str, object] | None = None) -> str:
+        """A token of a new service account, `visitor`. `role`: a Role that is made and bound to it."""
+        account, accounts = "visitor", f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
+        self.http.post(accounts, json={"metadata": {"name": account}}).raise_for_status()
+        if role is not None:
+            rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
+            made = self.http.post(f"{rbac}/roles", params={"fieldValidation": "Strict"}, json=role)
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role"}
+            binding = {
+                "metadata": {"name": account},
+                "roleRef": reference | {"name": made.raise_for_status().json()["metadata"]["name"]},
+                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": self.namespace}],
+            }
+            self.http.post(f"{rbac}/rolebindings", json=binding).raise_for_status()
+        answer = self.http.post(f"{accounts}/{account}/token", json={"spec": {"expirationSeconds": 3600}})
+        return str(answer.raise_for_status().json()["status"]["token"])
 
     def create_job(self, job: Mapping[str, object]) -> Json:
         """Stores a job."""
-        answer = self.server.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
+        answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
         assert answer.status_code == 201, answer.text
         return _object(answer.json())
 
+    def create_small_job(self, more: str = "", num_nodes: int = 1) -> Json:
+        """Stores the job of SMALL_JOB, on so many nodes and with these lines more."""
+        text = SMALL_JOB.replace("nodes: 1", f"nodes: {num_nodes}") + more
+        return self.create_job(YAML(typ="safe", pure=True).load(text))
+
     def write_status(self, name: str, status: Mapping[str, object]) -> None:
         """Replaces parts of a job's status, as the operator does."""
-        headers = {"Content-Type": "application/merge-patch+json"}
         params = {"fieldValidation": "Strict"}
         path = f"{self.jobs}/{name}/status"
-        answer = self.server.http.patch(path, headers=headers, params=params, json={"status": status})
+        answer = self.http.patch(path, params=params, json={"status": status})
         assert answer.status_code == 200, answer.text
 
     def annotate(self, name: str, annotations: Mapping[str, str]) -> None:
         """Adds annotations to a job."""
-        patch = {"metadata": {"annotations": annotations}}
-        headers = {"Content-Type": "application/merge-patch+json"}
-        self.server.http.patch(f"{self.jobs}/{name}", json=patch, headers=headers).raise_for_status()
-
-    def delete_job(self, name: str) -> None:
-        """Deletes a job."""
-        self.server.http.delete(f"{self.jobs}/{name}").raise_for_status()
+        self.change(name, {"metadata": {"annotations": annotations}})
 
     def create_pod(
         self, name: str, labels: Mapping[str, str], containers: Sequence[str], status: Mapping[str, object]
@@ -81,20 +90,19 @@ class JobCluster:
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         spec = {"nodeName": NODE, "containers": [{"name": each, "image": "none"} for each in containers]}
         pod = {"metadata": {"name": name, "labels": dict(labels)}, "spec": spec}
-        self.server.http.post(path, json=pod).raise_for_status()
+        self.http.post(path, json=pod).raise_for_status()
         self.write_pod_status(name, status)
 
     def write_pod_status(self, name: str, status: Mapping[str, object]) -> None:
         """Merges into a pod's status."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
-        headers = {"Content-Type": "application/merge-patch+json"}
-        answer = self.server.http.patch(path, headers=headers, json={"status": status})
+        answer = self.http.patch(path, json={"status": status})
         assert answer.status_code == 200, answer.text
 
     def delete_pod(self, name: str) -> None:
         """Deletes a pod at once."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
-        self.server.http.delete(path, params={"gracePeriodSeconds": "0"}).raise_for_status()
+        self.http.delete(path, params={"gracePeriodSeconds": "0"}).raise_for_status()
 
     def warn(self, kind: str, name: str, reason: str, message: str, *, count: int, seen: str) -> None:
         """Stores a Warning event about an object."""
@@ -109,18 +117,7 @@ class JobCluster:
             "firstTimestamp": seen,
             "lastTimestamp": seen,
         }
-        self.server.http.post(f"/api/v1/namespaces/{self.namespace}/events", json=event).raise_for_status()
-
-
-def install_crd(server: ApiServer) -> None:
-    """Installs the generated CRD and waits until it is served."""
-    answer = server.http.post(_CRDS, params={"fieldValidation": "Strict"}, json=custom_resource_definition())
-    assert answer.status_code in (201, 409), answer.text
-    deadline = time.monotonic() + 30
-    # Listing is answered last: until the storage is ready it says 429.
-    while server.http.get("/apis/rljob.dev/v1alpha1/rljobs").status_code != 200:
-        assert time.monotonic() < deadline, "the CRD is not served after 30 s"
-        time.sleep(0.1)
+        self.http.post(f"/api/v1/namespaces/{self.namespace}/events", json=event).raise_for_status()
 
 
 def new_namespace(server: ApiServer, folder: Path) -> JobCluster:
@@ -128,24 +125,8 @@ def new_namespace(server: ApiServer, folder: Path) -> JobCluster:
     name = f"team-{next(_NUMBERS)}"
     server.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
     kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(kubeconfig_text(server.url, server.certificate, server.token, name))
+    kubeconfig.write_text(server.kubeconfig(namespace=name))
     return JobCluster(server, name, kubeconfig)
-
-
-def kubeconfig_text(url: str, certificate: Path, token: str, namespace: str) -> str:
-    """A kubeconfig with one context called `here`. JSON is YAML."""
-    cluster = {"server": url, "certificate-authority": str(certificate)}
-    context = {"cluster": "here", "user": "me", "namespace": namespace}
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "here",
-            "clusters": [{"name": "here", "cluster": cluster}],
-            "contexts": [{"name": "here", "context": context}],
-            "users": [{"name": "me", "user": {"token": token}}],
-        }
-    )
 
 
 @dataclass
@@ -167,17 +148,13 @@ def running_kubelet(server: ApiServer, folder: Path) -> Iterator[StandInKubelet]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_certificate(folder / "kubelet.pem"))
     http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kubelet))
-    http.daemon_threads = True
     http.socket = context.wrap_socket(http.socket, server_side=True)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with running_http_server(http):
         _announce_node(server, http.server_address[1])
-        yield kubelet
-    finally:
-        kubelet.more.set()
-        http.shutdown()
-        http.server_close()
+        try:
+            yield kubelet
+        finally:
+            kubelet.more.set()
 
 
 def _announce_node(server: ApiServer, port: int) -> None:
@@ -186,8 +163,7 @@ def _announce_node(server: ApiServer, port: int) -> None:
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
     }
-    headers = {"Content-Type": "application/merge-patch+json"}
-    server.http.patch(f"/api/v1/nodes/{NODE}/status", headers=headers, json={"status": status}).raise_for_status()
+    server.http.patch(f"/api/v1/nodes/{NODE}/status", json={"status": status}).raise_for_status()
 
 
 def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:

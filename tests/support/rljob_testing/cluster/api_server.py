@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rljob_testing.cluster.go_programs import BuildError, ensure_program
-from rljob_testing.network import free_ports
-from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.local_servers import free_ports
+from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.settings import kubebuilder_assets
 
 START_DEADLINE_SECONDS = 60.0
@@ -53,9 +53,29 @@ class ApiServer:
     certificate: Path
     """The server's own certificate, which is also the one to trust."""
     http: httpx.Client
-    """Sends the token and trusts the certificate; paths are relative to `url`."""
+    """Sends the token and trusts the certificate; paths are relative to `url`. A patch is a merge patch."""
     program: Program
     """The server itself, which a test may stop and start again; what is stored stays."""
+
+    def kubeconfig(self, *, url: str | None = None, token: str | None = None, namespace: str = "default") -> str:
+        """The text of a kubeconfig for an administrator of this server, but for what is named otherwise."""
+        return kubeconfig_text(url or self.url, self.certificate, token or self.token, namespace)
+
+
+def kubeconfig_text(url: str, certificate: Path | None, token: str, namespace: str = "default") -> str:
+    """A kubeconfig with one context, called `here`. JSON is YAML. `certificate`: None for plain HTTP."""
+    trusted = {"certificate-authority": str(certificate)} if certificate is not None else {}
+    context = {"cluster": "here", "user": "me", "namespace": namespace}
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": url, **trusted}}],
+            "contexts": [{"name": "here", "context": context}],
+            "users": [{"name": "me", "user": {"token": token}}],
+        }
+    )
 
 
 @contextmanager
@@ -148,7 +168,14 @@ def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[ht
     context = ssl.create_default_context(cafile=str(_certificate(folder)))
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=url, headers=headers, verify=context, timeout=30.0, trust_env=False) as http:
+        http.event_hooks["request"] = [_make_merge_patch]
         yield http
+
+
+def _make_merge_patch(request: httpx.Request) -> None:
+    """A patch without a type of its own; the server knows no other that is plain JSON."""
+    if request.method == "PATCH" and request.headers["Content-Type"] == "application/json":
+        request.headers["Content-Type"] = "application/merge-patch+json"
 
 
 def wait_until_ready(program: Program, http: httpx.Client) -> None:
@@ -174,6 +201,13 @@ def install_definition(http: httpx.Client, definition: Mapping[str, Any]) -> Non
     while http.get(path).status_code != 200:
         assert time.monotonic() < deadline, f"{path}: is not served after {START_DEADLINE_SECONDS:g} s"
         time.sleep(0.05)
+
+
+def create_namespace(server: ApiServer) -> str:
+    """Creates a namespace with a name that no other has; returns it."""
+    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["metadata"]["name"])
 
 
 class Program:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,22 +64,12 @@ class Helm:
 def connected(helm: Helm, server: ApiServer) -> Helm:
     """The same Helm with an administrator's access to a server."""
     kubeconfig = helm.folder / "kubeconfig"
-    configuration = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "server",
-        "clusters": [
-            {"name": "server", "cluster": {"server": server.url, "certificate-authority": str(server.certificate)}}
-        ],
-        "users": [{"name": "admin", "user": {"token": server.token}}],
-        "contexts": [{"name": "server", "context": {"cluster": "server", "user": "admin"}}],
-    }
-    kubeconfig.write_text(json.dumps(configuration))
+    kubeconfig.write_text(server.kubeconfig())
     kubeconfig.chmod(0o600)
     return Helm(helm.program, helm.folder, kubeconfig)
 
 
-def at(value: object, *path: str | int) -> object:
+def value_at(value: object, *path: str | int) -> object:
     """The value at a path of keys and indexes. Raises AssertionError if it leads nowhere."""
     for part in path:
         if isinstance(value, Mapping) and part in value:
@@ -95,7 +84,7 @@ def at(value: object, *path: str | int) -> object:
 
 def items_at(value: object, *path: str | int) -> list[Manifest]:
     """The list of objects at a path."""
-    found = at(value, *path)
+    found = value_at(value, *path)
     assert isinstance(found, list)
     return found
 
@@ -105,14 +94,14 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
-def only(manifests: list[Manifest], kind: str) -> Manifest:
+def only_of_kind(manifests: list[Manifest], kind: str) -> Manifest:
     """The one of that kind."""
     found = of_kind(manifests, kind)
     assert len(found) == 1, f"{len(found)} of {kind}"
     return found[0]
 
 
-def granted(role: Manifest) -> Iterator[tuple[str, str, str]]:
+def granted_rights(role: Manifest) -> Iterator[tuple[str, str, str]]:
     """(API group, resource, verb) of everything that a Role or ClusterRole allows."""
     for rule in items_at(role, "rules"):
         for group in _texts(rule, "apiGroups"):
@@ -122,7 +111,7 @@ def granted(role: Manifest) -> Iterator[tuple[str, str, str]]:
 
 
 def _texts(value: object, key: str) -> list[str]:
-    found = at(value, key)
+    found = value_at(value, key)
     assert isinstance(found, list)
     return [str(text) for text in found]
 

@@ -5,11 +5,45 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
+from rljob_testing.cluster.api_server import ApiServer
+
 JOBS = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+
+@dataclass(frozen=True)
+class JobNamespace:
+    """The jobs of one namespace, for an administrator."""
+
+    server: ApiServer
+    namespace: str
+
+    @property
+    def http(self) -> httpx.Client:
+        """The administrator's client."""
+        return self.server.http
+
+    @property
+    def jobs(self) -> str:
+        """Path of the jobs."""
+        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
+
+    def job(self, name: str) -> dict[str, Any]:
+        """A stored job."""
+        found: dict[str, Any] = self.http.get(f"{self.jobs}/{name}").raise_for_status().json()
+        return found
+
+    def change(self, name: str, patch: Mapping[str, object]) -> None:
+        """Sends a merge patch to a job."""
+        self.http.patch(f"{self.jobs}/{name}", json=patch).raise_for_status()
+
+    def delete(self, name: str) -> None:
+        """Deletes a job."""
+        self.http.delete(f"{self.jobs}/{name}").raise_for_status()
 
 
 @dataclass(frozen=True)
@@ -42,10 +76,7 @@ def create(http: httpx.Client, job: Mapping[str, object], *, keep: bool = False)
 
 def merge(http: httpx.Client, name: str, patch: Mapping[str, object], subresource: str = "") -> Answer:
     """Sends a merge patch to a stored job, or to one of its subresources (`/status`)."""
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = http.patch(
-        f"{JOBS}/{name}{subresource}", headers=headers, json=patch, params={"fieldValidation": "Strict"}
-    )
+    answer = http.patch(f"{JOBS}/{name}{subresource}", json=patch, params={"fieldValidation": "Strict"})
     return Answer(answer.status_code, answer.json())
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_testing.models.tiny_models import QUICKSTART_MODEL
 from rljob_trainer.engines.rollout.base import SamplingSettings
 
+MODEL = QUICKSTART_MODEL
 NUM_SAMPLES = 600
 PROMPT = (4, 9, 5, 12, 7)
 # vLLM takes temperatures up to 2.
@@ -31,9 +32,9 @@ Sample = tuple[int, float]
 
 
 @torch.no_grad()
-def distribution(folder: Path, sampling: SamplingSettings) -> dict[int, float]:
-    """Tokens that may follow the prompt, and their probabilities, by the model in `folder` in 32 bits."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def distribution(sampling: SamplingSettings) -> dict[int, float]:
+    """Tokens that may follow the prompt, and their probabilities, by MODEL in 32 bits."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     logits_V = model(torch.tensor([PROMPT])).logits[0, -1] / sampling.temperature
     ranked = sorted(enumerate(logits_V.softmax(dim=-1).tolist()), key=lambda each: -each[1])
     ranked = ranked[: sampling.top_k or len(ranked)]

@@ -198,6 +198,12 @@ def save(name: str, folder: Path) -> Path:
     return folder
 
 
+def copy_tokenizer(folder: Path) -> None:
+    """Gives the model in `folder` the quickstart's tokenizer: its texts mean nothing."""
+    for file in QUICKSTART_MODEL.glob("tokenizer*"):
+        shutil.copy(file, folder)
+
+
 def save_deep(folder: Path, num_layers: int) -> Path:
     """`folder`, with a Qwen3 of so many layers."""
     config = Qwen3Config(**{**COMMON, "num_hidden_layers": num_layers}, head_dim=HEAD_SIZE, tie_word_embeddings=True)
@@ -205,14 +211,14 @@ def save_deep(folder: Path, num_layers: int) -> Path:
     return folder
 
 
-QUICKSTART_POLICY = Path(str(files("rljob_trainer"))) / "assets" / "sort_digits" / "model"
+QUICKSTART_MODEL = Path(str(files("rljob_trainer"))) / "assets" / "sort_digits" / "model"
 WEIGHTS = "model.safetensors"
 
 
 def save_scoring(folder: Path, *, num_labels: int | None = 1, **config: object) -> Path:
     """With a drawn head for so many labels, or none, and these changes of its config.json."""
-    shutil.copytree(QUICKSTART_POLICY, folder)
-    weights = load_file(QUICKSTART_POLICY / WEIGHTS)
+    shutil.copytree(QUICKSTART_MODEL, folder)
+    weights = load_file(QUICKSTART_MODEL / WEIGHTS)
     if num_labels is not None:
         weights[VALUE_WEIGHT] = torch.randn(num_labels, 64, generator=torch.Generator().manual_seed(0)) / 8
     (folder / WEIGHTS).unlink()

@@ -45,9 +45,9 @@ from rljob_operator.reconcile.observed import (
     Reachability,
 )
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 from rljob_testing.operator.disturbances import POD_PROBLEMS, TEXTS, coin_flip, fitting_disturbances
-from rljob_testing.operator.samples import decide
+from rljob_testing.operator.inputs import decide
 
 PROVISIONING_SECONDS, ACTIVE_SECONDS, STALL_SECONDS, GRACE_SECONDS, TTL_SECONDS = 300, 1000, 600, 30, 400
 ELASTIC_WAIT_SECONDS = 59
@@ -102,7 +102,7 @@ def moments(draw: st.DrawFn) -> Observed:
     seen = moment(pick, pick.choice((*Stage, *_OFTEN)))
     # What was decided about it is the beginning of what follows in some.
     if pick.random() < 0.3:
-        seen = samples.with_status_written(seen, decide(seen))
+        seen = inputs.with_status_written(seen, decide(seen))
     for _ in range(num_disturbances):
         seen = pick.choice(fitting_disturbances(seen))(pick, seen)
     return seen
@@ -120,13 +120,13 @@ def moment(pick: Random, stage: Stage) -> Observed:
     status = RLJobStatus() if stage is Stage.NEW else _status(pick, stage, num_former, job_spec)
     if coin_flip(pick):
         status = status.model_copy(update={"conditions": _told(pick)})
-    return _outside(pick, stage, samples.job(job_spec, status))
+    return _outside(pick, stage, inputs.job(job_spec, status))
 
 
 def any_conditions(pick: Random) -> tuple[Condition, ...]:
     """What earlier passes, of this version or of another, may have told."""
     return tuple(
-        samples.condition(kind, pick.choice(tuple(ConditionStatus)), pick.choice(reasons), an_age(pick))
+        inputs.condition(kind, pick.choice(tuple(ConditionStatus)), pick.choice(reasons), an_age(pick))
         for kind, reasons in REASONS.items()
         if coin_flip(pick)
     )
@@ -145,13 +145,13 @@ def an_age(pick: Random) -> int:
 
 def ago(seconds: float) -> str:
     """The time so many seconds before `NOW`."""
-    return timestamp(samples.at(-seconds))
+    return timestamp(inputs.at(-seconds))
 
 
 @cache
 def _bare_specs() -> tuple[RLJobSpec, ...]:
     """Checking a job takes milliseconds, so these few are made once."""
-    return samples.spec(), samples.spec({"pools[0].nodes": 2})
+    return inputs.spec(), inputs.spec({"pools[0].nodes": 2})
 
 
 def _spec(pick: Random) -> RLJobSpec:
@@ -180,10 +180,10 @@ def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) ->
         newest = _on_fewer_nodes(pick, newest)
     former = tuple(_ended(pick, each, Stage.WAITING) for each in range(max(1, number - 9), number))
     saved = pick.choice([None, None, 3, 7])
-    state = samples.run_state(step=saved or 1, checkpoint_step=saved, seconds_ago=an_age(pick))
+    state = inputs.run_state(step=saved or 1, checkpoint_step=saved, seconds_ago=an_age(pick))
     counters = Counters(
         attempts=number,
-        start_number=newest.start_number or samples.START_NUMBER + number - 2,
+        start_number=newest.start_number or inputs.START_NUMBER + number - 2,
         application_retries=pick.choice([0, 0, 1, 2]),
         infrastructure_retries=pick.choice([0, 0, 3, 10]),
         failed_attempts=num_former,
@@ -224,14 +224,14 @@ def _between_or_after(pick: Random, stage: Stage, newest: Attempt) -> dict[str, 
 def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
     """The record of an attempt that has ended, in a way from which the stage follows."""
     if stage in (Stage.ENDED, Stage.KEPT) and coin_flip(pick):
-        made = samples.ended_attempt(Reason.SUCCEEDED, number=number)
+        made = inputs.ended_attempt(Reason.SUCCEEDED, number=number)
         record: dict[str, object] = {"outcome": AttemptOutcome.SUCCEEDED.value, "failure_class": None}
     else:
         is_retried = stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER)
         fitting = [reason for reason, found in FAILURE_CLASSES.items() if found in _RETRIED or not is_retried]
         reason = Reason.SUSPENDED if stage in _SUSPENDED else pick.choice(fitting)
-        made, record = samples.ended_attempt(reason, FAILURE_CLASSES[reason], number=number), {}
-    record |= {"start_number": samples.START_NUMBER + number - 1, "ended": ago(an_age(pick))}
+        made, record = inputs.ended_attempt(reason, FAILURE_CLASSES[reason], number=number), {}
+    record |= {"start_number": inputs.START_NUMBER + number - 1, "ended": ago(an_age(pick))}
     record |= {"trainer_may_run": stage in (Stage.ENDED, Stage.KEPT) and pick.randint(0, 3) == 0}
     return made.model_copy(update=record)
 
@@ -246,7 +246,7 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
     if reached >= _ORDER.index(Stage.READY):
         record |= {"ready_at": ago(ready)}
     if reached >= _ORDER.index(Stage.SUBMITTED):
-        record |= {"submissions": 1, "start_number": samples.START_NUMBER + number - 1}
+        record |= {"submissions": 1, "start_number": inputs.START_NUMBER + number - 1}
     if reached >= _ORDER.index(Stage.STARTING):
         record |= {"running_since": ago(running), "progressed_at": ago(min(running, an_age(pick)))}
         record |= {"run_state_at": ago(an_age(pick)) if coin_flip(pick) else None}
@@ -258,7 +258,7 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
         record |= {"stop": stop, "state": AttemptState.STOPPING.value}
     if stage is Stage.ENDING:
         record |= {"ending_seen_at": ago(min(running, an_age(pick)))}
-    return samples.attempt(number=number, seen=stage is not Stage.WRITTEN, record=record)
+    return inputs.attempt(number=number, seen=stage is not Stage.WRITTEN, record=record)
 
 
 def _on_fewer_nodes(pick: Random, attempt: Attempt) -> Attempt:
@@ -277,7 +277,7 @@ def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
     if not holds and coin_flip(pick):
         return nothing
     newest = about.status.attempts[-1]
-    there = samples.cluster(name=newest.cluster, uid=newest.cluster_uid or "c", deleting=not holds and coin_flip(pick))
+    there = inputs.cluster(name=newest.cluster, uid=newest.cluster_uid or "c", deleting=not holds and coin_flip(pick))
     pods = _pods(about, newest.cluster)
     if stage is Stage.PROVISIONING and pick.random() < 0.8:
         problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS)) if coin_flip(pick) else None
@@ -293,7 +293,7 @@ def _pods(about: ObservedJob, name: str) -> tuple[ObservedPod, ...]:
     """All that the job asks for, ready."""
     assert about.spec is not None, "a spec is taken away later"
     groups = [HEAD_GROUP, *(pool.name for pool in about.spec.pools for _ in range(pool.nodes))]
-    return tuple(samples.pod(f"{name}-{place}", group, cluster=name) for place, group in enumerate(groups))
+    return tuple(inputs.pod(f"{name}-{place}", group, cluster=name) for place, group in enumerate(groups))
 
 
 def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
@@ -303,7 +303,7 @@ def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
     newest = about.status.attempts[-1]
     trainer = ObservedRayJob(f"{about.name}-{newest.number}-1", RayJobStatus.RUNNING, "Ray's message", None, None)
     if stage in (Stage.PROVISIONING, Stage.READY) or (stage is Stage.SUBMITTED and coin_flip(pick)):
-        return samples.ray(gpus=gpus)
+        return inputs.ray(gpus=gpus)
     phases = {
         Stage.SUBMITTED: [RunPhase.STARTING],
         Stage.STARTING: [RunPhase.STARTING, RunPhase.RUNNING],
@@ -312,8 +312,8 @@ def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
     }
     state = _state(pick, pick.choice(phases.get(stage, [RunPhase.RUNNING])), newest)
     if stage is Stage.STARTING and coin_flip(pick):
-        return samples.ray(trainer, gpus=gpus)
-    seen = samples.ray(trainer, state, gpus=gpus)
+        return inputs.ray(trainer, gpus=gpus)
+    seen = inputs.ray(trainer, state, gpus=gpus)
     stop = newest.stop
     return replace(seen, stacks_missing=coin_flip(pick)) if stop is not None and stop.reason == "Stalled" else seen
 
@@ -321,7 +321,7 @@ def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
 def _state(pick: Random, phase: RunPhase, newest: Attempt) -> RunState:
     """What the trainer wrote last, or what it had written already when it was last looked at."""
     steps = pick.choice([None, None, 3, 8])
-    made = samples.run_state(phase, step=pick.randint(0, 10), seconds_ago=an_age(pick), checkpoint_step=steps)
+    made = inputs.run_state(phase, step=pick.randint(0, 10), seconds_ago=an_age(pick), checkpoint_step=steps)
     if newest.run_state_at is not None and coin_flip(pick):
         made = made.model_copy(update={"written_at": newest.run_state_at})
     return made.model_copy(update={"resumed_from_step": pick.choice([None, 3])})

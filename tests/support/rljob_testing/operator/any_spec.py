@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rljob_api.quantities import number_of
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 _LABELS = st.dictionaries(
     st.sampled_from(["team", "example.com/cost", "app.kubernetes.io/name", "pod", "app"]), st.just("x"), max_size=3
@@ -160,4 +160,4 @@ def _ordered(amounts: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[st
 
 def _spec_of(edits: dict[str, object]) -> RLJobSpec:
     # 96 prompts x 4 responses divide by up to 4 nodes x 8 GPUs.
-    return samples.spec({**edits, "training.batchSize": 96})
+    return inputs.spec({**edits, "training.batchSize": 96})

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler, running_http_server
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 CHUNK_BYTES = 65536
@@ -113,7 +113,6 @@ class ApiProxy:
             do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
 
     @property
     def url(self) -> str:
@@ -181,12 +180,10 @@ class ApiProxy:
 def running_proxy(server: ApiServer) -> Iterator[ApiProxy]:
     """A proxy at work."""
     proxy = ApiProxy(server)
-    threading.Thread(target=proxy.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
-        yield proxy
+        with running_http_server(proxy.server):
+            yield proxy
     finally:
-        proxy.server.shutdown()
-        proxy.server.server_close()
         proxy.cut()
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rljob_operator.metrics import Metrics
@@ -13,16 +12,6 @@ from rljob_operator.ray.run_watcher import RunWatcher
 from rljob_operator.reconcile.observed import ObservedRay
 
 TOKEN = "a" * 64
-
-
-def run_with_time_limit(test: Callable[[], Coroutine[None, None, None]]) -> None:
-    """In a loop of its own, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(240):
-            await test()
-
-    asyncio.run(limited())
 
 
 @asynccontextmanager

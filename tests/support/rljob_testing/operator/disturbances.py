@@ -26,7 +26,7 @@ from rljob_operator.reconcile.observed import (
     Reachability,
 )
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 TEXTS = ("short", "short", "", "x" * 2000, "\ud800\x1b[31mred\x00" * 100, "line\n" * 300, "é" * 700, "\x00")
 REQUESTS = ("first", "second", "", "x" * 300, "a\nb")
@@ -103,13 +103,13 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
 
 def _name_taken(pick: Random, seen: Observed) -> Observed:
     """By the cluster of somebody else, for a while or for too long."""
-    seen = _with_attempt(seen, name_taken_since=timestamp(samples.at(pick.choice([-59, -60, -90]))))
+    seen = _with_attempt(seen, name_taken_since=timestamp(inputs.at(pick.choice([-59, -60, -90]))))
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, pick.choice(TEXTS)))
 
 
 def _lost_pods_left(pick: Random, seen: Observed) -> Observed:
-    overdue = replace(samples.pod("lost-1", cluster="example-990"), deleting=True, overdue=True)
-    silent = replace(samples.pod("lost-2", cluster="example-990"), node_silent_seconds=pick.choice([60.0, 5000.0]))
+    overdue = replace(inputs.pod("lost-1", cluster="example-990"), deleting=True, overdue=True)
+    silent = replace(inputs.pod("lost-2", cluster="example-990"), node_silent_seconds=pick.choice([60.0, 5000.0]))
     return replace(seen, pods=(*seen.pods, overdue, silent))
 
 
@@ -137,9 +137,9 @@ def _cluster_left(pick: Random, seen: Observed) -> Observed:
     name = "example-990"
     if any(each.name == name for each in seen.clusters):
         return seen
-    there = samples.cluster(name=name, uid="c990", deleting=coin_flip(pick))
+    there = inputs.cluster(name=name, uid="c990", deleting=coin_flip(pick))
     lost = {"deleting": True, "overdue": True}
-    left = replace(samples.pod("left", cluster=name), **pick.choice([lost, {"node_silent_seconds": 60.0}, {}]))  # type: ignore[arg-type]
+    left = replace(inputs.pod("left", cluster=name), **pick.choice([lost, {"node_silent_seconds": 60.0}, {}]))  # type: ignore[arg-type]
     clusters = (*seen.clusters, there) if coin_flip(pick) else seen.clusters
     return replace(seen, clusters=clusters, pods=(*seen.pods, left))
 
@@ -189,7 +189,7 @@ def _ray_lacks(pick: Random, seen: Observed) -> Observed:
     lacking = [
         replace(seen.ray, nodes=()),
         replace(seen.ray, nodes=seen.ray.nodes[:1]),
-        replace(seen.ray, nodes=samples.ray(gpus=(1, 2)).nodes),
+        replace(seen.ray, nodes=inputs.ray(gpus=(1, 2)).nodes),
         replace(seen.ray, infeasible_groups=(f"1 x {pick.choice(TEXTS)}",)),
     ]
     return replace(seen, ray=pick.choice(lacking))
@@ -205,28 +205,28 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
     status, error_type, exit_code = pick.choice(_ENDS)
     told = ObservedRayJob(seen.ray.job.submission_id, RayJobStatus(status), pick.choice(TEXTS), error_type, exit_code)
     if coin_flip(pick):
-        seen = _with_attempt(seen, ending_seen_at=timestamp(samples.at(pick.choice([-29, -30, -60]))))
+        seen = _with_attempt(seen, ending_seen_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
     ray_then = replace(seen.ray, job=told, log_tail=pick.choice(TEXTS))
     if pick.random() < 0.3:
         return replace(seen, ray=replace(ray_then, run_state=None))
     error = RunError(kind="Error", message=pick.choice(TEXTS).replace("\ud800", "")) if coin_flip(pick) else None
     export = pick.choice([None, "file:///rljob/storage/run/export", "hf://" + "x" * 4090])
     phase = pick.choice([RunPhase.COMPLETE, RunPhase.COMPLETE, *RunPhase])
-    state = samples.run_state(phase, step=9, checkpoint_step=9, error=error, export_uri=export)
+    state = inputs.run_state(phase, step=9, checkpoint_step=9, error=error, export_uri=export)
     return replace(seen, ray=replace(ray_then, run_state=state))
 
 
 def _stopped_as_asked(_: Random, seen: Observed) -> Observed:
     assert seen.ray.job is not None, "only of a trainer that Ray knows"
     told = replace(seen.ray.job, status=RayJobStatus.STOPPED)
-    return replace(seen, ray=replace(seen.ray, job=told, run_state=samples.run_state(RunPhase.STOPPED, step=9)))
+    return replace(seen, ray=replace(seen.ray, job=told, run_state=inputs.run_state(RunPhase.STOPPED, step=9)))
 
 
 def _ended_without_words(pick: Random, seen: Observed) -> Observed:
     """A while ago, and well by Ray's words."""
     assert seen.ray.job is not None, "only of a trainer that Ray knows"
     done = replace(seen.ray.job, status=RayJobStatus.SUCCEEDED, exit_code=0)
-    seen = _with_attempt(seen, ending_seen_at=timestamp(samples.at(pick.choice([-29, -30, -60]))))
+    seen = _with_attempt(seen, ending_seen_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
     unread = pick.choice([None, "contract version 9"])
     return replace(seen, ray=replace(seen.ray, job=done, run_state=None, run_state_error=unread))
 
@@ -235,14 +235,14 @@ def _out_of_memory(pick: Random, seen: Observed) -> Observed:
     """A pod, and the trainer with it."""
     assert seen.ray.job is not None, "only of a trainer that Ray knows"
     problem = PodProblem(Reason.OUT_OF_MEMORY, "OOMKilled")
-    killed = replace(samples.pod("killed", cluster=seen.job.status.attempts[-1].cluster), ready=False, problem=problem)
+    killed = replace(inputs.pod("killed", cluster=seen.job.status.attempts[-1].cluster), ready=False, problem=problem)
     job = pick.choice([replace(seen.ray.job, status=RayJobStatus.FAILED, exit_code=75), None])
     return replace(seen, pods=(*seen.pods, killed), ray=replace(seen.ray, job=job, run_state=None))
 
 
 def _blind_for_long(pick: Random, seen: Observed) -> Observed:
     """Nothing is learned of a trainer that runs, for as long as the operator waits at the most, or almost."""
-    seen = _with_attempt(seen, silent_since=timestamp(samples.at(pick.choice([-601, -600, -599]))))
+    seen = _with_attempt(seen, silent_since=timestamp(inputs.at(pick.choice([-601, -600, -599]))))
     if coin_flip(pick):
         return pick.choice([_run_state_unreadable, _forbidden])(pick, seen)
     how = pick.choice([Reachability.UNREACHABLE, Reachability.REJECTED, Reachability.REJECTED, Reachability.NOT_ASKED])

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rljob_testing.operator import api_proxy
-from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
 SILENT_SECONDS = 0.5
@@ -40,10 +40,10 @@ class Point(NamedTuple):
 class Killer:
     """Kills the operator once at each point of a job's life that is `deadly`."""
 
-    def __init__(self, place: Testbed, operator: OperatorProcess, deadly: Callable[[int, str], bool]) -> None:
-        """`deadly` is asked for the number of the newest attempt, and its state with what follows."""
+    def __init__(self, place: Testbed, operator: OperatorProcess, deadly: Container[tuple[int, str]]) -> None:
+        """`deadly`: number of the newest attempt, and its state with what follows."""
         self._place = place
-        self._operator = operator
+        self.operator = operator
         self._deadly = deadly
         self._lock = threading.Lock()
         self._num_asked = 0
@@ -60,14 +60,14 @@ class Killer:
                 self._status = json.loads(answer).get("status", self._status)
             self._num_asked += moment == "before"
             self._asked_at = time.monotonic()
-            if not self._operator.is_running():
+            if not self.operator.is_running():
                 return
             if moment == "before" and _is_read(request):
                 return
             point = self._point(moment, request)
-            if point in self.victims or not self._deadly(point.attempt, point.state):
+            if point in self.victims or (point.attempt, point.state) not in self._deadly:
                 return
-            self._operator.kill()
+            self.operator.kill()
             self.victims.append(point)
             self._place.kuberay.changes.tell(self._place.namespace)
         if moment == "before":
@@ -76,10 +76,10 @@ class Killer:
     def revive(self) -> None:
         """Starts the operator, if it does not run."""
         with self._lock:
-            if not self._operator.is_running():
+            if not self.operator.is_running():
                 self._num_asked = 0
                 self._asked_at = time.monotonic()
-                self._operator.start()
+                self.operator.start()
 
     def is_done(self, num_requests: int) -> bool:
         """Whether the operator has made so many requests in this life, and waits."""
@@ -102,17 +102,18 @@ class Killer:
 
 
 @contextmanager
-def killer_at_every_request(place: Testbed, proxy: api_proxy.ApiProxy, killer: Killer) -> Iterator[None]:
-    """The killer stands at the API server's door and at the dashboards'."""
-    proxy.before = lambda request: killer.around("before", api_proxy.request_label(request))
-    proxy.after = lambda request, answer: killer.around("after", api_proxy.request_label(request), answer)
-    place.dashboards.around[place.namespace] = killer.around
-    try:
-        yield
-    finally:
-        proxy.before = lambda _: None
-        proxy.after = lambda _, __: None
-        del place.dashboards.around[place.namespace]
+def killer_at_every_request(place: Testbed, deadly: Container[tuple[int, str]]) -> Iterator[Killer]:
+    """The killer of an operator that is not started yet, at the API server's door and at the dashboards'."""
+    with api_proxy.running_proxy(place.server) as proxy:
+        killer = Killer(place, place.through(proxy.url).operator("operator-1"), deadly)
+        proxy.before = lambda request: killer.around("before", api_proxy.request_label(request))
+        proxy.after = lambda request, answer: killer.around("after", api_proxy.request_label(request), answer)
+        place.dashboards.around[place.namespace] = killer.around
+        try:
+            yield killer
+        finally:
+            del place.dashboards.around[place.namespace]
+            killer.operator.kill()
 
 
 def _is_read(request: str) -> bool:

@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import Manifest
 from rljob_operator.manifests.pod_template import PodMaker
 from rljob_testing.jobs.valid_job import Wire, valid_job
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 Edits = dict[str, object]
 _MANIFEST = TypeAdapter(Manifest)
@@ -180,7 +180,7 @@ def job_with(edits: Mapping[str, object]) -> Wire:
 
 def pods_of(spec: RLJobSpec) -> list[Manifest]:
     """The pods that the operator's manifests make: the head's, and one of each pool."""
-    maker = PodMaker(samples.IDENTITY, spec, 1, samples.DEFAULTS)
+    maker = PodMaker(inputs.IDENTITY, spec, 1, inputs.DEFAULTS)
     return [_pod(template) for template in (maker.head(), *map(maker.worker, spec.pools))]
 
 

@@ -133,8 +133,3 @@ def failing(exit_code: int, error: tuple[str, str] | None, log: str, after_secon
         return RunMoment("FAILED", message, "JOB_ENTRYPOINT_COMMAND_ERROR", exit_code, state, log)
 
     return life
-
-
-def running_for_ever(step: int = 1) -> Life:
-    """Trains, and never gets any further."""
-    return lambda _, environment: RunMoment(run_state=run_state(environment, "Running", step))

@@ -37,7 +37,7 @@ from rljob_operator.reconcile.plan_types import (
     SubmitJob,
 )
 from rljob_operator.reconcile.status_draft import timestamp
-from rljob_testing.operator import samples
+from rljob_testing.operator import inputs
 
 TICK_SECONDS = 4
 POD_TICKS = 3
@@ -80,7 +80,7 @@ class Start:
 class Scenario:
     """What is special about the outside."""
 
-    job_spec: RLJobSpec = field(default_factory=samples.spec)
+    job_spec: RLJobSpec = field(default_factory=inputs.spec)
     starts: tuple[Start, ...] = ()
     """In their order; those that follow go well."""
     pods_get_ready: bool = True
@@ -191,10 +191,10 @@ class World:
         wanted = self.scenario.job_spec.model_copy(update={"suspend": suspend})
         stop, retry = _asked_at(self.stop_asked), _asked_at(self.retry_asked)
         return Observed(
-            job=replace(samples.job(wanted), stop_request=stop, retry_request=retry),
+            job=replace(inputs.job(wanted), stop_request=stop, retry_request=retry),
             kuberay_installed=True,
             clusters=tuple(
-                samples.cluster(uid=found.uid, name=found.name, deleting=found.deleted_since is not None)
+                inputs.cluster(uid=found.uid, name=found.name, deleting=found.deleted_since is not None)
                 for found in self.clusters.values()
             ),
             pods=(*(each for found in self.clusters.values() for each in self._pods_of(found)), *self.lost_pods),
@@ -319,12 +319,12 @@ class World:
         lost = found.node_lost_since
         silent = 0.0 if lost is None else float(TICK_SECONDS * (self.tick - lost))
         workers = [
-            samples.pod(f"{found.uid}-w{number}", cluster=found.name, ready=ready, deleting=going, problem=problem)
+            inputs.pod(f"{found.uid}-w{number}", cluster=found.name, ready=ready, deleting=going, problem=problem)
             for number in range(self._num_nodes - self.nodes_away)
         ]
         if found.head_lost:
             return tuple(workers)
-        head = samples.pod(
+        head = inputs.pod(
             f"{found.uid}-h", HEAD_GROUP, cluster=found.name, ready=ready, deleting=going, node_silent_seconds=silent
         )
         return (head, *workers)
@@ -334,11 +334,11 @@ class World:
         if found is None or not any(each.group == HEAD_GROUP and each.ready for each in self._pods_of(found)):
             return ObservedRay(Reachability.NOT_ASKED)
         if found.node_lost_since is not None:
-            return samples.silent_ray(seconds=float(TICK_SECONDS * (self.tick - found.node_lost_since)))
+            return inputs.silent_ray(seconds=float(TICK_SECONDS * (self.tick - found.node_lost_since)))
         if self.tick in self.scenario.silent_ticks:
-            return samples.silent_ray(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
+            return inputs.silent_ray(seconds=float(TICK_SECONDS * (self.tick - self.scenario.silent_ticks.start)))
         trainer = found.newest
-        return samples.ray(gpus=self._gpus) if trainer is None else self._told(trainer)
+        return inputs.ray(gpus=self._gpus) if trainer is None else self._told(trainer)
 
     def _status(self, trainer: Trainer) -> RayJobStatus:
         script, step = trainer.script, trainer.step(self.tick)
@@ -364,13 +364,13 @@ class World:
         code = script.exit_code or (1 if script.worker_lost_at_step is None else 75)
         codes = {RayJobStatus.FAILED: code, RayJobStatus.SUCCEEDED: 0}
         told = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
-        return samples.ray(told, self._state(trainer, phase), gpus=self._gpus)
+        return inputs.ray(told, self._state(trainer, phase), gpus=self._gpus)
 
     def _state(self, trainer: Trainer, phase: RunPhase) -> RunState:
         step = trainer.step(self.tick)
         steps_done = max(0, step - trainer.from_step)
-        written = samples.NOW + timedelta(seconds=TICK_SECONDS * (trainer.since + LOADING_TICKS + steps_done))
-        state = samples.run_state(phase, step=step, seconds_ago=(samples.NOW - written).total_seconds())
+        written = inputs.NOW + timedelta(seconds=TICK_SECONDS * (trainer.since + LOADING_TICKS + steps_done))
+        state = inputs.run_state(phase, step=step, seconds_ago=(inputs.NOW - written).total_seconds())
         update: dict[str, object] = {"resumed_from_step": trainer.from_step or None}
         saved = trainer.saved_step or trainer.from_step
         if saved:
@@ -378,14 +378,14 @@ class World:
                 step=saved,
                 uri=f"file:///rljob/storage/checkpoints/{saved}",
                 digest="sha256:1",
-                saved_at=timestamp(samples.NOW + timedelta(seconds=TICK_SECONDS * saved)),
+                saved_at=timestamp(inputs.NOW + timedelta(seconds=TICK_SECONDS * saved)),
             )
         return state.model_copy(update=update)
 
 
 def _asked_at(tick: int | None) -> str | None:
     """The value of a request that was made at this tick."""
-    return timestamp(samples.NOW + timedelta(seconds=TICK_SECONDS * tick)) if tick is not None else None
+    return timestamp(inputs.NOW + timedelta(seconds=TICK_SECONDS * tick)) if tick is not None else None
 
 
 def _is_reached(found: Cluster) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 
 import httpx
 
-from rljob_testing.cluster.api_server import ApiServer, wait_until_ready
-from rljob_testing.jobs.valid_job import Wire, edited, valid_job
-from rljob_testing.operator import operator_process, scripts
-from rljob_testing.operator.kuberay import KubeRayStandIn
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.ray_dashboard import ClusterDashboard, RayDashboardStandIn
+from rljob_testing.cluster.api_server import DEFINITIONS, ApiServer, create_namespace, wait_until_ready
+from rljob_testing.cluster.job_requests import JobNamespace
+from rljob_testing.jobs.valid_job import Wire, valid_job
+from rljob_testing.operator import forked_operator, scripts
+from rljob_testing.operator.forked_operator import OperatorProcess
+from rljob_testing.operator.kuberay_stand_in import KubeRayStandIn, install_ray_cluster_resource
+from rljob_testing.operator.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
 
 WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
@@ -25,32 +26,20 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Testbed:
+class Testbed(JobNamespace):
     """A namespace, and everything that acts in it but the operator."""
 
     __test__ = False
     """Not a class of tests, whatever its name begins with."""
 
-    server: ApiServer
     kuberay: KubeRayStandIn
     dashboards: RayDashboardStandIn
-    namespace: str
-    setup: operator_process.OperatorSetup
-
-    @property
-    def http(self) -> httpx.Client:
-        """As an administrator."""
-        return self.server.http
-
-    @property
-    def jobs(self) -> str:
-        """Path of the jobs."""
-        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
+    setup: forked_operator.OperatorSetup
 
     def submit(self, name: str, edits: Mapping[str, object] | None = None) -> None:
         """Creates a job of one pool with 1 node of 2 GPUs, changed at wire paths."""
-        wire = edited(cluster_job(name), edits or {})
-        answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=wire)
+        job = cluster_job(name, edits)
+        answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
         assert answer.status_code == 201, answer.text
 
     def wire(self, name: str) -> Wire:
@@ -59,28 +48,15 @@ class Testbed:
 
     def served_spec(self) -> dict[str, Any]:
         """The spec of a job with the defaults that the server fills in; nothing is made. Empty where it serves no jobs,
-        as for a moment after a change of their definition."""
+        as for a moment after a change of their definition, or lists none yet (429)."""
         answer = self.http.post(self.jobs, params={"dryRun": "All"}, json=cluster_job("probe"))
-        spec: dict[str, Any] = answer.json()["spec"] if answer.status_code == 201 else {}
+        is_served = answer.status_code == 201 and self.http.get(self.jobs).status_code == 200
+        spec: dict[str, Any] = answer.json()["spec"] if is_served else {}
         return spec
-
-    def delete(self, name: str) -> None:
-        """Deletes a job."""
-        self.http.delete(f"{self.jobs}/{name}").raise_for_status()
 
     def delete_all_jobs(self) -> None:
         """Leaves nothing for an operator that looks at all namespaces."""
         self.http.delete(self.jobs).raise_for_status()
-
-    def change(self, name: str, patch: Mapping[str, object]) -> None:
-        """Sends a merge patch to a job."""
-        headers = {"Content-Type": "application/merge-patch+json"}
-        self.http.patch(f"{self.jobs}/{name}", json=patch, headers=headers).raise_for_status()
-
-    def job(self, name: str) -> dict[str, Any]:
-        """A stored job."""
-        found: dict[str, Any] = self.http.get(f"{self.jobs}/{name}").raise_for_status().json()
-        return found
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         """A condition of a job; empty where it has none."""
@@ -104,16 +80,6 @@ class Testbed:
         self.wait(reached, what, lambda: self.job(name).get("status"), seconds)
         return found
 
-    def wait_until_ended(self, name: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
-        """Waits for Complete or Failed; returns that condition."""
-
-        def ended() -> list[dict[str, Any]]:
-            found = [self.condition(name, kind) for kind in ("Complete", "Failed")]
-            return [condition for condition in found if condition.get("status") == "True"]
-
-        self.wait(ended, f"the end of {name}; it says {{}}", lambda: self.job(name).get("status"), seconds)
-        return ended()[0]
-
     def wait(
         self,
         ask: Callable[[], object],
@@ -130,6 +96,11 @@ class Testbed:
                 return
             assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
+
+    @property
+    def lease(self) -> str:
+        """Path of the operators' lease."""
+        return forked_operator.LEASE_PATH
 
     def start_server_again(self) -> None:
         """After it was killed. It says that it is ready before it serves what definitions make: a first request for
@@ -198,6 +169,33 @@ class Testbed:
         """What becomes of a RayCluster."""
         self.kuberay.script(self.namespace, cluster, script)
 
+    def keep_pods_starting(self, cluster: str) -> None:
+        """The containers of the workers are being created until `let_pods_start`."""
+        self.script(cluster, scripts.ClusterScript({"main": scripts.STARTING}))
+
+    def let_pods_start(self, cluster: str) -> None:
+        """All pods become ready."""
+        self.script(cluster, scripts.HAPPY)
+
+    def lose_head(self, cluster: str) -> None:
+        """The head's pod is deleted and does not come back."""
+        self.script(cluster, scripts.ClusterScript(missing=("head-0",)))
+
+    def fail_volume_mount(self, cluster: str, message: str) -> None:
+        """The head's pod has a node for a minute, and waits there for a volume."""
+        event = ("FailedMount", message)
+        head = scripts.PodScript(phase="Pending", ready=False, event=event, scheduled_seconds_ago=60.0)
+        self.script(cluster, scripts.ClusterScript({"head": head}))
+
+    def uninstall_kuberay(self) -> None:
+        """Removes the resource RayCluster, and waits until it is not served any more."""
+        self.http.delete(f"{DEFINITIONS}/rayclusters.ray.io").raise_for_status()
+        self.wait(lambda: self.http.get("/apis/ray.io/v1/rayclusters").status_code == 404, "the resource to go")
+
+    def install_kuberay(self) -> None:
+        """Installs the resource RayCluster where it is missing."""
+        install_ray_cluster_resource(self.http)
+
     def dashboard(self, cluster: str) -> ClusterDashboard:
         """The dashboard of a RayCluster."""
         return self.dashboards.cluster(self.namespace, cluster)
@@ -210,41 +208,47 @@ class Testbed:
         """The same place, for operators with further variables."""
         return replace(self, setup=replace(self.setup, environment={**self.setup.environment, **environment}))
 
-    def with_pauses(self, shorter: Mapping[str, float]) -> Testbed:
-        """The same place, for operators of which these constants are so many times shorter; the others are real."""
-        return replace(self, setup=replace(self.setup, shorter=shorter))
+    def with_leader_election(self, shorter: Mapping[str, float] = forked_operator.LONG_LEASE) -> Testbed:
+        """The same place, for operators that lead only with the lease, whose times are so many times shorter."""
+        return self.with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"}).with_shorter_times(shorter)
+
+    def with_shorter_times(self, shorter: Mapping[str, float]) -> Testbed:
+        """The same place, for operators of which these constants, too, are so many times shorter."""
+        return replace(self, setup=replace(self.setup, shorter={**self.setup.shorter, **shorter}))
+
+    def with_real_times(self) -> Testbed:
+        """The same place, for operators with the pauses that they have on a cluster."""
+        return replace(self, setup=replace(self.setup, shorter={}))
+
+    def in_new_namespace(self, folder: Path) -> Testbed:
+        """Another place, with the same server and stand-ins; its operators write into the folder."""
+        namespace = create_namespace(self.server)
+        return replace(self, namespace=namespace, setup=replace(self.setup, folder=folder, namespaces=[namespace]))
 
     def operator(self, name: str = "operator-0") -> OperatorProcess:
         """An operator for this namespace, not started yet."""
         return OperatorProcess(self.setup, name)
 
 
-def cluster_job(name: str) -> Wire:
-    """A small job with what it needs on a cluster."""
-    return valid_job(
-        {
-            "metadata.name": name,
-            "spec.checkpoint": {"storage": {"persistentVolumeClaim": "checkpoints"}},
-        },
-    )
+def cluster_job(name: str, edits: Mapping[str, object] | None = None) -> Wire:
+    """A small job with what it needs on a cluster, changed at wire paths."""
+    storage = {"storage": {"persistentVolumeClaim": "checkpoints"}}
+    return valid_job({"metadata.name": name, "spec.checkpoint": storage, **(edits or {})})
 
 
 def new_testbed(
     server: ApiServer, kuberay: KubeRayStandIn, dashboards: RayDashboardStandIn, token: str, folder: Path
 ) -> Testbed:
     """A place with a namespace that no other test uses, for operators whose pauses are short."""
-    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
-    assert answer.status_code == 201, answer.text
-    namespace = answer.json()["metadata"]["name"]
-    url, certificate = server.url, server.certificate
-    setup = operator_process.OperatorSetup(
+    namespace = create_namespace(server)
+    setup = forked_operator.OperatorSetup(
         folder,
-        url,
-        certificate,
+        server.url,
+        server.certificate,
         token,
         dashboards.url_template,
         [namespace],
         environment={},
-        shorter=operator_process.QUICK,
+        shorter=forked_operator.QUICK,
     )
-    return Testbed(server, kuberay, dashboards, namespace, setup)
+    return Testbed(server, namespace, kuberay, dashboards, setup)

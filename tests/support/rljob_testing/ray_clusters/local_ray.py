@@ -27,8 +27,8 @@ from rljob_api.constants import (
 )
 from rljob_api.handover import load_run_state
 from rljob_api.run_state import RunState
-from rljob_testing.network import free_port
-from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.local_servers import free_port
+from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.ray_clusters import forked_workers
 from rljob_testing.settings import inherited_environment
 from rljob_trainer.settings import worker_environment

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ray
+from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
+from rljob_testing.process_tree import descendants
 from rljob_testing.settings import inherited_python_path
 
 OBJECT_STORE_BYTES = 80_000_000
@@ -73,6 +75,12 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+def process_ids(node: Node) -> list[int]:
+    """Of a node that was added to a cluster: its raylet's, and those of all below it."""
+    [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
+    return [raylet, *(process.pid for process in descendants(raylet))]
 
 
 def _started(nodes: Sequence[RayNode], folder: str) -> Cluster:

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rljob_testing.network import free_port
-from rljob_testing.processes import descendants
+from rljob_testing.local_servers import free_port
+from rljob_testing.process_tree import descendants
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 

@@ -29,7 +29,7 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutRejection,
 )
 from rljob_api.v1alpha1.user_function import Function
-from rljob_testing.training import replays, step_cases, user_functions
+from rljob_testing.training import replays, step_cases, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
@@ -42,7 +42,7 @@ ALGORITHM = Algorithm(
     drop_zero_variance_groups=True,
 )
 WITHOUT_KL = ALGORITHM.model_copy(update={"kl": Kl()})
-COVARIANCE = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=user_functions.COVARIANCE_PATH)))
+COVARIANCE = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=user_algorithms.COVARIANCE_PATH)))
 OPTIMIZER = Optimizer(learning_rate=3e-4, warmup_steps=3, schedule=Schedule.COSINE)
 LONG_REPLAY = replays.Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
 """Two updates per step: in the second, policy and old policy differ."""
@@ -226,8 +226,8 @@ ONE = {
     "covariance": step_cases.Case(COVARIANCE_REPLAY),
     "corrected": step_cases.Case(corrected(4)),
     "corrected, rejected": step_cases.Case(corrected(2)),
-    "advantage": step_cases.Case(with_advantage(user_functions.BASELINE_ON_RESPONSES_PATH), step=1),
-    "advantage, no KL": step_cases.Case(with_advantage(user_functions.BASELINE_ON_RESPONSES_PATH, Kl()), step=1),
+    "advantage": step_cases.Case(with_advantage(user_algorithms.BASELINE_ON_RESPONSES_PATH), step=1),
+    "advantage, no KL": step_cases.Case(with_advantage(user_algorithms.BASELINE_ON_RESPONSES_PATH, Kl()), step=1),
     **{f"{each} one": step_cases.Case(aggregated(each)) for each in OTHER_AGGREGATIONS},
     **{name: step_cases.Case(replay) for name, replay in {**LOSSES, **FILTERED}.items()},
     **{name: step_cases.Case(replay, step=1) for name, replay in TOKEN_ADVANTAGES.items()},
@@ -238,10 +238,10 @@ OTHERS = {
     "covariance, two workers": step_cases.Case(COVARIANCE_REPLAY, 2),
     "corrected, two sequence ranks": step_cases.Case(replace(micro(corrected(4), 20), sequence_parallel=2), 2),
     "corrected, rejected, two workers": step_cases.Case(micro(corrected(2), 30), 2),
-    "advantage, two workers": step_cases.Case(with_advantage(user_functions.BASELINE_ON_RESPONSES_PATH), 2, step=1),
-    "advantage on tokens": step_cases.Case(with_advantage(user_functions.BASELINE_ON_TOKENS_PATH), step=1),
+    "advantage, two workers": step_cases.Case(with_advantage(user_algorithms.BASELINE_ON_RESPONSES_PATH), 2, step=1),
+    "advantage on tokens": step_cases.Case(with_advantage(user_algorithms.BASELINE_ON_TOKENS_PATH), step=1),
     "advantage on tokens, two workers": step_cases.Case(
-        with_advantage(user_functions.BASELINE_ON_TOKENS_PATH), 2, step=1
+        with_advantage(user_algorithms.BASELINE_ON_TOKENS_PATH), 2, step=1
     ),
     "long, four workers": step_cases.Case(LONG_REPLAY, 4, step=NUM_STEPS - 1),
     "long, padded": step_cases.Case(
@@ -279,7 +279,7 @@ def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
         resume(root, context),
         uneven_update(context) if num_ranks <= 2 else None,
         # Sequence ranks see the same rows, and one may fail alone, too.
-        user_functions.failure_of(replace(REPLAY, sequence_parallel=2 if num_ranks == 4 else 1), context),
+        user_algorithms.failure_of(replace(REPLAY, sequence_parallel=2 if num_ranks == 4 else 1), context),
         steps_of_other_models(root, context),
         replicas(context) if num_ranks == 4 else None,
     )

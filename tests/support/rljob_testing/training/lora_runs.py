@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import Kl, KlPlacement
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_testing.training import replays, step_cases
+from rljob_testing.training import gloo_ranks, replays, step_cases
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -82,8 +83,18 @@ class OfRank:
     """By an engine whose adapters drop half of their inputs: twice the same."""
 
 
+def all_runs(root: Path) -> dict[int, list[OfRank]]:
+    """By the number of ranks. Two ranks save, below `root`, what others load; they come first."""
+    counts = (2, 1)
+    program = partial(all_runs_of_rank, root)
+    found = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, num_ranks) for num_ranks in counts])
+    return {
+        num_ranks: [each for each in of_ranks if isinstance(each, OfRank)]
+        for num_ranks, of_ranks in zip(counts, found, strict=True)
+    }
+
+
 def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
-    """Two ranks save, below `root`, what others load; they come first."""
     steps = {
         name: step_cases.one_step(case, context) for name, case in CASES.items() if case.num_ranks == context.world_size
     }

@@ -135,18 +135,33 @@ def one_run(replay: replays.Replay, context: WorkerContext, root: Path, checkpoi
     return OneRun(state, resumed, saved, step, metrics, num_parameter_bytes, live_bytes, gradients_in_passes, peak)
 
 
-def steps_with_rollouts(run: replays.ReplayedRun, live_bytes: list[int]) -> tuple[Marks, dict[str, float]]:
-    """Three rollouts and training steps of a hybrid worker; what the last one noted."""
+def hybrid_worker(run: replays.ReplayedRun, engine_class: type[HfEngine] = HfEngine) -> HybridWorker:
+    """The run's actor with an engine that generates."""
     context = run.actor.context
     settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
-    rollout = RolloutWorker(context, lambda: HfEngine(settings), 1)
-    hybrid = HybridWorker(context, run.actor, rollout, torch.float32, seed=0)
-    prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * 4)
-    batch = DataProto({SAMPLE_SEEDS: torch.arange(4)}, ragged={PROMPT_TOKEN_IDS: prompts})
+    rollout = RolloutWorker(context, lambda: engine_class(settings), 1)
+    return HybridWorker(context, run.actor, rollout, torch.float32, seed=0)
+
+
+def generate(hybrid: HybridWorker, num_prompts: int) -> None:
+    """Responses of SAMPLING to so many prompts, which are all the same."""
+    prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * num_prompts)
+    batch = DataProto({SAMPLE_SEEDS: torch.arange(num_prompts)}, ragged={PROMPT_TOKEN_IDS: prompts})
+    hybrid.generate_sequences(batch, SAMPLING, True)
+
+
+def generate_once(engine_class: type[HfEngine], context: WorkerContext) -> None:
+    """A new run's actor generates two responses with an engine of this class."""
+    generate(hybrid_worker(replays.replayed_run(REPLAY, context), engine_class), 2)
+
+
+def steps_with_rollouts(run: replays.ReplayedRun, live_bytes: list[int]) -> tuple[Marks, dict[str, float]]:
+    """Three rollouts and training steps of a hybrid worker; what the last one noted."""
+    hybrid = hybrid_worker(run)
     for number in range(3):
         SPANS.take()
         MEMORY.take_metrics()
-        hybrid.generate_sequences(batch, SAMPLING, True)
+        generate(hybrid, 4)
         run.step(number)
         live_bytes.append(num_live_bytes())
     marks: Marks = [

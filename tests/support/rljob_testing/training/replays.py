@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.model import Critic, Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
+from rljob_testing.models.tiny_models import QUICKSTART_MODEL
 from rljob_testing.training.joined_workers import (
     FinishedCall,
     JoinedActor,
@@ -63,7 +63,7 @@ from rljob_trainer.workers.columns import (
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker
 from rljob_trainer.workers.reference import ReferenceWorker
 
-MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
+MODEL = QUICKSTART_MODEL
 FIRST_TOKEN, END_TOKEN = 3, 13
 """Tokens of the rollouts are at least the first and below the second."""
 LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12

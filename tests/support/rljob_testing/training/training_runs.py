@@ -25,7 +25,7 @@ from rljob_api.constants import ENV_RUN_FOLDER, RUN_STATE_FILE_NAME
 from rljob_api.handover import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
-from rljob_testing.processes import Process, descendants, is_alive, processes_with_variable
+from rljob_testing.process_tree import Process, descendants, is_alive, processes_with_variable
 from rljob_testing.settings import inherited_environment, inherited_python_path
 from rljob_trainer.__main__ import main
 
@@ -36,7 +36,9 @@ WATCH_SECONDS = 0.2
 END_SECONDS = 480.0
 
 
-def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **training: JsonValue) -> Document:
+def small_job(
+    *, num_workers: int = 1, roles: Document | None = None, checkpoint: Document | None = None, **training: JsonValue
+) -> Document:
     """Four steps of 4 prompts with 4 responses each, a checkpoint after each. `training` is merged into
     spec.training, in the names of the file; mappings are merged, everything else is replaced."""
     base: Document = {
@@ -52,6 +54,7 @@ def small_job(*, num_workers: int = 1, checkpoint: Document | None = None, **tra
     spec: Document = {
         "pools": [{"name": "main", "nodes": 1, "gpusPerNode": num_workers}],
         "training": merged(base, training),
+        "roles": roles or {},
         "checkpoint": merged({"everySteps": 1, "keep": 3, "exportDtype": "Float32"}, checkpoint or {}),
     }
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "small"}, "spec": spec}

@@ -8,19 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rljob_testing.jobs.rule_examples import (
-    algorithm,
-    dynamic_sampling,
-    environment,
-    optional_roles,
-    placement,
-    pods,
-    rewards,
-    training,
-    unions,
+    algorithm_examples,
+    dynamic_sampling_examples,
+    environment_examples,
+    optional_roles_examples,
+    placement_examples,
+    pods_examples,
+    rewards_examples,
+    training_examples,
+    unions_examples,
 )
 from rljob_testing.jobs.valid_job import Bad
 
-_PARTS = (algorithm, dynamic_sampling, environment, optional_roles, placement, pods, rewards, training, unions)
+_PARTS = (
+    algorithm_examples,
+    dynamic_sampling_examples,
+    environment_examples,
+    optional_roles_examples,
+    placement_examples,
+    pods_examples,
+    rewards_examples,
+    training_examples,
+    unions_examples,
+)
 
 GOOD: dict[str, list[Mapping[str, object]]] = {name: jobs for part in _PARTS for name, jobs in part.GOOD.items()}
 BAD: dict[str, list[Bad]] = {name: jobs for part in _PARTS for name, jobs in part.BAD.items()}

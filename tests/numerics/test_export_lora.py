@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rljob_api.v1alpha1.model import Model
 from rljob_testing.models import tiny_models
-from rljob_testing.training import gloo_ranks, lora_runs, replays
+from rljob_testing.training import lora_runs, replays
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.checkpoints.adapter_export import ADAPTER_FOLDER, write_merged_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
@@ -25,14 +24,6 @@ from rljob_trainer.workers.trained import ADAPTER_PREFIX
 
 TOKENS_T = torch.tensor([4, 9, 5, 12, 7, 3, 8, 11])
 SOURCE = Model(source="owner/model", revision="0123abc")
-
-
-@pytest.fixture
-def context(tmp_path: Path) -> Iterator[WorkerContext]:
-    meeting = tmp_path / "meeting"
-    meeting.mkdir()
-    with gloo_ranks.process_group_of_one(meeting) as context:
-        yield context
 
 
 def exported(run: replays.ReplayedRun, folder: Path, dtype: torch.dtype) -> Path:

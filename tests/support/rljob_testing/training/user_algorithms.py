@@ -30,7 +30,7 @@ from rljob_trainer.algorithms import (
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import AlgorithmFunctionError
 
-COVARIANCE_PATH = "rljob_testing.training.user_functions:covariance_loss"
+COVARIANCE_PATH = "rljob_testing.training.user_algorithms:covariance_loss"
 
 
 def covariances(inputs: WholeInputs, reduce: Reduce) -> Mapping[str, Tensor]:
@@ -57,8 +57,8 @@ def covariance_loss(inputs: LossInputs) -> TokenLosses:
     return TokenLosses(losses_N, {"weights": weights_N.detach().sum()})
 
 
-BASELINE_ON_RESPONSES_PATH = "rljob_testing.training.user_functions:baseline_on_responses"
-BASELINE_ON_TOKENS_PATH = "rljob_testing.training.user_functions:baseline_on_tokens"
+BASELINE_ON_RESPONSES_PATH = "rljob_testing.training.user_algorithms:baseline_on_responses"
+BASELINE_ON_TOKENS_PATH = "rljob_testing.training.user_algorithms:baseline_on_tokens"
 MAX_GROUPS = 16
 
 
@@ -80,10 +80,10 @@ def baseline_on_tokens(inputs: TokenInputs, reduce: Reduce) -> Tensor:
     return inputs.segments.spread(all_rewards_B - (group_means_B + mean) / 3)
 
 
-FAILING_PATH = "rljob_testing.training.user_functions:failing_surrogate"
-FAILING_WHOLE_PASS_PATH = "rljob_testing.training.user_functions:surrogate_after_failing_pass"
-NO_NUMBER_PATH = "rljob_testing.training.user_functions:surrogate_or_no_number"
-FAILING_ADVANTAGE_PATH = "rljob_testing.training.user_functions:failing_advantage"
+FAILING_PATH = "rljob_testing.training.user_algorithms:failing_surrogate"
+FAILING_WHOLE_PASS_PATH = "rljob_testing.training.user_algorithms:surrogate_after_failing_pass"
+NO_NUMBER_PATH = "rljob_testing.training.user_algorithms:surrogate_or_no_number"
+FAILING_ADVANTAGE_PATH = "rljob_testing.training.user_algorithms:failing_advantage"
 MESSAGE = "nothing to divide by"
 FAILING: list[int] = []
 """Has an entry where the functions are to fail: in `failure_of` on the second of several ranks."""

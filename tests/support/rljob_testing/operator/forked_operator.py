@@ -9,31 +9,33 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
 from kubernetes.aio.config import incluster_config
 
 from rljob_operator.__main__ import main
-from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import free_ports
-from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.cluster.api_server import ApiServer, kubeconfig_text
+from rljob_testing.local_servers import free_ports
+from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
 ACCOUNT = "rljob-operator"
 LEASE = "rljob-operator"
+LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{LEASE}"
 KEY = b"0123456789abcdef0123456789abcdef"
 START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
@@ -133,18 +135,7 @@ class OperatorSetup:
     def kubeconfig(self) -> Path:
         """A file with the account's token."""
         path = self.folder / "kubeconfig.json"
-        cluster = {"server": self.server_url} | (
-            {"certificate-authority": str(self.certificate)} if self.certificate is not None else {}
-        )
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": "operator", "user": {"token": self.token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "operator"}}],
-            "current-context": "test",
-        }
-        path.write_text(json.dumps(content))
+        path.write_text(kubeconfig_text(self.server_url, self.certificate, self.token))
         return path
 
 
@@ -186,6 +177,16 @@ class OperatorProcess:
         life = (self.environment, self.log_path, self._setup)
         self._process = _context().Process(target=_live, args=life, daemon=True)
         self._process.start()
+
+    @contextmanager
+    def at_work(self) -> Iterator[Self]:
+        """Starts it, waits until it is healthy, and kills it at the end."""
+        try:
+            self.start()
+            self.wait_until_healthy()
+            yield self
+        finally:
+            self.kill()
 
     def wait_until_healthy(self) -> None:
         """Waits for its probes."""

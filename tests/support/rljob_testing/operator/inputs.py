@@ -1,6 +1,6 @@
-"""Jobs as the operator gets them, and what it sees of one at a moment: builders by hand.
+"""What `reconcile` is given: jobs, and what the operator sees of one at a moment. Builders by hand.
 
-`samples.moment(samples.running(), samples.cluster(), samples.ready_pods())` is what `decide` is given."""
+`inputs.moment(inputs.running(), inputs.cluster(), inputs.ready_pods())` is what `decide` is given."""
 
 from __future__ import annotations
 

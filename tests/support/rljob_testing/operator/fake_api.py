@@ -24,7 +24,6 @@ from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.ray.client import RayClient
 from rljob_operator.settings import Settings, parse_settings
 from rljob_operator.workqueue import Slots, WorkQueue
-from rljob_testing.jobs.valid_job import edited
 from rljob_testing.operator import manual_clock
 from rljob_testing.operator.testbed import cluster_job
 
@@ -36,7 +35,7 @@ LIVE = ["get rljobs", "list rayclusters", "list pods"]
 """What is asked before something is done that cannot be undone."""
 
 
-class ApiInMemory:
+class FakeApi:
     """What `KubeObjects` does, without requests. `errors`: what a method raises for a kind, as in `list_all pods`."""
 
     def __init__(self) -> None:
@@ -142,11 +141,11 @@ class NotedQueue(WorkQueue[JobKey]):
         super().add_after(key, seconds)
 
 
-class ControllerInMemory:
+class ControllerOnFakeApi:
     """A controller whose API server is in memory, and the cache that it looks at."""
 
     def __init__(self, settings: Settings) -> None:
-        self.api = ApiInMemory()
+        self.api = FakeApi()
         self.clock = manual_clock.synchronized_clock()
         self.cache = ObjectCache((None,))
         self.metrics = Metrics()
@@ -177,7 +176,7 @@ class ControllerInMemory:
 
     def submit(self, name: str, edits: Mapping[str, object] | None = None) -> JobKey:
         """A job as the API server has it after its creation."""
-        wire = edited(cluster_job(name), edits or {})
+        wire = cluster_job(name, edits)
         metadata = {"name": name, "uid": f"uid-of-{name}", "generation": 1, "creationTimestamp": "2026-01-31T12:00:00Z"}
         self.api.put(JOBS, {**wire, "metadata": metadata})
         return JobKey(NAMESPACE, name)
@@ -221,11 +220,11 @@ def controller_settings(folder: Path) -> Settings:
     )
 
 
-def run_in_memory(settings: Settings, test: Callable[[ControllerInMemory], Coroutine[None, None, None]]) -> None:
+def run_controller(settings: Settings, test: Callable[[ControllerOnFakeApi], Coroutine[None, None, None]]) -> None:
     """Runs a test of a controller that nothing is known to yet."""
 
     async def made() -> None:
-        world = ControllerInMemory(settings)
+        world = ControllerOnFakeApi(settings)
         try:
             await test(world)
         finally:
@@ -234,14 +233,14 @@ def run_in_memory(settings: Settings, test: Callable[[ControllerInMemory], Corou
     asyncio.run(made())
 
 
-async def start_first_attempt(world: ControllerInMemory) -> None:
+async def start_first_attempt(world: ControllerOnFakeApi) -> None:
     """A job whose first attempt is in its status."""
     world.submit("job")
     await world.relist()
     await world.passes(KEY, 1)
 
 
-async def start_until_pods_pending(world: ControllerInMemory) -> None:
+async def start_until_pods_pending(world: ControllerOnFakeApi) -> None:
     """A job whose cluster is there, and is known to be."""
     await start_first_attempt(world)
     await world.passes(KEY, 1)
@@ -250,7 +249,7 @@ async def start_until_pods_pending(world: ControllerInMemory) -> None:
     assert world.condition("job", "ClusterReady") == "PodsPending"
 
 
-def condition_message(world: ControllerInMemory, kind: str) -> str:
+def condition_message(world: ControllerOnFakeApi, kind: str) -> str:
     """Of a condition of the job."""
     conditions = world.status("job")["conditions"]
     assert isinstance(conditions, list)

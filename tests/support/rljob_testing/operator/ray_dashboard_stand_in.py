@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.network import QuietHandler
+from rljob_testing.local_servers import QuietHandler, running_http_server
 from rljob_testing.operator import scripts
 
 HEAD_NODE = "head-node"
@@ -57,6 +57,14 @@ class ClusterDashboard:
     num_asked: int = 0
     """Requests of any kind."""
 
+    def train_for_ever(self, step: int = 1) -> None:
+        """From now on the trainer runs and makes no progress."""
+        self.life = lambda _, environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", step))
+
+    def complete_after(self, seconds: float) -> None:
+        """From now on the trainer completes so many seconds after its submission."""
+        self.life = scripts.succeeding(seconds)
+
 
 class RayDashboardStandIn:
     """All dashboards."""
@@ -81,7 +89,6 @@ class RayDashboardStandIn:
                 stand_in.answer(self)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
 
     @property
     def url_template(self) -> str:
@@ -237,14 +244,11 @@ class RayDashboardStandIn:
 def ray_dashboard_stand_in(server: ApiServer) -> Iterator[RayDashboardStandIn]:
     """A stand-in at work."""
     stand_in = RayDashboardStandIn(server)
-    thread = threading.Thread(target=stand_in.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield stand_in
-    finally:
-        stand_in.stopped.set()
-        stand_in.server.shutdown()
-        stand_in.server.server_close()
+    with running_http_server(stand_in.server):
+        try:
+            yield stand_in
+        finally:
+            stand_in.stopped.set()
 
 
 def _moment(cluster: ClusterDashboard, job: str) -> scripts.RunMoment | None:

@@ -186,7 +186,6 @@ class KubeRayStandIn:
         answer = self._http.patch(
             path,
             json={"status": _pod_status(pod, script)},
-            headers={"Content-Type": "application/merge-patch+json"},
         )
         assert answer.status_code == 200, answer.text
 
@@ -201,8 +200,7 @@ class KubeRayStandIn:
             "lastTransitionTime": _time(),
         }
         path = f"{CLUSTERS}/namespaces/{_namespace(cluster)}/rayclusters/{_name(cluster)}/status"
-        headers = {"Content-Type": "application/merge-patch+json"}
-        answer = self._http.patch(path, json={"status": {"conditions": [condition]}}, headers=headers)
+        answer = self._http.patch(path, json={"status": {"conditions": [condition]}})
         assert answer.status_code == 200, answer.text
         self._noted.add(_uid(cluster))
 

@@ -8,8 +8,8 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 # Ray gives its workers ports below it.
@@ -66,6 +66,18 @@ def _is_free(port: int) -> bool:
 
 
 _ports = _all_ports()
+
+
+@contextmanager
+def running_http_server(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serves requests in threads until the end of the context."""
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 class QuietHandler(BaseHTTPRequestHandler):

@@ -1,0 +1,167 @@
+"""Rollout correction in an update, beside plain torch, and the metrics of it.
+
+Legend: B rows, T columns of a table, N tokens that are not masked, R response tokens of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_api.v1alpha1.rollout_correction import (
+    RejectionLevel,
+    RolloutCorrection,
+    RolloutCorrectionType,
+    RolloutRejection,
+)
+from rljob_testing import compare
+from rljob_testing.golden import correction_cases
+from rljob_testing.training import plain_grpo, replays
+from rljob_trainer.controller.rollout_phase import prompt_batch
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.engines.rollout.base import SamplingSettings
+from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
+from rljob_trainer.engines.train.engine import NAME_PREFIX
+from rljob_trainer.observability.metrics import (
+    CORRECTION_BOUNDED,
+    CORRECTION_MEAN,
+    CORRECTION_SAMPLE_SIZE,
+    LOGPROB_DIFF_MAX,
+    LOGPROB_DIFF_MEAN,
+    LOGPROB_DIFF_SHARE,
+    REJECTED_FRACTION,
+    ROLLOUT_K3_KL,
+    ROLLOUT_KL,
+    STALENESS_MAX,
+    STALENESS_MEAN,
+)
+from rljob_trainer.workers.columns import IS_LEARNED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
+from rljob_trainer.workers.hybrid import HybridWorker
+from rljob_trainer.workers.rollout import RolloutWorker
+from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics, without_rejected
+from rljob_trainer.workers.update_sums import UpdateSums
+
+OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
+ALGORITHM = Algorithm(
+    rollout_correction=RolloutCorrection(
+        type=RolloutCorrectionType.TOKEN_TRUNCATED,
+        max_ratio=2.0,
+        rejection=RolloutRejection(level=RejectionLevel.TOKEN, max=20.0, min=0.01),
+    )
+)
+
+
+def plain_gradient(
+    replay: replays.Replay, rows: list[plain_grpo.Row], *, is_rejecting: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
+    model, advantages = plain_grpo.plain_model(), plain_grpo.group_advantages(rows, replay.group_size)
+    old = [row.logprobs_R(model, 1.0) for row in rows]
+    ratios = [(each.detach() - row.rollout_logprobs_R) for each, row in zip(old, rows, strict=True)]
+    kept = [
+        (each.exp() >= 0.01) & (each.exp() <= 20.0) if is_rejecting else torch.ones_like(each).bool() for each in ratios
+    ]
+    num_tokens = sum(int(each.sum()) for each in kept)
+    for new_R, advantage, ratio_R, kept_R in zip(old, advantages, ratios, kept, strict=True):
+        losses_R = plain_grpo.clipped_losses(new_R, new_R.detach(), advantage) * ratio_R.exp().clamp(max=2.0)
+        torch.autograd.backward(losses_R[kept_R].sum() / num_tokens, retain_graph=True)
+    gradient = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return gradient, torch.cat(ratios)
+
+
+@pytest.mark.parametrize("is_rejecting", [False, True])
+def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContext, is_rejecting: bool) -> None:
+    """With rejection the old log-probabilities come from a pass of their own, without from the update's."""
+    algorithm = ALGORITHM
+    if not is_rejecting:
+        algorithm = Algorithm(rollout_correction=RolloutCorrection(type=RolloutCorrectionType.TOKEN_TRUNCATED))
+    replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
+    rows = plain_grpo.rows_of(replay, 0)
+    _, found = plain_grpo.first_update(replay, context)
+    right, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
+    assert compare.difference(found, right) < compare.RELATIVE
+    _, uncorrected = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
+    assert compare.difference(found, uncorrected) > 0.1
+    metrics = replays.replayed_run(replay, context).step(0)
+    ratios_N = log_ratios_N.exp()
+    is_kept_N = (ratios_N >= 0.01) & (ratios_N <= 20.0) if is_rejecting else ratios_N >= 0
+    weights_N = ratios_N[is_kept_N].clamp(max=2.0)
+    expected = {
+        # What is rejected is compared, too.
+        LOGPROB_DIFF_MEAN: log_ratios_N.abs().mean(),
+        LOGPROB_DIFF_MAX: log_ratios_N.abs().max(),
+        LOGPROB_DIFF_SHARE: (log_ratios_N.abs() > 0.1).float().mean(),
+        ROLLOUT_KL: -log_ratios_N.mean(),
+        ROLLOUT_K3_KL: (ratios_N - 1 - log_ratios_N).mean(),
+        CORRECTION_MEAN: weights_N.mean(),
+        CORRECTION_SAMPLE_SIZE: weights_N.mean() ** 2 / weights_N.square().mean(),
+        CORRECTION_BOUNDED: (weights_N == 2.0).float().mean(),
+        STALENESS_MEAN: torch.tensor(0.0),
+    }
+    if is_rejecting:
+        expected[REJECTED_FRACTION] = 1 - is_kept_N.float().mean()
+        assert 0.05 < metrics[REJECTED_FRACTION] < 0.95
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
+
+
+def test_one_token_does_not_make_the_divergence_infinite(context: WorkerContext) -> None:
+    engine = replays.replayed_run(replays.Replay(), context).actor.engine
+    agreement = UpdateSums()
+    add_agreement(agreement, torch.tensor([0.0, 200.0]))
+    found = agreement_metrics(agreement, engine)
+    assert found[ROLLOUT_K3_KL] == pytest.approx((math.exp(20) - 21) / 2)
+    assert found[LOGPROB_DIFF_MAX] == 200.0
+
+
+def test_untrained_responses_are_not_rejected(context: WorkerContext) -> None:
+    run = replays.replayed_run(replays.Replay(), context)
+    batch = (
+        replays.ReplayedRollouts()
+        .run(replays.prompts_of(0, 2), 2, run.replay.plan(1).sampling, torch.tensor([replays.SEED]))
+        .batch
+    )
+    batch = batch.with_columns({IS_LEARNED: torch.zeros(4, dtype=torch.bool)})
+    batch = batch.union(run.actor.compute_logprobs(batch))
+    _, metrics = without_rejected(
+        batch, correction_cases.REJECTIONS[next(iter(correction_cases.REJECTIONS))], run.actor.engine
+    )
+    assert metrics == {REJECTED_FRACTION: 0.0}
+
+
+def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
+    replay = replays.Replay(optimizer=OPTIMIZER, num_steps=8)
+    run = replays.replayed_run(replay, context)
+    engine = HfEngine(HfSettings(replays.MODEL, torch.device("cpu"), torch.float32, 16))
+    hybrid = HybridWorker(context, run.actor, RolloutWorker(context, lambda: engine, 1), torch.float32, replays.SEED)
+    sampling = SamplingSettings(1.0, 1.0, 0, 4, ())
+    request = prompt_batch(replays.prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + replays.SEED})
+
+    def generated(*, syncs: bool) -> tuple[int, Tensor]:
+        """The version that says it has sampled, and what it gave to its tokens."""
+        rollout = hybrid.generate_sequences(request, sampling, syncs)
+        mask_L = rollout.ragged_column(RESPONSE_MASK).values
+        versions = rollout.ragged_column(POLICY_VERSIONS).values[mask_L]
+        assert len(set(versions.tolist())) == 1
+        return int(versions[0]), rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask_L]
+
+    # An engine without weights takes them.
+    found, ages = [generated(syncs=False)], []
+    for step in range(4):
+        # The replayed responses are by weights of step 0.
+        ages.append(run.step(step)[STALENESS_MAX])
+        found.append(generated(syncs=step == 2))
+    assert [version for version, _ in found] == [0, 0, 0, 3, 3]
+    assert ages == [0, 1, 2, 3]
+    for one, other in ((0, 1), (1, 2), (3, 4)):
+        assert torch.equal(found[one][1], found[other][1])
+    assert not torch.equal(found[2][1], found[3][1])
+    # Another life of the actor, even of the same step.
+    run.actor.num_loads += 1
+    assert generated(syncs=False)[0] == 4

@@ -1,0 +1,82 @@
+"""Workers get the settings that a job names: those with which the other tests here replay its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import JsonValue
+
+from rljob_api.handover import TrainerJob
+from rljob_api.v1alpha1.algorithm import Algorithm
+from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.kl import Kl
+from rljob_api.v1alpha1.optimizer import Optimizer
+from rljob_testing.training import replays, training_runs
+from rljob_trainer.controller.model_roles import Models, model_roles, step_plan
+from rljob_trainer.dispatch.worker import WorkerContext
+from rljob_trainer.models.source import controller_model
+from rljob_trainer.workers import factories
+
+TEMPERATURE = 0.7
+
+
+@pytest.mark.parametrize(("num_workers", "top_p", "top_k"), [(1, 1.0, 0), (1, 0.9, 0), (2, 1.0, 5)])
+def test_workers_get_the_settings_of_the_job(
+    num_workers: int,
+    top_p: float,
+    top_k: int,
+    context: WorkerContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a replayed run, as they come out of a job."""
+    replay = replays.Replay(
+        Algorithm(kl=Kl(coefficient=0.1)),
+        Optimizer(learning_rate=2e-4, warmup_steps=3),
+        num_steps=7,
+        mini_batch_size=2,
+        num_epochs_per_batch=3,
+        temperature=TEMPERATURE,
+        top_p=top_p,
+        top_k=top_k,
+        compute_dtype=torch.bfloat16,
+        gradient_checkpointing=True,
+        gradient_checkpointing_every_nth_layer=2,
+        max_tokens_per_micro_batch=500,
+        shard_size=1,
+        sequence_parallel=num_workers,
+    )
+    place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
+    document = training_runs.small_job(
+        num_workers=num_workers,
+        roles={"actor": place, "ref": place},
+        model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
+        algorithm={"kl": {"coefficient": 0.1}},
+        optimizer={"learningRate": 2e-4, "warmupSteps": 3},
+        rollout={"temperature": TEMPERATURE, "topP": top_p, "topK": top_k, "groupSize": 4, "maxNewTokens": 12}
+        | {"perRequestSeeds": num_workers == 1},
+        steps=7,
+        batchSize=4,
+        miniBatchSize=2,
+        numEpochsPerBatch=3,
+        maxTokensPerMicroBatch=500,
+        seed=replays.SEED,
+    )
+    job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
+    _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
+    # More workers than there are processes here: what they would be built from, as far as their own folder and device.
+    monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
+    monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
+    monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)
+    monkeypatch.setattr(factories, "RolloutWorker", lambda *_, per_request_seeds: per_request_seeds)
+    actor, reference, has_seeds = (
+        role.factory(context, {})
+        for role in model_roles(job, Models(model), replays.LONGEST_PROMPT)[:3]
+        if role.factory
+    )
+    assert has_seeds is (num_workers == 1)
+    assert actor == replay.actor_settings(num_workers)
+    assert reference == (replay.engine_settings(num_workers, is_trained=False), TEMPERATURE)
+    assert step_plan(job) == replay.plan(num_workers)
