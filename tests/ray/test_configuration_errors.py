@@ -281,7 +281,7 @@ def test_a_cluster_that_does_not_answer_is_named(
     monkeypatch.setattr(ray_session_module, "CONNECT_SECONDS", 0.6)
     run = run_trainer(training_runs.small_job(), "127.0.0.1:1")
     assert run.exit_code == 75, run.terminal
-    assert "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1" in run.terminal
+    assert re.search(r"RAY_ADDRESS: .* 127\.0\.0\.1:1 ", run.terminal)
     assert "Traceback" not in run.terminal
 
 
@@ -292,5 +292,5 @@ def test_a_folder_that_is_too_large_to_go_along_is_refused(
         file.truncate(600 << 20)
     run = run_trainer(training_runs.small_job(), cluster, RLJOB_SHIPPED_CODE=str(tmp_path))
     assert run.exit_code == 2, run.terminal
-    assert f"{tmp_path}: cannot go along to the cluster" in run.terminal
-    assert "or name them in its .gitignore" in run.terminal
+    assert f"{tmp_path}: cannot copy this folder to the cluster" in run.terminal
+    assert ".gitignore" in run.terminal

@@ -40,7 +40,7 @@ def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
     time.sleep(1)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130, run.output
-    assert "stopped at once; no step was done" in run.output
+    assert "stopped immediately, without saving" in run.output
     assert "Traceback" not in run.output
     assert run.files.state().phase == "Stopped"
     assert run.left_behind() == []

@@ -76,9 +76,9 @@ def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, ki
 
 
 def test_no_rank_is_called_where_an_argument_cannot_travel(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) cannot travel to the workers"):
+    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) .*pickle"):
         echo_workers.call(group, "together", [1, threading.Lock()])
-    with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) cannot travel .*give its result\(\)"):
+    with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) .*its result\(\)"):
         echo_workers.call(group, "together", [1, later(group, "make", rows())])
     assert echo_workers.call(group, "together", [1, 2]) == [1, 2]
     huge = 10**5000

@@ -47,9 +47,9 @@ def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     [
         ("./nothing", None, r"'\./nothing' not found \(looked for .*nothing\); check the path"),
         ("package://no_such_package/model", None, r"no Python package 'no_such_package' is installed"),
-        ("package://rljob_trainer/assets/x", None, r"the package rljob_trainer has no 'assets/x'; .*sort_digits"),
-        ("package://rljob_trainer", None, r"'package://rljob_trainer' is not of the form"),
-        ("package://rljob_trainer/../../secret", None, r"is not of the form"),
+        ("package://rljob_trainer/assets/x", None, r"the package rljob_trainer has no 'assets/x'.*sort_digits"),
+        ("package://rljob_trainer", None, r"'package://rljob_trainer' .*package://<python package>/<path>"),
+        ("package://rljob_trainer/../../secret", None, r"package://<python package>/<path>"),
         ("./empty", None, r"holds no config\.json; name a folder in Hugging Face's layout or a \.gguf file"),
         (SORT_DIGITS, "main", r"revision: 'main' means nothing for a local model"),
         ("two words/name", None, r"'two words/name' is neither a path nor a repository's name"),
