@@ -65,7 +65,7 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
         ("lock", WorkerError, r"worker rank 0: (?s:.*)ValueError: holds a lock"),
         ("long", WorkerError, r"worker rank 0: (?s:.*)ValueError: xxx"),
         ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be read"),
-        ("generator", DispatchError, r"first\.go_wrong: a generator cannot travel"),
+        ("generator", DispatchError, r"first\.go_wrong: .*generator"),
     ],
 )
 def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
@@ -90,10 +90,11 @@ def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProc
     sums: list[float] = []
 
     def work(view: WorkerGroup, value: int) -> None:
-        sums.extend(cast(float, echo_workers.call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  # type: ignore[index]
+        sums.extend(cast(float, echo_workers.call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  #
+        type: ignore[index]
 
-    threads = [threading.Thread(target=work, args=each) for each in zip([*views.values()] * 2, (1, 10, 100, 1000))]  # noqa: B905
-    for thread in threads:
+    threads = [threading.Thread(target=work, args=each) for each in zip([*views.values()] * 2, (1, 10, 100, 1000))]  #
+    noqa: B905 for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
@@ -139,7 +140,7 @@ def test_a_custom_split_is_asked_for_pending_batches_too(group: WorkerGroup) -> 
 
 
 def test_numbers_of_rows_are_compared_where_they_are_known(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.both: batches of different lengths in one call \(\[1, 2\]\)"):
+    with pytest.raises(DispatchError, match=r"first\.both: .*same length \(seen: \[1, 2\]\)"):
         echo_workers.call(group, "both", later(group, "make", rows(4)), later(group, "make", rows(2)))
     some = later(group, "make_some", rows())
     with pytest.raises(DispatchError, match=r"first\.both: a batch without rows cannot be split"):
@@ -171,7 +172,7 @@ def test_the_first_call_of_a_view_waits_for_nobody(
     while not begun.exists():
         time.sleep(0.01)
     pending = later(spawn(processes)["second"].sub_group(0, 2), "make", rows())
-    with pytest.raises(ResourceError, match=r"workers odd: the first of them has been busy for 0\.5 s"):
+    with pytest.raises(ResourceError, match=r"workers odd: .*busy .*0\.5 s"):
         attach_processes("odd", timeout_seconds=0.5)
     end.touch()
     pending.result()
@@ -186,14 +187,14 @@ def test_processes_that_find_no_place_are_not_waited_for(group: WorkerGroup) -> 
         second = start_processes(pool, ENVIRONMENT)
         second.start_seconds = 1.0
         with pytest.raises(
-            ResourceError, match=r"1 of 1 processes have not begun within 1 s; their places may be taken"
+            ResourceError, match=r"1 of 1 processes have not started within 1 s"
         ):
             second.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
         second.close()
         first.close()
     finally:
         pool.release()
-    with pytest.raises(ResourceError, match="pool full: has been released; reserve it again"):
+    with pytest.raises(ResourceError, match="pool full: .*released; reserve it again"):
         start_processes(pool, ENVIRONMENT)
 
 

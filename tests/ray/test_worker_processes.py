@@ -42,7 +42,7 @@ def test_whoever_knows_the_name_attaches() -> None:
         assert echo_workers.call_for_batch(views["first"], "add", echo_workers.mixed_batch(3).only(["number"]))[
             "number"
         ].tolist() == [1, 2, 3]
-    with pytest.raises(ResourceError, match="workers nobody: not all of them are there"):
+    with pytest.raises(ResourceError, match="workers nobody: not all of them exist"):
         attach_processes("nobody")
 
 
