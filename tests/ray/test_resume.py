@@ -153,7 +153,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(stopped: Stopped) 
     assert run.process.returncode == 130, run.output
     assert "stopping: the trainer ends its step and saves" in run.output
     assert 1 <= stopped.after_step < NUM_STEPS
-    assert f"stopped as asked after step {stopped.after_step}; its checkpoint is complete" in run.output
+    assert f"stopped as requested after step {stopped.after_step}; its checkpoint is complete" in run.output
     assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
     assert stopped.checkpoints == [f"step-{stopped.after_step:08d}.start-0001"]
     assert run.left_behind() == []
@@ -273,7 +273,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     flip_a_byte(run_trainer.files.checkpoints / newest / "rank-00001.safetensors")
     run = run_trainer(job(run_trainer.folder), cluster, attempt=2)
     assert run.exit_code == 0, run.terminal
-    assert f"passed over damaged checkpoint {newest}: rank-00001.safetensors" in run.terminal
+    assert f"skipped damaged checkpoint {newest}: rank-00001.safetensors" in run.terminal
     assert f"resumed from step {NUM_STEPS - 1} ({before})" in run.terminal
     assert run.files.training_steps() == list(range(1, NUM_STEPS + 1))
     # The last step is done again, and comes out the same.

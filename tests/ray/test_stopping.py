@@ -30,7 +30,7 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrain
     assert state.phase == "Stopped"
     assert state.checkpoint is not None
     assert state.checkpoint.step == state.progress.step == run_trainer.files.training_steps()[-1] < 1000
-    assert f"stopped as asked after step {state.progress.step}; its checkpoint is complete" in output
+    assert f"stopped as requested after step {state.progress.step}; its checkpoint is complete" in output
 
 
 @pytest.mark.long

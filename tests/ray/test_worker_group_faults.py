@@ -90,11 +90,10 @@ def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProc
     sums: list[float] = []
 
     def work(view: WorkerGroup, value: int) -> None:
-        sums.extend(cast(float, echo_workers.call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  #
-        type: ignore[index]
+        sums.extend(cast(float, echo_workers.call(view, "sum_over_ranks", value)[0]) - 2 * value for _ in range(200))  # type: ignore[index]
 
-    threads = [threading.Thread(target=work, args=each) for each in zip([*views.values()] * 2, (1, 10, 100, 1000))]  #
-    noqa: B905 for thread in threads:
+    threads = [threading.Thread(target=work, args=each) for each in zip([*views.values()] * 2, (1, 10, 100, 1000))]  # noqa: B905
+    for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
@@ -186,15 +185,13 @@ def test_processes_that_find_no_place_are_not_waited_for(group: WorkerGroup) -> 
         first.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
         second = start_processes(pool, ENVIRONMENT)
         second.start_seconds = 1.0
-        with pytest.raises(
-            ResourceError, match=r"1 of 1 processes have not started within 1 s"
-        ):
+        with pytest.raises(ResourceError, match=r"1 of 1 processes have not started within 1 s"):
             second.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
         second.close()
         first.close()
     finally:
         pool.release()
-    with pytest.raises(ResourceError, match="pool full: .*released; reserve it again"):
+    with pytest.raises(ResourceError, match=r"pool full: .*released; reserve it again"):
         start_processes(pool, ENVIRONMENT)
 
 

@@ -119,7 +119,7 @@ def test_mistakes_name_the_method(group: WorkerGroup) -> None:
         echo_workers.call(group, "sums", echo_workers.mixed_batch(3))
     with pytest.raises(DispatchError, match=r"first\.change_in_place: changed columns of its batch in place \(x\)"):
         echo_workers.call(group, "change_in_place", echo_workers.mixed_batch(4))
-    with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 rows were added"):
+    with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 padding rows"):
         echo_workers.call(group, "uneven", echo_workers.mixed_batch(3))
     assert echo_workers.call_for_batch(group, "uneven", echo_workers.mixed_batch(4).only(["number"]))[
         "number"

@@ -75,12 +75,9 @@ def test_tensor_parallelism_is_refused_where_auto_comes_to_an_engine_without(is_
     assert selected_engine(spread_spec(1), before) is RolloutEngine.HUGGING_FACE
     with pytest.raises(ConfigurationError) as caught:
         selected_engine(spread_spec(2), before)
-    reason = "the run began with it" if is_kept else "vLLM is not installed"
-    assert str(caught.value) == (
-        "spec.roles.rollout.tensorParallel: the HuggingFace engine is not spread over GPUs, and "
-        f"training.rollout.engine: Auto has come to it because {reason} (seen: 2); write 1, or install the trainer's "
-        "`cpu` or `gpu` extra and write engine: VLLM"
-    )
+    assert str(caught.value).startswith("spec.roles.rollout.tensorParallel: the HuggingFace engine ")
+    assert ("the run started with it" if is_kept else "vLLM is not installed") in str(caught.value)
+    assert "(seen: 2); set it to 1" in str(caught.value)
 
 
 def test_tensor_parallelism_is_taken_by_vllm() -> None:
@@ -135,7 +132,8 @@ def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCapt
     assert settle(spec(), "cpu", None).rollout_compile is Compile.NEVER
     assert settle(spec(), "cuda", None).rollout_compile is Compile.ALWAYS
     assert settle(spec(), "cpu", kept(Compile.ALWAYS)).rollout_compile is Compile.NEVER
-    assert "it goes on without, for want of" in caplog.text
+    assert "spec.training.rollout.compile: " in caplog.text
+    assert "continues without" in caplog.text
     with pytest.raises(ConfigurationError, match=r"rollout\.compile: on CPUs compiling takes .*\(seen: Always\)"):
         settle(spec("Always"), "cpu", None)
 
@@ -209,9 +207,8 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
         assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
     settle(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
-    assert (
-        "Qwen/Qwen3-0.6B at commit c2, and the checkpoint's run began from Qwen/Qwen3-0.6B at commit c1" in caplog.text
-    )
+    assert "spec.training.model is Qwen/Qwen3-0.6B at commit c2, " in caplog.text
+    assert "started from Qwen/Qwen3-0.6B at commit c1" in caplog.text
     assert settle(spec("Never"), "cpu", first).hub_model is None
     assert settled_spec(spec("Never"), settle(spec("Never"), "cpu", None)).training.model.revision is None
 
@@ -221,7 +218,7 @@ def test_another_local_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert settle(spec("Never"), "cpu", first, local_model="a") == first
     assert caplog.text == ""
     settle(spec("Never"), "cpu", first, local_model="b")
-    assert "is not the model that the checkpoint's run began from" in caplog.text
+    assert "is not the model that the run of the checkpoint started from" in caplog.text
 
 
 def test_transformers_do_not_compile() -> None:

@@ -95,9 +95,9 @@ def ordinary(self: object) -> None: ...
         (
             ordinary,
             {"blocking": "no"},
-            r"ordinary: blocking must be True or False, and mesh a text \(seen: 'no', 'dp'\)",
+            r"ordinary: blocking must be .*mesh .*\(seen: 'no', 'dp'\)",
         ),
-        (ordinary, {"mesh": 3}, r"ordinary: blocking must be True or False, and mesh a text \(seen: True, 3\)"),
+        (ordinary, {"mesh": 3}, r"ordinary: blocking must be .*mesh .*\(seen: True, 3\)"),
         (ordinary, {"dispatch": 5}, r"ordinary: unknown dispatch mode '5'"),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_register_refuses(method: object, options: dict[str, object], probl
 
 
 def test_register_without_parentheses_is_refused() -> None:
-    with pytest.raises(DispatchError, match=r"ordinary: write @register\(\), with parentheses"):
+    with pytest.raises(DispatchError, match=r"ordinary: write @register\(.*parentheses"):
         register(ordinary)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_a_method_can_be_taken_away() -> None:
 
 def test_what_is_no_mode_is_refused() -> None:
     for name in ("", 5):
-        with pytest.raises(DispatchError, match="a mode has a text for its name"):
+        with pytest.raises(DispatchError, match="name of a mode must be a string"):
             register_dispatch_mode(name, split_one_to_all, gather_list)  # type: ignore[arg-type]
     with pytest.raises(DispatchError, match="mode 'NEW' needs two functions"):
         register_dispatch_mode("NEW", split_one_to_all, None)  # type: ignore[arg-type]
@@ -157,9 +157,9 @@ def test_what_is_no_mode_is_refused() -> None:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (SplitCall(((),), {}), r"names ranks none to run \(there are: 0 to 1\)"),
-        (SplitCall(((),), {0: 0, -1: 0}), r"names ranks \[-1\] to run"),
-        (SplitCall(((),), {0: 0, 1: 1}), r"names shares \[1\] \(there are: 1, from 0\)"),
+        (SplitCall(((),), {}), r"ranks none \(there are: 0 to 1\)"),
+        (SplitCall(((),), {0: 0, -1: 0}), r"ranks \[-1\]"),
+        (SplitCall(((),), {0: 0, 1: 1}), r"share indices \[1\] \(there are 1 "),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(call: SplitCall, problem: str) -> None:

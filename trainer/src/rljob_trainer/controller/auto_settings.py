@@ -69,14 +69,17 @@ def settle(
     before = kept.hub_model if kept else None
     if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
-            "spec.training.model is %s, but the run of the checkpoint started from %s at commit %s: the reference model
-            " "and the tokenizer may differ", f"{hub_model.source} at commit {hub_model.revision}" if hub_model else
-            spec.training.model.source, before.source, before.revision,
+            "spec.training.model is %s, but the run of the checkpoint started from %s at commit %s: reference model "
+            "and tokenizer may differ",
+            f"{hub_model.source} at commit {hub_model.revision}" if hub_model else spec.training.model.source,
+            before.source,
+            before.revision,
         )
     if kept and kept.local_model and kept.local_model != local_model:
         log.warning(
-            "spec.training.model.source: %s is not the model that the run of the checkpoint started from: the reference
-            " "model and the tokenizer may differ", spec.training.model.source,
+            "spec.training.model.source: %s is not the model that the run of the checkpoint started from: reference "
+            "model and tokenizer may differ",
+            spec.training.model.source,
         )
     return AutoSettings(
         dtype=dtype,
@@ -168,8 +171,9 @@ def _refuse_other_base(kept: AutoSettings, hub_model: HubModel | None, local_mod
     if commits[0] != commits[1] or local_model != kept.local_model:
         raise ConfigurationError(
             "spec.training.model.source: is not the base model of the checkpoint's adapters (seen: "
-            f"{_model_shown(hub_model, local_model)}, the checkpoint has {_model_shown(kept.hub_model,
-            kept.local_model)}" "); use the checkpoint's model, or start a new run in another folder"
+            f"{_model_shown(hub_model, local_model)}, the checkpoint has "
+            f"{_model_shown(kept.hub_model, kept.local_model)}); use the checkpoint's model, or start a new run "
+            "in another folder"
         )
 
 

@@ -81,7 +81,7 @@ def built_run(
     engine = selected_engine(job.spec, kept)
     check_algorithm(job.spec)
     with ExitStack() as stack:
-        # Scoring processes in the controller's pod find rewards and answers that fail, before devices are reserved.
+        # Scoring processes on the controller's node find rewards and answers that fail, before devices are reserved.
         reward = reward_settings(job, settings)
         checks = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")

@@ -62,8 +62,8 @@ def state_of(manifest: Manifest) -> ControllerState:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise CheckpointError(
-            f"checkpoint of step {manifest.step}: its controller state is invalid ({problem['loc']}: {problem['msg']});
-            " "it was written by another program or version of rljob"
+            f"checkpoint of step {manifest.step}: its controller state is invalid ({problem['loc']}: "
+            f"{problem['msg']}); it was written by another program or version of rljob"
         ) from error
     tell_unknown("the checkpoint's state", reading.unknown_fields)
     return reading.value
