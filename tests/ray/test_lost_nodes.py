@@ -124,7 +124,7 @@ def test_a_node_that_is_frozen_is_missed_in_time(frozen: Frozen) -> None:
     assert frozen.seconds_until_missed.result() < NODE_LOST_SECONDS + 10
     dump = frozen.dump.result()
     # Of the nodes of the other tests some may have been there, too.
-    assert {"node": "127.0.0.4", "reason": "did not answer in time"} in dump["silentNodes"]
+    assert {"node": "127.0.0.4", "reason": "did not respond in time"} in dump["silentNodes"]
     assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
 
 

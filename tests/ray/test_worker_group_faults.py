@@ -206,7 +206,7 @@ def test_a_name_that_others_have_is_refused_and_nothing_stays(group: WorkerGroup
 
 def test_two_pools_of_one_name_are_refused(group: WorkerGroup) -> None:  # noqa: ARG001 - first
     settings = PoolSettings("twin", 1, 1, False, 0.1, 60)
-    with pytest.raises(ResourceError, match="pools: several are called twin"):
+    with pytest.raises(ResourceError, match="pools: duplicate names twin"):
         reserve_pools([settings, settings])
     assert reserve_pools([]) == []
     with_no_time = ResourcePool(PoolSettings("now", 1, 1, False, 0.1, 0))

@@ -68,7 +68,7 @@ def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> N
     ("edits", "said"),
     [
         (_SYNC, "training.algorithm.rolloutCorrection: {type"),
-        ({**_SYNC, _T + "rollout.topP": 0.9}, "topP and topK"),
+        ({**_SYNC, _T + "rollout.topP": 0.9}, "topP: 1 and topK: 0"),
         ({**_SYNC, _CORRECTION + ".type": "TokenMasked"}, None),
         ({**_SYNC, _CORRECTION + ".rejection": {"level": "Token", "max": 2}}, None),
         ({}, None),

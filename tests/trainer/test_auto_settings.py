@@ -186,7 +186,7 @@ def test_what_the_dtype_becomes_is_kept(
     assert choices.dtype is expected
     assert settled_spec(given, choices).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
-    told = f"spec.training.model.dtype is {expected}, and the checkpoint was trained in {before}"
+    told = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
     assert (told in caplog.text) is (before not in {None, expected})
 
 
@@ -281,17 +281,17 @@ def test_adapters_go_on_as_they_are() -> None:
         (spec("Never"), "unset"),
     ):
         with pytest.raises(
-            ConfigurationError, match=f"lora: is {shown}, and the checkpoint .* rank 8, alpha 32, targets all; "
+            ConfigurationError, match=f"lora: is {shown}, .*checkpoint .* rank 8, alpha 32, targets all; "
         ):
             settle(other, "cpu", first, local_model="a")
     whole = settle(spec("Never"), "cpu", None)
-    with pytest.raises(ConfigurationError, match=r"is rank 8, alpha 32, targets all, and the checkpoint .* with unset"):
+    with pytest.raises(ConfigurationError, match=r"is rank 8, alpha 32, targets all, .*checkpoint .* with unset"):
         settle(lora_spec(rank=8), "cpu", whole)
 
 
 def test_adapters_are_not_put_beside_another_model() -> None:
     first = settle(lora_spec(), "cpu", None, local_model="a" * 64)
-    with pytest.raises(ConfigurationError, match=r"source: is not the model .* fingerprint bbbbbbbbbbbb, not .* aaaa"):
+    with pytest.raises(ConfigurationError, match=r"source: is not the base model .* fingerprint bbbbbbbbbbbb, .* aaaa"):
         settle(lora_spec(), "cpu", first, local_model="b" * 64)
     at_commit = settle(lora_spec(), "cpu", None, hub_model_of(hub_model(None), hub_model("c1")))
     with pytest.raises(ConfigurationError, match=r"\(Qwen/Qwen3-0\.6B at commit c2, not .* at commit c1\)"):

@@ -164,7 +164,7 @@ def test_modes_can_be_added_and_not_replaced() -> None:
     assert by_rank(split("BACKWARDS", DATA_PARALLEL, 1, 2)) == [(2, 1), (2, 1)]
     with pytest.raises(DispatchError, match="mode 'BACKWARDS' already exists"):
         register_dispatch_mode("BACKWARDS", split_backwards, dispatch_mode(Dispatch.ONE_TO_ALL).gather)
-    with pytest.raises(DispatchError, match="there is a mode 'ONE_TO_ALL' already"):
+    with pytest.raises(DispatchError, match="mode 'ONE_TO_ALL' already exists"):
         register_dispatch_mode("ONE_TO_ALL", split_backwards, first)
 
 

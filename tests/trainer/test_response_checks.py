@@ -64,7 +64,7 @@ def test_the_documented_pattern_can_match(
     ],
 )
 def test_a_tag_that_the_tokenizer_does_not_give_back(pattern: str, lost: str) -> None:
-    where = r"^spec\.training\.rewards\[0\]\.format\.pattern \(reward score\): .* can never match, because no response contains "
+    where = r"^spec\.training\.rewards\[0\]\.format\.pattern \(reward score\): .* can never match, .*"
     with pytest.raises(ConfigurationError, match=where + lost):
         check_responses(training(pattern), DIGITS, [row()])
 
@@ -85,7 +85,7 @@ def test_a_tag_that_the_template_writes_needs_no_token(caplog: pytest.LogCapture
 
 
 def test_ends_and_stop_texts_are_in_no_response(models: dict[bool, Path]) -> None:
-    with pytest.raises(ConfigurationError, match="'</s>': the tokenizer .*''; use"):
+    with pytest.raises(ConfigurationError, match=r"'</s>': the tokenizer .*''; use"):
         check_responses(training("4</s>"), models[True], [row()])
     # It is left out at the end of a response only.
     check_responses(training(r"4<\|im_end\|>.*"), models[True], [row()])
@@ -145,7 +145,7 @@ def test_a_pattern_that_begins_with_what_ends_the_prompt_is_warned_of(
     check_responses(training(pattern), models[False], rows)
     seen = [each.getMessage() for each in caplog.records if "prompts already end with it" in each.getMessage()]
     assert len(seen) == (tag is not None)
-    assert all(f"{pattern!r} begins with {tag}, and" in message for message in seen)
+    assert all(f"{pattern!r} begins with {tag}, " in message for message in seen)
 
 
 def test_a_beginning_of_the_turn_that_the_pattern_excludes_is_warned_of(

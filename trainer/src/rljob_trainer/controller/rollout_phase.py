@@ -306,7 +306,7 @@ def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_B: torch.Tens
             (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
             for index, name in enumerate(rollout.weights)
         ),
-        ("spec.training.rewards: the weighted sum of all rewards", totals_B),
+        ("spec.training.rewards (weighted sum of all rewards)", totals_B),
     ]
     for where, values_B in checked:
         bad_rows = (~values_B.float().isfinite()).nonzero().flatten().tolist()

@@ -175,7 +175,7 @@ def check_vocabulary_size(policy: PreTrainedConfig, model: PreTrainedConfig, sou
     if known < generated:
         raise ConfigurationError(
             f"spec.training.model.source: {source} has {known} tokens (vocab_size), but the policy may generate "
-            f"{generated} different ones; choose a model with at least as many, or pad its embeddings"
+            f"{generated}; choose a model with at least as many, or pad its embeddings"
         )
 
 
