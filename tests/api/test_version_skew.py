@@ -271,7 +271,7 @@ def test_of_a_newer_manifest_what_is_known_is_read(
 
 def test_a_manifest_of_a_version_after_the_next_is_refused(tmp_path: Path) -> None:
     folder = sealed_manifest(tmp_path, golden("manifest") | AFTER_NEXT)
-    with pytest.raises(DamagedError, match=r"contractVersion 3; this program reads contract versions 1 to 2"):
+    with pytest.raises(DamagedError, match=r"contractVersion 3; .* contract versions 1 to 2"):
         read_manifest(folder)
 
 

@@ -186,7 +186,7 @@ def cut_short(trained: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     [
         (without_a_norm, r"1 tensors of the model are not in .*step-00000020.start-0001, the first is model.norm.weig"),
         (with_a_wrapper, r"tensor _wrapped.model.embed_tokens.weight .* the model has no such tensor"),
-        (cut_short, r"tensor model.embed_tokens.weight of shape \[2, 8\] was saved, the model has shape \[17, 8\]"),
+        (cut_short, r"tensor model.embed_tokens.weight .* \[2, 8\], .* \[17, 8\]"),
     ],
 )
 def test_another_set_of_tensors_is_refused_and_the_former_export_stays(
@@ -222,7 +222,7 @@ def untied(tmp_path: Path) -> Path:
 def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path, untied: Path) -> None:
     trained = tiny_model(tied=False, seed=2)
     trained.get_parameter("model.norm.weight").data[3] = -70_000.0
-    with pytest.raises(CheckpointError, match=r"model.norm.weight holds values up to 70000, which float16 cannot; set"):
+    with pytest.raises(CheckpointError, match=r"model.norm.weight .*70000, .*float16; set"):
         export(tmp_path, untied, trained.named_parameters(), torch.float16)
     assert not list(tmp_path.glob("export*"))
 

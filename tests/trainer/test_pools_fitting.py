@@ -281,7 +281,7 @@ def test_several_pools_that_wait_for_each_others_room() -> None:
 def test_the_deadline_tells_who_uses_what() -> None:
     text = timeout_text([need("main", 2, 2, CPU=1, GPU=1)], NODES, {"id-of-10.0.0.2": ["other/0", "4711"]}, 30.0)
     assert text == (
-        "pool main: 1 of 2 nodes available, waiting for GPU on 1 node; timed out after 30 s (free: 10.0.0.2 CPU 6 of 8, GPU "
-        "0 of 2; 10.0.0.3 CPU 8 of 8, GPU 2 of 2; in use: 10.0.0.2 CPU 2, GPU 2 by placement groups other/0, 4711); "
-        "stop what uses them, or increase the timeout (spec.runPolicy.provisioningDeadlineSeconds)"
+        "pool main: 1 of 2 nodes available, waiting for GPU on 1 node; timed out after 30 s (free: 10.0.0.2 CPU 6 of "
+        "8, GPU 0 of 2; 10.0.0.3 CPU 8 of 8, GPU 2 of 2; in use: 10.0.0.2 CPU 2, GPU 2 by placement groups other/0, "
+        "4711); stop what uses them, or increase the timeout (spec.runPolicy.provisioningDeadlineSeconds)"
     )
