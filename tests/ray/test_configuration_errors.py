@@ -70,7 +70,7 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
         training_runs.small_job(model={"source": "./not-there"}),
         r"spec\.training\.model\.source: .*not-there",
     ),
-    "folder without a model": (training_runs.small_job(model={"source": "./empty"}), r"empty holds no config\.json"),
+    "folder without a model": (training_runs.small_job(model={"source": "./empty"}), r"empty has no config\.json"),
     "missing file": (
         training_runs.small_job(dataset={"file": {"path": "gone.jsonl"}}),
         r"spec\.training\.dataset.*gone\.jsonl",
@@ -94,8 +94,8 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
     ),
     "chat that the template refuses": (
         training_runs.small_job(model={"source": "./chatting"}, dataset={"file": {"path": "chats.jsonl"}}),
-        r"chats\.jsonl, line 2: column 'prompt' cannot be put into the model's chat template \(roles: system, user\): "
-        r"the chat template of .*chatting says: no system role; change the row or the template",
+        r"chats\.jsonl, line 2: .*chat template rejects column 'prompt' \(roles: system, user\): "
+        r"the chat template of .*chatting failed: no system role; change the row or the template",
     ),
     "Parquet text that is not UTF-8": (
         training_runs.small_job(dataset={"file": {"path": "rows.parquet"}}),
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
     ),
     "damaged generation settings": (
         training_runs.small_job(model={"source": "./damaged"}),
-        r"spec\.training\.model\.source: .*damaged/generation_config\.json is not valid JSON .*; it may be cut off",
+        r"spec\.training\.model\.source: .*damaged/generation_config\.json is not valid JSON .*; it may be truncated",
     ),
     "rows beyond the model's positions": (
         # The data is not asked for: it is not there.

@@ -129,7 +129,7 @@ def test_no_checkpoint_means_step_0_but_only_damaged_ones_are_an_error(tmp_path:
 def test_resume_never_is_refused_where_checkpoints_exist(tmp_path: Path) -> None:
     refuse_existing(tmp_path)
     small_checkpoints.save_step(tmp_path, 20, 1)
-    with pytest.raises(ConfigurationError, match=r"is Never, but .* holds 1 checkpoints \(newest step-00000020.start"):
+    with pytest.raises(ConfigurationError, match=r"is Never, but .* 1 checkpoints \(newest: step-00000020.start"):
         refuse_existing(tmp_path)
 
 

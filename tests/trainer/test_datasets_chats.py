@@ -84,7 +84,7 @@ def test_what_a_template_raises_is_a_mistake_of_the_job(
     tmp_path: Path, template: object, messages: list[ChatMessage], words: str
 ) -> None:
     good = [] if len(messages) == 1 else [[USER]]
-    row = rf"chats\.jsonl, line {len(good) + 1}: column 'prompt' cannot be put into the model's chat template .*"
+    row = rf"chats\.jsonl, line {len(good) + 1}: the model's chat template rejects column 'prompt' .*"
     with pytest.raises(DatasetError, match=row + words):
         loaded(tmp_path, template, *good, messages)
 
@@ -115,7 +115,7 @@ def test_a_text_that_the_template_refuses_is_named_like_a_chat(tmp_path: Path) -
 def test_a_message_that_the_template_leaves_out_is_no_silent_loss(
     tmp_path: Path, messages: list[ChatMessage], left_out: str
 ) -> None:
-    with pytest.raises(DatasetError, match=r"line 2: the model's chat template leaves out " + left_out):
+    with pytest.raises(DatasetError, match=r"line 2: the model's chat template ignores " + left_out):
         loaded(tmp_path, USERS_ONLY, [USER, USER], messages)
 
 
@@ -146,7 +146,7 @@ def test_a_key_of_a_message_that_would_be_dropped_is_refused_by_name(
     tmp_path: Path, key: str, value: object, seen: str
 ) -> None:
     unread = rf"^\S*chats\.jsonl, line 2: in the chat of column 'prompt' message 2 has the key '{key}' {seen}, which "
-    with pytest.raises(DatasetError, match=unread + "would be ignored: only role and content are read; leave it out"):
+    with pytest.raises(DatasetError, match=unread + "would be ignored, .*; remove"):
         loaded(tmp_path, PLAIN, [USER], [USER, {**ASSISTANT, key: value}, USER])
 
 
@@ -167,7 +167,7 @@ def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, mes
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], r"holds an empty list; it must be a string, or a list of chat messages with role and content"),
+        ([], r"contains an empty list; it must be a string, or a list of chat messages with role and content"),
         (
             [USER, {"role": "user", "content": [{"type": "image"}]}],
             r"message 2 \(role 'user'\) has content that is no ",
@@ -175,9 +175,9 @@ def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, mes
         ([{"role": "assistant", "content": None, "tool_calls": []}], r"message 1 .*content that is no string \(None\)"),
         ([{"role": 1, "content": "1"}], r"message 1 has a role that is no string \(1\)"),
         ([{"from": "human", "value": "1"}], r"message 1 has the keys from, value; it must be"),
-        (["1"], r"holds a list \(\['1'\]\)"),
-        ({"messages": [USER]}, r"holds a dict"),
-        (None, r"holds a NoneType \(None\)"),
+        (["1"], r"contains a list \(\['1'\]\)"),
+        ({"messages": [USER]}, r"contains a dict"),
+        (None, r"contains a NoneType \(None\)"),
     ],
 )
 def test_what_is_no_chat_is_named(tmp_path: Path, value: object, message: str) -> None:
@@ -186,7 +186,7 @@ def test_what_is_no_chat_is_named(tmp_path: Path, value: object, message: str) -
 
 
 def test_prompt_template_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
-    message = rf"{WHERE}\.promptTemplate: would be ignored, because .*chats\.jsonl, line 2 holds chat messages"
+    message = rf"{WHERE}\.promptTemplate: would be ignored, because .*chats\.jsonl, line 2 has chat messages"
     with pytest.raises(DatasetError, match=message):
         loaded(tmp_path, PLAIN, "1", [USER], prompt_template="{prompt}7")
 

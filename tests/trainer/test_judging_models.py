@@ -148,7 +148,7 @@ def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
         ("model.safetensors", weights[:-100], "the weights in .* cannot be read .*SafetensorError"),
         ("generation_config.json", b'{"eos_token_id": [1', r"generation_config\.json is not valid JSON"),
         ("tokenizer_config.json", b"[]", r"tokenizer_config\.json holds \[\], not a JSON object"),
-        ("config.json", b"null", r"config\.json holds null, not a JSON object"),
+        ("config.json", b"null", r"config\.json contains null, not a JSON object"),
     ):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(content)

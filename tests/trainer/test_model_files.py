@@ -37,13 +37,16 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"eos_token_id": [1, ', r" is not valid JSON \(.*line 1 column 22.*\); it may be cut off: copy or download"),
+        (
+            b'{"eos_token_id": [1, ',
+            r" is not valid JSON \(.*line 1 column 22.*\); it may be truncated: copy or download",
+        ),
         (b"", r" is not valid JSON \(Expecting value"),
         (b'{"a": "\xff"}', r" is not valid JSON \('utf-8' codec can't decode byte 0xff"),
         (b"[" * 100_000, r" is not valid JSON \(maximum recursion depth"),
         (b"[1, 2]", r" holds \[1, 2\], not a JSON object \{\.\.\.\}"),
         (b'"text"', r' holds "text", not a JSON object'),
-        (b"null", r" holds null, not a JSON object"),
+        (b"null", r" contains null, not a JSON object"),
     ],
 )
 def test_a_file_that_is_no_json_object_is_named(folder: Path, name: str, content: bytes, message: str) -> None:

@@ -255,8 +255,8 @@ def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
     [
         ("basic_aritmetic", {}, r"reasoning-gym has no task 'basic_aritmetic'; did you mean basic_arithmetic"),
         ("zzz", {}, r"no task 'zzz'; the \d+ tasks: .*leg_counting"),
-        ("leg_counting", {"legs": 3}, r"refuses its settings \{'legs': 3\}: .*'legs'; its settings are: .*max_animals"),
-        ("basic_arithmetic", {"min_terms": -1}, r"refuses its settings .*: min_terms must be positive"),
+        ("leg_counting", {"legs": 3}, r"rejects the settings \{'legs': 3\}: .*'legs'; its settings are: .*max_animals"),
+        ("basic_arithmetic", {"min_terms": -1}, r"rejects the settings .*: min_terms must be positive"),
     ],
 )
 def test_unknown_tasks_and_settings_are_refused(task: str, config: dict[str, object], message: str) -> None:

@@ -221,5 +221,5 @@ def test_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     timeout = huggingface_hub.errors.LocalEntryNotFoundError("not cached")
     for error in (raised(timeout, context=of(errno.ETIMEDOUT)), of(errno.ETIMEDOUT)):
         found[0] = error
-        with pytest.raises(ResourceError, match="the Hugging Face hub cannot be reached"):
+        with pytest.raises(ResourceError, match="the Hugging Face hub is unreachable"):
             download.download_model("owner/name", None, "here", ["*"])
