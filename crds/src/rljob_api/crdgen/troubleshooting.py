@@ -41,8 +41,8 @@ _FOOTER = """\
 ### The batch of a step is not full
 
 `spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
-can be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to
-1)`. A ConfigurationError: another attempt would draw the same.
+can be trained on, 32 are needed; in the other groups all scores are equal (mean score of all responses: 0.98, min 0,
+max 1)`. A ConfigurationError: another attempt would draw the same.
 
 Dynamic sampling replaces groups whose responses all have the same score, because nothing can be learned from them, and
 after `maxRounds` rounds of fresh prompts too few were left. The scores in the message say why:
