@@ -242,7 +242,7 @@ def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["isEvaluated", "choices", "cursor.digest"])
 def test_a_checkpoint_without_what_every_save_writes_is_refused(tmp_path: Path, field: str) -> None:
     manifest, _ = read_manifest(sealed_manifest(tmp_path, edited(golden("manifest"), {f"extra.{field}": REMOVED})))
-    with pytest.raises(CheckpointError, match="its state cannot be read"):
+    with pytest.raises(CheckpointError, match="its controller state is invalid"):
         state_of(manifest)
 
 

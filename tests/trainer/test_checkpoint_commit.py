@@ -49,7 +49,7 @@ def block(values: torch.Tensor, offsets: tuple[int, ...], global_shape: tuple[in
         ),
         (
             [block(torch.ones(2, 4), (0, 0)), block(torch.ones(2, 4, dtype=torch.float64), (2, 0))],
-            r"tensor weight is F64 \[4, 4\] on rank 1, F32 \[4, 4\] on another",
+            r"tensor weight is F64 \[4, 4\] on rank 1, but F32 \[4, 4\] on another",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_committed_step_is_neither_saved_again_nor_discarded(tmp_path: Path) -
     committed = small_checkpoints.save_step(tmp_path, 20, 1)
     folder = tmp_path / "step-00000020.start-0001"
     assert committed.uri == folder.as_uri()
-    with pytest.raises(CheckpointError, match="step 20 is saved already"):
+    with pytest.raises(CheckpointError, match="step 20 is already saved"):
         begin_save(tmp_path, 20, 1)
     discard_save(folder)
     assert torch.equal(open_checkpoint(folder).read("weight"), small_checkpoints.values_of(20))

@@ -73,9 +73,9 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (SHARD, flip_last_bit, r"rank-00001.safetensors: digest of tensor weight is sha256:\w+, .*sha256:"),
     (SHARD, flip_bit_in_header, r"rank-00001.safetensors: digest of the header is sha256:\w+, "),
     (SHARD, flip_bit_in_length, r"rank-00001.safetensors does not begin with a safetensors header"),
-    (SHARD, truncate, r"rank-00001.safetensors has 95 bytes, 96 were written"),
+    (SHARD, truncate, r"rank-00001.safetensors has 95 bytes, but 96"),
     (SHARD, Path.unlink, r"rank-00001.safetensors is missing"),
-    (SHARD, make_empty, r"rank-00001.safetensors has 0 bytes, 96 were written"),
+    (SHARD, make_empty, r"rank-00001.safetensors has 0 bytes, but 96"),
     (MANIFEST, change_cursor, r"manifest.json: digest of the content is sha256:\w+, .*sha256:"),
     (MANIFEST, truncate, r"manifest.json is truncated or is not a sealed JSON file"),
     (MANIFEST, make_garbage, r"manifest.json is truncated or is not a sealed JSON file \(512 bytes\)"),
@@ -156,8 +156,8 @@ def test_a_rank_finds_the_same_in_what_it_reads(
 @pytest.mark.parametrize(
     ("tensor", "text"),
     [
-        (torch.zeros(5, 4), r"tensor weight was saved with shape \[5, 3\], \[5, 4\] is wanted"),
-        (torch.zeros(5, 3, dtype=torch.bfloat16), r"tensor weight was saved as F32, torch.bfloat16 is wanted"),
+        (torch.zeros(5, 4), r"tensor weight was saved with shape \[5, 3\], .* \[5, 4\]"),
+        (torch.zeros(5, 3, dtype=torch.bfloat16), r"tensor weight was saved as F32, .* torch.bfloat16"),
     ],
 )
 def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: torch.Tensor, text: str) -> None:

@@ -101,7 +101,7 @@ def test_too_small_storage_is_noticed_before_anything_is_written(small_storage: 
     small_checkpoints.save_step(small_storage, 20, 1)
     num_bytes = num_shard_bytes([tensor_of(2 * MEBIBYTE)])
     with pytest.raises(
-        CheckpointError, match=r"too small for the checkpoint: 2,097,152 bytes needed, [\d,]+ bytes free"
+        CheckpointError, match=r"not enough free space for the checkpoint: 2,097,152 bytes needed, [\d,]+ bytes free"
     ):
         begin_save(small_storage, 40, 1, num_bytes=num_bytes)
     assert [path.name for path in small_storage.iterdir()] == ["step-00000020.start-0001"]

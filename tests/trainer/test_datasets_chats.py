@@ -66,16 +66,20 @@ def test_earlier_turns_of_the_assistant_are_part_of_the_prompt(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("template", "messages", "words"),
     [
-        (NO_SYSTEM, [SYSTEM, USER], r"\(roles: system, user\): .*model says: System role not supported; change"),
-        (ALTERNATES, [USER, USER], r"\(roles: user, user\): .*says: Conversation roles must alternate user/assistant"),
-        ("{% for m in messages %}\n{{ m.content }", [USER], r"says: line 2 is not valid Jinja: unexpected '}'"),
-        ("{{ messages|shout }}", [USER], r"says: line 1 is not valid Jinja: No filter named 'shout'"),
-        ("{{ bos.token }}", [USER], r"says: UndefinedError: 'bos' is undefined"),
-        ("{{ messages[0].content + 1 }}", [USER], r"says: TypeError: can only concatenate str"),
+        (NO_SYSTEM, [SYSTEM, USER], r"\(roles: system, user\): .*model failed: System role not supported; change"),
+        (
+            ALTERNATES,
+            [USER, USER],
+            r"\(roles: user, user\): .*failed: Conversation roles must alternate user/assistant",
+        ),
+        ("{% for m in messages %}\n{{ m.content }", [USER], r"failed: line 2 is not valid Jinja: unexpected '}'"),
+        ("{{ messages|shout }}", [USER], r"failed: line 1 is not valid Jinja: No filter named 'shout'"),
+        ("{{ bos.token }}", [USER], r"failed: UndefinedError: 'bos' is undefined"),
+        ("{{ messages[0].content + 1 }}", [USER], r"failed: TypeError: can only concatenate str"),
         ("{{ messages[0].content.parts[0] }}", [USER], r"UndefinedError: .*no attribute 'parts'"),
-        ("{{ 1 / (messages|length - 1) }}", [USER], r"says: ZeroDivisionError: division by zero"),
-        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", [USER], r"says: RecursionError: maximum recursion depth"),
-        ("{% break %}", [USER], r"says: SyntaxError: 'break' outside loop"),
+        ("{{ 1 / (messages|length - 1) }}", [USER], r"failed: ZeroDivisionError: division by zero"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", [USER], r"failed: RecursionError: maximum recursion depth"),
+        ("{% break %}", [USER], r"failed: SyntaxError: 'break' outside loop"),
         ([{"name": n, "template": PLAIN} for n in ("a", "b")], [USER], r"several chat templates \(a, b\) and none is "),
         (5, [USER], r"TypeError: Can't compile non template nodes"),
     ],
@@ -100,7 +104,7 @@ def test_prompt_template_goes_around_a_text_within_the_chat_template(tmp_path: P
 
 
 def test_a_text_that_the_template_refuses_is_named_like_a_chat(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"chats\.jsonl, line 1: column 'prompt' .* \(roles: user\): .*says: no;"):
+    with pytest.raises(DatasetError, match=r"chats\.jsonl, line 1: .*column 'prompt' .*\(roles: user\): .*failed: no;"):
         loaded(tmp_path, "{{ raise_exception('no') }}", "1", apply_chat_template=True)
 
 
@@ -170,10 +174,13 @@ def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, mes
         ([], r"contains an empty list; it must be a string, or a list of chat messages with role and content"),
         (
             [USER, {"role": "user", "content": [{"type": "image"}]}],
-            r"message 2 \(role 'user'\) has content that is no ",
+            r"message 2 \(role 'user'\) has content that is not a ",
         ),
-        ([{"role": "assistant", "content": None, "tool_calls": []}], r"message 1 .*content that is no string \(None\)"),
-        ([{"role": 1, "content": "1"}], r"message 1 has a role that is no string \(1\)"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": []}],
+            r"message 1 .*content that is not a string \(None\)",
+        ),
+        ([{"role": 1, "content": "1"}], r"message 1 has a role that is not a string \(1\)"),
         ([{"from": "human", "value": "1"}], r"message 1 has the keys from, value; it must be"),
         (["1"], r"contains a list \(\['1'\]\)"),
         ({"messages": [USER]}, r"contains a dict"),

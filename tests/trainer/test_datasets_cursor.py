@@ -72,9 +72,9 @@ def test_the_state_is_plain_json() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (cursor(9), r"made with rows 10, and now it is 9; resume with the same data and seed, or start a new job"),
-        (cursor(10, seed=1), r"made with seed 0, and now it is 1"),
-        (cursor(10, shuffle=False), r"made with shuffle True, and now it is False"),
+        (cursor(9), r"saved with rows 10, but now it is 9; resume with the same data and seed, or start a new job"),
+        (cursor(10, seed=1), r"saved with seed 0, but now it is 1"),
+        (cursor(10, shuffle=False), r"saved with shuffle True, but now it is False"),
     ],
 )
 def test_a_state_of_other_data_is_refused(other: PromptCursor[int], message: str) -> None:

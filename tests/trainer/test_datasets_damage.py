@@ -109,7 +109,7 @@ def test_bytes_as_prompt_or_answer_are_named_as_such(tmp_path: Path, value: obje
     assert [row.columns for row in read(tmp_path / "rows.parquet")] == [{"text": "1"}]
     with pytest.raises(DatasetError, match=rf"rows\.parquet, row 1: column 'picture' contains {kind}.*prompts and ans"):
         read(tmp_path / "rows.parquet", **{field: "picture"})
-    with pytest.raises(DatasetError, match=r"rows\.parquet, row 1: column 'picture' holds"):
+    with pytest.raises(DatasetError, match=r"rows\.parquet, row 1: column 'picture' contains"):
         read(tmp_path / "rows.parquet", **{field: "picture.bytes"})
 
 

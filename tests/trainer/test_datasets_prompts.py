@@ -214,12 +214,12 @@ def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenize
             '{"prompt": "1\\ud8002"}',
             r"bad\.jsonl, line 2: the prompt contains an unpaired surrogate \(at character 1\)",
         ),
-        ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be read"),
+        ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be parsed"),
         (
             '{"prompt": "1", "extra": ' + "[" * 101 + '"x"' + "]" * 101 + "}",
             r"bad\.jsonl, line 2: column 'extra' has more than 100 levels of nested lists or dictionaries",
         ),
-        ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be read"),
+        ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be parsed"),
         (
             '{"prompt": "1234"}',
             r"bad\.jsonl, line 2: the prompt has 4 tokens, more than .*maxPromptTokens \(3\); .*Drop",
@@ -256,11 +256,11 @@ def test_overlong_prompts_are_left_out_when_the_job_says_so(
     [
         ("missing.jsonl", r"spec\.training\.dataset\.file\.path: 'missing\.jsonl' not found \(looked for "),
         ("table.csv", r"'table\.csv' is neither a \.jsonl nor a \.parquet file"),
-        ("empty.jsonl", r"none of its 0 rows can be used; the dataset is empty"),
+        ("empty.jsonl", r"none of its 0 rows is usable; the dataset is empty"),
         ("folder.jsonl", r"folder\.jsonl: is not a file"),
         ("fake.parquet", r"fake\.parquet: not a readable Parquet file"),
         ("package://no_such_package/a.jsonl", r"no Python package 'no_such_package' is installed"),
-        ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*'; beside .*train\.jsonl"),
+        ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*train\.jsonl"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, tokenizer: Tokenizer, path: str, message: str) -> None:

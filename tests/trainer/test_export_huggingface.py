@@ -184,7 +184,7 @@ def cut_short(trained: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        (without_a_norm, r"1 tensors of the model are not in .*step-00000020.start-0001, the first is model.norm.weig"),
+        (without_a_norm, r"1 tensors of the model .*step-00000020.start-0001 .*model.norm.weig"),
         (with_a_wrapper, r"tensor _wrapped.model.embed_tokens.weight .* the model has no such tensor"),
         (cut_short, r"tensor model.embed_tokens.weight .* \[2, 8\], .* \[17, 8\]"),
     ],
@@ -231,7 +231,7 @@ def test_a_checkpoint_whose_files_have_other_sizes_is_not_exported(tmp_path: Pat
     checkpoint = checkpoint_of(tmp_path / "checkpoints", tiny_model(tied=False, seed=2).named_parameters())
     shard = checkpoint / "rank-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match=r"rank-00001.safetensors has [\d,]+ bytes, [\d,]+ were written"):
+    with pytest.raises(DamagedError, match=r"rank-00001.safetensors has [\d,]+ bytes, but [\d,]+ were written"):
         open_known_checkpoint(checkpoint)
 
 

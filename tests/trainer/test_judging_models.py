@@ -147,7 +147,7 @@ def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
     for name, content, message in (
         ("model.safetensors", weights[:-100], "the weights in .* cannot be read .*SafetensorError"),
         ("generation_config.json", b'{"eos_token_id": [1', r"generation_config\.json is not valid JSON"),
-        ("tokenizer_config.json", b"[]", r"tokenizer_config\.json holds \[\], not a JSON object"),
+        ("tokenizer_config.json", b"[]", r"tokenizer_config\.json contains \[\], not a JSON object"),
         ("config.json", b"null", r"config\.json contains null, not a JSON object"),
     ):
         whole = (folder / name).read_bytes()

@@ -180,9 +180,7 @@ def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, 
         {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
     )
     hub.files["x-1.safetensors"] = "first half"
-    with pytest.raises(
-        ConfigurationError, match=r"'some/model' at revision '0123.*' lacks x-2\.safetensors; weights must"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'some/model' at revision '0123.*' has no x-2\.safetensors"):
         place.folder()
     hub.files["x-2.safetensors"] = "second half"
     assert (place.folder() / "x-2.safetensors").is_file()

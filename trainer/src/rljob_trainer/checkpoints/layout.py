@@ -235,4 +235,4 @@ def tell_unknown(what: str, places: tuple[str, ...]) -> None:
 
 @cache
 def _tell_once(what: str, name: str) -> None:
-    log.warning("%s: ignored the unknown field %s; a newer version of rljob has written it", what, name)
+    log.warning("%s: %s is not known to this version and is ignored; a newer version wrote it", what, name)
