@@ -64,7 +64,7 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
         ("ours with two arguments", WorkerError, r"worker rank 0: (?s:.*)TwoArgumentsTrainerError: this and that"),
         ("lock", WorkerError, r"worker rank 0: (?s:.*)ValueError: holds a lock"),
         ("long", WorkerError, r"worker rank 0: (?s:.*)ValueError: xxx"),
-        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be read"),
+        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be unpickled"),
         ("generator", DispatchError, r"first\.go_wrong: .*generator"),
     ],
 )

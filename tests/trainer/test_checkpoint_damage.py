@@ -165,7 +165,7 @@ def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: 
     reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     with pytest.raises(CheckpointError, match=text):
         load_into([("weight", tensor)], reader)
-    with pytest.raises(CheckpointError, match=r"has no tensor bias among its 1"):
+    with pytest.raises(CheckpointError, match=r"tensor bias is missing .*1 tensors"):
         load_into([("bias", torch.zeros(5))], reader)
 
 
