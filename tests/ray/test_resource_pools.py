@@ -316,7 +316,9 @@ def test_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:
     with taken("127.0.0.10", GPU=2):
         removal = threading.Timer(1.0, cluster.remove_node, [extra])
         removal.start()
-        with pytest.raises(ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, but only 3 of 4 nodes"):
+        with pytest.raises(
+            ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, but only 3 of 4 nodes"
+        ):
             ResourcePool(settings("main", 4, 2, timeout=300))
         # Else the end of the cluster removes the node a second time.
         removal.join()
