@@ -229,7 +229,7 @@ class MisnamedGroup(Protocol):
 
 def test_a_group_is_seen_as_a_protocol_that_fits(group: WorkerGroup) -> None:
     assert group.seen_as(EmptyGroup).empty() == [None, None]
-    with pytest.raises(DispatchError, match="MisnamedGroup does not match EchoWorker, .*nothing is missing"):
+    with pytest.raises(DispatchError, match=r"MisnamedGroup does not match EchoWorker, .*nothing is missing"):
         group.seen_as(MisnamedGroup)
     with pytest.raises(AttributeError, match=r"first: EchoWorker has no registered method 'add_' \(there are: add, "):
         vars(WorkerGroup)["__getattr__"](group, "add_")
