@@ -138,7 +138,7 @@ def fencing(job: Job) -> None:
         # Looked at meanwhile: what does not count is removed by the next start when it saves.
         completed = list(fenced(folder / "checkpoints", attempts))
         assert not completed, completed
-        return "may not change the checkpoints" in log.read_text(errors="replace")
+        return "no longer change the checkpoints" in log.read_text(errors="replace")
 
     wait_for(is_told, f"{job.name}: the former trainer is told that a later start has begun", 120)
 

@@ -242,7 +242,7 @@ def test_the_manifest_of_version_1_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["isEvaluated", "choices", "cursor.digest"])
 def test_a_checkpoint_without_a_required_field_is_rejected(tmp_path: Path, field: str) -> None:
     manifest, _ = read_manifest(sealed_manifest(tmp_path, edited(golden("manifest"), {f"extra.{field}": REMOVED})))
-    with pytest.raises(CheckpointError, match="its state cannot be read"):
+    with pytest.raises(CheckpointError, match="its controller state is invalid"):
         state_of(manifest)
 
 
@@ -271,7 +271,7 @@ def test_the_known_fields_of_a_newer_manifest_are_read(
 
 def test_a_manifest_of_a_version_after_the_next_is_refused(tmp_path: Path) -> None:
     folder = sealed_manifest(tmp_path, golden("manifest") | AFTER_NEXT)
-    with pytest.raises(DamagedError, match=r"contractVersion 3; this program reads contract versions 1 to 2"):
+    with pytest.raises(DamagedError, match=r"contractVersion 3; .* contract versions 1 to 2"):
         read_manifest(folder)
 
 

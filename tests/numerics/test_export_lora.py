@@ -90,6 +90,6 @@ def test_adapters_that_peft_would_put_beside_experts_are_not_written(
     run = replays.replayed_run(replace(lora_runs.REPLAY, model=source), context)
     export = exported(run, tmp_path, torch.float32)
     assert not (export / ADAPTER_FOLDER).exists()
-    assert "peft would put the adapters of down_proj, gate_proj, up_proj beside the experts" in caplog.text
+    assert "the adapters of down_proj, gate_proj, up_proj to the experts" in caplog.text
     merged = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32, attn_implementation="eager")
     torch.testing.assert_close(logprobs_of(merged), trained_logprobs(run, with_adapters=True), rtol=0, atol=1e-5)

@@ -50,7 +50,7 @@ def test_no_ray_calls_are_made_after_the_session(tmp_path: Path, cluster: str) -
     command = [sys.executable, "-c", PROGRAM, cluster]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    advice = "the connection to Ray has been closed; make calls within `ray_session`"
+    advice = "the connection to Ray is closed; make calls within `ray_session`"
     first, second, third, last = ended.stdout.splitlines()
     assert first == f"first.empty: {advice}"
     assert second == third == f"first.add_later: {advice}"

@@ -112,8 +112,7 @@ def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
     monkeypatch.setattr(death, "ASK_SECONDS", 240.0)
     with one_node(cluster, "127.0.0.5", tmp_path) as node:
         end(node.processes.record.infos[0].process_id)
-        cause = "the kernel killed nothing there for lack of memory, so somebody killed it"
-        with pytest.raises(WorkerDiedError, match=rf"on 127.0.0.5\) died: its process ended without a word; {cause}"):
+        with pytest.raises(WorkerDiedError, match=r"on 127.0.0.5\) died: .*not out of memory.*kill -9"):
             echo_workers.raise_if_dead_within(node.processes, 300)
 
 
@@ -121,7 +120,7 @@ def test_a_node_that_is_frozen_is_missed_in_time(frozen: Frozen) -> None:
     assert frozen.seconds_until_missed.result() < NODE_LOST_SECONDS + 10
     dump = frozen.dump.result()
     # Of the nodes of the other tests some may have been there, too.
-    assert {"node": "127.0.0.4", "reason": "did not answer in time"} in dump["silentNodes"]
+    assert {"node": "127.0.0.4", "reason": "did not respond in time"} in dump["silentNodes"]
     assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
 
 

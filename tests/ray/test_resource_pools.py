@@ -181,7 +181,7 @@ def test_pools_without_gpus_keep_off_nodes_with_gpus() -> None:
     ],
 )
 def test_what_can_never_be_is_refused_at_once(wanted: PoolSettings, lacking: str) -> None:
-    with pytest.raises(ResourceError, match=f"^pool p: needs .*{lacking}.*; add nodes or larger ones, or ask for less"):
+    with pytest.raises(ResourceError, match=f"^pool p: needs .*{lacking}.*; add nodes "):
         ResourcePool(wanted)
 
 
@@ -204,7 +204,7 @@ def test_waiting_is_told_and_ends_when_there_is_room(monkeypatch: pytest.MonkeyP
 
         ResourcePool(settings("main", 3, 2, timeout=300), hear).release()
     assert len(told) >= 3
-    assert told[0].startswith("pool main: room on 2 of 3 nodes, waiting for GPU on 1 node (free now: 127.0.0.9 (")
+    assert told[0].startswith("pool main: 2 of 3 nodes available, waiting for GPU on 1 node (free now: 127.0.0.9 (")
     assert "127.0.0.10 CPU 4 of 4, GPU 0 of 2" in told[0]
 
 
@@ -216,11 +216,11 @@ def test_the_deadline_tells_what_was_free_and_who_had_the_rest() -> None:
         assert time.monotonic() - start >= 1
         assert held() == ["somebody-else"]
     text = str(raised.value)
-    assert text.startswith("pool main: room on 2 of 3 nodes, waiting for GPU on 1 node, in vain for 1 s (free: ")
+    assert text.startswith("pool main: 2 of 3 nodes available, waiting for GPU on 1 node; timed out after 1 s (free: ")
     assert (
         "127.0.0.10 CPU 3 of 4, GPU 0 of 2; in use: 127.0.0.10 CPU 1, GPU 2 by placement groups somebody-else)" in text
     )
-    assert text.endswith("; stop what uses them, or wait longer (spec.runPolicy.provisioningDeadlineSeconds)")
+    assert text.endswith("(spec.runPolicy.provisioningDeadlineSeconds)")
 
 
 def test_room_that_somebody_else_gets_first_is_tried_again() -> None:
@@ -316,7 +316,9 @@ def test_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:
     with taken("127.0.0.10", GPU=2):
         removal = threading.Timer(1.0, cluster.remove_node, [extra])
         removal.start()
-        with pytest.raises(ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, 3 of 4 nodes can"):
+        with pytest.raises(
+            ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, but only 3 of 4 nodes"
+        ):
             ResourcePool(settings("main", 4, 2, timeout=300))
         # Else the end of the cluster removes the node a second time.
         removal.join()

@@ -30,7 +30,7 @@ def refusal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[None]]:
 
 
 def without_ray(folder: Path) -> None:
-    with pytest.raises(AssertionError, match="Ray did not say which there are"):
+    with pytest.raises(AssertionError, match="Ray did not list the nodes"):
         dumped_stacks(folder, "127.0.0.1:1", total_seconds=8.0)
 
 

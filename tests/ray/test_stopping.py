@@ -30,7 +30,7 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrain
     assert state.phase == "Stopped"
     assert state.checkpoint is not None
     assert state.checkpoint.step == state.progress.step == run_trainer.files.training_steps()[-1] < 1000
-    assert f"stopped as asked after step {state.progress.step}; its checkpoint is complete" in output
+    assert f"stopped as requested after step {state.progress.step}; its checkpoint is complete" in output
 
 
 @pytest.mark.long
@@ -40,7 +40,7 @@ def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
     time.sleep(1)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130, run.output
-    assert "stopped at once; no step was done" in run.output
+    assert "stopped immediately, without saving" in run.output
     assert "Traceback" not in run.output
     assert run.files.state().phase == "Stopped"
     assert run.left_behind() == []
@@ -118,7 +118,7 @@ def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> 
     announce_start(checkpoints, 1_767_225_601)
     late = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225600")
     assert late.exit_code == 75, late.terminal
-    assert "start 1767225601 has begun, start 1767225600 may not change the checkpoints any more" in late.terminal
+    assert "(start 1767225600) may no longer change the checkpoints" in late.terminal
     again = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225601")
     assert again.exit_code == 75, again.terminal
-    assert "start 1767225601 has begun already; give each start of the job its own number" in again.terminal
+    assert "start 1767225601 was already announced; give each start of the job its own number" in again.terminal

@@ -64,8 +64,8 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
         ("ours with two arguments", WorkerError, r"worker rank 0: (?s:.*)TwoArgumentsTrainerError: this and that"),
         ("lock", WorkerError, r"worker rank 0: (?s:.*)ValueError: holds a lock"),
         ("long", WorkerError, r"worker rank 0: (?s:.*)ValueError: xxx"),
-        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be read"),
-        ("generator", DispatchError, r"first\.go_wrong: a generator cannot travel"),
+        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be unpickled"),
+        ("generator", DispatchError, r"first\.go_wrong: .*generator"),
     ],
 )
 def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
@@ -76,9 +76,9 @@ def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, ki
 
 
 def test_no_rank_is_called_where_an_argument_cannot_travel(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) cannot travel to the workers"):
+    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) .*pickle"):
         echo_workers.call(group, "together", [1, threading.Lock()])
-    with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) cannot travel .*give its result\(\)"):
+    with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) .*its result\(\)"):
         echo_workers.call(group, "together", [1, later(group, "make", rows())])
     assert echo_workers.call(group, "together", [1, 2]) == [1, 2]
     huge = 10**5000
@@ -139,7 +139,7 @@ def test_a_custom_split_is_asked_for_pending_batches_too(group: WorkerGroup) -> 
 
 
 def test_numbers_of_rows_are_compared_where_they_are_known(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.both: batches of different lengths in one call \(\[1, 2\]\)"):
+    with pytest.raises(DispatchError, match=r"first\.both: .*same length \(seen: \[1, 2\]\)"):
         echo_workers.call(group, "both", later(group, "make", rows(4)), later(group, "make", rows(2)))
     some = later(group, "make_some", rows())
     with pytest.raises(DispatchError, match=r"first\.both: a batch without rows cannot be split"):
@@ -171,7 +171,7 @@ def test_the_first_call_of_a_view_waits_for_nobody(
     while not begun.exists():
         time.sleep(0.01)
     pending = later(spawn(processes)["second"].sub_group(0, 2), "make", rows())
-    with pytest.raises(ResourceError, match=r"workers odd: the first of them has been busy for 0\.5 s"):
+    with pytest.raises(ResourceError, match=r"workers odd: .*busy .*0\.5 s"):
         attach_processes("odd", timeout_seconds=0.5)
     end.touch()
     pending.result()
@@ -185,15 +185,13 @@ def test_processes_that_find_no_place_are_not_waited_for(group: WorkerGroup) -> 
         first.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
         second = start_processes(pool, ENVIRONMENT)
         second.start_seconds = 1.0
-        with pytest.raises(
-            ResourceError, match=r"1 of 1 processes have not begun within 1 s; their places may be taken"
-        ):
+        with pytest.raises(ResourceError, match=r"1 of 1 processes have not started within 1 s"):
             second.build(pool.slots(), BuildSettings("cpu", 1, None), ROLES)
         second.close()
         first.close()
     finally:
         pool.release()
-    with pytest.raises(ResourceError, match="pool full: has been released; reserve it again"):
+    with pytest.raises(ResourceError, match=r"pool full: .*released; reserve it again"):
         start_processes(pool, ENVIRONMENT)
 
 
@@ -208,7 +206,7 @@ def test_a_name_that_others_have_is_refused_and_nothing_stays(group: WorkerGroup
 
 def test_two_pools_of_one_name_are_refused(group: WorkerGroup) -> None:  # noqa: ARG001 - first
     settings = PoolSettings("twin", 1, 1, False, 0.1, 60)
-    with pytest.raises(ResourceError, match="pools: several are called twin"):
+    with pytest.raises(ResourceError, match="pools: duplicate names twin"):
         reserve_pools([settings, settings])
     assert reserve_pools([]) == []
     with_no_time = ResourcePool(PoolSettings("now", 1, 1, False, 0.1, 0))

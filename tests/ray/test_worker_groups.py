@@ -115,11 +115,11 @@ def double(share: DataProto) -> DataProto:
 
 
 def test_mistakes_name_the_method(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.sums: DP_COMPUTE_METRIC: a batch of 3 rows does not spread"):
+    with pytest.raises(DispatchError, match=r"first\.sums: DP_COMPUTE_METRIC: a batch of 3 rows"):
         echo_workers.call(group, "sums", echo_workers.mixed_batch(3))
     with pytest.raises(DispatchError, match=r"first\.change_in_place: changed columns of its batch in place \(x\)"):
         echo_workers.call(group, "change_in_place", echo_workers.mixed_batch(4))
-    with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 rows were added"):
+    with pytest.raises(DispatchError, match=r"first\.uneven: DP_COMPUTE_PROTO: 1 padding rows"):
         echo_workers.call(group, "uneven", echo_workers.mixed_batch(3))
     assert echo_workers.call_for_batch(group, "uneven", echo_workers.mixed_batch(4).only(["number"]))[
         "number"
@@ -229,7 +229,7 @@ class MisnamedGroup(Protocol):
 
 def test_a_group_is_seen_as_a_protocol_that_fits(group: WorkerGroup) -> None:
     assert group.seen_as(EmptyGroup).empty() == [None, None]
-    with pytest.raises(DispatchError, match="MisnamedGroup does not fit EchoWorker: there, nothing is missing"):
+    with pytest.raises(DispatchError, match=r"MisnamedGroup does not match EchoWorker, .*nothing is missing"):
         group.seen_as(MisnamedGroup)
     with pytest.raises(AttributeError, match=r"first: EchoWorker has no registered method 'add_' \(there are: add, "):
         vars(WorkerGroup)["__getattr__"](group, "add_")
@@ -238,7 +238,7 @@ def test_a_group_is_seen_as_a_protocol_that_fits(group: WorkerGroup) -> None:
 
 
 def test_names_that_a_group_uses_itself_are_refused(processes: WorkerProcesses) -> None:
-    with pytest.raises(DispatchError, match=r"Colliding\.sub_group: worker groups have something of their own"):
+    with pytest.raises(DispatchError, match=r"Colliding\.sub_group: .*rename the method"):
         WorkerGroup(processes, "first", Colliding)
 
 
@@ -253,7 +253,7 @@ def test_a_range_of_ranks_is_a_group_of_its_own(four: WorkerProcesses) -> None:
     assert echo_workers.call_for_batch(upper, "ranks", echo_workers.mixed_batch(2)).fetched()["rank"][
         :, 0
     ].tolist() == [3, 3]
-    with pytest.raises(DispatchError, match=r"first: mesh tp, ranks 1 to 2: exactly one rank must answer"):
+    with pytest.raises(DispatchError, match=r"first: mesh tp, ranks 1 to 2: exactly one rank"):
         echo_workers.call(group.sub_group(1, 3), "ranks", echo_workers.mixed_batch(2))
     with pytest.raises(DispatchError, match=r"first: no ranks 3 to 4 \(there are: 0 to 3\)"):
         group.sub_group(3, 5)

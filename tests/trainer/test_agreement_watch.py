@@ -39,13 +39,14 @@ def warnings_of(
 
 def test_a_difference_is_said_and_again_when_it_has_doubled(caplog: pytest.LogCaptureFixture) -> None:
     first, second = warnings_of(caplog, [1e-6, 9e-4, 2e-3, 3.9e-3, 4.1e-3, math.nan, 5e-3])
-    assert first.startswith("step 3: the rollout engine's log-probabilities are 0.002 nats from the trainer's")
+    assert first.startswith("step 3: ")
+    assert "0.002 nats" in first
     assert second.startswith("step 5: ")
-    assert "{type: TokenTruncated} would correct for it" in first
+    assert "{type: TokenTruncated}" in first
     assert warnings_of(caplog, [0.04], **{_T + "model.dtype": "BFloat16"}) == []
     assert len(warnings_of(caplog, [0.06], **{_T + "model.dtype": "BFloat16"})) == 1
     [corrected] = warnings_of(caplog, [1.0], **{_CORRECTION + ".type": "TokenTruncated"})
-    assert "rolloutCorrection corrects for it" in corrected
+    assert "rolloutCorrection corrects" in corrected
 
 
 def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,17 +57,18 @@ def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> N
     watch = AgreementWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32"})).spec)
     for step, rejected in enumerate([0.5, 0.6, 0.7, 1.0], 1):
         watch.step_done(step, {REJECTED_FRACTION: rejected})
-    assert [record.getMessage()[:66] for record in caplog.records] == [
-        "step 2: algorithm.rolloutCorrection.rejection leaves out 60 % of t",
-        "step 4: algorithm.rolloutCorrection.rejection leaves out 100 % of ",
-    ]
+    second, fourth = (record.getMessage() for record in caplog.records)
+    assert second.startswith("step 2: algorithm.rolloutCorrection.rejection")
+    assert "60 %" in second
+    assert fourth.startswith("step 4: algorithm.rolloutCorrection.rejection")
+    assert "100 %" in fourth
 
 
 @pytest.mark.parametrize(
     ("edits", "said"),
     [
-        (_SYNC, "up to 3 steps old, and nothing corrects for it; training.algorithm.rolloutCorrection: {type"),
-        ({**_SYNC, _T + "rollout.topP": 0.9}, "only without topP and topK something can"),
+        (_SYNC, "training.algorithm.rolloutCorrection: {type"),
+        ({**_SYNC, _T + "rollout.topP": 0.9}, "topP: 1 and topK: 0"),
         ({**_SYNC, _CORRECTION + ".type": "TokenMasked"}, None),
         ({**_SYNC, _CORRECTION + ".rejection": {"level": "Token", "max": 2}}, None),
         ({}, None),

@@ -18,7 +18,13 @@ import pytest
 
 from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_trainer.controller import answer_checks
-from rljob_trainer.controller.answer_checks import DrawnRows, check_rewards, refuse_unusable, start_check_pools
+from rljob_trainer.controller.answer_checks import (
+    ADVICE,
+    DrawnRows,
+    check_rewards,
+    refuse_unusable,
+    start_check_pools,
+)
 from rljob_trainer.datasets.cursor import PromptCursor
 from rljob_trainer.datasets.prompts import DATASET, PromptRow
 from rljob_trainer.errors import DatasetError, ResourceError
@@ -99,7 +105,7 @@ class Check:
         (
             [["1"], True, math.nan, "N/A", "", "null", "?"],
             "spec.training.dataset.answerField: 7 of 7 rows have an answer that the reward MathAnswer cannot score; "
-            "correct these rows or leave them out, or name another column\n  a.jsonl, line 1: the answer is a list "
+            f"{ADVICE}\n  a.jsonl, line 1: the answer is a list "
             "(['1'])\n  a.jsonl, line 2: the answer is the truth value true\n  a.jsonl, line 3: the answer is the "
             "number nan, which is not finite\n  a.jsonl, line 4: the answer is the string 'N/A', which stands for a "
             "missing value\n  a.jsonl, line 5: the answer is the string '', which is empty\n  and 2 more",
@@ -130,7 +136,7 @@ def test_each_distinct_answer_is_tried_once_and_all_rows_that_fail_are_counted(
         check.run(rows("1", "bad", 1, "1", 1.0, -1, "bad", "bad", -1, -2), rows("1"))
     assert str(caught.value).splitlines() == [
         "spec.training.dataset.answerField: 6 of 10 rows have an answer that the reward MathAnswer cannot score; "
-        "correct these rows or leave them out, or name another column",
+        + ADVICE,
         "  a.jsonl, line 2: the answer is the string 'bad', which cannot be scored: no mathematical expression",
         "  a.jsonl, line 6: the answer is the number -1, which cannot be scored: no mathematical expression",
         "  a.jsonl, line 7: the answer is the string 'bad', which cannot be scored: no mathematical expression",
@@ -172,9 +178,7 @@ def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
     check = Check(tmp_path, stack)
     with pytest.raises(DatasetError, match=r"at least 8 of 21 rows have an answer"):
         check.run(rows("1", *(-number for number in range(1, 20)), -1))
-    assert check.told == [
-        f"checks the answers of spec.training.dataset; {number} of 20 are parsed" for number in (0, 4)
-    ]
+    assert check.told == [f"checks the answers of spec.training.dataset; {number} of 20 parsed" for number in (0, 4)]
     assert sum(check.asked.values()) == 8
 
 

@@ -45,7 +45,7 @@ def test_training_goes_on_while_storage_hangs_and_the_copy_is_what_is_saved(
     assert not pending.done()
     with pytest.raises(TimeoutError):
         pending.wait(timeout_seconds=0.01)
-    with pytest.raises(CheckpointError, match="the former checkpoint of rank 0 is still being written"):
+    with pytest.raises(CheckpointError, match="the previous checkpoint of rank 0 is still being written"):
         save_shard_async(folder, 0, tensors, buffers)
     assert find_newest_complete(tmp_path, start_number=1) is None
     storage.released.set()
@@ -63,7 +63,7 @@ def test_a_worker_tells_that_it_gets_further_with_its_shard(tmp_path: Path, monk
     now[0] += 100
     tensors = [ShardedTensor(name, torch.zeros(2), (2,), (0,)) for name in ("a", "b")]
     save_shard(begin_save(tmp_path, 20, 1), 0, tensors)
-    assert (tmp_path / "worker-0.activity").read_text() == "1 of 2 tensors of a checkpoint are written"
+    assert (tmp_path / "worker-0.activity").read_text() == "1 of 2 tensors of a checkpoint written"
 
 
 def test_buffers_are_used_again_and_follow_a_change_of_shape(tmp_path: Path) -> None:

@@ -70,17 +70,17 @@ def nest_deep(path: Path) -> None:
 
 
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
-    (SHARD, flip_last_bit, r"rank-00001.safetensors: digest of tensor weight is sha256:\w+, it was written as sha256:"),
-    (SHARD, flip_bit_in_header, r"rank-00001.safetensors: digest of the header is sha256:\w+, it was written as"),
+    (SHARD, flip_last_bit, r"rank-00001.safetensors: digest of tensor weight is sha256:\w+, .*sha256:"),
+    (SHARD, flip_bit_in_header, r"rank-00001.safetensors: digest of the header is sha256:\w+, "),
     (SHARD, flip_bit_in_length, r"rank-00001.safetensors does not begin with a safetensors header"),
-    (SHARD, truncate, r"rank-00001.safetensors has 95 bytes, 96 were written"),
+    (SHARD, truncate, r"rank-00001.safetensors has 95 bytes, but 96"),
     (SHARD, Path.unlink, r"rank-00001.safetensors is missing"),
-    (SHARD, make_empty, r"rank-00001.safetensors has 0 bytes, 96 were written"),
-    (MANIFEST, change_cursor, r"manifest.json: digest of the content is sha256:\w+, it was written as sha256:"),
-    (MANIFEST, truncate, r"manifest.json is cut short or is not a sealed JSON file"),
-    (MANIFEST, make_garbage, r"manifest.json is cut short or is not a sealed JSON file \(512 bytes\)"),
+    (SHARD, make_empty, r"rank-00001.safetensors has 0 bytes, but 96"),
+    (MANIFEST, change_cursor, r"manifest.json: digest of the content is sha256:\w+, .*sha256:"),
+    (MANIFEST, truncate, r"manifest.json is truncated or is not a sealed JSON file"),
+    (MANIFEST, make_garbage, r"manifest.json is truncated or is not a sealed JSON file \(512 bytes\)"),
     (MANIFEST, make_empty, r"manifest.json is empty"),
-    (MANIFEST, nest_deep, r"manifest.json: its content is nested too deep to be read"),
+    (MANIFEST, nest_deep, r"manifest.json: its content is nested too deeply"),
     (MANIFEST, make_folder, r"manifest.json cannot be read: Is a directory"),
 ]
 
@@ -123,13 +123,13 @@ def test_no_checkpoint_means_step_0_but_only_damaged_ones_are_an_error(tmp_path:
     assert f"{tmp_path}: no checkpoint is usable, 2 are damaged" in text
     assert "step-00000040.start-0001: rank-00001.safetensors has 95 bytes" in text
     assert "step-00000020.start-0001: rank-00001.safetensors has 95 bytes" in text
-    assert "move them all away to start again at step 0" in text
+    assert "restart from step 0" in text
 
 
 def test_resume_never_is_refused_where_checkpoints_exist(tmp_path: Path) -> None:
     refuse_existing(tmp_path)
     small_checkpoints.save_step(tmp_path, 20, 1)
-    with pytest.raises(ConfigurationError, match=r"is Never, but .* holds 1 checkpoints \(newest step-00000020.start"):
+    with pytest.raises(ConfigurationError, match=r"is Never, but .* 1 checkpoints \(newest: step-00000020.start"):
         refuse_existing(tmp_path)
 
 
@@ -156,8 +156,8 @@ def test_a_rank_finds_the_same_in_what_it_reads(
 @pytest.mark.parametrize(
     ("tensor", "text"),
     [
-        (torch.zeros(5, 4), r"tensor weight was saved with shape \[5, 3\], \[5, 4\] is wanted"),
-        (torch.zeros(5, 3, dtype=torch.bfloat16), r"tensor weight was saved as F32, torch.bfloat16 is wanted"),
+        (torch.zeros(5, 4), r"tensor weight was saved with shape \[5, 3\], .* \[5, 4\]"),
+        (torch.zeros(5, 3, dtype=torch.bfloat16), r"tensor weight was saved as F32, .* torch.bfloat16"),
     ],
 )
 def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: torch.Tensor, text: str) -> None:
@@ -165,7 +165,7 @@ def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: 
     reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     with pytest.raises(CheckpointError, match=text):
         load_into([("weight", tensor)], reader)
-    with pytest.raises(CheckpointError, match=r"has no tensor bias among its 1"):
+    with pytest.raises(CheckpointError, match=r"tensor bias is missing .*1 tensors"):
         load_into([("bias", torch.zeros(5))], reader)
 
 
@@ -173,9 +173,7 @@ def test_a_manifest_of_a_later_version_is_rejected_with_its_version(tmp_path: Pa
     small_checkpoints.save_step(tmp_path, 20, 1)
     path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace('"contractVersion":1', '"contractVersion":9'))
-    with pytest.raises(
-        CheckpointError, match=r"manifest.json has contractVersion 9; this program reads contract versions 1 to 2"
-    ):
+    with pytest.raises(CheckpointError, match=r"manifest.json has contractVersion 9; .* contract versions 1 to 2"):
         find_newest_complete(tmp_path, start_number=2)
 
 

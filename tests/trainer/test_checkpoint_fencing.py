@@ -29,7 +29,7 @@ def test_a_paused_start_can_not_commit_once_a_later_one_has_started(tmp_path: Pa
     folder = begin_save(tmp_path, 40, 1)
     records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(small_checkpoints.shards_of(40))]
     resume(tmp_path, 2)
-    with pytest.raises(FencedError, match=r"start 2 has begun, start 1 may not change the checkpoints"):
+    with pytest.raises(FencedError, match=r"\(start 2\), .*\(start 1\) may no longer change the checkpoints"):
         commit(tmp_path, folder, 40, 1, records, {})
     with pytest.raises(FencedError):
         begin_save(tmp_path, 60, 1)
@@ -96,10 +96,10 @@ def test_two_starts_may_save_the_same_step(tmp_path: Path) -> None:
 
 def test_an_start_number_is_used_once(tmp_path: Path) -> None:
     resume(tmp_path, 1)
-    with pytest.raises(FencedError, match=r"start 1 has begun already; give each start of the job its own number"):
+    with pytest.raises(FencedError, match=r"start 1 was already announced; give each start of the job its own number"):
         resume(tmp_path, 1)
     resume(tmp_path, 12)
-    with pytest.raises(FencedError, match=r"start 12 has begun, start 2 may not"):
+    with pytest.raises(FencedError, match=r"\(start 12\), .*\(start 2\) may no longer"):
         resume(tmp_path, 2)
 
 
@@ -116,7 +116,7 @@ def test_an_start_that_died_while_it_announced_itself_changes_nothing(tmp_path: 
 def test_a_damaged_start_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     resume(tmp_path, 1)
     (tmp_path / "starts" / "0001.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"0001.json is cut short .* Delete it to let all of them count again"):
+    with pytest.raises(CheckpointError, match=r"0001.json is truncated .* Delete it"):
         find_newest_complete(tmp_path, start_number=2)
 
 

@@ -73,7 +73,7 @@ def test_damage_that_only_reading_shows_leads_to_the_checkpoint_before(root: Pat
     assert torch.equal(actor.weight, value_of(20))
     assert (point.state.step, point.state.cursor.position, point.status.step) == (20, 20, 20)
     [note] = point.notes
-    assert note.startswith(f"passed over damaged checkpoint step-00000030.start-0001: {SHARD}: digest of tensor weight")
+    assert note.startswith(f"skipped damaged checkpoint step-00000030.start-0001: {SHARD}: digest of tensor weight")
     assert (start.last_begun_step, start.newest) == (20, path_of(root, 20))
 
 
@@ -119,14 +119,14 @@ def test_what_only_a_worker_sees_as_damaged_is_not_given_up(root: Path, tmp_path
     shutil.copytree(root, view)
     flip(path_of(view, 30) / SHARD)
     actor = small_checkpoints.LocalActor(torch.zeros(ROWS, 2), seen=lambda folder: view / folder.name)
-    with pytest.raises(CheckpointError, match=r"start-0001: a worker has read it as damaged \(rank-00001.* the contr"):
+    with pytest.raises(CheckpointError, match=r"start-0001: a worker .*damaged \(rank-00001.* the contr"):
         resumed(start_of(root, 2), actor)
     assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
 def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
     before = sorted(root.rglob("*"))
-    with pytest.raises(ConfigurationError, match=r"holds checkpoints of the job 'job', this one is 'other'"):
+    with pytest.raises(ConfigurationError, match=r"checkpoints of job 'job', .* 'other'"):
         start_of(root, 2, "other").find()
     assert sorted(root.rglob("*")) == before
     assert find_newest_complete(root, 1) is not None

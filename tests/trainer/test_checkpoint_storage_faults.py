@@ -93,7 +93,7 @@ def test_full_storage_during_a_save(small_storage: Path, background: bool) -> No
     text = str(caught.value)
     assert text.startswith(f"{folder}: writing rank-00000.safetensors failed: No space left on device")
     assert "2,097,152 bytes needed" in text
-    assert "bytes free; make room" in text
+    assert "bytes free; free some space" in text
     assert_only_step_20_is_left(small_storage, folder)
 
 
@@ -101,7 +101,7 @@ def test_too_small_storage_is_noticed_before_anything_is_written(small_storage: 
     small_checkpoints.save_step(small_storage, 20, 1)
     num_bytes = num_shard_bytes([tensor_of(2 * MEBIBYTE)])
     with pytest.raises(
-        CheckpointError, match=r"too small for the checkpoint: 2,097,152 bytes needed, [\d,]+ bytes free"
+        CheckpointError, match=r"not enough free space for the checkpoint: 2,097,152 bytes needed, [\d,]+ bytes free"
     ):
         begin_save(small_storage, 40, 1, num_bytes=num_bytes)
     assert [path.name for path in small_storage.iterdir()] == ["step-00000020.start-0001"]
@@ -140,7 +140,7 @@ def test_read_only_storage(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
         with pytest.raises(CheckpointError, match=r"Read-only file system; .* make the storage writable"):
             save_shard(folder, 0, [tensor_of(64)])
-        with pytest.raises(CheckpointError, match=r"making the checkpoint's folder failed: Read-only file system"):
+        with pytest.raises(CheckpointError, match=r"creating the checkpoint's folder failed: Read-only file system"):
             begin_save(root, 60, 1)
     assert_only_step_20_is_left(root, folder)
 

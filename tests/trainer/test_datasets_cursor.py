@@ -72,9 +72,9 @@ def test_the_state_is_plain_json() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (cursor(9), r"made with rows 10, and now it is 9; resume with the same data and seed, or start a new job"),
-        (cursor(10, seed=1), r"made with seed 0, and now it is 1"),
-        (cursor(10, shuffle=False), r"made with shuffle True, and now it is False"),
+        (cursor(9), r"saved with rows 10, but now it is 9; resume with the same data and seed, or start a new job"),
+        (cursor(10, seed=1), r"saved with seed 0, but now it is 1"),
+        (cursor(10, shuffle=False), r"saved with shuffle True, but now it is False"),
     ],
 )
 def test_a_state_of_other_data_is_refused(other: PromptCursor[int], message: str) -> None:
@@ -141,7 +141,7 @@ def test_the_first_rows_are_given_back_with_what_was_left_out_before_them() -> N
 
 def test_a_stream_of_which_all_rows_are_left_out_ends() -> None:
     rows = PromptCursor(range(4), seed=0, shuffle=True, digest="any", are_usable=lambda rows: [False for _ in rows])
-    with pytest.raises(DatasetError, match="no row can be used, all are left out"):
+    with pytest.raises(DatasetError, match="no row is usable"):
         rows.next_batch(3)
 
 
@@ -152,7 +152,7 @@ def test_other_data_of_as_many_rows_is_told(caplog: pytest.LogCaptureFixture) ->
     told("a").restore(told("a").state())
     assert caplog.text == ""
     told("b").restore(told("a").state())
-    assert "the prompts are not those that the checkpoint's run began with" in caplog.text
+    assert "the prompts differ from those of the checkpoint's run" in caplog.text
 
 
 def test_no_rows_are_refused() -> None:

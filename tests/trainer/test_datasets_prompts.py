@@ -143,8 +143,11 @@ def test_fields_may_lie_in_dictionaries_and_lists(
         ),
         ("prompt.1.content", "no column 'prompt.1.content' (F); 'prompt' is a list of 1"),
         ("prompt.first", "no column 'prompt.first' (F); 'prompt' is a list of 1"),
-        ("ability.0", "no column 'ability.0' (F); 'ability' is no dictionary ('math')"),
-        ("reward_model.style.", "no column 'reward_model.style.' (F); 'reward_model.style' is no dictionary ('rule')"),
+        ("ability.0", "no column 'ability.0' (F); 'ability' is not a dictionary ('math')"),
+        (
+            "reward_model.style.",
+            "no column 'reward_model.style.' (F); 'reward_model.style' is not a dictionary ('rule')",
+        ),
     ],
 )
 def test_a_nested_field_that_is_not_there_says_what_is(
@@ -203,20 +206,20 @@ def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenize
         ('{"text": "1", "answer": "2"}', r"bad\.jsonl, line 2: no column 'prompt' .*; the columns are: text, answer"),
         (
             '{"prompt": 5}',
-            r"bad\.jsonl, line 2: column 'prompt' holds a int \(5\); it must be a string, or a list of chat",
+            r"bad\.jsonl, line 2: column 'prompt' contains a int \(5\); it must be a string, or a list of chat",
         ),
-        ('{"prompt": [{"role": "user"}]}', r"bad\.jsonl, line 2: column 'prompt' holds a list"),
+        ('{"prompt": [{"role": "user"}]}', r"bad\.jsonl, line 2: column 'prompt' contains a list"),
         ('{"prompt": ""}', r"bad\.jsonl, line 2: the prompt is empty"),
         (
             '{"prompt": "1\\ud8002"}',
-            r"bad\.jsonl, line 2: the prompt holds an unpaired surrogate, half of a character \(at 1\)",
+            r"bad\.jsonl, line 2: the prompt contains an unpaired surrogate \(at character 1\)",
         ),
-        ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be read"),
+        ("[" * 100_000, r"bad\.jsonl, line 2: JSON that cannot be parsed"),
         (
             '{"prompt": "1", "extra": ' + "[" * 101 + '"x"' + "]" * 101 + "}",
-            r"bad\.jsonl, line 2: column 'extra' has more than 100 lists or dictionaries in each other; make it",
+            r"bad\.jsonl, line 2: column 'extra' has more than 100 levels of nested lists or dictionaries",
         ),
-        ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be read"),
+        ('{"prompt": "1", "answer": ' + "9" * 5000 + "}", r"bad\.jsonl, line 2: JSON that cannot be parsed"),
         (
             '{"prompt": "1234"}',
             r"bad\.jsonl, line 2: the prompt has 4 tokens, more than .*maxPromptTokens \(3\); .*Drop",
@@ -242,9 +245,9 @@ def test_overlong_prompts_are_left_out_when_the_job_says_so(
     dataset = file_dataset("a.jsonl", max_prompt_tokens=3, overlong_prompt=OverlongPrompt.DROP)
     (row,) = load_prompts(dataset, tokenizer, tmp_path, WHERE)
     assert (row.index, row.prompt) == (1, "12")
-    assert "1 of 2 prompts have more than 3 tokens and are left out" in caplog.text
+    assert "1 of 2 prompts have more than 3 tokens and are dropped" in caplog.text
     short = file_dataset("a.jsonl", max_prompt_tokens=1, overlong_prompt=OverlongPrompt.DROP)
-    with pytest.raises(DatasetError, match="none of its 2 rows can be used; raise maxPromptTokens"):
+    with pytest.raises(DatasetError, match="none of its 2 rows is usable; increase maxPromptTokens"):
         load_prompts(short, tokenizer, tmp_path, WHERE)
 
 
@@ -253,11 +256,11 @@ def test_overlong_prompts_are_left_out_when_the_job_says_so(
     [
         ("missing.jsonl", r"spec\.training\.dataset\.file\.path: 'missing\.jsonl' not found \(looked for "),
         ("table.csv", r"'table\.csv' is neither a \.jsonl nor a \.parquet file"),
-        ("empty.jsonl", r"none of its 0 rows can be used; the dataset is empty"),
-        ("folder.jsonl", r"folder\.jsonl: is no file; name one that holds"),
+        ("empty.jsonl", r"none of its 0 rows is usable; the dataset is empty"),
+        ("folder.jsonl", r"folder\.jsonl: is not a file"),
         ("fake.parquet", r"fake\.parquet: not a readable Parquet file"),
         ("package://no_such_package/a.jsonl", r"no Python package 'no_such_package' is installed"),
-        ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*'; beside .*train\.jsonl"),
+        ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*train\.jsonl"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, tokenizer: Tokenizer, path: str, message: str) -> None:
@@ -297,7 +300,7 @@ def test_parquet_rows_are_plain_values(tmp_path: Path, tokenizer: Tokenizer) -> 
     }
     assert (first.token_ids, second.answer) == ((4, 5, 2), None)
     pyarrow.parquet.write_table(pyarrow.table({"prompt": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(DatasetError, match=r"b\.parquet, row 1: column 'prompt' holds a int"):
+    with pytest.raises(DatasetError, match=r"b\.parquet, row 1: column 'prompt' contains a int"):
         load_prompts(file_dataset("b.parquet"), tokenizer, tmp_path, WHERE)
 
 
@@ -383,5 +386,5 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     # transformers makes one up here, of special tokens only.
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    with pytest.raises(ConfigurationError, match=r"has no tokenizer's vocabulary; copy the model's tokenizer files"):
+    with pytest.raises(ConfigurationError, match=r"has no tokenizer vocabulary; copy the model's tokenizer files"):
         Tokenizer(tmp_path)

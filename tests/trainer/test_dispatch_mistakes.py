@@ -86,19 +86,19 @@ def ordinary(self: object) -> None: ...
 @pytest.mark.parametrize(
     ("method", "options", "problem"),
     [
-        (keyword_only, {}, r"keyword_only: parameter 'named: 'int'' can only be given by name"),
-        (any_named, {}, r"any_named: parameter '\*\*named: 'int'' can only be given by name"),
-        (generates, {}, r"generates: what it yields cannot travel"),
-        (_private, {}, r"_private: a group has no private methods"),
+        (keyword_only, {}, r"keyword_only: parameter 'named: 'int'' is keyword-only"),
+        (any_named, {}, r"any_named: parameter '\*\*named: 'int'' is keyword-only"),
+        (generates, {}, r"generates: .*generator"),
+        (_private, {}, r"_private: private method"),
         (ordinary, {"execute": "RANK_ZER"}, r"ordinary: execute must be 'ALL' or 'RANK_ZERO' \(seen: 'RANK_ZER'\)"),
         (ordinary, {"execute": None}, r"ordinary: execute must be"),
         (
             ordinary,
             {"blocking": "no"},
-            r"ordinary: blocking must be True or False, and mesh a text \(seen: 'no', 'dp'\)",
+            r"ordinary: blocking must be .*mesh .*\(seen: 'no', 'dp'\)",
         ),
-        (ordinary, {"mesh": 3}, r"ordinary: blocking must be True or False, and mesh a text \(seen: True, 3\)"),
-        (ordinary, {"dispatch": 5}, r"ordinary: no dispatch mode is called '5'"),
+        (ordinary, {"mesh": 3}, r"ordinary: blocking must be .*mesh .*\(seen: True, 3\)"),
+        (ordinary, {"dispatch": 5}, r"ordinary: unknown dispatch mode '5'"),
     ],
 )
 def test_what_register_refuses(method: object, options: dict[str, object], problem: str) -> None:
@@ -107,7 +107,7 @@ def test_what_register_refuses(method: object, options: dict[str, object], probl
 
 
 def test_register_without_parentheses_is_refused() -> None:
-    with pytest.raises(DispatchError, match=r"ordinary: write @register\(\), with parentheses"):
+    with pytest.raises(DispatchError, match=r"ordinary: write @register\(.*parentheses"):
         register(ordinary)  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ def test_wrappers_that_hide_a_method_are_refused_with_the_class() -> None:
         (property, "property"),
         (functools.lru_cache, "_lru_cache_wrapper"),
     ]:
-        with pytest.raises(DispatchError, match=rf"Hidden\.method: a {kind} around a registered method"):
+        with pytest.raises(DispatchError, match=rf"Hidden\.method: a {kind} .* registered method"):
             wrapped(wrapper)
 
 
@@ -148,7 +148,7 @@ def test_a_method_can_be_taken_away() -> None:
 
 def test_what_is_no_mode_is_refused() -> None:
     for name in ("", 5):
-        with pytest.raises(DispatchError, match="a mode has a text for its name"):
+        with pytest.raises(DispatchError, match="name of a mode must be a string"):
             register_dispatch_mode(name, split_one_to_all, gather_list)  # type: ignore[arg-type]
     with pytest.raises(DispatchError, match="mode 'NEW' needs two functions"):
         register_dispatch_mode("NEW", split_one_to_all, None)  # type: ignore[arg-type]
@@ -157,9 +157,9 @@ def test_what_is_no_mode_is_refused() -> None:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (SplitCall(((),), {}), r"names ranks none to run \(there are: 0 to 1\)"),
-        (SplitCall(((),), {0: 0, -1: 0}), r"names ranks \[-1\] to run"),
-        (SplitCall(((),), {0: 0, 1: 1}), r"names shares \[1\] \(there are: 1, from 0\)"),
+        (SplitCall(((),), {}), r"ranks none \(there are: 0 to 1\)"),
+        (SplitCall(((),), {0: 0, -1: 0}), r"ranks \[-1\]"),
+        (SplitCall(((),), {0: 0, 1: 1}), r"share indices \[1\] \(there are 1 "),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(call: SplitCall, problem: str) -> None:
@@ -170,9 +170,9 @@ def test_a_split_that_cannot_be_is_refused(call: SplitCall, problem: str) -> Non
 def test_meshes_that_cannot_be_are_refused() -> None:
     with pytest.raises(DispatchError, match="dimension 'tp' must be 1 or more \\(seen: 0\\)"):
         mesh_position(0, {"dp": 2, "tp": 0}, answers={})
-    with pytest.raises(DispatchError, match="every rank of 'dp' answers for a share of its own"):
+    with pytest.raises(DispatchError, match="remove 'dp' from `answers`"):
         mesh_position(0, {"dp": 2, "tp": 2}, answers={"dp": 1})
-    with pytest.raises(DispatchError, match=r"actor: ranks stand at data ranks \[5\] \(there are: 0 to 0\)"):
+    with pytest.raises(DispatchError, match=r"actor: ranks .*data ranks \[5\] \(there are: 0 to 0\)"):
         check_positions("actor", [MeshPosition(0, 1, True), MeshPosition(5, 1, False)])
     with pytest.raises(DispatchError, match="actor: there are no ranks"):
         check_positions("actor", [])

@@ -98,7 +98,7 @@ def test_one_row_for_many_workers() -> None:
 
 def test_padding_that_cannot_be_taken_off_is_an_error() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2, 3))
-    with pytest.raises(DispatchError, match=r"1 rows were added .* results have \[1, 2\] rows"):
+    with pytest.raises(DispatchError, match=r"1 padding rows .* \[1, 2\] rows"):
         gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, batch(1), batch(2, 2))
     even = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2))
     assert values(gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, even, batch(1), batch(2, 3))) == [1, 2, 3]
@@ -134,11 +134,11 @@ def test_metrics_are_reduced_by_their_names() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(DispatchError, match=r"different lengths in one call \(\[1, 2\]\)"):
+    with pytest.raises(DispatchError, match=r"same length \(seen: \[1, 2\]\)"):
         split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2), batch(1))
     with pytest.raises(DispatchError, match="a batch without rows cannot be split"):
         split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch())
-    with pytest.raises(DispatchError, match="a batch of 3 rows does not spread evenly over 2 workers"):
+    with pytest.raises(DispatchError, match=r"a batch of 3 rows .* over 2 "):
         split(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, batch(1, 2, 3))
 
 
@@ -162,9 +162,9 @@ def test_modes_can_be_added_and_not_replaced() -> None:
     register_dispatch_mode("BACKWARDS", split_backwards, first)
     register_dispatch_mode("BACKWARDS", split_backwards, first)
     assert by_rank(split("BACKWARDS", DATA_PARALLEL, 1, 2)) == [(2, 1), (2, 1)]
-    with pytest.raises(DispatchError, match="there is a mode 'BACKWARDS' already"):
+    with pytest.raises(DispatchError, match="mode 'BACKWARDS' already exists"):
         register_dispatch_mode("BACKWARDS", split_backwards, dispatch_mode(Dispatch.ONE_TO_ALL).gather)
-    with pytest.raises(DispatchError, match="there is a mode 'ONE_TO_ALL' already"):
+    with pytest.raises(DispatchError, match="mode 'ONE_TO_ALL' already exists"):
         register_dispatch_mode("ONE_TO_ALL", split_backwards, first)
 
 
@@ -196,15 +196,13 @@ def test_a_registered_method_is_still_an_ordinary_method() -> None:
 
 
 def test_mistakes_are_refused_where_the_class_is_defined() -> None:
-    with pytest.raises(
-        DispatchError, match=r"Wrong\.method: no dispatch mode is called 'DP_COMPUT' \(there are: ONE_T"
-    ):
+    with pytest.raises(DispatchError, match=r"Wrong\.method: unknown dispatch mode 'DP_COMPUT' \(there are: ONE_T"):
 
         class Wrong:
             @register("DP_COMPUT")
             def method(self) -> None: ...
 
-    with pytest.raises(DispatchError, match=r"marks methods \(seen: <property"):
+    with pytest.raises(DispatchError, match=r"method \(seen: <property"):
 
         class Property:
             @register()
@@ -226,14 +224,14 @@ def test_positions_in_a_mesh_of_four_dimensions() -> None:
     check_positions("actor: mesh train", positions)
     with pytest.raises(DispatchError, match=r"no dimension 'ep' \(there are: pp, dp, sp, tp\)"):
         mesh_position(0, sizes, answers={"ep": 0})
-    with pytest.raises(DispatchError, match="rank 8 lies outside"):
+    with pytest.raises(DispatchError, match="rank 8 is outside"):
         mesh_position(8, sizes, answers={})
-    with pytest.raises(DispatchError, match="coordinate 2 lies outside of dimension 'tp'"):
+    with pytest.raises(DispatchError, match="coordinate 2 is outside of dimension 'tp'"):
         mesh_position(0, sizes, answers={"tp": 2})
 
 
 def test_a_mesh_whose_ranks_disagree_is_refused() -> None:
     with pytest.raises(DispatchError, match=r"actor: the ranks disagree .* \(\[2, 3\]\)"):
         check_positions("actor", [MeshPosition(0, 2, is_collected=True), MeshPosition(1, 3, is_collected=True)])
-    with pytest.raises(DispatchError, match=r"one rank must answer for each of 2 .* \(answered for: \[0, 0\]\)"):
+    with pytest.raises(DispatchError, match=r"one rank .* each of 2 .* \(seen: \[0, 0\]\)"):
         check_positions("actor", [MeshPosition(0, 2, is_collected=True)] * 2)

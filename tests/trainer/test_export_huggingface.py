@@ -184,9 +184,9 @@ def cut_short(trained: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        (without_a_norm, r"1 tensors of the model are not in .*step-00000020.start-0001, the first is model.norm.weig"),
+        (without_a_norm, r"1 tensors of the model .*step-00000020.start-0001 .*model.norm.weig"),
         (with_a_wrapper, r"tensor _wrapped.model.embed_tokens.weight .* the model has no such tensor"),
-        (cut_short, r"tensor model.embed_tokens.weight of shape \[2, 8\] was saved, the model has shape \[17, 8\]"),
+        (cut_short, r"tensor model.embed_tokens.weight .* \[2, 8\], .* \[17, 8\]"),
     ],
 )
 def test_another_set_of_tensors_is_refused_and_the_former_export_stays(
@@ -222,7 +222,7 @@ def untied(tmp_path: Path) -> Path:
 def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path, untied: Path) -> None:
     trained = tiny_model(tied=False, seed=2)
     trained.get_parameter("model.norm.weight").data[3] = -70_000.0
-    with pytest.raises(CheckpointError, match=r"model.norm.weight holds values up to 70000, which float16 cannot; set"):
+    with pytest.raises(CheckpointError, match=r"model.norm.weight .*70000, .*float16; set"):
         export(tmp_path, untied, trained.named_parameters(), torch.float16)
     assert not list(tmp_path.glob("export*"))
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_whose_files_have_other_sizes_is_not_exported(tmp_path: Pat
     checkpoint = checkpoint_of(tmp_path / "checkpoints", tiny_model(tied=False, seed=2).named_parameters())
     shard = checkpoint / "rank-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match=r"rank-00001.safetensors has [\d,]+ bytes, [\d,]+ were written"):
+    with pytest.raises(DamagedError, match=r"rank-00001.safetensors has [\d,]+ bytes, but [\d,]+ were written"):
         open_known_checkpoint(checkpoint)
 
 

@@ -35,5 +35,5 @@ def test_the_device_is_found_among_those_that_are_seen(
 
 
 def test_a_device_that_is_hidden_is_named() -> None:
-    with pytest.raises(ResourceError, match=r"CUDA_VISIBLE_DEVICES: .*\(seen: '0,1', assigned: 5\); leave"):
+    with pytest.raises(ResourceError, match=r"CUDA_VISIBLE_DEVICES: .*\(seen: '0,1', assigned: 5\)"):
         device_number({"GPU": ["5"]}, {"CUDA_VISIBLE_DEVICES": "0,1"})

@@ -97,4 +97,5 @@ def test_another_reward_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
     tell_of_another_reward_model(HubJudges(), was)
     assert caplog.text == ""
     tell_of_another_reward_model(was, HubJudges(reward_model=HubModel(source=JUDGE, revision="j2")))
-    assert f"the reward model is {JUDGE} at commit j2, and the checkpoint's run had {JUDGE} at commit j1" in caplog.text
+    assert f"the reward model is {JUDGE} at commit j2, " in caplog.text
+    assert f"the checkpoint used {JUDGE} at commit j1" in caplog.text

@@ -47,11 +47,11 @@ def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     [
         ("./nothing", None, r"'\./nothing' not found \(looked for .*nothing\); check the path"),
         ("package://no_such_package/model", None, r"no Python package 'no_such_package' is installed"),
-        ("package://rljob_trainer/assets/x", None, r"the package rljob_trainer has no 'assets/x'; .*sort_digits"),
-        ("package://rljob_trainer", None, r"'package://rljob_trainer' is not of the form"),
-        ("package://rljob_trainer/../../secret", None, r"is not of the form"),
-        ("./empty", None, r"holds no config\.json; name a folder in Hugging Face's layout or a \.gguf file"),
-        (SORT_DIGITS, "main", r"revision: 'main' means nothing for a local model"),
+        ("package://rljob_trainer/assets/x", None, r"the package rljob_trainer has no 'assets/x'.*sort_digits"),
+        ("package://rljob_trainer", None, r"'package://rljob_trainer' .*package://<python package>/<path>"),
+        ("package://rljob_trainer/../../secret", None, r"package://<python package>/<path>"),
+        ("./empty", None, r"has no config\.json; name a folder .* or a \.gguf file"),
+        (SORT_DIGITS, "main", r"revision: 'main' is not possible for a local model"),
         ("two words/name", None, r"'two words/name' is neither a path nor a repository's name"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_job(tmp_path: Path) -> 
     command = [sys.executable, "-c", program]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert output.startswith(f"{ResourceError.__name__} spec.training.model.source: 'nobody/no-such-model' not found")
-    assert "and the Hugging Face hub cannot be reached (" in output
+    assert "and the Hugging Face hub is unreachable (" in output
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -180,9 +180,7 @@ def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, 
         {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
     )
     hub.files["x-1.safetensors"] = "first half"
-    with pytest.raises(
-        ConfigurationError, match=r"'some/model' at revision '0123.*' lacks x-2\.safetensors; weights must"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'some/model' at revision '0123.*' has no x-2\.safetensors"):
         place.folder()
     hub.files["x-2.safetensors"] = "second half"
     assert (place.folder() / "x-2.safetensors").is_file()

@@ -199,7 +199,7 @@ def test_printing_goes_on_where_no_copy_can_be_written(
         logs.print_new()
     assert output.getvalue() == b"one\ntwo\n"
     said = capsys.readouterr().err
-    assert len(re.findall("no copy of the driver's log can be written", said)) == 1
+    assert len(re.findall("cannot write the copy of the driver's log", said)) == 1
 
 
 PROGRAM = """

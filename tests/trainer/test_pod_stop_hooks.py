@@ -139,7 +139,7 @@ def test_errors_are_waited_out(dashboard: StandInDashboard, capsys: pytest.Captu
     dashboard.states, dashboard.num_failures = {"a-1-1": "RUNNING"}, 2
     assert stop_jobs(jobs_of(dashboard), 30)
     assert dashboard.stops == ["a-1-1"]
-    assert capsys.readouterr().err.count("gave 500") == 2
+    assert capsys.readouterr().err.count("returned 500") == 2
 
 
 def test_the_time_is_bounded(dashboard: StandInDashboard, clock: Clock) -> None:
@@ -151,7 +151,7 @@ def test_the_time_is_bounded(dashboard: StandInDashboard, clock: Clock) -> None:
 
 @pytest.mark.parametrize(("token", "said"), [(None, "no token"), ("wrong", "wrong token")])
 def test_a_refused_token_is_said(dashboard: StandInDashboard, token: str | None, said: str) -> None:
-    with pytest.raises(RayJobsError, match=rf"GET /api/jobs/ gave 403 \({said}\)"):
+    with pytest.raises(RayJobsError, match=rf"GET /api/jobs/ returned 403 \({said}\)"):
         jobs_of(dashboard, token).unfinished()
 
 

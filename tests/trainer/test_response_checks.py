@@ -57,14 +57,14 @@ def test_the_documented_pattern_can_match(
 @pytest.mark.parametrize(
     ("pattern", "lost"),
     [
-        (DOCUMENTED, "'<think>': the tokenizer makes '>' of it; use other tags, or another model"),
+        (DOCUMENTED, "'<think>': the tokenizer .*'>'; use other tags"),
         (r"(\d+|<a>)\s*(?:<answer>)+.*", "'<answer>'"),
         (r"(?:1|<a>.*)?(<b>|(?P<c><c>x)).*", "'<b>'"),
         (r"(?=.*<d>)(?>1<e>)", "'<d>'"),
     ],
 )
 def test_a_tag_that_the_tokenizer_does_not_give_back(pattern: str, lost: str) -> None:
-    where = r"^spec\.training\.rewards\[0\]\.format\.pattern \(reward score\): .* can never match, for no response has "
+    where = r"^spec\.training\.rewards\[0\]\.format\.pattern \(reward score\): .* can never match, .*"
     with pytest.raises(ConfigurationError, match=where + lost):
         check_responses(training(pattern), DIGITS, [row()])
 
@@ -85,12 +85,12 @@ def test_a_tag_that_the_template_writes_needs_no_token(caplog: pytest.LogCapture
 
 
 def test_ends_and_stop_texts_are_in_no_response(models: dict[bool, Path]) -> None:
-    with pytest.raises(ConfigurationError, match="no response has '</s>': the tokenizer makes '' of it; use"):
+    with pytest.raises(ConfigurationError, match=r"'</s>': the tokenizer .*''; use"):
         check_responses(training("4</s>"), models[True], [row()])
     # It is left out at the end of a response only.
     check_responses(training(r"4<\|im_end\|>.*"), models[True], [row()])
-    cause = r"'</answer>': it is in spec\.training\.rollout\.stop, and rewards do not see it; take it out of one"
-    with pytest.raises(ConfigurationError, match=f"can never match, for no response has {cause}"):
+    cause = r"'</answer>': it is in spec\.training\.rollout\.stop, .*; remove it"
+    with pytest.raises(ConfigurationError, match=f"can never match, .* {cause}"):
         check_responses(training(DOCUMENTED, stop=("\n\n", "</answer>")), models[True], [row("<think>\n")])
     check_responses(training(r"<answer>.*(</answer>)?", stop=("</answer>",)), models[True], [row()])
 
@@ -111,7 +111,7 @@ def test_a_stop_text_does_not_end_what_the_template_writes(
     if can_match:
         check_responses(checked, models[True], [row(beginning)])
     else:
-        with pytest.raises(ConfigurationError, match=re.escape(f"no response has {stop!r}: it is in spec.training")):
+        with pytest.raises(ConfigurationError, match=re.escape(f"{stop!r}: it is in spec.training")):
             check_responses(checked, models[True], [row(beginning)])
 
 
@@ -145,7 +145,7 @@ def test_a_pattern_that_begins_with_what_ends_the_prompt_is_warned_of(
     check_responses(training(pattern), models[False], rows)
     seen = [each.getMessage() for each in caplog.records if "prompts already end with it" in each.getMessage()]
     assert len(seen) == (tag is not None)
-    assert all(f"{pattern!r} begins with {tag}, and" in message for message in seen)
+    assert all(f"{pattern!r} begins with {tag}, " in message for message in seen)
 
 
 def test_a_beginning_of_the_turn_that_the_pattern_excludes_is_warned_of(
@@ -154,7 +154,7 @@ def test_a_beginning_of_the_turn_that_the_pattern_excludes_is_warned_of(
     for pattern, is_warned in (("<answer>.*", True), ("^<think>\n", False), ("<think>", False), (".*</think>", False)):
         caplog.clear()
         check_responses(training(pattern), models[True], [row("<think>\n")])
-        assert ["never matches where the chat template begins" in each.message for each in caplog.records] == [
+        assert ["never matches, because the chat template begins" in each.message for each in caplog.records] == [
             True
         ] * is_warned
 
@@ -201,14 +201,14 @@ def test_a_model_without_an_end_token_cannot_mask_what_is_cut_off(
 ) -> None:
     folder = without_end(tmp_path, **files)
     message = (
-        r"^spec\.training\.algorithm\.maskTruncatedResponses: .* no end token .*eos_token_id of generation_config.*"
-        r"spec\.training\.rollout\.stop .* nothing is trained on; name the end token .*, or write "
+        r"^spec\.training\.algorithm\.maskTruncatedResponses: .* no end token .*eos_token_id in generation_config.*"
+        r"spec\.training\.rollout\.stop .* nothing to train on; .*, or set "
         "maskTruncatedResponses: false"
     )
     with pytest.raises(ConfigurationError, match=message):
         check_responses(training(".*", masks=True), folder, [row()])
     check_responses(training(".*"), folder, [row()])
-    assert "every response is cut off at rollout.maxNewTokens" in caplog.text
+    assert "every response is truncated at rollout.maxNewTokens" in caplog.text
     check_responses(training(".*", masks=True, stop=("\n",)), folder, [row()])
 
 
@@ -232,7 +232,7 @@ def test_a_template_that_ends_turns_with_no_end_token_is_warned_of(
     check_responses(training(".*", stop=("<|im_end|>",)), tmp_path, [row(is_chat=True)])
     assert not caplog.records
     check_responses(training(".*"), tmp_path, [row(is_chat=True)])
-    assert f"add token {tokens['<|im_end|>']} to eos_token_id of generation_config.json" in caplog.text
+    assert f"add token {tokens['<|im_end|>']} to eos_token_id in generation_config.json" in caplog.text
     caplog.clear()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokens["<|im_end|>"]]}))
     check_responses(training(".*", masks=True), tmp_path, [row(is_chat=True)])

@@ -79,7 +79,7 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
         ("{module}:streamed", r"{module}:streamed is an async generator; name a plain function"),
         ("{module}:largest", r"{module}:largest has no signature that Python can read \(no signature .*; name a plain"),
         ("{module}:chained", r"{module}:chained has no signature that Python can read \(no signature .*; name a plain"),
-        ("{module}:Judge", r"{module}:Judge is a class; name a plain function, or an object that can be called"),
+        ("{module}:Judge", r"{module}:Judge is a class; name a plain function"),
         ("{module}:positional", r"{module}:positional\(.*, /\) cannot be called as \(prompt=.*; give it these four"),
         ("builtins:max", r"module of Python's standard library, 'builtins'"),
         ("numbers:score", r"'numbers' \(seen: 'numbers:score'\); rename .* to my_numbers"),
@@ -110,10 +110,10 @@ def test_a_file_that_an_installed_package_hides_is_refused_by_name(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError) as caught:
         FunctionScorer(path, WHERE).load()
-    assert str(caught.value) == (
-        f"{WHERE}: {tmp_path / named} is hidden by the installed package 'pydantic' ({pydantic.__file__}), which was"
-        f" imported in its place (seen: {path!r}); rename your file or folder, and name it here"
-    )
+    message = str(caught.value)
+    assert message.startswith(f"{WHERE}: {tmp_path / named} is hidden by the installed package 'pydantic'")
+    assert f"({pydantic.__file__})" in message
+    assert f"(seen: {path!r}); rename" in message
 
 
 def test_an_installed_package_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,8 @@ def test_a_file_that_hides_what_the_trainer_needs_is_named_when_an_import_fails(
     monkeypatch.setitem(sys.modules, "typer", sys.modules.pop("typer"))
     with pytest.raises(ConfigurationError) as caught:
         refuse_hiding_modules(raised.value)
-    assert str(caught.value).startswith(
-        f"{file}: hides the installed package 'typer', which the trainer needs; rename the file, and name it so in the"
-        " job\n"
-    )
+    assert str(caught.value).startswith(f"{file}: hides the installed package 'typer'")
+    assert "rename the file" in str(caught.value)
     assert str(caught.value).endswith(f"ImportError: cannot import name 'Typer' from 'typer' ({file})")
 
 
@@ -257,8 +255,8 @@ def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
     [
         ("basic_aritmetic", {}, r"reasoning-gym has no task 'basic_aritmetic'; did you mean basic_arithmetic"),
         ("zzz", {}, r"no task 'zzz'; the \d+ tasks: .*leg_counting"),
-        ("leg_counting", {"legs": 3}, r"refuses its settings \{'legs': 3\}: .*'legs'; its settings are: .*max_animals"),
-        ("basic_arithmetic", {"min_terms": -1}, r"refuses its settings .*: min_terms must be positive"),
+        ("leg_counting", {"legs": 3}, r"rejects the settings \{'legs': 3\}: .*'legs'; its settings are: .*max_animals"),
+        ("basic_arithmetic", {"min_terms": -1}, r"rejects the settings .*: min_terms must be positive"),
     ],
 )
 def test_unknown_tasks_and_settings_are_refused(task: str, config: dict[str, object], message: str) -> None:

@@ -65,8 +65,8 @@ def test_a_row_beyond_the_positions_is_refused_at_the_length_fields(tmp_path: Pa
     check_row_lengths(tmp_path, training(engine), prompts(44, 44))
     message = (
         r"^spec\.training\.dataset\.maxPromptTokens \(8\) and spec\.training\.rollout\.maxNewTokens \(20\): the "
-        r"longest prompt \(45 tokens\) with its response may have 65 tokens, and .* reads at most 64 \("
-        r"max_position_embeddings in its config\.json\); lower maxNewTokens, or maxPromptTokens with overlong"
+        r"longest prompt \(45 tokens\) .* 65 tokens, .* 64 \("
+        r"max_position_embeddings in its config\.json\); reduce maxNewTokens, or maxPromptTokens with overlong"
     )
     with pytest.raises(ConfigurationError, match=message):
         check_row_lengths(tmp_path, training(engine), prompts(45))
@@ -86,5 +86,5 @@ def test_rows_that_would_change_the_rotary_frequencies_are_refused(tmp_path: Pat
     """The training engine cannot follow them, whatever generates."""
     scaled("dynamic").save_pretrained(tmp_path)
     check_row_lengths(tmp_path, training(engine), prompts(44))
-    with pytest.raises(ConfigurationError, match=r"may have 65 tokens, .* at most 64 \(in longer rows its rotary freq"):
+    with pytest.raises(ConfigurationError, match=r"may have 65 tokens, .* 64 \(.* rotary freq"):
         check_row_lengths(tmp_path, training(engine), prompts(45))

@@ -42,7 +42,7 @@ def test_rows_of_which_some_have_no_answer_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>"}\n')
     with pytest.raises(
-        DatasetError, match=r"spec\.training\.dataset\.answerField: 1 of 2 rows have no answer .*rows\.jsonl, line 2"
+        DatasetError, match=r"spec\.training\.dataset\.answerField: 1 of 2 rows have no answer.*rows\.jsonl, line 2"
     ):
         load_all_prompts(training(path, "Function"), MODEL, tmp_path)
 

@@ -55,7 +55,7 @@ def test_the_start_number_is_the_attempt_where_nobody_counts_starts(monkeypatch:
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "two", "2147483648", "٣"])
 def test_numbers_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=rf"^{name}: must be a whole number from 1 to 2147483647 \(seen: "):
+    with pytest.raises(ConfigurationError, match=rf"^{name}: .*1 to 2147483647 \(seen: "):
         read_settings()
 
 

@@ -47,8 +47,5 @@ def test_a_folder_of_the_same_name_is_not_the_same_folder(tmp_path: Path) -> Non
     ]
     with pytest.raises(ConfigurationError) as raised:
         check_shared({"run folder": run, "checkpoint folder": checkpoints}, nodes)
-    assert str(raised.value) == (
-        f"checkpoint folder {checkpoints}: node 10.0.0.2 does not see what is written there; name one on storage that "
-        "all nodes of the job share"
-    )
+    assert str(raised.value).startswith(f"checkpoint folder {checkpoints}: node 10.0.0.2 does not see")
     assert list(run.iterdir()) == list(checkpoints.iterdir()) == []

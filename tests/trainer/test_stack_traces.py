@@ -169,7 +169,7 @@ def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start
 def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, start: Start) -> None:
     process = start("ending")
     [stacks] = taken(tmp_path)
-    assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
+    assert stacks.stood_at.startswith("unknown: the process is starting or exiting")
     # Also where the handler goes between the look and the signal.
     os.kill(process.pid, DUMP_SIGNAL)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -186,7 +186,7 @@ def test_what_has_just_taken_its_role_is_not_waited_for(tmp_path: Path, start: S
     [stacks] = take_stacks(found, 300.0)
     assert time.monotonic() - began < 150
     assert (stacks.role, stacks.text) == ("first_role", "")
-    assert stacks.stood_at.startswith("unknown: the process is beginning or ending")
+    assert stacks.stood_at.startswith("unknown: the process is starting or exiting")
     assert [(each.role, each.rank) for each in taken(tmp_path)] == [("second_role", 4)]
 
 

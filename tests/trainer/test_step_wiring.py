@@ -64,9 +64,9 @@ def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it()
 @pytest.mark.parametrize(
     ("weight", "score", "message"),
     [
-        (1.0, math.nan, r"rewards\[0\] \(reward score\): nan for a response to 'p1', .* \(1 of 9 responses\); fix"),
-        (1.0, -1e39, r"rewards\[0\] \(reward score\): -1e\+39 for a response to 'p1'"),
-        (1e30, 1e9, r"rewards: the weighted sum of all rewards: \S+e\+3[89] for a response to 'p1'"),
+        (1.0, math.nan, r"rewards\[0\] \(reward score\): .*nan .*'p1' \(1 of 9 responses\); fix"),
+        (1.0, -1e39, r"rewards\[0\] \(reward score\): .*-1e\+39 .*'p1'"),
+        (1e30, 1e9, r"rewards \(weighted sum of all rewards\): .*e\+3[89] .*'p1'"),
     ],
 )
 @pytest.mark.parametrize("place", [3, 7])

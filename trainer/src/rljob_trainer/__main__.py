@@ -41,7 +41,7 @@ def main() -> int:
         job = on_its_nodes(load_job(settings.spec_text), settings.pool_nodes)
         reporter = reporter_of(job, settings)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
-        # The state file is there before torch and transformers, which take seconds to load.
+        # The state file is written first, because torch and transformers take seconds to load.
         try:
             from rljob_trainer.controller.run import run_job
         except Exception as error:
@@ -53,22 +53,22 @@ def main() -> int:
         return stopped_at_once(reporter, stop)
     except (TrainerError, ContractError) as error:
         if stop.is_requested and not stop.is_training:
-            # What was being built failed because of the stop.
+            # The stop request interrupted the setup, which then failed with this error.
             return stopped_at_once(reporter, stop)
         log.error("%s", error)
         report_end(reporter, error)
         keep_worker_log(error, settings)
         return exit_code_of(error)
     except (Exception, SystemExit) as error:
-        # Whoever calls sys.exit() is not the trainer: the job is not done, whatever code it names.
-        log.exception("this should not happen; please report it")
+        # The trainer itself never calls sys.exit(). If other code does, the job is not done, whatever the exit code.
+        log.exception("unexpected error in the trainer (probably a bug); please report it with this traceback")
         report_end(reporter, error)
         return ExitCode.APPLICATION
 
 
 def on_its_nodes(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
-    """The job on fewer nodes than it asks for, where this attempt has fewer. Raises ConfigurationError where it cannot
-    run on these."""
+    """Returns the job with the node counts of this attempt, which may be lower than in the job's spec. Raises
+    ConfigurationError if the job cannot run on that many nodes."""
     if not nodes:
         return job
     unknown = nodes.keys() - {pool.name for pool in job.spec.pools}
@@ -76,7 +76,10 @@ def on_its_nodes(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
     broken = [found.message for found in violations(spec)]
     if unknown or broken:
         why = f"there is no pool {min(unknown)}" if unknown else broken[0]
-        raise ConfigurationError(f"{ENV_POOL_NODES}: {why}; it was written by an operator of another version")
+        raise ConfigurationError(
+            f"{ENV_POOL_NODES}: {why}; the operator that set this variable has a different version than the trainer; "
+            "use the same version for both"
+        )
     log.info(
         "this attempt runs on fewer nodes: %s", ", ".join(f"{number} of pool {name}" for name, number in nodes.items())
     )
@@ -84,15 +87,15 @@ def on_its_nodes(job: TrainerJob, nodes: Mapping[str, int]) -> TrainerJob:
 
 
 def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode:
-    """Says what is lost, and that the run was stopped."""
-    lost = "what happened since the last checkpoint is lost" if stop.is_training else "no step was done"
-    log.error("stopped at once; %s", lost)
+    """Logs and reports that the run was stopped without saving."""
+    lost = "progress since the last checkpoint is lost" if stop.is_training else "training had not started"
+    log.error("stopped immediately, without saving; %s", lost)
     report_end(reporter, None)
     return ExitCode.INTERRUPTED
 
 
 def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
-    """Writes the first state. Raises ResourceError when it cannot be written."""
+    """Creates the reporter, which writes the first run state. Raises ResourceError if the file cannot be written."""
     try:
         return RunReporter(
             settings.run_state_file,
@@ -104,38 +107,40 @@ def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
         )
     except OSError as problem:
         raise ResourceError(
-            f"{settings.run_state_file}: the state cannot be written ({problem.strerror}); check folder and disk"
+            f"{settings.run_state_file}: cannot write the run state ({problem.strerror}); check that the folder is "
+            "writable and that the disk is not full"
         ) from problem
 
 
 def keep_worker_log(error: TrainerError | ContractError, settings: Settings | None) -> None:
-    """The end of the log of the worker that has failed, where one has, for when later attempts have added to it."""
+    """Copies the end of the failed worker's log to the attempt's folder, because later attempts append to the log."""
     worker = error.worker if isinstance(error, TrainerError) else None
     if settings is None or worker is None or worker.log_file is None:
         return
     try:
         folder = attempt_folder(settings.run_folder, settings.attempt)
-        log.info("the end of its log: %s", keep_tail(worker.log_file, folder, worker.role, worker.rank))
+        log.info("end of the failed worker's log: %s", keep_tail(worker.log_file, folder, worker.role, worker.rank))
     except OSError as problem:
-        log.warning("the log of the worker cannot be kept (%s)", problem)
+        log.warning("%s: cannot copy the end of the failed worker's log (%s)", worker.log_file, problem)
 
 
 def report_end(reporter: RunReporter | None, error: Exception | SystemExit | None) -> None:
-    """Writes the last state. A state file that cannot be written must not hide why the run ended."""
+    """Writes the final run state. Never raises OSError: a write error must not hide why the run ended."""
     try:
-        if reporter is None and (place := told_run_state()):
-            # Not even the job could be read, so there is no name and no number of steps.
-            reporter = RunReporter(place[0], "", place[1], 0, 1, time.time)
+        if reporter is None and (target := told_run_state()):
+            # The job could not be read, so its name and its number of steps are unknown.
+            path, attempt = target
+            reporter = RunReporter(path, "", attempt, 0, 1, time.time)
         if reporter is not None and error is not None:
             reporter.failed(error)
         elif reporter is not None:
             reporter.stopped()
     except OSError as problem:
-        log.error("the state file cannot be written (%s)", problem)
+        log.error("cannot write the run state file (%s)", problem)
 
 
 def exit_code_of(error: TrainerError | ContractError) -> ExitCode:
-    """The class of a failure, as the operator sees it."""
+    """Returns the exit code by which the operator classifies the failure."""
     if isinstance(error, ConfigurationError | ContractError):
         return ExitCode.CONFIGURATION
     if isinstance(error, ResourceError | WorkerDiedError | FencedError):

@@ -1,4 +1,4 @@
-"""The kernel's control groups that this process is in: the limits of its container, and what was counted there."""
+"""Linux control groups (cgroups v1 and v2) of this process: resource limits and counters of its container."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path, PurePosixPath
 
 
 def control_group_folders(controller: str, file_system: Path = Path("/")) -> Iterator[Path]:
-    """Folders with a controller's files (`cpu`, `memory`): this process's own group first, then all above it that can
-    be seen. Files of the two versions of control groups have different names; some folders may be missing."""
+    """Yields the folders with a controller's files (`cpu`, `memory`): first this process's own group, then all visible
+    parents. File names differ between cgroup versions 1 and 2, and some folders may not exist."""
     mounted = file_system / "sys/fs/cgroup"
     for hierarchy, group in _groups(file_system / "proc/self/cgroup", controller):
         top = mounted / hierarchy
-        # Inside a container the path may be one of the machine, which is not there: then the top is its own group.
+        # Inside a container the path may be the host's path, which does not exist there. Then the top folder is the
+        # container's own group.
         yield from (top / group, *(top / parent for parent in PurePosixPath(group).parents))
 
 
 def read_or_empty(file: Path) -> str:
-    """The text of a file; none for one that is not there or cannot be read."""
+    """Returns the text of a file, or an empty string if it does not exist or cannot be read."""
     try:
         return file.read_text()
     except OSError:
@@ -32,19 +33,20 @@ def _groups(file: Path, controller: str) -> Iterator[tuple[str, str]]:
         if not controllers:
             yield "", path.lstrip("/")
         elif controller in controllers.split(","):
-            # It is a link to the folder of all controllers that share the hierarchy.
+            # This name is a link to the folder of all controllers that share the hierarchy.
             yield controller, path.lstrip("/")
 
 
 def num_usable_cores(file_system: Path = Path("/")) -> int:
-    """At least 1; a limit of two and a half cores counts as two, because a thread that is held up holds up the rest."""
+    """Returns the CPU cores that this process may use, at least 1. A limit of 2.5 cores counts as 2, because one
+    throttled thread slows down all others."""
     allowed = len(os.sched_getaffinity(0))
     limits = list(_limits(file_system))
     return max(1, int(min([allowed, *limits])))
 
 
 def _limits(file_system: Path) -> Iterator[float]:
-    """Of this process's control group and of all above it that can be seen, in cores."""
+    """Yields the CPU limits, in cores, of this process's control group and of its visible parents."""
     for folder in control_group_folders("cpu", file_system):
         # Version 2: `200000 100000` (microseconds of each period) or `max 100000`.
         quota, _, period = read_or_empty(folder / "cpu.max").strip().partition(" ")

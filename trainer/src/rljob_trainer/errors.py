@@ -1,7 +1,7 @@
 """The trainer's errors. Each carries one message, so that it survives pickling between processes.
 
-A message reads *where: what is wrong (value seen); what to do*. Errors of a kind that the user can only fix by
-changing the job are `ConfigurationError`; the trainer's exit code tells the operator not to retry them.
+A message reads *where: what is wrong (value seen); what to do*. An error that the user can fix only by changing the job
+is a `ConfigurationError`: the trainer then exits with code 2, and the operator does not retry.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FailedWorker:
-    """The worker that an error came from: the first one, where others failed because of it."""
+    """The worker that caused an error. If other workers failed as a consequence, this is the first one."""
 
     role: str
     rank: int
     pod: str | None = None
     node: str | None = None
-    """Of Kubernetes, as the pod is."""
+    """Name of the Kubernetes node."""
     log_file: Path | None = None
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class FailedWorker:
 
     @property
     def place(self) -> str:
-        """The pod and the node, for behind a name; nothing where there are none."""
+        """Pod and node as a suffix for a name, such as `, pod a, node b`; empty outside Kubernetes."""
         return (f", pod {self.pod}" if self.pod else "") + (f", node {self.node}" if self.node else "")
 
 
@@ -38,7 +38,7 @@ class TrainerError(Exception):
     """Base of all errors that the trainer raises on purpose."""
 
     worker: FailedWorker | None = None
-    """Set by the controller on what comes from a worker."""
+    """Set by the controller if the error comes from a worker."""
 
 
 class ConfigurationError(TrainerError, ValueError):
@@ -46,56 +46,57 @@ class ConfigurationError(TrainerError, ValueError):
 
 
 class DatasetError(ConfigurationError):
-    """A dataset cannot be read, or a row of it cannot be used."""
+    """A dataset cannot be read, or one of its rows is unusable."""
 
 
 class ChatTemplateError(ConfigurationError):
-    """A model's chat template cannot be applied to a conversation; the text holds the template's own words."""
+    """A model's chat template cannot be applied to a conversation; the message contains the template's own error."""
 
 
 class RewardError(TrainerError):
-    """The job's reward failed on a response, and the job's policy is to fail then."""
+    """The job's reward failed on a response, and its `onError` says to fail the attempt."""
 
 
 class BatchNotFullError(ConfigurationError):
-    """Dynamic sampling has found too few groups to learn from, and the job's policy is to fail then; another attempt
-    would draw the same."""
+    """Dynamic sampling found too few groups to train on, and `onMaxRounds` says to fail. A retry would draw the same
+    prompts, so this is a configuration error."""
 
 
 class AlgorithmFunctionError(TrainerError):
-    """The job's own advantage or loss function failed, or gave what cannot be used."""
+    """The user's own advantage or loss function raised an error or returned an unusable result."""
 
 
 class CollectiveFunctionError(AlgorithmFunctionError):
-    """Likewise, within a call in which ranks wait for each other: nothing more can be asked of the workers."""
+    """The user's function failed inside a collective operation. The other ranks still wait in it, so the workers accept
+    no further calls."""
 
 
 class DataError(TrainerError, ValueError):
-    """Columns of a batch do not fit together; a mistake in our own code or in a worker's method."""
+    """Columns of a batch do not fit together; a bug in the trainer or in a worker's method."""
 
 
 class DispatchError(TrainerError, TypeError):
-    """A worker method is called in a way that its registration does not allow."""
+    """A worker method is registered incorrectly, or called in a way that its registration does not allow."""
 
 
 class ResourceError(TrainerError):
-    """Devices, memory, ports or the network are missing (exit code 75: another try elsewhere may work)."""
+    """Devices, memory, disk, ports or the network are unavailable (exit code 75: a retry on other nodes may work)."""
 
 
 class WorkerError(TrainerError):
-    """A worker raised something that is none of our errors; the text holds its traceback."""
+    """A worker raised an exception that is not a TrainerError; the message contains its traceback."""
 
 
 class WorkerDiedError(TrainerError):
-    """A worker process is gone (exit code 75); the text names its rank and the cause."""
+    """A worker process died (exit code 75); the message names its rank and the cause."""
 
 
 class DataLostError(WorkerDiedError):
-    """Data in the object store is gone with the process or node that held it."""
+    """Data in the object store is lost because the process or node that held it died."""
 
 
 class CallTimeoutError(TrainerError, TimeoutError):
-    """A call of a worker method was not done in the time that the caller gave it."""
+    """A call of a worker method did not finish within the caller's timeout."""
 
 
 class NonFiniteUpdateError(TrainerError):
@@ -106,10 +107,10 @@ MAX_DESCRIPTION = 500
 
 
 def described(error: Exception) -> str:
-    """A library's error in one line: `UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff ...`.
+    """Formats a library's error in one line: `UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff ...`.
 
-    The type is left out where the message says enough without it. What it was raised from is added where it says
-    more: `datasets` raises "An error occurred while generating the dataset" from the error that names the fault."""
+    The type is omitted for common types whose message is enough. The cause is appended if the message does not contain
+    it: `datasets` raises "An error occurred while generating the dataset" from the error that names the problem."""
     text = " ".join(str(error).split())
     if type(error) not in (OSError, ValueError, RuntimeError, FileNotFoundError, PermissionError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -125,16 +126,16 @@ STORAGE_ERRNOS = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     )
 )
-"""Of a disk or a file system that fails (ENOTCONN: of FUSE whose server has died), that is full, and of a process or
-machine that has no room for another file."""
+"""Error numbers of a storage problem. One line each above: the disk or file system fails (ENOTCONN: a FUSE server has
+died), the disk or quota is full, the process or machine cannot open another file."""
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 
 
 def storage_failure(error: BaseException | None) -> str | None:
-    """What failed, in one line, if the error, or one that it was raised from or while handling, says that the storage
-    failed, is full or has no room for another open file. What was read is not at fault then: raise ResourceError.
+    """Returns the problem in one line if the error, its cause or its context is a storage problem (STORAGE_ERRNOS),
+    else None. The content of the file is not at fault then: raise ResourceError.
 
-    The libraries written in Rust (tokenizers, safetensors) raise errors without `errno`, whose messages have it:
+    Libraries written in Rust (tokenizers, safetensors) raise errors without `errno`; the number is in the message:
     `Input/output error (os error 5)`."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
@@ -149,21 +150,24 @@ def storage_failure(error: BaseException | None) -> str | None:
 
 @contextmanager
 def storage_checked(where: str) -> Iterator[None]:
-    """Turns an error within into a ResourceError, starting with `where`, if the storage has failed. Our own errors
-    pass."""
+    """Converts an error of the block into a ResourceError that starts with `where` if it is a storage problem. A
+    TrainerError passes unchanged."""
     try:
         yield
     except TrainerError:
         raise
     except Exception as error:
         if failure := storage_failure(error):
-            raise ResourceError(f"{where}: the disk or the file system fails ({failure}); check both") from error
+            raise ResourceError(
+                f"{where}: the disk or file system failed ({failure}); check both, and the free space"
+            ) from error
         raise
 
 
 @contextmanager
 def about_field(field: str, said: str) -> Iterator[None]:
-    """Configuration errors within, which name fields that begin with `said`, name those of `field`."""
+    """Replaces the field prefix `said` by `field` in the messages of configuration errors of the block. Checks that are
+    shared by several models write the policy's field."""
     try:
         yield
     except ConfigurationError as error:

@@ -1,4 +1,5 @@
-"""The host's memory: what is left of it, and what this process keeps, gives back and lends."""
+"""The host's memory: how much is available, and whether this process keeps its freed memory, returns it to the system,
+or lets the system reclaim it."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from torch import UntypedStorage
 
 MAPPED_BYTES = 128 << 20
-"""What is larger still goes back to the system when it is freed. The embedding of SmolLM2 (108 MiB) is not."""
+"""Larger allocations still go back to the system when they are freed. The embedding of SmolLM2 (108 MiB) is smaller."""
 LEAST_MAPPED_BYTES = 32 << 20
-"""The same where the C library refuses that (mallopt(3) knows no more)."""
+"""Fallback if the C library rejects MAPPED_BYTES (32 MiB is the documented maximum, mallopt(3))."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt` (mallopt(3))."""
@@ -28,73 +29,71 @@ _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_M
 _TUNABLES = "GLIBC_TUNABLES"
 _OWN_TUNABLES = re.compile(r"glibc\.malloc\.(trim_threshold|mmap_threshold|mmap_max|top_pad)=")
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Files with limit and use, of both versions of control groups."""
+"""Files with the limit and the usage, for cgroup version 2 and version 1."""
 _CACHED = ("inactive_file", "active_file")
-"""Of what a group uses: copies of files, and lent pages (also those that were written to since), which the kernel drops
-when memory is wanted."""
+"""Counters of page cache and of reclaimable pages (`lend_pages`, also those written to since). A group's usage includes
+them, but the kernel drops them when memory is needed."""
 
 
 class HostMemory:
-    """Of the machine, or of a container, which sees all of its machine's but may be held to less."""
+    """Memory of the machine or the container. A container sees its machine's total but may have a lower limit."""
 
     def __init__(self, file_system: Path = Path("/")) -> None:
         self._file_system = file_system
 
     def available_bytes(self) -> int | None:
-        """What this process and its peers on the machine, or in the container, can still have; None where nothing
-        says."""
+        """Returns the bytes that the processes of this machine or container can still allocate; None if unknown."""
         return min([*self._of_machine(), *self._of_groups()], default=None)
 
     def keep_freed(self) -> bool:
-        """Makes this process keep the memory that tensors leave, for the next ones: those of its main thread, in which
-        workers compute. False where no setting of glibc's allocator was changed: the user has set them, or there is
-        none.
+        """Makes this process keep freed memory for new tensors of its main thread, in which workers compute. Returns
+        False if no setting of glibc's allocator was changed: the user has set them, or there is no glibc.
 
-        By default glibc gives the end of its heap back whenever it is free, and takes it again. The system writes zeros
-        over each page that comes: a seventh of an update of 135 million parameters. The heap does not shrink any more,
-        and has gaps: it may become larger than the tensors that lived at the same time."""
+        By default glibc returns the free end of its heap to the system and requests it again later. The system fills
+        each new page with zeros, which takes a seventh of an update of 135 million parameters. With this setting the
+        heap never shrinks and gets fragmented: it may be larger than the tensors that exist at the same time."""
         set_by_user = variables_named((*_VARIABLES, _TUNABLES))
         if _OWN_TUNABLES.search(set_by_user.pop(_TUNABLES, "")) or set_by_user:
             return False
         set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)
         if set_parameter is None:
             return False
-        # The one without the other would have every tensor mapped.
+        # Setting only the trim threshold would make glibc map every tensor separately.
         is_set = set_parameter(_MMAP_THRESHOLD, MAPPED_BYTES) or set_parameter(_MMAP_THRESHOLD, LEAST_MAPPED_BYTES)
         return bool(is_set and set_parameter(_TRIM_THRESHOLD, _NEVER))
 
     def give_back(self) -> None:
-        """What is kept and free now goes back to the system, where the C library can. What is needed again comes
-        anew."""
+        """Returns memory that is free now to the system, if the C library supports it. Later allocations request it
+        again."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
 
     def make_room(self, wanted: int) -> None:
-        """`give_back` where less is left than the bytes that are `wanted` by something else than the allocator. Nothing
-        where nobody says what is left."""
+        """Calls `give_back` if fewer than `wanted` bytes are available for memory outside the allocator. Does nothing
+        if the available memory is unknown."""
         available = self.available_bytes()
         if available is not None and available < wanted:
             self.give_back()
 
     def release_pages(self, storages: Iterable[UntypedStorage]) -> None:
-        """Memory that stays where it is and loses its pages: whole pages go back to the system, and the next touch of
-        one finds zeros. Raises OSError.
+        """Returns the whole pages of these storages to the system and keeps their addresses. The next access to a page
+        reads zeros. Raises OSError.
 
-        vLLM's CPU back end (0.32.0) ignores `sleep`: its KV cache would keep what it was given from the start. The
-        addresses must not change, because the engine keeps them."""
+        vLLM's CPU back end (0.32.0) ignores `sleep`, so its KV cache would keep its memory all the time. The addresses
+        must not change, because the engine keeps pointers to them."""
         for begin, length in _whole_pages(storages):
             if error := _advise(begin, length, mmap.MADV_DONTNEED):
                 raise _cannot_go(length, error)
 
     def lend_pages(self, storages: Iterable[UntypedStorage]) -> None:
-        """Whole pages are the system's whenever it needs memory. A page that is written to before that stays where it
-        is, and costs nothing; what others hold is undefined: zeros, or what was there. Raises OSError.
+        """Lets the system reclaim the whole pages of these storages when it needs memory. Writing to a page first keeps
+        it, at no cost. The content of the other pages is undefined: zeros or the old data. Raises OSError.
 
-        They count as resident, and with the machine and in a control group as inactive pages of files, which are the
-        first to go: also after they were written to, until the kernel looks at them."""
+        The pages count as resident memory. The machine's and the control group's statistics count them as inactive file
+        pages, which are reclaimed first, even after they were written to, until the kernel scans them."""
         for begin, length in _whole_pages(storages):
-            # Not every kernel knows it, and not every sandbox lets it through.
+            # Some kernels do not support MADV_FREE, and some sandboxes block it.
             if _advise(begin, length, mmap.MADV_FREE) and (error := _advise(begin, length, mmap.MADV_DONTNEED)):
                 raise _cannot_go(length, error)
 
@@ -110,17 +109,17 @@ class HostMemory:
                 if limit.isdecimal() and used.isdecimal():
                     lines = (line.split() for line in read_or_empty(folder / "memory.stat").splitlines())
                     counts = {name: int(count) for name, count in lines}
-                    # Version 1 counts the groups below under names of their own.
+                    # Version 1 counts child groups in separate entries that begin with `total_`.
                     dropped = sum(counts.get(f"total_{name}", counts.get(name, 0)) for name in _CACHED)
                     yield max(0, int(limit) - int(used) + dropped)
 
 
 HOST_MEMORY = HostMemory()
-"""Of this process."""
+"""The one instance for this process."""
 
 
 def _whole_pages(storages: Iterable[UntypedStorage]) -> Iterator[tuple[int, int]]:
-    """Addresses and lengths."""
+    """Yields address and length, in bytes, of the whole pages in each storage."""
     for storage in storages:
         begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -129,11 +128,11 @@ def _whole_pages(storages: Iterable[UntypedStorage]) -> Iterator[tuple[int, int]
 
 
 def _advise(begin: int, length: int, advice: int) -> int:
-    """madvise(2): 0, or the number of the error."""
+    """Calls madvise(2). Returns 0 or the error number."""
     library = ctypes.CDLL(None, use_errno=True)
     failed = library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), ctypes.c_int(advice))
     return ctypes.get_errno() if failed else 0
 
 
 def _cannot_go(length: int, number: int) -> OSError:
-    return OSError(number, f"{length} bytes of the KV cache cannot be given back: {os.strerror(number)}")
+    return OSError(number, f"cannot return {length} bytes of the KV cache to the system: {os.strerror(number)}")

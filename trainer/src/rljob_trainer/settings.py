@@ -31,22 +31,22 @@ from rljob_trainer.errors import ConfigurationError
 
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 SPIN_COUNT_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "100000"
-"""How long a thread looks out for the next parallel loop before it sleeps: a millisecond or a few. A step of a small
-model has thousands of such loops, a few of them in a millisecond; waking threads for each (OMP_WAIT_POLICY
-PASSIVE) made it a quarter longer, and never sleeping (ACTIVE) takes the cores from everything else on the machine."""
+"""How long a thread spins for the next parallel loop before it sleeps: one to a few milliseconds. A step of a small
+model has thousands of such loops, several per millisecond. Waking threads for each loop (OMP_WAIT_POLICY=PASSIVE) made
+a step 25 % longer; never sleeping (ACTIVE) takes the cores away from all other processes."""
 COMPILER_CACHE_VARIABLES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""And the folders, below the cache."""
+"""Variables with compiler caches, and their folders inside rljob's cache folder."""
 PYTHON_PATH = "PYTHONPATH"
 HUB_CACHE_VARIABLE = "HF_HUB_CACHE"
 """Where the Hugging Face library keeps what it downloads."""
 MAX_NUMBER = 2_147_483_647
-"""Of attempts and starts: what fits the documents that hold them."""
+"""Largest attempt number and start number: int32, as in the API."""
 DEFAULT_GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says about this run; everything else is in the job."""
+    """Settings of this run from environment variables; everything else is in the job."""
 
     spec_text: str
     run_folder: Path
@@ -56,40 +56,43 @@ class Settings:
     """Base of relative dataset paths."""
     attempt: int
     pool_nodes: Mapping[str, int]
-    """Numbers of nodes by pools, of an attempt that runs on fewer than the job asks for; else empty."""
+    """Number of nodes by pool name, such as `{"train": 2}`, if this attempt runs on fewer nodes than the job asks for;
+    else empty."""
     start_number: int
     """Grows with every start on the same checkpoint folder; a later start fences the earlier ones."""
     device_type: str | None
-    """`cpu` or `cuda`; found out when None."""
+    """`cpu` or `cuda`; None: detected automatically."""
     ray_address: str | None
-    """An existing Ray cluster; one is started here when None."""
+    """Address of an existing Ray cluster; None: a local one is started."""
     shipped_code: Path | None
-    """A folder that workers on a cluster of their own get a copy of, as their working directory."""
+    """A folder that is copied to the workers of a remote cluster as their working directory."""
     cache_folder: Path
     num_threads: int | None
-    """CPU threads per worker process; each takes its share of the cores that it may use when None."""
+    """CPU threads per worker process; None: each takes an equal share of its node's usable cores."""
     is_ray_job: bool
-    """Started through Ray's Jobs API, which sets `num_threads` to 1 where nobody else has set it."""
+    """Whether the trainer was started through Ray's Jobs API, which sets `num_threads` to 1 if it is unset."""
     environment: Mapping[str, str]
-    """The variables themselves, for processes that get a chosen part of them."""
+    """All environment variables. Scoring processes get some of them."""
 
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What the small programs beside the trainer in a pod (see `pod`) are told."""
+    """Settings of the small programs that run next to the trainer in a pod (see `pod`)."""
 
     grace_seconds: float
-    """How long a pod's stop may wait for the trainer to save and end."""
+    """How long a pod's stop hook may wait for the trainer to save and exit."""
     run_folder: Path | None
     ray_token: str | None
     attempt: int | None = None
 
 
 def read_settings() -> Settings:
-    """Raises ConfigurationError for a missing or impossible variable."""
+    """Reads the environment variables. Raises ConfigurationError if one is missing or invalid."""
     spec_text = os.environ.get(ENV_SPEC)
     if not spec_text:
-        raise ConfigurationError(f"{ENV_SPEC}: not set; the trainer is started by `rljob run` or by the operator")
+        raise ConfigurationError(
+            f"{ENV_SPEC}: not set; start the trainer with `rljob run`, or create an RLJob on a cluster"
+        )
     run_folder = Path(os.environ.get(ENV_RUN_FOLDER, "run")).absolute()
     attempt = _number(ENV_ATTEMPT, 1)
     device_type = os.environ.get(ENV_DEVICE)
@@ -122,30 +125,31 @@ def _pool_nodes() -> Mapping[str, int]:
         found = None
     if not isinstance(found, dict) or not all(type(nodes) is int and nodes > 0 for nodes in found.values()):
         raise ConfigurationError(
-            f"{ENV_POOL_NODES}: must be a JSON object of numbers of nodes by pools (seen: {text!r})"
+            f"{ENV_POOL_NODES}: must be a JSON object of pool names and node counts, such as "
+            f'{{"train": 2}} (seen: {text!r})'
         )
     return found
 
 
 def pod_and_node() -> tuple[str | None, str | None]:
-    """The names that Kubernetes knows this process's pod and node by; None elsewhere."""
+    """Returns the names of this process's Kubernetes pod and node; None outside Kubernetes."""
     return os.environ.get(ENV_POD_NAME) or None, os.environ.get(ENV_NODE_NAME) or None
 
 
 def told_run_folder() -> str | None:
-    """Where it is set; nothing is checked here."""
+    """Returns the run folder if it is set, without checks."""
     return os.environ.get(ENV_RUN_FOLDER) or None
 
 
 def told_run_state() -> tuple[Path, int] | None:
-    """The file for RunState and the attempt, where the one is told and the other is possible: all that is needed to
-    report that the rest of the environment is not."""
+    """Returns the path of the run state file and the attempt; None if the path is not set. It is used to report that
+    other variables are invalid, so an invalid attempt counts as 1."""
     path, attempt = os.environ.get(ENV_RUN_STATE_FILE), os.environ.get(ENV_ATTEMPT, "1")
     return (Path(path).absolute(), int(attempt) if _is_number(attempt) else 1) if path else None
 
 
 def read_pod_settings() -> PodSettings:
-    """Never raises: what stops a pod must not fail."""
+    """Reads the environment. Never raises, because a pod's stop hook must not fail."""
     grace, run_folder = os.environ.get(ENV_GRACE_SECONDS, ""), os.environ.get(ENV_RUN_FOLDER)
     attempt = os.environ.get(ENV_ATTEMPT, "")
     return PodSettings(
@@ -157,22 +161,23 @@ def read_pod_settings() -> PodSettings:
 
 
 def cache_folder() -> Path:
-    """Where models are kept between runs."""
+    """Returns the folder that keeps models between runs."""
     return Path(_cache()).expanduser()
 
 
 def cpp_compiler() -> str:
-    """The program by which torch compiles for CPUs."""
+    """Returns the C++ compiler that torch uses for CPU code."""
     return os.environ.get("CXX", "g++")
 
 
 def variables_named(names: Iterable[str]) -> dict[str, str]:
-    """Those of these variables that are set."""
+    """Returns the variables among `names` that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def worker_environment(device_type: str, num_threads: int | None, *, compiles: bool = False) -> dict[str, str]:
-    """Variables that a worker process must have before it imports torch or vLLM. `compiles`: whether vLLM does."""
+    """Returns the variables that a worker process needs before it imports torch or vLLM. `compiles`: whether vLLM
+    compiles the model."""
     threads = "" if num_threads is None else str(num_threads)
     variables = {
         NUM_THREADS_VARIABLE: threads,
@@ -189,13 +194,13 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
     }
     if device_type == "cpu":
         variables |= {
-            # The binding of threads to cores assumes that the engine owns the machine.
+            # vLLM's binding of threads to cores assumes that no other process uses the machine.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             SPIN_COUNT_VARIABLE: os.environ.get(SPIN_COUNT_VARIABLE, SPIN_COUNT),
         }
         if compiles:
-            # Symptom: `Compiling model again due to a load failure` (vllm-cpu 0.32.0): what vLLM keeps on CPUs by its
-            # own means, it cannot load. torch keeps the compiled code all the same.
+            # Symptom: `Compiling model again due to a load failure` (vllm-cpu 0.32.0): on CPUs vLLM cannot load what
+            # its own cache has stored. torch's cache keeps the compiled code anyway.
             variables["VLLM_USE_AOT_COMPILE"] = "0"
         else:
             # vLLM decorates small sampling functions with torch.compile even in eager mode: 20 s at the first call,
@@ -211,33 +216,33 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
 
 
 def take_on_environment(variables: Mapping[str, str]) -> None:
-    """Makes these variables those of this process, which has not imported yet what reads them. What is in its
-    PYTHONPATH comes before what is in theirs, and is kept: Ray puts the copy of a job's folder there."""
+    """Sets these variables in this process. Call it before importing the libraries that read them. The process's own
+    PYTHONPATH entries stay and come first, because Ray puts the copy of the job's folder there."""
     own = _entries(os.environ.get(PYTHON_PATH, ""))
     theirs = [entry for entry in _entries(variables.get(PYTHON_PATH, "")) if entry not in own]
-    # `~` is this machine's.
+    # `~` is expanded here, because the home folder may differ between machines.
     variables = {
         name: str(Path(value).expanduser()) if name in COMPILER_CACHE_VARIABLES else value
         for name, value in variables.items()
     }
     os.environ.update({**variables, **({PYTHON_PATH: os.pathsep.join([*own, *theirs])} if own or theirs else {})})
-    place = max((sys.path.index(entry) for entry in own if entry in sys.path), default=0) + 1
-    sys.path[place:place] = [entry for entry in theirs if entry not in sys.path]
+    index = max((sys.path.index(entry) for entry in own if entry in sys.path), default=0) + 1
+    sys.path[index:index] = [entry for entry in theirs if entry not in sys.path]
 
 
 def driver_environment() -> None:
-    """Settings of libraries in the controller's process that have to be made before they are imported."""
+    """Sets variables in the controller's process that libraries read when they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault(*RAY_WORKER_NICENESS)
     if ENV_CACHE in os.environ and "HF_HOME" not in os.environ:
-        # Whoever names a place for models means downloaded ones, too: in a pod it is the volume that has the room.
+        # A cache folder set by the user also holds downloads: in a pod it is the volume with enough space.
         os.environ.setdefault(HUB_CACHE_VARIABLE, str(cache_folder() / "hub"))
 
 
 def export_rank(rank: int, world_size: int, local_rank: int, master_address: str, master_port: int) -> None:
-    """Sets what torch.distributed and vLLM's external launcher read."""
+    """Sets the variables that torch.distributed and vLLM's external launcher read."""
     os.environ.update(
         {
             "RANK": str(rank),
@@ -254,12 +259,12 @@ def _entries(path: str) -> list[str]:
 
 
 def _number(name: str, default: int) -> int:
-    """Raises ConfigurationError where the variable is set to something else than a whole number from 1."""
+    """Reads an integer from 1 to MAX_NUMBER. Raises ConfigurationError for any other value."""
     text = os.environ.get(name)
     if text is None or text == "":
         return default
     if not _is_number(text):
-        raise ConfigurationError(f"{name}: must be a whole number from 1 to {MAX_NUMBER} (seen: {text!r})")
+        raise ConfigurationError(f"{name}: must be an integer from 1 to {MAX_NUMBER} (seen: {text!r})")
     return int(text)
 
 
@@ -268,5 +273,5 @@ def _is_number(text: str) -> bool:
 
 
 def _cache() -> str:
-    """`cache_folder`, as a text that may begin with `~`."""
+    """Returns the cache folder as a string that may begin with `~`."""
     return os.environ.get(ENV_CACHE) or f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/rljob"

@@ -1,4 +1,4 @@
-"""From the text of a `source` or `path` field to a place on this machine."""
+"""Resolves the value of a `source` or `path` field to a path on this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PACKAGE_SCHEME = "package://"
 
 
 def local_path(text: str, base_folder: Path, where: str) -> Path:
-    """The path that `text` names: inside a Python package for `package://`, else relative to `base_folder`.
+    """Returns the path that `text` names: inside a Python package for `package://`, else relative to `base_folder`.
 
-    Raises ConfigurationError, starting with `where`, if a package is not installed or nothing is there.
+    Raises ConfigurationError, starting with `where`, if the package is not installed or the path does not exist.
     """
     if text.startswith(PACKAGE_SCHEME):
         return _package_path(text, where)
@@ -26,7 +26,7 @@ def local_path(text: str, base_folder: Path, where: str) -> Path:
 def looks_local(text: str, base_folder: Path) -> bool:
     """Whether `text` names a path rather than a Hugging Face repository.
 
-    `owner/name` may be either; it is a path if something is there.
+    `owner/name` can be either; it counts as a path if that path exists.
     """
     if text.startswith((PACKAGE_SCHEME, "/", "./", "../", "~")):
         return True
@@ -36,9 +36,12 @@ def looks_local(text: str, base_folder: Path) -> bool:
 def _package_path(text: str, where: str) -> Path:
     package, _, inner = text.removeprefix(PACKAGE_SCHEME).partition("/")
     if not package or not inner or ".." in PurePosixPath(inner).parts:
-        raise ConfigurationError(f"{where}: {text!r} is not of the form package://<python package>/<path>; write it so")
+        raise ConfigurationError(
+            f"{where}: {text!r} does not have the form package://<python package>/<path>; "
+            "write a package and a path inside it"
+        )
     top, *nested = package.split(".")
-    # The package is found, not imported: importing may need libraries or a device that this machine lacks.
+    # find_spec does not import the package: an import may need libraries or a device that this machine lacks.
     found = importlib.util.find_spec(top)
     if found is None or found.submodule_search_locations is None:
         raise ConfigurationError(f"{where}: no Python package {top!r} is installed ({text!r}); install it")
@@ -48,6 +51,6 @@ def _package_path(text: str, where: str) -> Path:
             return candidate
     present = sorted(path.name for path in candidates[0].parent.glob("*") if not path.name.startswith("_"))[:10]
     raise ConfigurationError(
-        f"{where}: the package {package} has no {inner!r}; beside where it should be there is: "
-        f"{', '.join(present) or 'nothing'}"
+        f"{where}: the package {package} has no {inner!r} (its folder contains: {', '.join(present) or 'nothing'}); "
+        "check the path"
     )

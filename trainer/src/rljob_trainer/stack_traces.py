@@ -1,13 +1,13 @@
-"""The Python stacks of running processes, taken from outside and without their help.
+"""Takes the Python stacks of running processes from outside, without their cooperation.
 
-A process that takes part has a file in memory, whose name says what it is, and a signal handler of `faulthandler`,
-which is C code: it writes the stacks of all threads into that file, whatever Python or native code is doing. Another
-process of the same user on the same machine finds the file in /proc, sends the signal, and reads. Nothing has to be
-removed when a process is killed, and only a process that has such a file is ever sent the signal, which would end
-others. The process goes on with what it did: system calls are made again by the kernel, or by Python; native code that
-sleeps and does not look whether it has slept is the exception.
+A traced process has a file in memory (memfd) whose name says what the process is, and a signal handler of
+`faulthandler`. The handler is C code: it writes the stacks of all threads into the file, whatever Python or native code
+is running. Another process of the same user on the same machine finds the file in /proc, sends the signal, and reads
+the file. No cleanup is needed when a process is killed. The signal would end other processes, so only processes with
+such a file get it. A traced process then continues: the kernel or Python restarts interrupted system calls. The only
+exception is native code that sleeps and does not check for interruption.
 
-Looked at: py-spy reads another process's memory, which needs ptrace, and containers forbid that.
+Alternative considered: py-spy reads another process's memory, which needs ptrace, and containers forbid that.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from itertools import zip_longest
 from pathlib import Path
 
 DUMP_SIGNAL = 44
-"""One of Linux's real-time signals, which have no names: Ray, torch, vLLM and Python's own modules use none of them."""
+"""One of Linux's real-time signals, which have no names. Ray, torch, vLLM and Python's own modules do not use them."""
 FILE_PREFIX = "rljob-stacks"
 POLL_SECONDS = 0.05
 NUM_EQUAL_POLLS = 4
-"""So often a file that has grown must be found unchanged to be complete."""
+"""A file that has grown counts as complete after this many polls without a change."""
 MAX_STACKS_BYTES = 256 << 10
-"""Of one process; faulthandler stops at 100 threads of 100 frames, which can be more."""
-NOT_RUNNING = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "ended, and not waited for"}
+"""Limit for one process. faulthandler's own limit of 100 threads with 100 frames can be larger."""
+NOT_RUNNING = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "a zombie: it has exited"}
 _SECTION = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r"/(?:site-packages|dist-packages|lib/python[0-9.]+)/(?!rljob_)")
 
 
 class StackFile:
-    """Makes this process one that takes part. Whatever it forks takes part, too, and writes into the same file."""
+    """Makes this process a traced one. Its forks are traced, too, and write into the same file."""
 
     def __init__(self, run_folder: str | Path, role: str, rank: int | None = None) -> None:
-        """`run_folder` tells the processes of a run from those of others; `role` says in one word what this one is."""
+        """`run_folder` identifies the run; `role` says in one word what this process is, such as `controller`."""
         self._run_folder = run_folder
         self._descriptor = -1
         if sys.platform == "linux":
-            # Before there is a handler, and when the interpreter has taken it away at its end, the signal would kill.
+            # Without a handler the signal kills the process: before `rename` below, and while the interpreter exits.
             signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
         self.rename(role, rank)
 
     def rename(self, role: str, rank: int | None = None) -> None:
-        """Says what this process is from now on."""
+        """Changes the role and rank that this process reports."""
         if sys.platform != "linux":
             return
         parts = [FILE_PREFIX, _key(self._run_folder), re.sub(r"[^\w.+-]", "_", role)[:100], str(rank or 0)]
@@ -65,48 +65,49 @@ class StackFile:
 
 @dataclass(frozen=True)
 class TracedProcess:
-    """A process that takes part."""
+    """A process with a StackFile."""
 
     process_id: int
     role: str
     rank: int | None
     main_thread: int
-    """As faulthandler names it."""
+    """Thread identifier as faulthandler prints it."""
     file: Path
     identity: tuple[int, int]
-    """Of the file: its device and number. Processes that were forked share one."""
+    """Device and inode of the file. A process and its forks share one file."""
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """What was found out about one process."""
+    """The stacks of one process, and its state."""
 
     process_id: int
     role: str
     rank: int | None
     title: str
-    """Its command line; Ray writes there which method of a worker runs."""
+    """Its command line. Ray writes the name of the running worker method there."""
     state: str
-    """The kernel's letter, and in words why there are no stacks where there are none."""
+    """The kernel's state letter, such as `S`; if there are no stacks, also the reason in words."""
     wait_channel: str
-    """The function of the kernel in which it waits, where the kernel tells."""
+    """The kernel function in which it waits; empty if unknown."""
     text: str
-    """The stacks of all threads, most recent call first; empty where it did not answer."""
+    """The stacks of all threads, most recent call first; empty if it did not respond."""
     stood_at: str
-    """The innermost frame of its main thread, or why that is not known."""
+    """The innermost frame of its main thread, or why it is unknown."""
     stood_within: str
-    """The innermost frame of that thread which is not of a library."""
+    """The innermost frame of its main thread that is not in a library."""
 
 
 def traced_processes(run_folder: str | Path, processes: Path = Path("/proc")) -> list[TracedProcess]:
-    """Those of this machine, or this pod, that take part in the run; this process is not among them."""
+    """Returns the traced processes of the run on this machine or in this pod, without the calling process."""
     key, own = _key(run_folder), os.getpid()
     numbers = sorted(int(folder.name) for folder in processes.iterdir() if folder.name.isdecimal())
     return [found for number in numbers if number != own for found in _traced(processes / str(number), key)]
 
 
 def take_stacks(traced: Sequence[TracedProcess], seconds: float) -> list[Stacks]:
-    """Asks them all at once; who has not answered by then has an empty text. They go on as if nothing had happened."""
+    """Takes the stacks of all processes at the same time. A process that does not respond within `seconds` has an empty
+    text."""
     deadline = time.monotonic() + seconds
     return [stacks for each in _without_shared_files(traced) for stacks in _take(each, deadline)]
 
@@ -120,7 +121,7 @@ def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
         time.sleep(POLL_SECONDS)
         for place, (size, num_equal) in list(waiting.items()):
             if _identity(traced[place].file) != traced[place].identity:
-                # It has ended, or is just becoming what its role says, and writes elsewhere from now on.
+                # The process has exited, or has just been renamed and writes into another file from now on.
                 asked[place] = False
                 del waiting[place]
                 continue
@@ -133,7 +134,7 @@ def _take(traced: Sequence[TracedProcess], deadline: float) -> list[Stacks]:
 
 
 def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[TracedProcess]]:
-    """Such that no two of a list write into one file, as a process and what it has forked do."""
+    """Yields lists of processes in which no two share a file, as a process and its forks do."""
     by_file: dict[tuple[int, int], list[TracedProcess]] = {}
     for each in traced:
         by_file.setdefault(each.identity, []).append(each)
@@ -142,7 +143,7 @@ def _without_shared_files(traced: Sequence[TracedProcess]) -> Iterator[list[Trac
 
 
 def _key(run_folder: str | Path) -> str:
-    # Not resolved: storage that does not answer may be why stacks are wanted.
+    # The path is not resolved: a hanging storage may be the reason why somebody wants the stacks.
     return hashlib.sha256(os.path.abspath(run_folder).encode()).hexdigest()[:12]
 
 
@@ -167,7 +168,7 @@ def _traced(folder: Path, key: str) -> Iterator[TracedProcess]:
 
 
 def _ask(process: TracedProcess) -> bool:
-    # Looked at in the last moment: what has become another program (exec) has no handler, and would be ended.
+    # Checked just before the signal: after an exec the process has no handler, and the signal would end it.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(process.file.parent.parent / "status"), re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (DUMP_SIGNAL - 1) & 1:
         return False
@@ -185,28 +186,28 @@ def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
     if text:
         stood_at, stood_within = _where(text, process.main_thread)
     else:
-        why = NOT_RUNNING.get(state) or ("did not answer" if is_asked else "beginning or ending")
+        why = NOT_RUNNING.get(state) or ("did not respond" if is_asked else "starting or exiting")
         why = why if state else "gone"
         state = f"{state} ({why})"
-        stood_at = f"unknown: the process is {why}" if why != "did not answer" else "unknown: it did not answer"
+        stood_at = f"unknown: the process is {why}" if why != "did not respond" else "unknown: it did not respond"
         stood_within = ""
         if wait_channel:
-            stood_at += f"; it waits in {wait_channel} of the kernel"
+            stood_at += f"; it waits in the kernel function {wait_channel}"
     return Stacks(
         process.process_id, process.role, process.rank, title, state, wait_channel, text, stood_at, stood_within
     )
 
 
 def _where(text: str, main_thread: int) -> tuple[str, str]:
-    """Innermost frames of the main thread: of all, and of those that are not a library's."""
+    """Returns two frames of the main thread: the innermost one, and the innermost one outside of libraries."""
     starts = list(_SECTION.finditer(text))
     ends = [*(start.start() for start in starts[1:]), len(text)][: len(starts)]
     sections = {int(start[1], 16): text[start.start() : end] for start, end in zip(starts, ends, strict=True)}
-    # In what was forked the thread that forked is the main one; if it is alone, it is.
+    # In a forked process the thread that forked is the main thread, under another identifier; it may be the only one.
     section = sections.get(main_thread) or (next(iter(sections.values())) if len(sections) == 1 else "")
     frames = [(found[1], f"{found[1]}:{found[2]} {found[3]}") for found in _FRAME.finditer(section)]
     own = [frame for file, frame in frames if not _LIBRARIES.search(file) and not file.startswith("<")]
-    return (frames[0][1] if frames else "unknown: no Python runs in its main thread"), (own[0] if own else "")
+    return (frames[0][1] if frames else "unknown: its main thread runs no Python code"), (own[0] if own else "")
 
 
 def _text(process: TracedProcess, start: int) -> str:
@@ -234,8 +235,8 @@ def _size(file: Path) -> int:
 
 
 def _state(process: TracedProcess) -> str:
-    """The kernel's letter; empty for a process that is gone."""
-    # The name before it is in parentheses and may hold anything.
+    """Returns the kernel's state letter; empty if the process no longer exists."""
+    # The process name before it is in parentheses and may contain any character.
     return _read(process.file.parent.parent / "stat").rpartition(")")[2].strip()[:1]
 
 

@@ -1,4 +1,4 @@
-"""What the job names by `package.module:name` in the user's own code."""
+"""Imports the user's own functions and classes, which a job names as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rljob_trainer.errors import ConfigurationError
 
 OUR_FOLDER = Path(__file__).parent
 MAX_FRAMES = 3
-"""Of a traceback that go into a message; ours are left out."""
+"""Frames of a traceback that a message contains; the trainer's own frames are left out."""
 
 _WITHOUT_RESULT: Mapping[str, Callable[[object], bool]] = {
     "an async function": inspect.iscoroutinefunction,
@@ -28,7 +28,8 @@ _WITHOUT_RESULT: Mapping[str, Callable[[object], bool]] = {
 
 
 def find_named(path: str, where: str) -> object:
-    """What `path` names. Raises ConfigurationError, starting with `where`, if it cannot be imported or is not there."""
+    """Imports and returns the object that `path` names. Raises ConfigurationError, starting with `where`, if it cannot
+    be imported or does not exist."""
     module_name, _, name = path.partition(":")
     if problem := standard_module_problem(path):
         raise ConfigurationError(f"{where}: {problem}")
@@ -41,28 +42,28 @@ def find_named(path: str, where: str) -> object:
 
 
 def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., object], inspect.Signature]:
-    """What was found, if it can be called and gives its result at once, and how it is called. Raises
-    ConfigurationError, starting with `where`."""
+    """Returns `found` and its signature if it is a plain function or a callable object: not a class, not async, not a
+    generator. Raises ConfigurationError, starting with `where`, otherwise."""
     if not callable(found) or _gives_no_result(found):
         raise ConfigurationError(f"{where}: {path} is {kind_of(found)}; name a plain function")
     try:
         signature = inspect.signature(found)
     except (ValueError, TypeError) as error:
-        # Functions written in C need not have one.
+        # Functions written in C may have none.
         raise ConfigurationError(
             f"{where}: {path} has no signature that Python can read ({error}); name a plain function"
         ) from error
     if isinstance(found, type):
-        raise ConfigurationError(f"{where}: {path} is a class; name a plain function, or an object that can be called")
+        raise ConfigurationError(f"{where}: {path} is a class; name a plain function or a callable object")
     return found, signature
 
 
 def refuse_hiding_modules(error: Exception) -> None:
-    """Raises ConfigurationError if `error`, of an import by the trainer, comes from a file of the user's that is called
-    like an installed package or a module of Python, such as numpy.py or queue.py.
+    """Raises ConfigurationError if `error`, raised by an import of the trainer, comes from a user's file that has the
+    name of an installed package or a standard module, such as numpy.py or queue.py.
 
-    A folder of the user's may hold a version of a package that works, and the import may fail for another reason, such
-    as a library of the system that is missing."""
+    A user's folder may also contain a working version of a package, and the import may fail for another reason, such as
+    a missing system library. Then nothing is raised."""
     libraries = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     for name, module in sys.modules.items():
         file = vars(module).get("__file__")
@@ -74,19 +75,19 @@ def refuse_hiding_modules(error: Exception) -> None:
         if is_standard or PathFinder.find_spec(name, libraries) is not None:
             hidden = f"Python's own module {name!r}" if is_standard else f"the installed package {name!r}"
             raise ConfigurationError(
-                f"{file}: hides {hidden}, which the trainer needs; rename the file, and name it so in the job"
+                f"{file}: hides {hidden}, which the trainer needs; rename the file, and use the new name in the job"
                 f"\n{last_lines(error)}"
             ) from error
 
 
 def kind_of(found: object) -> str:
-    """For messages about something that is not what was looked for."""
+    """Describes an object for a message that expected another kind, such as `a generator (it has `yield`)`."""
     called = _called(found)
     return next((kind for kind, is_kind in _WITHOUT_RESULT.items() if is_kind(called)), f"a {type(found).__name__}")
 
 
 def last_lines(error: BaseException) -> str:
-    """The error with the last places in the user's code, and what they called, that led to it."""
+    """Formats the error with the last frames of its traceback outside the trainer."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(OUR_FOLDER)]
     lines = [*traceback.format_list(theirs[-MAX_FRAMES:]), *traceback.format_exception_only(error)]
@@ -94,8 +95,8 @@ def last_lines(error: BaseException) -> str:
 
 
 def _is_about(error: BaseException | None, name: str, file: Path) -> bool:
-    """Whether the error, or one that it was raised from, says that the module `name` of `file`, or one below it, cannot
-    be imported or lacks something, or was raised by its code."""
+    """Whether the error or one of its causes comes from the module `name` in `file`: the module or a submodule cannot
+    be imported, lacks an attribute, or raised the error itself."""
     files = file.parent if file.name == "__init__.py" else file
     while error is not None:
         if isinstance(error, ImportError | AttributeError):
@@ -108,20 +109,20 @@ def _is_about(error: BaseException | None, name: str, file: Path) -> bool:
 
 
 def _module_of(error: ImportError | AttributeError) -> str:
-    """The module that cannot be imported or lacks something; empty where the error does not say."""
+    """Returns the name of the module that cannot be imported or lacks an attribute; empty if the error has no name."""
     if isinstance(error, ImportError):
         return error.name or ""
     return error.obj.__name__ if isinstance(error.obj, ModuleType) else ""
 
 
 def _gives_no_result(found: object) -> bool:
-    """Whether calling it only makes something that would have to be awaited or run through."""
+    """Whether a call only returns a coroutine or a generator instead of a result."""
     called = _called(found)
     return any(is_kind(called) for is_kind in _WITHOUT_RESULT.values())
 
 
 def _called(found: object) -> object:
-    """The function that runs when it is called."""
+    """Returns the function that runs when the object is called."""
     while isinstance(found, partial):
         found = found.func
     if inspect.isroutine(found) or isinstance(found, type) or not callable(found):
@@ -141,26 +142,26 @@ def _imported(module_name: str, path: str, where: str) -> ModuleType:
             ) from error
         raise _import_failed(error, path, where) from error
     except BaseException as error:
-        # A module may raise anything while it is imported, SystemExit included; all of it is the job's fault.
+        # A user's module may raise anything while it is imported, even SystemExit. All of it is the job's fault.
         raise _import_failed(error, path, where) from error
     _refuse_hidden(path, where, is_found=True)
     return module
 
 
 def _refuse_hidden(path: str, where: str, *, is_found: bool) -> None:
-    """Raises ConfigurationError where an installed package was imported in place of the user's file or folder of the
-    same name, because something else had imported it before, or because it stands before it on the path."""
+    """Raises ConfigurationError if an installed package was imported instead of the user's file or folder of the same
+    name, because other code had imported it before or because it comes first on sys.path."""
     top = path.partition(":")[0].partition(".")[0]
     origin = vars(sys.modules[top]).get("__file__") if top in sys.modules else None
     if not isinstance(origin, str) or not _is_installed(Path(origin)):
         return
-    # A folder without `__init__.py` may be one of data, unless the package lacks the module that was looked for.
+    # A folder without `__init__.py` may contain only data. It counts only if the package lacks the requested module.
     names = (f"{top}.py", f"{top}/__init__.py" if is_found else top)
     for file in (Path(folder, name) for folder in sys.path for name in names):
         if file.exists() and not _is_installed(file):
             raise ConfigurationError(
-                f"{where}: {file} is hidden by the installed package {top!r} ({origin}), which was imported in its"
-                f" place (seen: {path!r}); rename your file or folder, and name it here"
+                f"{where}: {file} is hidden by the installed package {top!r} ({origin}), which was imported instead"
+                f" (seen: {path!r}); rename your file or folder, and use the new name here"
             )
 
 

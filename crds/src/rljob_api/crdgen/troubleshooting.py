@@ -42,8 +42,8 @@ _FOOTER = """\
 ### The batch of a step is not full
 
 `spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
-can be learned from, 32 are needed; in the others all scores are equal (mean score of all responses: 0.98, from 0 to
-1)`. This is a ConfigurationError, because another attempt would generate the same responses.
+can be trained on, 32 are needed; in the other groups all scores are equal (mean score of all responses: 0.98, min 0,
+max 1)`. This is a ConfigurationError, because another attempt would generate the same responses.
 
 Dynamic sampling replaces groups whose responses all have the same score, because they have no learning signal. After
 `maxRounds` rounds of new prompts there were still too few other groups. The scores in the message show why:

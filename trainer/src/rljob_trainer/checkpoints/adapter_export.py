@@ -1,7 +1,6 @@
-"""Exporting a model that was trained with adapters: the merged model, and the adapters beside it.
+"""Exports a model that was trained with adapters: the merged model, and the adapters in a subfolder.
 
-A checkpoint holds the adapters alone; the weights that they are added to come from the files of the model that training
-began from.
+A checkpoint contains only the adapters. The base weights come from the files of the model that training started from.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from rljob_trainer.models.weight_conversion import FileGroup, expert_endings, fi
 log = logging.getLogger(__name__)
 
 ADAPTER_FOLDER = "adapter"
-"""In an export."""
+"""Name of the subfolder of an export."""
 
 
 def write_merged_huggingface(
@@ -44,16 +43,16 @@ def write_merged_huggingface(
     dtype: torch.dtype,
     told: Told = tell_nobody,
 ) -> None:
-    """As `write_huggingface`: the model in `source` with the adapters added, which are the checkpoint's tensors whose
-    names begin with `prefix`. They are also written to ADAPTER_FOLDER of it, in 32 bits; `base_model` is what the
-    files there say that they belong to."""
+    """Like `write_huggingface`, for the model in `source` merged with adapters: the checkpoint's tensors whose names
+    begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32; `base_model` is the base model
+    that those files name."""
 
     def write_adapters(export: Path) -> None:
         names = [name for name in adapters.names if name.startswith(prefix)]
         tensors = {name.removeprefix(prefix): adapters.read(name) for name in names}
         if endings := mistaken_for_experts(weights.model, tensors):
             log.warning(
-                "export: without %s/: peft would put the adapters of %s beside the experts of the model",
+                "export: %s/ is not written, because peft would apply the adapters of %s to the experts of the model",
                 ADAPTER_FOLDER,
                 ", ".join(endings),
             )
@@ -66,8 +65,8 @@ def write_merged_huggingface(
 
 
 class MergedWeights:
-    """The tensors of a model in memory, made of its files and a checkpoint's adapters when they are read. Names have no
-    prefix."""
+    """The tensors of a merged model. Each is computed from the model's files and a checkpoint's adapters when it is
+    read. Names have no prefix."""
 
     def __init__(self, files: WeightFiles, adapters: CheckpointReader, prefix: str, scaling: float) -> None:
         self.folder = files.folder
@@ -85,25 +84,25 @@ class MergedWeights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors that the files have."""
+        """Names of all tensors that the files have."""
         return tuple(name for name in self._tensors if name in self._groups)
 
     def entry(self, name: str) -> TensorEntry:
-        """Shape and dtype; in 32 bits where something is added."""
+        """Returns shape and dtype; floating-point tensors are float32."""
         tensor = self._tensors[name]
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         return TensorEntry(name=name, dtype=DTYPE_NAMES[dtype], global_shape=tuple(tensor.shape), pieces=())
 
     def read(self, name: str) -> torch.Tensor:
-        """Whole. Raises CheckpointError where the files cannot be read."""
+        """Returns the whole tensor. Raises CheckpointError if the files cannot be read."""
         group = self._groups[name]
         windows = {target: whole_window(self._tensors[target].shape) for target in group.targets}
         try:
             weight = group.load(self.model, self._files.read, windows)[name]
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise CheckpointError(
-                f"{self.folder}: tensor {name} cannot be read ({error}); the export needs the weights that training "
-                "began from"
+                f"{self.folder}: tensor {name} cannot be read ({error}); the export needs the base weights that "
+                "training started from"
             ) from error
         pair = self._pairs.get(name)
         return weight if pair is None else self._merged(weight, pair)
@@ -117,8 +116,9 @@ class MergedWeights:
 
 
 def mistaken_for_experts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """The last names of layers with adapters that are also those of experts in the model's files. `names` are those of
-    peft's files. peft (0.21.2) takes them for the experts when it loads, whatever layer they are of."""
+    """Returns the layer names (last parts, such as `gate_proj`) that have adapters and are also names of experts in the
+    model's files. `names`: tensor names of peft's file. When peft (0.21.2) loads the file, it applies such adapters to
+    the experts, even if they belong to other layers."""
     of_experts = expert_endings(model)
     layers = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in names if name.endswith(SUFFIX)}
     return sorted(layers & of_experts)

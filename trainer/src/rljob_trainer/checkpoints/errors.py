@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints."""
+"""The errors of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rljob_trainer.errors import TrainerError
 
 
 class CheckpointError(TrainerError):
-    """A checkpoint cannot be written, read or found; the text names the folder and what to do."""
+    """A checkpoint cannot be written, read or found; the message names the folder and what to do."""
 
 
 class FencedError(CheckpointError):
-    """A newer start of the trainer has begun: this one may no longer change the checkpoints and has to stop."""
+    """A newer start of the trainer exists: this one may no longer change the checkpoints and has to stop."""
 
 
 class DamagedError(CheckpointError):

@@ -1,7 +1,7 @@
-"""Writing a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` and vLLM load.
+"""Exports a model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` and vLLM can load.
 
-The weights come from a committed checkpoint: that needs one process and no collective, so nothing can hang where a rank
-fails. They go from file to file one tensor at a time, read once and not hashed.
+The weights come from a committed checkpoint. This needs only one process and no collective, so a failing rank cannot
+make it hang. One tensor at a time is copied from file to file, without computing digests.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
 from rljob_trainer.models.weight_conversion import HubNames, float32_names
 
 MAX_FILE_BYTES = 5 * 1000**3
-"""Of one weight file, as the Hub recommends; a larger tensor gets a file of its own."""
+"""Maximum size of a weight file, as the Hub recommends; a larger tensor gets a separate file."""
 
 _METADATA = {"format": "pt"}
 _CONFIG_FILE = "config.json"
 FLOAT16_MAX = torch.finfo(torch.float16).max
 _COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Of exports, by their names in config.json."""
+"""Possible dtypes of an export, by their names in config.json."""
 
 
 class SavedWeights(Protocol):
-    """Where the tensors of an export come from: a `CheckpointReader`, or `adapter_export.MergedWeights`."""
+    """The source of an export's tensors: a `CheckpointReader`, or `adapter_export.MergedWeights`."""
 
     folder: Path
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors."""
+        """Names of all tensors."""
 
     def entry(self, name: str) -> TensorEntry:
-        """Shape and dtype."""
+        """Returns shape and dtype."""
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor."""
+        """Returns the whole tensor."""
 
 
 Told = Callable[[int, int], None]
-"""Is told how many tensors of how many are read."""
+"""Progress callback: (number of tensors read, number of all tensors)."""
 
 
 def tell_nobody(_number: int, _of: int) -> None:
-    """Of what nobody waits for."""
+    """Ignores the progress."""
 
 
 def export_dtype(choice: ExportDtype, source: Path) -> torch.dtype:
-    """The dtype of an export of the model whose folder `source` is.
+    """Returns the dtype of an export of the model in the folder `source`.
 
-    Auto is what `from_pretrained` would load the source with: what its config.json says or, where that says nothing,
-    what its first weight file holds (a source on the Hub may have none on the controller). It is float32 where neither
-    names one of float32, bfloat16 and float16.
+    `Auto` is the dtype with which `from_pretrained` would load the source: the one in its config.json, else the one of
+    its first weight file (a model of the Hub may have no weights on the controller). If neither is float32, bfloat16 or
+    float16, it is float32.
     """
     if choice is not ExportDtype.AUTO:
         return torch.float32 if choice is ExportDtype.FLOAT32 else torch.bfloat16
@@ -94,15 +94,15 @@ def write_huggingface(
 ) -> None:
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 
-    `source` is the folder of the model that was trained: its configuration, tokenizer and generation settings are
-    copied, with `dtype` as the model's dtype. The weights are the tensors whose names begin with `prefix`, followed by
-    the name in the `transformers` model. They get the names and forms that the model has on the hub; floating-point
-    ones are converted to `dtype`, and tensors tied to another one are left out. No more is in memory than one tensor as
-    it was saved (all experts of a layer are one), and as it is written. `write_more` may add to the folder;
-    `told` is told of each tensor.
+    `source` is the folder of the model that was trained. Its configuration, tokenizer and generation settings are
+    copied, with `dtype` as the model's dtype. The weights are the tensors whose names are `prefix` followed by the name
+    in the `transformers` model. They are written with the names and layouts of the model's files on the hub;
+    floating-point tensors are converted to `dtype`, and tied tensors are left out. Only one saved tensor (all experts
+    of a layer are one) and its converted form are in memory at a time. `write_more` may add files to the folder. `told`
+    is called after each tensor.
 
-    Raises CheckpointError where a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
-    fill it with random numbers and only warn), where `dtype` cannot hold a value, and where reading or writing fails.
+    Raises CheckpointError if a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
+    fill it with random numbers and only warn), if a value is out of range for `dtype`, or if reading or writing fails.
     """
     tensors = _ExportedTensors(folder, source, weights, prefix, dtype)
     specs = tensors.specs
@@ -133,7 +133,7 @@ class _ExportedTensors:
         self._group: tuple[str, ...] = ()
         self._converted: dict[str, torch.Tensor] = {}
         self.specs: dict[str, TensorSpec] = {}
-        """By the names that they have on the hub, in the order in which they are read."""
+        """Specs of the written tensors by their names on the hub, in the order in which they are read."""
         kept = float32_names(model, saved)
         for group in self._hub.groups(saved):
             wanted = torch.float32 if kept.intersection(group) else dtype
@@ -144,7 +144,8 @@ class _ExportedTensors:
                 )
 
     def read(self, name: str) -> torch.Tensor:
-        """As it is written. Tensors of a group that follow each other are converted together, once."""
+        """Returns a tensor in the form in which it is written. Consecutive tensors of a group are converted
+        together."""
         group = self._group_of[name]
         if group != self._group:
             self._converted = {}
@@ -153,13 +154,13 @@ class _ExportedTensors:
         tensor, dtype = self._converted.pop(name), self.specs[name].dtype
         if dtype is torch.float16 and tensor.numel() and (largest := float(tensor.abs().max())) > FLOAT16_MAX:
             raise CheckpointError(
-                f"{self._folder}: tensor {name} holds values up to {largest:g}, which float16 cannot; "
+                f"{self._folder}: tensor {name} has values up to {largest:g}, which is out of range for float16; "
                 f"set checkpoint.exportDtype to Float32 or BFloat16"
             )
         return tensor.to(dtype).contiguous()
 
     def _saved(self, source: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-        """By the model's names, without memory, after a comparison with the model's own tensors."""
+        """Returns the saved tensors by the model's names, on the meta device, after checking them against the model."""
         expected, tied = _model_shapes(model)
         saved: dict[str, torch.Tensor] = {}
         for full_name in self._weights.names:
@@ -172,8 +173,8 @@ class _ExportedTensors:
         missing = sorted(expected.keys() - saved.keys())
         if missing:
             raise CheckpointError(
-                f"{self._folder}: {len(missing)} tensors of the model are not in {self._weights.folder}, the first is "
-                f"{missing[0]}; the checkpoint has to hold all tensors of the model in {source}"
+                f"{self._folder}: {len(missing)} tensors of the model are missing in {self._weights.folder} (first: "
+                f"{missing[0]}); the checkpoint must contain all tensors of the model in {source}"
             )
         return saved
 
@@ -186,7 +187,7 @@ def _meta_model(source: Path) -> PreTrainedModel:
 
 
 def _model_shapes(model: PreTrainedModel) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Shapes of the tensors that are saved of a model, and the names that are only second names of those."""
+    """Returns the shapes of a model's tensors, and the names of tied tensors, which are only other names of them."""
     once = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}, tied
@@ -196,7 +197,7 @@ def _check_shape(folder: Path, name: str, shape: tuple[int, ...], expected: dict
     if expected.get(name) != shape:
         wanted = f"shape {list(expected[name])}" if name in expected else "no such tensor"
         raise CheckpointError(
-            f"{folder}: tensor {name} of shape {list(shape)} was saved, the model has {wanted}; "
+            f"{folder}: tensor {name} was saved with shape {list(shape)}, but the model has {wanted}; "
             f"export the model that was trained"
         )
 
@@ -215,7 +216,7 @@ def _counted(read: Callable[[str], torch.Tensor], num_tensors: int, told: Told) 
 def _write_weights(
     folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], max_file_bytes: int
 ) -> None:
-    """One file, or several and their index."""
+    """Writes one weight file, or several and an index."""
     parts = _parts(specs, max_file_bytes)
     if len(parts) == 1:
         stream_tensor_file(folder / SINGLE_FILE, specs, read, _METADATA)
@@ -230,7 +231,8 @@ def _write_weights(
 
 
 def _parts(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> Sequence[Sequence[str]]:
-    """The names of each file, in the order of `specs`; a new one begins where the next tensor would be too much."""
+    """Returns the tensor names of each file, in the order of `specs`. A new file begins if the next tensor would exceed
+    the maximum size."""
     parts: list[list[str]] = [[]]
     num_bytes = 0
     for name, spec in specs.items():
@@ -249,7 +251,7 @@ def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
             with durable_file(target / path.name) as descriptor:
                 write_all(descriptor, path.read_bytes())
     config = _read_config(source)
-    # from_pretrained loads with the dtype that stands here; older versions of transformers read the second name.
+    # from_pretrained uses this dtype; older versions of transformers read `torch_dtype`.
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
     _write_json(target / _CONFIG_FILE, config)
 

@@ -1,14 +1,13 @@
-"""Fencing: which start may write, and which checkpoints of earlier starts count.
+"""Fencing: which start of the trainer may write, and which checkpoints of earlier starts are accepted.
 
-A job that is tried again must not mix with a former start that was only paused (a stopped process, a node that comes
-back). So start N writes `starts/<N>.json` before it does anything else: the checkpoints that it accepts, which are
-those that it finds. From then on earlier starts are refused when they commit, and should one have passed that check
-just before, its manifest is not in the list and is ignored by N and by all later starts. Before N saves anything, it
-cuts the list down to the checkpoint that it has resumed from and those before it. A start that ends sooner has added
-nothing, so it need not take anything away either.
+A retry must not mix with an earlier start that was only paused (a stopped process, a node that comes back). So start N
+first writes `starts/<N>.json`, a list of the checkpoints that it accepts: all that it finds. From then on earlier
+starts cannot commit. If one passes that check just before, its manifest is not in the list, and N and all later starts
+ignore it. Before N saves anything, it shortens the list to the checkpoint that it resumed from and older ones. A start
+that ends before that has saved nothing, so its longer list does no harm.
 
-A start is that of a trainer process; `RLJOB_START_NUMBER` has its number. The numbers only have to grow on one folder;
-gaps do not matter.
+A start is one trainer process. `RLJOB_START_NUMBER` is its number. Numbers must increase for each start on the same
+folder; gaps are allowed.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ class StartRecord(WireModel):
     contract_version: PositiveCount
     start_number: PositiveCount
     accepted: tuple[str, ...]
-    """Folder names of checkpoints of earlier starts, newest first. From its first save on, the start has resumed from
-    the first of them."""
+    """Folder names of the accepted checkpoints of earlier starts, newest first. Once the start saves, the first one is
+    the checkpoint that it resumed from."""
     started_at: str
 
 
 def announce_start(root: Path, start_number: int) -> None:
-    """Announces the start; earlier ones can no longer commit. To be followed by `accept_up_to` before the first save.
+    """Announces the start, after which earlier ones can no longer commit. Call `accept_up_to` before the first save.
 
-    Raises FencedError where this start or a later one has begun already.
+    Raises FencedError if this start or a later one was already announced.
     """
     accepted = visible_checkpoints(root, start_number)
     record = StartRecord(
@@ -65,16 +64,16 @@ def announce_start(root: Path, start_number: int) -> None:
             create_absent(path, seal(record)[0])
         except FileExistsError as error:
             raise FencedError(
-                f"{root}: start {start_number} has begun already; give each start of the job its own number"
+                f"{root}: start {start_number} was already announced; give each start of the job its own number"
             ) from error
     refuse_if_fenced(root, start_number)
 
 
 def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder | None) -> None:
-    """Says which checkpoint the announced start has resumed from. It and older ones stay accepted; those that were
-    passed over are not any more, so that they can never become the newest again.
+    """Records which checkpoint the announced start has resumed from. It and older ones stay accepted. Newer ones, which
+    were skipped, are no longer accepted, so that they can never become the newest again.
 
-    Raises FencedError where a later start has begun.
+    Raises FencedError if a later start exists.
     """
     refuse_if_fenced(root, start_number)
     path = _path(root, start_number)
@@ -83,31 +82,32 @@ def accept_up_to(root: Path, start_number: int, resumed_from: CheckpointFolder |
     accepted = tuple(folder.name for folder in visible if resumed_from and folder <= resumed_from)
     if accepted == record.accepted:
         return
-    with storage_errors(root, "announcing what was resumed from"), durable_file(path) as descriptor:
+    with storage_errors(root, "recording the resumed checkpoint"), durable_file(path) as descriptor:
         write_all(descriptor, seal(record.model_copy(update={"accepted": accepted}))[0])
 
 
 def name_of_resumed(root: Path, start_number: int) -> str | None:
-    """Name of the folder that the start has resumed from, once `accept_up_to` has been called; None for step 0.
+    """Returns the name of the folder that the start has resumed from; None for step 0. Only valid after `accept_up_to`.
 
-    Raises CheckpointError where the start's file is damaged."""
+    Raises CheckpointError if the start's file is damaged."""
     accepted = _read(root, start_number)
     return accepted[0] if accepted else None
 
 
 def refuse_if_fenced(root: Path, start_number: int) -> None:
-    """Raises FencedError where a later start has begun."""
+    """Raises FencedError if a later start exists."""
     newest = max(_started(root), default=0)
     if newest > start_number:
         raise FencedError(
-            f"{root}: start {newest} has begun, start {start_number} may not change the checkpoints any more; stop it"
+            f"{root}: a newer start of the trainer exists (start {newest}), so this one (start {start_number}) may no "
+            "longer change the checkpoints; stop it"
         )
 
 
 def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]:
-    """Committed checkpoints that count for this start, newest first. Only names are looked at, not the content.
+    """Returns the committed checkpoints that are accepted for this start, newest first, without reading their content.
 
-    Raises FencedError where a later start has begun, CheckpointError where the list of a start is damaged.
+    Raises FencedError if a later start exists, CheckpointError if the list of a start is damaged.
     """
     refuse_if_fenced(root, start_number)
     accepted = {number: set(_read(root, number)) for number in _started(root) if _has_list(root, number)}
@@ -120,7 +120,7 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
 
 
 def timestamp_now() -> str:
-    """RFC 3339 in UTC, in whole seconds."""
+    """Returns the current UTC time in RFC 3339 format, such as `2026-11-25T12:00:00Z`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -136,8 +136,8 @@ def _path(root: Path, start_number: int) -> Path:
 
 
 def _has_list(root: Path, start_number: int) -> bool:
-    # An empty file: the start ended while it announced itself (see `create_absent`), so it has accepted nothing and
-    # has written nothing.
+    # An empty file means that the start ended while announcing itself (see `create_absent`). It has accepted and
+    # written nothing.
     return _path(root, start_number).stat().st_size > 0
 
 
@@ -147,5 +147,5 @@ def _read(root: Path, start_number: int) -> tuple[str, ...]:
         return read_sealed(path, StartRecord)[0].accepted
     except DamagedError as error:
         raise CheckpointError(
-            f"{path}: {error}; it says which checkpoints count. Delete it to let all of them count again"
+            f"{path}: {error}; this file lists the accepted checkpoints. Delete it to accept all checkpoints again"
         ) from error

@@ -1,13 +1,13 @@
-"""How a checkpoint lies in storage: names of folders and files, and the manifest.
+"""The storage layout of checkpoints: names of folders and files, and the manifest.
 
-    <root>/starts/0001.json                           what start 1 accepted when it began (see `fencing`)
+    <root>/starts/0001.json                           checkpoints that start 1 accepts (see `fencing`)
     <root>/step-00000020.start-0001/
-        rank-00000.safetensors ...                    the pieces of tensors that each rank holds
+        rank-00000.safetensors ...                    the pieces of tensors that each rank has written
         manifest.json                                 written last; without it the folder is not a checkpoint
 
-JSON files are *sealed*: `{"content":<document>,"digest":"sha256:<of the document's bytes>"}`. A flipped bit in a data
-cursor would otherwise still be valid JSON. Tensor files carry no digest of the whole: the digest of the header and
-those of the tensors cover every byte once, can be computed in parallel, and name the tensor that is damaged.
+JSON files are *sealed*: `{"content":<document>,"digest":"sha256:<of the document's bytes>"}`. Without a digest, a
+flipped bit in a data cursor could still be valid JSON. Tensor files have no digest of the whole file: the digests of
+the header and of the tensors cover every byte once, can be computed in parallel, and identify the damaged tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SEAL_END_LENGTH = len(b',"digest":"sha256:') + 64 + len(b'"}\n')
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{5,}\.safetensors$")]
-"""A plain name: a manifest cannot make the reader leave its folder."""
+"""A plain file name, so that a manifest cannot refer to files outside of its folder."""
 Extents = tuple[Annotated[int, Field(ge=0)], ...]
 """One number for each dimension, in elements."""
 
@@ -56,15 +56,15 @@ class Piece(WireModel):
     shape: Extents
     file: FileName
     digest: Digest
-    """Of the piece's bytes: row-major, little-endian."""
+    """Digest of the piece's bytes: row-major, little-endian."""
 
 
 class TensorEntry(WireModel):
-    """A tensor and where its pieces are. In a `ShardRecord` the pieces are those of one rank."""
+    """A tensor and its pieces. A `ShardRecord` only has the pieces of one rank."""
 
     name: str
     dtype: str
-    """As safetensors spells it, for example `F32`."""
+    """Name of the dtype in safetensors, for example `F32`."""
     global_shape: Extents
     pieces: tuple[Piece, ...]
 
@@ -75,11 +75,11 @@ class FileEntry(WireModel):
     name: FileName
     num_bytes: Annotated[int, Field(ge=8)]
     header_digest: Digest
-    """Of the file's first part: 8 bytes of length and the JSON header."""
+    """Digest of the file's first part: 8 bytes of length, and the JSON header."""
 
 
 class ShardRecord(WireModel):
-    """What one rank has written; made by the rank, sent to the controller for `commit`."""
+    """What one rank has written. The rank creates it and sends it to the controller for `commit`."""
 
     rank: Count
     file: FileEntry
@@ -87,15 +87,15 @@ class ShardRecord(WireModel):
 
 
 class Manifest(WireModel):
-    """All that is needed to load a checkpoint on any number of ranks."""
+    """Everything that is needed to load a checkpoint on any number of ranks."""
 
     contract_version: PositiveCount
     step: Count
     start_number: PositiveCount
     world_size: PositiveCount
-    """Number of ranks that wrote."""
+    """Number of ranks that have written the checkpoint."""
     saved_at: str
-    """RFC 3339 in UTC."""
+    """UTC time in RFC 3339 format."""
     files: tuple[FileEntry, ...]
     tensors: tuple[TensorEntry, ...]
     extra: dict[str, JsonValue]
@@ -104,7 +104,7 @@ class Manifest(WireModel):
 
 @dataclass(frozen=True, order=True)
 class CheckpointFolder:
-    """A folder whose name says that it is a checkpoint, complete or not. Ordered from old to new."""
+    """A folder with the name of a checkpoint, complete or not. Ordered from old to new."""
 
     step: int
     start_number: int
@@ -112,22 +112,22 @@ class CheckpointFolder:
 
     @property
     def name(self) -> str:
-        """Of the folder, without the path before it."""
+        """Name of the folder, without its parent path."""
         return self.path.name
 
 
 def folder_name(step: int, start_number: int) -> str:
-    """Sorts by step, then by start."""
+    """Returns the folder's name. Names sort by step, then by start."""
     return f"step-{step:08d}.start-{start_number:04d}"
 
 
 def shard_file_name(rank: int) -> str:
-    """Of the file that one rank writes."""
+    """Returns the name of the file that a rank writes."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def list_checkpoint_folders(root: Path) -> list[CheckpointFolder]:
-    """Every checkpoint folder below `root`, complete or not, newest first; empty where `root` does not exist."""
+    """Returns every checkpoint folder in `root`, complete or not, newest first; empty if `root` does not exist."""
     return sorted(_checkpoint_folders(root), reverse=True)
 
 
@@ -141,25 +141,26 @@ def _checkpoint_folders(root: Path) -> Iterator[CheckpointFolder]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """True where a commit was at least begun; what the manifest says has still to be checked."""
+    """Whether a commit was at least started. The manifest's content is not checked."""
     return (folder / MANIFEST_FILE).exists()
 
 
 def is_committed(folder: Path) -> bool:
-    """True where a commit has happened, whether or not the files are still sound.
+    """Whether the checkpoint was committed, even if its files are damaged now.
 
-    An empty manifest is none: where hard links are missing, a commit that was cut short leaves one (`create_absent`).
+    An empty manifest does not count: without hard links, an interrupted commit leaves one (`create_absent`).
     """
     return has_manifest(folder) and (folder / MANIFEST_FILE).stat().st_size > 0
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """sha256: processors have instructions for it (1.4 GB/s on one core, above the storage), `sha256sum` checks it."""
+    """Returns the SHA-256 digest. CPUs have instructions for it (1.4 GB/s on one core, faster than the storage), and
+    `sha256sum` can check it."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def seal(document: WireModel) -> tuple[bytes, str]:
-    """The bytes of a sealed JSON file and the digest of its document."""
+    """Returns the bytes of a sealed JSON file, and the digest of its document."""
     content = document.model_dump_json(by_alias=True, exclude_unset=True).encode()
     digest = digest_of(content)
     return _SEAL_START + content + f',"digest":"{digest}"}}\n'.encode(), digest
@@ -169,7 +170,7 @@ DocumentType = TypeVar("DocumentType", bound=WireModel)
 
 
 def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[DocumentType, str]:
-    """The document of a sealed file, which another version may have written, and its digest.
+    """Reads the document of a sealed file, which another version may have written. Returns it and its digest.
 
     Raises DamagedError, naming the file and the check that failed.
     """
@@ -182,14 +183,14 @@ def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[Document
     if not sealed:
         raise DamagedError(f"{path.name} is empty")
     if not match or not sealed.startswith(_SEAL_START):
-        raise DamagedError(f"{path.name} is cut short or is not a sealed JSON file ({len(sealed)} bytes)")
+        raise DamagedError(f"{path.name} is truncated or is not a sealed JSON file ({len(sealed)} bytes)")
     digest, expected = digest_of(content), match[1].decode()
     if digest != expected:
-        raise DamagedError(f"{path.name}: digest of the content is {digest}, it was written as {expected}")
+        raise DamagedError(f"{path.name}: digest of the content is {digest}, but {expected} was written")
     try:
         reading = _read(path.name, content, document_type)
     except RecursionError:
-        raise DamagedError(f"{path.name}: its content is nested too deep to be read") from None
+        raise DamagedError(f"{path.name}: its content is nested too deeply") from None
     tell_unknown(path.name, reading.unknown_fields)
     return reading.value, digest
 
@@ -202,7 +203,7 @@ def _read(name: str, content: bytes, document_type: type[DocumentType]) -> Readi
     version = data.get("contractVersion") if isinstance(data, dict) else None
     if not is_readable_version(version):
         raise DamagedError(
-            f"{name} has contractVersion {json.dumps(version)}; this program reads {readable_versions()}"
+            f"{name} has contractVersion {json.dumps(version)}; this version of rljob can read {readable_versions()}"
         )
     try:
         return read_document(document_type, data, CHECKPOINT)
@@ -213,24 +214,25 @@ def _read(name: str, content: bytes, document_type: type[DocumentType]) -> Readi
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """The manifest of a complete checkpoint and its digest, which stands for the whole checkpoint.
+    """Reads the manifest of a complete checkpoint. Returns it and its digest, which identifies the whole checkpoint.
 
-    Raises DamagedError where it is absent, damaged, of another folder or of a version that this program cannot read.
+    Raises DamagedError if it is missing, damaged, of another folder, or of an unsupported version.
     """
     manifest, digest = read_sealed(folder / MANIFEST_FILE, Manifest)
     if folder_name(manifest.step, manifest.start_number) != folder.name:
         raise DamagedError(
-            f"{MANIFEST_FILE} is of step {manifest.step} and start {manifest.start_number}, the folder is {folder.name}"
+            f"{MANIFEST_FILE} is for step {manifest.step} and start {manifest.start_number}, but the folder is "
+            f"{folder.name}"
         )
     return manifest, digest
 
 
 def tell_unknown(what: str, places: tuple[str, ...]) -> None:
-    """Names, once in the log, the fields of a document that a newer version wrote and that were left out here."""
+    """Logs, once per field, the fields of a document that this version does not know and has ignored."""
     for name in sorted({_INDEX.sub("[]", place) for place in places}):
         _tell_once(what, name)
 
 
 @cache
 def _tell_once(what: str, name: str) -> None:
-    log.warning("%s: %s is not known to this version, which is older than the one that wrote it; ignored", what, name)
+    log.warning("%s: %s is not known to this version and is ignored; a newer version wrote it", what, name)

@@ -1,7 +1,7 @@
-"""Loading: finding the newest sound checkpoint, and reading from it the blocks that a rank needs.
+"""Loading: finds the newest intact checkpoint, and reads the blocks that a rank needs.
 
-Every byte that a run goes on from is read once and compared with its digest, by the rank that reads it. So the search
-before that only looks (manifests, names and sizes of files); it reads everything where a rank has found damage.
+Every byte that a run resumes from is read once, and verified with its digest by the rank that reads it. So the search
+only checks manifests, and names and sizes of files. It reads everything only after a rank has found damage.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from rljob_trainer.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Rejected:
-    """A checkpoint that was passed over."""
+    """A checkpoint that was skipped because it is damaged."""
 
     folder: Path
     reason: str
-    """For people: which file, which check."""
+    """A message with the file and the check that failed."""
 
     def __str__(self) -> str:
         return f"{self.folder.name}: {self.reason}"
@@ -55,28 +55,28 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that passed the checks which were asked for."""
+    """The newest checkpoint that passed the checks."""
 
     folder: Path
     manifest: Manifest
     digest: str
     rejected: tuple[Rejected, ...]
-    """Newer ones that are damaged, newest first; report them."""
+    """Newer checkpoints that are damaged, newest first. The caller should report them."""
 
     @property
     def checkpoint(self) -> CheckpointFolder:
-        """For `accept_up_to`."""
+        """The folder, as `accept_up_to` needs it."""
         return CheckpointFolder(self.manifest.step, self.manifest.start_number, self.folder)
 
 
 def find_newest_complete(root: Path, start_number: int, digests: bool = True) -> Found | None:
-    """The checkpoint that this start resumes from; None where there is none, which means step 0.
+    """Finds the checkpoint that this start resumes from; None if there is none, which means step 0.
 
-    Damaged ones are passed over. With `digests` every byte is compared; without, manifests and sizes of files, which
-    leaves changed bytes in files of the right size to `load_into`.
+    Damaged checkpoints are skipped. With `digests` every byte is verified; without it only manifests and sizes of
+    files, so that changed bytes in files of the right size are only found by `load_into`.
 
-    Raises CheckpointError where there were commits but every checkpoint is damaged: starting again from step 0 is never
-    silent. Raises FencedError where a later start has begun.
+    Raises CheckpointError if checkpoints were committed but all are damaged, because a run must not silently restart
+    from step 0. Raises FencedError if a later start exists.
     """
     rejected: list[Rejected] = []
     for folder in visible_checkpoints(root, start_number):
@@ -90,23 +90,24 @@ def find_newest_complete(root: Path, start_number: int, digests: bool = True) ->
         reasons = "".join(f"\n  {rejection}" for rejection in rejected)
         raise CheckpointError(
             f"{root}: no checkpoint is usable, {len(rejected)} are damaged:{reasons}\n"
-            f"Restore one of them, or move them all away to start again at step 0"
+            f"Restore one of them, or move all of them away to restart from step 0"
         )
     return None
 
 
 def refuse_existing(root: Path) -> None:
-    """The rule of `resume: Never`. Raises ConfigurationError where a committed checkpoint exists, sound or not."""
+    """Implements `resume: Never`. Raises ConfigurationError if a committed checkpoint exists, intact or damaged."""
     existing = [folder.name for folder in list_checkpoint_folders(root) if is_committed(folder.path)]
     if existing:
         raise ConfigurationError(
-            f"checkpoint.resume: is Never, but {root} holds {len(existing)} checkpoints (newest {existing[0]}); "
-            f"set it to Auto to go on from there, or choose another folder"
+            f"checkpoint.resume: is Never, but {root} contains {len(existing)} checkpoints (newest: {existing[0]}); "
+            f"set it to Auto to resume, or use another folder"
         )
 
 
 def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]:
-    """Compares every byte of a checkpoint (sizes only where not `digests`) with its manifest; gives it and its digest.
+    """Verifies every byte of a checkpoint (without `digests` only file sizes). Returns its manifest and the digest of
+    it.
 
     Raises DamagedError, naming the file and the check that failed.
     """
@@ -120,7 +121,7 @@ def check_checkpoint(folder: Path, digests: bool = True) -> tuple[Manifest, str]
 
 
 class CheckpointReader:
-    """Reads blocks of a checkpoint's tensors. Opens files when a block of them is first asked for."""
+    """Reads blocks of a checkpoint's tensors. Reads a file's header when its first block is requested."""
 
     def __init__(self, folder: Path, manifest: Manifest, compares_digests: bool) -> None:
         self.folder = folder
@@ -132,19 +133,20 @@ class CheckpointReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors, in the manifest's order."""
+        """Names of all tensors, in the manifest's order."""
         return tuple(self._entries)
 
     def entry(self, name: str) -> TensorEntry:
-        """Shape, dtype and pieces. Raises CheckpointError where the checkpoint has no such tensor."""
+        """Returns shape, dtype and pieces. Raises CheckpointError if the checkpoint has no such tensor."""
         if name not in self._entries:
             raise CheckpointError(
-                f"{self.folder}: has no tensor {name} among its {len(self._entries)}; was another model saved?"
+                f"{self.folder}: tensor {name} is missing (the checkpoint has {len(self._entries)} tensors); it was "
+                "probably saved with another model"
             )
         return self._entries[name]
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor, on the CPU, with the dtype it was saved with."""
+        """Returns the whole tensor, on the CPU, with the dtype with which it was saved."""
         entry = self.entry(name)
         out = torch.empty(entry.global_shape, dtype=DTYPES[entry.dtype])
         self.read_into(name, (0,) * out.dim(), out)
@@ -153,16 +155,16 @@ class CheckpointReader:
     def read_into(self, name: str, offsets: tuple[int, ...], out: torch.Tensor) -> None:
         """Fills `out` (any device) with the block of the tensor that begins at `offsets` and has the shape of `out`.
 
-        Pieces that it touches are read whole, one at a time, because a digest is that of a whole piece. With as many
-        ranks as there were at the save that is no more than what is wanted.
+        Overlapping pieces are read completely, one at a time, because a digest covers a whole piece. With the same
+        number of ranks as at the save, this reads no more than the block.
 
-        Raises CheckpointError where dtype or shape do not fit, DamagedError where bytes are not as saved.
+        Raises CheckpointError if dtype or shape do not match, DamagedError if bytes have changed.
         """
         entry = self.entry(name)
         if DTYPE_NAMES.get(out.dtype) != entry.dtype:
             raise CheckpointError(
-                f"{self.folder}: tensor {name} was saved as {entry.dtype}, {out.dtype} is wanted; use the dtype of the "
-                f"run that saved it"
+                f"{self.folder}: tensor {name} was saved as {entry.dtype}, but this run needs {out.dtype}; use the "
+                f"dtype of the run that saved it"
             )
         num_elements = 0
         for piece in entry.pieces:
@@ -174,8 +176,8 @@ class CheckpointReader:
             num_elements += block.numel()
         if num_elements != out.numel():
             raise CheckpointError(
-                f"{self.folder}: tensor {name}: {num_elements:,} of {out.numel():,} elements from {list(offsets)} on "
-                f"are stored; the saved tensor has shape {list(entry.global_shape)}"
+                f"{self.folder}: tensor {name}: only {num_elements:,} of {out.numel():,} elements from "
+                f"{list(offsets)} on are stored; the saved tensor has shape {list(entry.global_shape)}"
             )
 
     def _read_piece(self, name: str, piece: Piece, dtype: torch.dtype) -> torch.Tensor:
@@ -192,23 +194,23 @@ class CheckpointReader:
         span = self._spans[piece.file].get(name)
         num_bytes = math.prod(piece.shape) * DTYPES[self._entries[name].dtype].itemsize
         if span is None or span.end - span.start != num_bytes:
-            raise DamagedError(f"{piece.file}: does not hold tensor {name} as the manifest says")
+            raise DamagedError(f"{piece.file}: does not contain tensor {name} as the manifest says")
         return span
 
 
 def _slices(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
-    """Where a box of the whole tensor lies in the block that begins at `offsets`."""
+    """Returns the slices that select a box of the whole tensor in the block that begins at `offsets`."""
     return tuple(slice(start - offset, end - offset) for (start, end), offset in zip(box, offsets, strict=True))
 
 
 def open_checkpoint(folder: Path) -> CheckpointReader:
-    """A reader that compares the digest of every piece that it reads. Raises DamagedError."""
+    """Opens a reader that verifies the digest of every piece that it reads. Raises DamagedError."""
     return CheckpointReader(folder, read_manifest(folder)[0], compares_digests=True)
 
 
 def open_known_checkpoint(folder: Path) -> CheckpointReader:
-    """A reader for a checkpoint that this start has written or resumed from. Its bytes were hashed on their way to the
-    files, or compared when they were loaded; now only manifest, headers and sizes are looked at.
+    """Opens a reader for a checkpoint that this start has written or resumed from. Its bytes were already hashed when
+    they were written or verified when they were loaded, so only manifest, headers and sizes are checked.
 
     Raises DamagedError.
     """
@@ -216,19 +218,19 @@ def open_known_checkpoint(folder: Path) -> CheckpointReader:
 
 
 def load_into(named: Iterable[tuple[str, torch.Tensor | DTensor]], reader: CheckpointReader) -> None:
-    """Fills the tensors in place; each rank reads its own blocks, whatever the number of ranks was at the save.
+    """Fills the tensors in place. Each rank reads its own blocks, for any number of ranks at the save.
 
-    Tensors of the checkpoint that are not named are left alone.
-    Raises CheckpointError where one is missing or has another shape or dtype, DamagedError where bytes have changed;
-    some tensors are filled then, and loading another checkpoint fills them anew.
+    Tensors of the checkpoint that are not in `named` are ignored. Raises CheckpointError if a tensor is missing or has
+    another shape or dtype, DamagedError if bytes have changed. Some tensors may be filled then; loading another
+    checkpoint overwrites them.
     """
     for name, tensor in named:
         block = local_block(name, tensor)
         saved = reader.entry(name).global_shape
         if saved != block.global_shape:
             raise CheckpointError(
-                f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, {list(block.global_shape)} is "
-                f"wanted; it is of another model"
+                f"{reader.folder}: tensor {name} was saved with shape {list(saved)}, but the model needs "
+                f"{list(block.global_shape)}; the checkpoint belongs to another model"
             )
         if block.local.numel():
             reader.read_into(name, block.offsets, block.local)

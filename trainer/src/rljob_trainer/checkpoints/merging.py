@@ -1,4 +1,4 @@
-"""Putting the ranks' records together, and the proof that the pieces make up every tensor exactly once."""
+"""Merges the ranks' records, and checks that the pieces cover every tensor exactly once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rljob_trainer.checkpoints.layout import Piece, ShardRecord, TensorEntry
 
 
 def merge_tensors(folder: Path, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
-    """One entry for each tensor with the pieces of all ranks, in the order of the first rank that names it.
+    """Returns one entry per tensor with the pieces of all ranks, in the order in which the ranks name the tensors.
 
-    Raises CheckpointError where ranks differ about a tensor, or where pieces overlap or leave a gap.
+    Raises CheckpointError if ranks disagree about a tensor, or if pieces overlap or leave a gap.
     """
     entries: dict[str, TensorEntry] = {}
     pieces: dict[str, list[Piece]] = {}
@@ -23,7 +23,7 @@ def merge_tensors(folder: Path, records: Sequence[ShardRecord]) -> tuple[TensorE
             if (entry.dtype, entry.global_shape) != (first.dtype, first.global_shape):
                 raise CheckpointError(
                     f"{folder}: tensor {entry.name} is {entry.dtype} {list(entry.global_shape)} on rank {record.rank}, "
-                    f"{first.dtype} {list(first.global_shape)} on another; save one model from all ranks"
+                    f"but {first.dtype} {list(first.global_shape)} on another; save the same model on all ranks"
                 )
             pieces.setdefault(entry.name, []).extend(entry.pieces)
     merged = []
@@ -38,7 +38,7 @@ def _check_cover(folder: Path, entry: TensorEntry, pieces: list[Piece]) -> None:
         ends = [offset + size for offset, size in zip(piece.offsets, piece.shape, strict=True)]
         if any(end > limit for end, limit in zip(ends, entry.global_shape, strict=True)):
             raise CheckpointError(
-                f"{folder}: tensor {entry.name}: the piece at {list(piece.offsets)} of shape {list(piece.shape)} lies "
+                f"{folder}: tensor {entry.name}: the piece at {list(piece.offsets)} with shape {list(piece.shape)} is "
                 f"outside of {list(entry.global_shape)}; check the offsets of {piece.file}"
             )
     num_elements = sum(math.prod(piece.shape) for piece in pieces)
@@ -47,13 +47,14 @@ def _check_cover(folder: Path, entry: TensorEntry, pieces: list[Piece]) -> None:
     if overlap or num_elements != expected:
         what = f"{overlap[0].file} and {overlap[1].file} overlap" if overlap else "parts of it are missing"
         raise CheckpointError(
-            f"{folder}: tensor {entry.name}: the ranks gave {num_elements:,} of {expected:,} elements and {what}; "
-            f"every element has to be given by exactly one rank"
+            f"{folder}: tensor {entry.name}: the ranks saved {num_elements:,} of {expected:,} elements, and {what}; "
+            f"exactly one rank must save each element"
         )
 
 
 def _find_overlap(pieces: list[Piece]) -> tuple[Piece, Piece] | None:
-    """Two pieces that share an element. Sorted by the first dimension, only near neighbours have to be compared."""
+    """Returns two pieces that share an element; None if there are none. The pieces are sorted by their start in the
+    first dimension, so that only neighbors need to be compared."""
     ordered = sorted(pieces, key=lambda piece: piece.offsets)
     for index, piece in enumerate(ordered):
         end = piece.offsets[0] + piece.shape[0] if piece.shape else 1
@@ -72,7 +73,7 @@ Box = tuple[tuple[int, int], ...]
 def overlap_of(
     offsets: Sequence[int], shape: Sequence[int], other_offsets: Sequence[int], other_shape: Sequence[int]
 ) -> Box | None:
-    """The elements that two blocks of one tensor share; None where there is none. A scalar's box is `()`."""
+    """Returns the elements that two blocks of a tensor share; None if there are none. The box of a scalar is `()`."""
     box = tuple(
         (max(start, other_start), min(start + size, other_start + other_size))
         for start, size, other_start, other_size in zip(offsets, shape, other_offsets, other_shape, strict=True)

@@ -1,4 +1,4 @@
-"""The states of the random generators as JSON, without pickle: torch (CPU, CUDA), numpy's and Python's global ones."""
+"""The states of the global random generators of torch (CPU, CUDA), NumPy and Python, as JSON without pickle."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class _RandomState(BaseModel):
     model_config = ConfigDict(strict=True)
 
     torch_cpu: str
-    """base64 of the generator's bytes; so are those of CUDA, one for each visible device."""
+    """base64 of the generator's bytes."""
     torch_cuda: list[str]
+    """base64 of the generator's bytes, for each visible device."""
     numpy: _NumpyState
     python: _PythonState
 
 
 def capture_random_state() -> dict[str, JsonValue]:
-    """The states of this process's global generators, about 20 kB of JSON. A caller's own are not in it."""
+    """Returns the states of this process's global generators, about 20 kB of JSON."""
     _, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     version, words, next_gauss = random.getstate()
     state = _RandomState(
@@ -58,9 +59,9 @@ def capture_random_state() -> dict[str, JsonValue]:
 
 
 def restore_random_state(document: JsonValue) -> None:
-    """Sets the generators to a captured state; those of CUDA as far as devices are there.
+    """Sets the generators to a captured state; for CUDA only those of existing devices.
 
-    Raises CheckpointError where the document is not one that `capture_random_state` made; nothing is set then.
+    Raises CheckpointError if `capture_random_state` has not created the document; then nothing is set.
     """
     try:
         state = _RandomState.model_validate(document)
@@ -68,7 +69,7 @@ def restore_random_state(document: JsonValue) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(
-            f"random state of the checkpoint: {where}: {first['msg']}; it is not from this program"
+            f"random state of the checkpoint: {where}: {first['msg']}; it was not written by this program"
         ) from error
     torch.set_rng_state(_decode(state.torch_cpu))
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Removing old checkpoints. What is kept is computed from storage each time, so that a restart forgets nothing."""
+"""Removes old checkpoints. The decision only depends on the storage, so that a restart does not change it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from rljob_trainer.checkpoints.storage import remove_folder, storage_errors
 
 
 def prune(root: Path, start_number: int, keep: int) -> list[Path]:
-    """Keeps the `keep` newest sound checkpoints and removes older ones; gives the folders that were removed.
+    """Keeps the `keep` newest intact checkpoints and removes older ones. Returns the folders that were removed.
 
-    Sound means: the manifest is as it was sealed, and all files are there with the sizes that it says; others do not
-    count as kept. No tensor is read: that would be the whole model and its optimizer at every save while training
-    waits, much of it from caches, which say nothing about the storage. What it would prove is known already of the
-    checkpoints that this start has written (every rank hashed the bytes from which it wrote, and all files were synced
-    before the commit) and of the one that it has resumed from (its ranks have read and compared every byte). So nothing
-    is removed unless one of these is among those that are kept: checkpoints that nobody has read since an earlier start
-    are never all that is left.
+    A checkpoint counts as intact if its manifest is valid and all files exist with the right sizes. Tensors are not
+    read: this would read the whole model and its optimizer at every save while training waits, and much of it from
+    caches, which proves nothing about the storage. Two kinds of checkpoints are known to be good without it: those that
+    this start has written (every rank hashed the bytes that it wrote, and all files were synced before the commit), and
+    the one that it has resumed from (its ranks have verified every byte). Nothing is removed unless at least one of
+    these is kept. So a run never keeps only checkpoints that were last read by an earlier start.
 
-    Also removed are folders without a manifest and checkpoints that no start accepts, of earlier starts, and this
-    start's failed saves (those below its newest checkpoint; a running save is above it). To be called by the
-    controller, after a commit, `announce_start` and `accept_up_to`.
+    Also removed are, of earlier starts, folders without a manifest and checkpoints that are not accepted, and failed
+    saves of this start (older than its newest checkpoint; a save in progress is newer). The controller calls this after
+    a commit, so after `announce_start` and `accept_up_to`.
 
-    Raises FencedError where a later start has begun, CheckpointError where removing fails.
+    Raises FencedError if a later start exists, CheckpointError if removing fails.
     """
     assert keep >= 1, keep
     visible = visible_checkpoints(root, start_number)
@@ -40,7 +39,8 @@ def prune(root: Path, start_number: int, keep: int) -> list[Path]:
 
 
 def _outdated(root: Path, start_number: int, visible: list[CheckpointFolder], keep: int) -> list[CheckpointFolder]:
-    """Those older than `keep` sound ones, newest first like `visible`; none where no kept one is known to be good."""
+    """Returns the checkpoints that are older than the `keep` newest intact ones, newest first; empty if none of the
+    kept ones is known to be good."""
     if len(visible) <= keep:
         return []
     was_read = name_of_resumed(root, start_number)

@@ -1,7 +1,7 @@
-"""Saving: every rank writes its file, then the controller writes the manifest, which makes them a checkpoint.
+"""Saving: every rank writes its file, then the controller writes the manifest, which makes the files a checkpoint.
 
-`begin_save` (controller) -> `save_shard` or `save_shard_async` (each rank) -> `commit` (controller). Until the commit
-has returned nothing refers to the files; when it has returned they are durable.
+`begin_save` (controller) -> `save_shard` or `save_shard_async` (each rank) -> `commit` (controller). Before the commit
+nothing refers to the files; after it they are durable.
 """
 
 from __future__ import annotations
@@ -44,52 +44,52 @@ from rljob_trainer.checkpoints.tensor_file import (
 
 @dataclass(frozen=True)
 class CommittedCheckpoint:
-    """What the job tells about its newest checkpoint."""
+    """A committed checkpoint, as the job's status shows it."""
 
     step: int
     uri: str
     digest: str
-    """Of the manifest, which holds the digests of everything else."""
+    """Digest of the manifest, which contains the digests of everything else."""
     saved_at: str
 
 
 def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> Path:
-    """Makes the folder of a new checkpoint; controller only.
+    """Creates the folder of a new checkpoint; only called by the controller.
 
-    `num_bytes` is the sum of `num_shard_bytes` over the ranks, checked against the free space before anything is
-    written; 0 skips the check. The checkpoint needs its room beside those that are kept.
+    `num_bytes` is the sum of `num_shard_bytes` over the ranks. It is compared with the free space before anything is
+    written; 0 skips this check. The space is needed in addition to that of the checkpoints that are kept.
 
-    Raises FencedError, and CheckpointError where the space is too small or the step is saved already.
+    Raises FencedError, and CheckpointError if there is too little space or if the step is already saved.
     """
     refuse_if_fenced(root, start_number)
     folder = root / folder_name(step, start_number)
     if is_committed(folder):
-        raise CheckpointError(f"{folder}: step {step} is saved already; do not save a step twice in one start")
-    with storage_errors(folder, "making the checkpoint's folder", num_bytes):
+        raise CheckpointError(f"{folder}: step {step} is already saved; do not save a step twice in one start")
+    with storage_errors(folder, "creating the checkpoint's folder", num_bytes):
         free = free_bytes(root)
         if num_bytes > free:
             raise CheckpointError(
-                f"{folder}: the storage is too small for the checkpoint: {num_bytes:,} bytes needed, {free:,} bytes "
-                f"free; make room or keep fewer checkpoints. Earlier checkpoints are untouched"
+                f"{folder}: not enough free space for the checkpoint: {num_bytes:,} bytes needed, {free:,} bytes free; "
+                f"free some space or reduce checkpoint.keep. Earlier checkpoints are unchanged"
             )
         make_folder(folder)
     return folder
 
 
 def num_shard_bytes(tensors: Sequence[ShardedTensor]) -> int:
-    """Bytes that the tensors take in storage, without the header."""
+    """Returns the bytes of the tensors in storage, without the header."""
     return sum(num_tensor_bytes(tensor.local) for tensor in tensors)
 
 
 def save_shard(folder: Path, rank: int, tensors: Sequence[ShardedTensor]) -> ShardRecord:
-    """Writes this rank's blocks; durable on return, but part of a checkpoint only after `commit`.
+    """Writes this rank's blocks. They are durable on return, but part of a checkpoint only after `commit`.
 
-    Raises CheckpointError naming the folder, the bytes needed and free; nothing of the file is left then.
+    Raises CheckpointError with the folder, and the bytes needed and free. Then no part of the file remains.
     """
     blocks = {tensor.name: tensor.local for tensor in tensors if tensor.local.numel()}
     num_bytes = num_shard_bytes(tensors)
     if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise CheckpointError(f"{folder}: rank {rank} gives two tensors of one name; every name may occur once")
+        raise CheckpointError(f"{folder}: rank {rank} saves two tensors with the same name; names must be unique")
     file_name = shard_file_name(rank)
     with storage_errors(folder, f"writing {file_name}", num_bytes):
         written = write_tensor_file(folder / file_name, blocks, metadata={})
@@ -116,14 +116,15 @@ def _entry(tensor: ShardedTensor, file_name: str, written: WrittenFile) -> Tenso
 
 
 class HostBuffers:
-    """CPU memory for one rank's copies, kept from save to save: pinned memory is slow to get, fresh memory to touch."""
+    """CPU memory for one rank's copies. It is reused for every save, because allocating pinned memory and first writes
+    to new memory are slow."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
         self.pending: PendingShard | None = None
 
     def copy(self, tensors: Sequence[ShardedTensor]) -> list[ShardedTensor]:
-        """The same tensors with their blocks in this memory; waits for copies from a device to end."""
+        """Returns copies of the tensors in this memory; waits for copies from a device to finish."""
         copies = []
         for tensor in tensors:
             buffer = self._buffer_for(tensor.name, tensor.local)
@@ -148,22 +149,23 @@ class PendingShard:
         self._future = future
 
     def done(self) -> bool:
-        """Whether `wait` would return or raise at once."""
+        """Whether `wait` returns or raises without waiting."""
         return self._future.done()
 
     def wait(self, timeout_seconds: float | None = None) -> ShardRecord:
-        """The record once the file is durable. Raises what `save_shard` raises, and TimeoutError."""
+        """Waits until the file is durable, and returns its record. Raises what `save_shard` raises, and
+        TimeoutError."""
         return self._future.result(timeout_seconds)
 
 
 def save_shard_async(folder: Path, rank: int, tensors: Sequence[ShardedTensor], buffers: HostBuffers) -> PendingShard:
-    """As `save_shard`, but blocks only for the copy into `buffers`; the tensors may change afterwards.
+    """Like `save_shard`, but only blocks during the copy into `buffers`; the tensors may change afterwards.
 
-    Raises CheckpointError while the former save still uses the buffers: call its `wait` first, or skip this save.
+    Raises CheckpointError while the previous save still uses the buffers: call its `wait` first, or skip this save.
     """
     if buffers.pending and not buffers.pending.done():
         raise CheckpointError(
-            f"{folder}: the former checkpoint of rank {rank} is still being written; wait for it or save less often"
+            f"{folder}: the previous checkpoint of rank {rank} is still being written; wait for it, or save less often"
         )
     copies = buffers.copy(tensors)
     pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
@@ -180,10 +182,11 @@ def commit(
     records: Sequence[ShardRecord],
     extra: Mapping[str, JsonValue],
 ) -> CommittedCheckpoint:
-    """Makes the ranks' files a checkpoint by writing the manifest; controller only, after all ranks have returned.
+    """Makes the ranks' files a checkpoint by writing the manifest. Only called by the controller, after all ranks have
+    finished.
 
-    Raises FencedError where a later start has begun, and CheckpointError where records are missing, files are not
-    as recorded, or the pieces do not cover every tensor exactly once. It is no checkpoint then.
+    Raises FencedError if a later start exists, and CheckpointError if records are missing, files differ from the
+    records, or the pieces do not cover every tensor exactly once. Then the folder is not a checkpoint.
     """
     refuse_if_fenced(root, start_number)
     manifest = _manifest(folder, step, start_number, records, extra)
@@ -192,9 +195,9 @@ def commit(
         try:
             create_absent(folder / MANIFEST_FILE, content)
         except FileExistsError as error:
-            raise CheckpointError(f"{folder}: is committed already; do not save a step twice in one start") from error
-    # A later start may have begun since the first look. It has not listed this checkpoint, or has: either way this
-    # start is over and may not report it.
+            raise CheckpointError(f"{folder}: is already committed; do not save a step twice in one start") from error
+    # A later start may have been announced since the first check. Whether or not it accepts this checkpoint, this start
+    # is over and must not report it.
     refuse_if_fenced(root, start_number)
     return CommittedCheckpoint(step, folder.resolve().as_uri(), digest, manifest.saved_at)
 
@@ -203,11 +206,13 @@ def _manifest(
     folder: Path, step: int, start_number: int, records: Sequence[ShardRecord], extra: Mapping[str, JsonValue]
 ) -> Manifest:
     if folder.name != folder_name(step, start_number):
-        raise CheckpointError(f"{folder}: is not the folder of step {step} and start {start_number}; use begin_save's")
+        raise CheckpointError(
+            f"{folder}: is not the folder of step {step} and start {start_number}; use the one from begin_save"
+        )
     ordered = sorted(records, key=lambda record: record.rank)
     ranks = [record.rank for record in ordered]
     if not ranks or ranks != list(range(len(ranks))):
-        raise CheckpointError(f"{folder}: records are of ranks {ranks}; give one of every rank from 0 on")
+        raise CheckpointError(f"{folder}: the records are from ranks {ranks}; pass one record per rank, from 0 on")
     written = {r.file.name: WrittenFile(r.file.num_bytes, r.file.header_digest, {}) for r in ordered}
     try:
         check_tensor_files(folder, written, digests=False)
@@ -226,10 +231,10 @@ def _manifest(
 
 
 def discard_save(folder: Path) -> None:
-    """Removes what a failed save has left; controller only, when no rank writes any more.
+    """Removes the files of a failed save. Only called by the controller, when no rank is writing.
 
-    It leaves a committed checkpoint alone and raises nothing: it is called while an error is reported, and `prune`
-    removes what stays behind.
+    It does not touch a committed checkpoint. It raises nothing, because it is called while an error is handled; `prune`
+    removes what remains.
     """
     with suppress(OSError):
         if folder.exists() and not is_committed(folder):

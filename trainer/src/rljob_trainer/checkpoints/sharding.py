@@ -1,6 +1,6 @@
-"""Tensors that are spread over ranks, as plain blocks: what is stored and what is asked for when loading.
+"""Sharded tensors as plain blocks, for saving and loading.
 
-A block is an axis-aligned box of the whole tensor; every FSDP2 and tensor-parallel layout is made of those.
+A block is an axis-aligned box of the whole tensor. Every FSDP2 and tensor-parallel layout consists of such blocks.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from rljob_trainer.checkpoints.errors import CheckpointError
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """One rank's block of a tensor. Replicated tensors are given by one rank only."""
+    """One rank's block of a tensor. Only one rank provides a replicated tensor."""
 
     name: str
     local: torch.Tensor
     """The block; may be empty, on any device."""
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
-    """Of the block's first element in the whole tensor."""
+    """Position of the block's first element in the whole tensor."""
 
 
 def sharded_tensors_from_dtensors(
     named: Iterable[tuple[str, torch.Tensor | DTensor]], rank: int
 ) -> list[ShardedTensor]:
-    """The blocks that this rank has to store, without copying them.
+    """Returns the blocks that this rank has to store, without copying them.
 
-    Of a DTensor that is replicated over a dimension of its mesh, only the first ranks of that dimension store it; plain
-    tensors (optimizer step counts, buffers) are taken to be equal everywhere and are stored by rank 0.
+    If a DTensor is replicated over a dimension of its mesh, only the first ranks of that dimension store it. Plain
+    tensors (optimizer step counts, buffers) are assumed to be equal on all ranks; rank 0 stores them.
     """
     blocks = []
     for name, tensor in named:
@@ -46,7 +46,7 @@ def sharded_tensors_from_dtensors(
 
 
 def local_block(name: str, tensor: torch.Tensor | DTensor) -> ShardedTensor:
-    """The block of the whole tensor that this process holds; it shares memory with the tensor.
+    """Returns the block of the whole tensor that this process has; it shares memory with the tensor.
 
     Raises CheckpointError for placements that are not boxes (partial sums, strided shards).
     """

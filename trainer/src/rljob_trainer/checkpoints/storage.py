@@ -1,6 +1,6 @@
-"""Durable changes to a folder: what these functions have returned from survives a crash of the process and of the node.
+"""Durable changes to a folder: once these functions return, the change survives a crash of the process or the node.
 
-The order is always the same: write a temporary file, fsync it, give it its name, fsync the folder.
+The order is always the same: write a temporary file, fsync it, rename it, fsync the folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Writes every byte; one call of write may take fewer."""
+    """Writes all bytes, with several write calls if necessary."""
     view = memoryview(data)
     written = 0
     while written < len(view):
@@ -29,10 +29,10 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def durable_file(path: Path, publish: Callable[[Path, Path], None] | None = None) -> Iterator[int]:
-    """A descriptor to write the file's content to; after the block the file is durable and has its name.
+    """Yields a descriptor for the file's content. After the block the file is durable and has its name.
 
-    `publish(temporary, path)` gives the name; without it, a file that has the name is replaced. Whatever fails, nothing
-    is left of the temporary file.
+    `publish(temporary, path)` renames the file; without it, an existing file is replaced. After an error the temporary
+    file is removed.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
@@ -54,9 +54,9 @@ def durable_file(path: Path, publish: Callable[[Path, Path], None] | None = None
 
 
 def create_absent(path: Path, data: bytes) -> None:
-    """Creates the file with this content, all of it or none.
+    """Creates the file with this content, atomically.
 
-    Raises FileExistsError where the file exists, whoever wrote it: of two callers exactly one succeeds.
+    Raises FileExistsError if the file exists: of two concurrent callers exactly one succeeds.
     """
     with durable_file(path, _publish_absent) as descriptor:
         write_all(descriptor, data)
@@ -69,8 +69,8 @@ def _publish_absent(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        # SMB and most object-store mounts have no hard links. The empty file claims the name; readers take an empty
-        # file as absent, and the rename replaces it in one step.
+        # SMB and most object-store mounts have no hard links. An empty file reserves the name, and the rename replaces
+        # it atomically. Readers treat an empty file as absent.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         os.replace(temporary, path)
 
@@ -81,7 +81,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems do this on their own and refuse the call.
+        # Some network file systems reject the call, because they always sync folders.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -89,7 +89,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates the folder, and its parents, where absent; the names are durable afterwards."""
+    """Creates the folder and its parents if they do not exist; their names are durable afterwards."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -99,7 +99,8 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a checkpoint's folder, complete or not; cut short at any point, what is left does not look complete."""
+    """Removes a checkpoint's folder. The manifest is removed first, so that after an interruption the rest does not
+    look like a complete checkpoint."""
     manifest = folder / MANIFEST_FILE
     if manifest.exists():
         os.unlink(manifest)
@@ -111,7 +112,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What an ordinary user may still write in the file system of the nearest existing folder."""
+    """Returns the bytes that an ordinary user can still write in the file system of `folder` (or of its nearest
+    existing parent)."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
@@ -119,7 +121,7 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def storage_errors(folder: Path, doing: str, num_bytes: int = 0) -> Iterator[None]:
-    """Turns an OSError of the block into a CheckpointError that names the folder, the bytes needed and those free."""
+    """Converts an OSError of the block into a CheckpointError with the folder, and the bytes needed and free."""
     try:
         yield
     except OSError as error:
@@ -135,7 +137,7 @@ def storage_errors(folder: Path, doing: str, num_bytes: int = 0) -> Iterator[Non
 
 def _advice(number: int | None) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "make room or raise the limit; earlier checkpoints are untouched"
+        return "free some space or raise the quota; earlier checkpoints are unchanged"
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return "make the storage writable for this process; earlier checkpoints are untouched"
-    return "check the storage; earlier checkpoints are untouched"
+        return "make the storage writable for this process; earlier checkpoints are unchanged"
+    return "check the storage; earlier checkpoints are unchanged"

@@ -1,4 +1,4 @@
-"""Writing and checking one safetensors file, durably and, where wanted, with digests computed while it is written.
+"""Writes and checks one safetensors file: durably, and optionally with digests that are computed during the write.
 
 The format (safetensors README, "Format"): 8 bytes little-endian length of the header, a JSON header with dtype, shape
 and position of each tensor, then the tensors' bytes without gaps. The library's own writer neither syncs nor hashes;
@@ -41,7 +41,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Names that safetensors gives to dtypes."""
+"""Names of dtypes in safetensors."""
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 NUM_HASH_THREADS = 4
@@ -51,7 +51,7 @@ _MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """What a file must look like when it is read again."""
+    """Size and digests of a written file, with which it is compared when it is read."""
 
     num_bytes: int
     header_digest: str
@@ -60,14 +60,14 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a header says about a tensor."""
+    """Dtype and shape of a tensor, as in a header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of the elements."""
+        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -77,21 +77,21 @@ class _Hash(Protocol):
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:
-    """The safetensors name of a tensor's dtype. Raises CheckpointError for dtypes that the format does not have."""
+    """Returns the safetensors name of a tensor's dtype. Raises CheckpointError if the format does not support it."""
     if dtype not in DTYPE_NAMES:
         raise CheckpointError(f"tensor {name}: {dtype} cannot be stored in safetensors; convert it before saving")
     return DTYPE_NAMES[dtype]
 
 
 def num_tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the tensor\'s elements in a file."""
+    """Returns the bytes of the tensor's elements in a file."""
     return tensor.numel() * tensor.element_size()
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> WrittenFile:
-    """Writes the tensors (on any device) to a safetensors file; it has its name and is durable on return.
+    """Writes the tensors (on any device) to a safetensors file, which is durable on return.
 
-    Raises OSError; nothing is left of the file then.
+    Raises OSError; then no part of the file remains.
     """
     specs = _in_file_order({name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
     header = _header(specs, metadata)
@@ -101,7 +101,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
         with durable_file(path) as descriptor:
             write_all(descriptor, header)
             for number, name in enumerate(specs, 1):
-                ACTIVITY.tell("tensors of a checkpoint are written", number, len(specs))
+                ACTIVITY.tell("tensors of a checkpoint written", number, len(specs))
                 data = _bytes_of(tensors[name])
                 digests[name] = pool.submit(digest_of, data)
                 write_all(descriptor, data)
@@ -117,17 +117,17 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
 def stream_tensor_file(
     path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """As `write_tensor_file`, but asks `read` for one tensor after the other, in the order of `specs` as far as their
-    elements are equally wide, holds one at a time, and hashes nothing.
+    """Like `write_tensor_file`, but reads one tensor at a time with `read`, and computes no digests. Tensors are read
+    by decreasing element size, and in the order of `specs` within the same size.
 
-    Raises OSError, and what `read` raises; nothing is left of the file then.
+    Raises OSError, and what `read` raises; then no part of the file remains.
     """
-    # Wide elements first, as in all files; else in the order of `specs`, which the reader may have chosen.
+    # Wide elements first, as in all files. Within the same width the order of `specs` stays, which may suit the reader.
     ordered = dict(sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize))
     with durable_file(path) as descriptor:
         write_all(descriptor, _header(ordered, metadata))
         for name in ordered:
-            # No name keeps the tensor while the next one is read.
+            # Without a variable, so that the tensor is freed before the next one is read.
             write_all(descriptor, _bytes_of(_as_announced(name, read(name), ordered[name])))
 
 
@@ -137,7 +137,7 @@ def _as_announced(name: str, tensor: torch.Tensor, spec: TensorSpec) -> torch.Te
 
 
 def _in_file_order(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Wide elements first: positions in the file are then aligned for a reader that maps it into memory."""
+    """Sorts wide elements first, so that positions in the file are aligned for memory mapping."""
     return dict(sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
 
 
@@ -164,16 +164,16 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a tensor's bytes are in its file: from `start` up to `end`."""
+    """The byte range of a tensor in its file, from `start` to `end` (exclusive)."""
 
     start: int
     end: int
 
 
 def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
-    """The first part of a safetensors file and the place of each tensor.
+    """Returns the first part of a safetensors file, and the byte range of each tensor.
 
-    Raises DamagedError where there is no such file or header.
+    Raises DamagedError if the file or its header is missing or unreadable.
     """
     try:
         with path.open("rb") as file:
@@ -194,17 +194,17 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Span]]:
 
 
 def read_checked_header(path: Path, expected_digest: str) -> dict[str, Span]:
-    """The place of each tensor. Raises DamagedError where the header is not the one that was written."""
+    """Returns the byte range of each tensor. Raises DamagedError if the header has changed."""
     header, spans = read_header(path)
     digest = digest_of(header)
     if digest != expected_digest:
-        raise DamagedError(f"{path.name}: digest of the header is {digest}, it was written as {expected_digest}")
+        raise DamagedError(f"{path.name}: digest of the header is {digest}, but {expected_digest} was written")
     return spans
 
 
 @dataclass(frozen=True)
 class _Check:
-    """One range of a file and the digest that its bytes must have."""
+    """One byte range of a file, and the expected digest."""
 
     path: Path
     tensor: str
@@ -214,9 +214,9 @@ class _Check:
 
 
 def check_tensor_files(folder: Path, files: Mapping[str, WrittenFile], digests: bool = True) -> None:
-    """Compares files with what was written: sizes first, then (where `digests`) every byte, in parallel threads.
+    """Compares files with what was written: first sizes, then (with `digests`) every byte, in parallel threads.
 
-    Raises DamagedError for the first difference, naming file, tensor and check.
+    Raises DamagedError for the first difference, with file, tensor and check.
     """
     for name, expected in files.items():
         _check_size(folder / name, expected.num_bytes)
@@ -236,13 +236,13 @@ def _check_size(path: Path, num_bytes: int) -> None:
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error
     if size != num_bytes:
-        raise DamagedError(f"{path.name} has {size:,} bytes, {num_bytes:,} were written")
+        raise DamagedError(f"{path.name} has {size:,} bytes, but {num_bytes:,} were written")
 
 
 def _checks(path: Path, expected: WrittenFile) -> Iterator[_Check]:
     spans = read_checked_header(path, expected.header_digest)
     if spans.keys() != expected.tensor_digests.keys():
-        raise DamagedError(f"{path.name}: holds other tensors than the manifest says")
+        raise DamagedError(f"{path.name}: contains other tensors than the manifest says")
     for name, span in spans.items():
         yield _Check(path, name, span.start, span.end, expected.tensor_digests[name])
 
@@ -256,9 +256,9 @@ def _check_range(check: _Check) -> None:
 
 
 def compare_tensor_digest(path: Path, tensor: str, digest: str, expected: str) -> None:
-    """Raises DamagedError where the digests differ."""
+    """Raises DamagedError if the digests differ."""
     if digest != expected:
-        raise DamagedError(f"{path.name}: digest of tensor {tensor} is {digest}, it was written as {expected}")
+        raise DamagedError(f"{path.name}: digest of tensor {tensor} is {digest}, but {expected} was written")
 
 
 def _digest_of_range(path: Path, start: int, end: int) -> str:
@@ -276,7 +276,7 @@ def _digest_of_range(path: Path, start: int, end: int) -> str:
 
 
 def read_range(path: Path, span: Span) -> bytearray:
-    """The bytes of a range. Raises DamagedError where the file ends before it or cannot be read."""
+    """Reads the bytes of a range. Raises DamagedError if the file is too short or cannot be read."""
     data = bytearray(span.end - span.start)
     view, count = memoryview(data), 0
     try:
@@ -285,7 +285,7 @@ def read_range(path: Path, span: Span) -> bytearray:
             while count < len(data):
                 read = file.readinto(view[count:])
                 if not read:
-                    raise DamagedError(f"{path.name} is cut short: it ends before byte {span.end:,}")
+                    raise DamagedError(f"{path.name} is truncated: it ends before byte {span.end:,}")
                 count += read
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read: {error.strerror}") from error

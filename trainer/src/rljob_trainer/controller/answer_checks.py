@@ -1,18 +1,17 @@
-"""Rows whose answer MathAnswer cannot score, found before a device is taken.
+"""Finds rows whose answer MathAnswer cannot score, before any device is reserved.
 
-1. Of every row: the type of the answer, and strings that stand for a missing value (`rewards.answer_values`).
-2. Of every distinct answer of the data: an empty response is scored with it, in the reward's scoring processes, in
-   parallel, within the reward's time limit.
+1. For every row: checks the type of the answer, and strings that mean a missing value (`rewards.answer_values`).
+2. For every distinct answer: scores an empty response with it, in the reward's scoring processes, in parallel, within
+   the reward's time limit.
 
-A training set of more than MAX_ROWS_PARSED rows would keep the job waiting. There step 2 is made for rows as they are
-drawn, and a row that fails it is left out, counted and logged. Held-out rows are all scored by every evaluation, so
-they are always checked in advance.
+For a training set of more than MAX_ROWS_PARSED rows step 2 would take too long. There it is done for rows when they are
+drawn; a row that fails is skipped, counted and logged. Held-out rows are always checked in advance, because every
+evaluation scores all of them.
 
-A failure of the processes is not blamed on the data: an answer at which a process died or ran out of memory is tried
-once more. A second failure ends this attempt with ResourceError: another attempt may succeed. For rows that are drawn
-during training, another attempt would draw the same row; so the row is left out if a process can still score a known
-good answer. An answer
-that took too long is tried once more, too.
+A failing process does not mean that the data is wrong: an answer at which a process died or ran out of memory is tried
+once more, and so is an answer that timed out. A second death ends this attempt with ResourceError, because a retry may
+succeed. For rows that are drawn during training, a retry would draw the same row; there the row is skipped if a process
+can still score a known good answer.
 """
 
 from __future__ import annotations
@@ -33,31 +32,31 @@ from rljob_trainer.workers.reward import RewardSettings, ScorerSettings
 log = logging.getLogger(__name__)
 
 MAX_ROWS_PARSED = 100_000
-"""Training rows, up to which all answers are parsed in advance."""
+"""Up to this many training rows, all answers are parsed in advance."""
 MAX_PROCESSES = 16
-"""For the check: each takes about 60 MiB beside the controller."""
+"""Scoring processes for the check; each needs about 60 MiB on the controller's node."""
 ANSWERS_PER_BLOCK = 256
-"""Parsed between two reports of progress."""
+"""Answers that are parsed between two progress reports."""
 MAX_FAILED = 100
-"""Distinct answers. With so many the column is probably the wrong one, and checking the rest would take as long as the
-time limit for each of them."""
+"""The check stops after this many failed distinct answers: probably the column is wrong, and each further answer could
+take as long as the time limit."""
 NUM_ROWS_NAMED = 5
 NUM_ROWS_LOGGED = 20
-"""Of those that are left out of one batch."""
-ADVICE = "correct these rows or leave them out, or name another column"
+"""Skipped rows of one batch that are logged."""
+ADVICE = "fix or remove these rows, or name another column"
 KNOWN_GOOD_ANSWER = "1"
 MAX_ANSWER_CHARACTERS = 80
 MAX_REASON_CHARACTERS = 300
 USUAL_KEYS = ("ground_truth", "answer", "final_answer", "value")
-"""Of dictionaries that hold an answer."""
+"""Keys under which dictionaries usually contain the answer."""
 
 AnswerKey = tuple[type, object]
 """An answer with its type: 1, 1.0 and True are equal in Python."""
 
 
 def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPool]:
-    """Begins to start processes of each scorer, which `stack` closes: one to find out whether it can be loaded, several
-    where answers are parsed."""
+    """Starts the processes of each scorer without waiting for them; `stack` closes them. A MathAnswer scorer gets
+    several processes for parsing answers, any other one process, which shows whether it can be loaded."""
     num_processes = [
         min(each.reward.num_processes, num_usable_cores(), MAX_PROCESSES) if _reads_answers(each) else 1
         for each in reward.scorers
@@ -67,7 +66,7 @@ def start_check_pools(reward: RewardSettings, stack: ExitStack) -> list[ScorerPo
 
 
 def refuse_unusable(rows: Sequence[PromptRow], dataset: str, answer_field: str) -> None:
-    """Step 1. `dataset` is the block's field, such as `spec.training.dataset`. Raises DatasetError."""
+    """Does step 1. `dataset` is the field path, such as `spec.training.dataset`. Raises DatasetError."""
     reasons = [(row, reason) for row in rows if (reason := why_unusable(row.answer)) is not None]
     if reasons:
         dictionary = next((row.answer for row, _ in reasons if isinstance(row.answer, Mapping)), None)
@@ -85,14 +84,15 @@ def check_rewards(
     held_out: Sequence[PromptRow],
     doing: Callable[[str], None] = lambda _: None,
 ) -> DrawnRows | None:
-    """Waits until every scorer is loaded, then step 2. `pools` are those of the scorers; they are closed, but for the
-    one that checks rows when they are drawn. `doing` is notified of progress. None where no such check is needed.
+    """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
+    None if all rows are already checked.
 
-    Raises ConfigurationError for a scorer that cannot be loaded, DatasetError naming the rows whose answers cannot be
-    scored, ResourceError."""
+    `pools` has one pool per scorer; all are closed, except the one that checks drawn rows. `doing` is called with the
+    progress. Raises ConfigurationError if a scorer cannot be loaded, DatasetError that names the rows whose answers
+    cannot be scored, ResourceError."""
     for pool in pools:
         pool.wait_until_ready()
-    # Several parse the same answers: the one with the shortest time limit refuses most.
+    # If several scorers parse the same answers, only the one with the shortest time limit does, as it is the strictest.
     found = [pair for pair in zip(scorers, pools, strict=True) if _reads_answers(pair[0])]
     scorer, used = min(found, key=lambda pair: pair[0].reward.timeout_seconds, default=(None, None))
     for pool in pools:
@@ -108,8 +108,8 @@ def check_rewards(
         used.close()
         return None
     log.info(
-        "data: more than %d training rows; their answers are checked when they are drawn, and rows whose answer cannot "
-        "be scored are left out then",
+        "data: more than %d training rows; answers are checked when rows are drawn, and rows whose answer cannot be "
+        "scored are skipped",
         MAX_ROWS_PARSED,
     )
     return DrawnRows(parser)
@@ -119,14 +119,14 @@ class AnswerParser:
     """Finds out which answers MathAnswer can score. Each distinct answer is tried once."""
 
     def __init__(self, pool: ScorerPool, where: str) -> None:
-        """`where` is the reward's place in the job."""
+        """`where` is the reward's field path, such as `spec.training.rewards[0]`."""
         self._pool = pool
         self._where = where
         self._reasons: dict[AnswerKey, str | None] = {}
 
     def parse(self, rows: Sequence[PromptRow], *, may_blame_answers: bool = False) -> None:
-        """Tries the answers of these rows. Raises ResourceError where a process fails twice at one; with
-        `may_blame_answers` only if it fails at a good answer, too."""
+        """Tries the answers of these rows. Raises ResourceError if a process fails twice at one answer; with
+        `may_blame_answers` only if it also fails at a known good answer."""
         new = {key: row for key, row in _distinct(rows).items() if key not in self._reasons}
         outcomes = self._outcomes(new)
         again = {key: row for key, row in new.items() if _may_succeed_later(outcomes[key])}
@@ -137,7 +137,8 @@ class AnswerParser:
         self._reasons |= {key: self._reason(row, outcomes[key]) for key, row in new.items()}
 
     def why_unscorable(self, row: PromptRow) -> str | None:
-        """Why the row's answer cannot be scored, as `why_unusable` says it; None where it can, or was not tried."""
+        """Returns why the row's answer cannot be scored, in the form of `why_unusable`; None if it can be scored or was
+        not tried."""
         return self._reasons.get(_key(row))
 
     def _can_score(self) -> bool:
@@ -163,23 +164,23 @@ class AnswerParser:
     def _lack_text(self, row: PromptRow, outcome: RewardOutcome) -> str:
         return (
             f"{self._where}: checking the answer {_seen(row)} ({row.place}) failed twice, because the scorer "
-            f"{excerpt(outcome.detail, MAX_REASON_CHARACTERS)}; probably the trainer is out of memory: give it more. "
-            "If it happens for this row only, leave the row out"
+            f"{excerpt(outcome.detail, MAX_REASON_CHARACTERS)}; probably the trainer is out of memory: give it more "
+            "memory. If this happens only for this row, remove the row"
         )
 
 
 class DrawnRows:
-    """Rows as they are drawn: those whose answer cannot be scored are left out."""
+    """Checks rows when they are drawn during training, and skips those whose answer cannot be scored."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self._left_out: set[tuple[str, str]] = set()
-        """Place and prompt: rows of two datasets may have the same index."""
+        """Location and prompt of the skipped rows: rows of two datasets may have the same index."""
 
     def are_usable(self, rows: Sequence[PromptRow]) -> list[bool]:
-        """For each row whether its answer can be scored. The same each time in this attempt; the next one may score an
-        answer that took too long, or at which a process died. Logs those that cannot when they come for the first time.
-        Raises ResourceError."""
+        """Returns for each row whether its answer can be scored. The result for a row is the same during this attempt;
+        after a retry an answer that timed out or killed a process may be usable. Logs each skipped row once. Raises
+        ResourceError."""
         self._parser.parse(rows, may_blame_answers=True)
         reasons = [self._parser.why_unscorable(row) for row in rows]
         new = [
@@ -199,12 +200,12 @@ class DrawnRows:
 def _refuse_unscorable(
     parser: AnswerParser, rows: Sequence[PromptRow], dataset: str, doing: Callable[[str], None]
 ) -> None:
-    """Parses all, and stops early where too many fail."""
+    """Parses all answers, and stops early if too many fail. Raises DatasetError if any fails."""
     distinct = list(_distinct(rows).values())
     num_failed, num_parsed = 0, 0
     while num_parsed < len(distinct) and num_failed < MAX_FAILED:
         if len(distinct) > ANSWERS_PER_BLOCK:
-            doing(f"checks the answers of {dataset}; {num_parsed} of {len(distinct)} are parsed")
+            doing(f"checks the answers of {dataset}; {num_parsed} of {len(distinct)} parsed")
         block = distinct[num_parsed : num_parsed + ANSWERS_PER_BLOCK]
         parser.parse(block)
         num_parsed += len(block)
@@ -229,17 +230,17 @@ def _reads_answers(scorer: ScorerSettings) -> bool:
 
 
 def _is_lack_of_resources(outcome: RewardOutcome) -> bool:
-    """Whether the process has suffered something that is no fault of the answer, as far as can be seen."""
+    """Whether the scoring process died or ran out of memory, which is probably not the answer's fault."""
     return outcome.has_died or outcome.detail.startswith("raised MemoryError")
 
 
 def _may_succeed_later(outcome: RewardOutcome) -> bool:
-    # At SIGKILL the pool has tried a second time already.
+    # After a SIGKILL the pool has already tried a second time.
     return outcome.status is RewardStatus.TIMEOUT or (_is_lack_of_resources(outcome) and not outcome.was_killed)
 
 
 def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:
-    """The first row of each answer."""
+    """Returns the first row of each distinct answer."""
     found: dict[AnswerKey, PromptRow] = {}
     for row in rows:
         found.setdefault(_key(row), row)
@@ -256,5 +257,5 @@ def _seen(row: PromptRow) -> str:
 
 
 def _key(row: PromptRow) -> AnswerKey:
-    assert isinstance(row.answer, str | int | float), "refuse_unusable was called before"
+    assert isinstance(row.answer, str | int | float), "call refuse_unusable first"
     return type(row.answer), row.answer

@@ -1,5 +1,5 @@
-"""What a job leaves open, `Auto` and the commit of a model on the hub: decided once, by what is there at the first
-start, written down, and kept by every resumed run, whatever it would find."""
+"""Resolves what a job leaves open: `Auto` fields and the commits of models on the Hugging Face hub. The first start
+decides; the checkpoint stores the choices, and every resumed run keeps them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ log = logging.getLogger(__name__)
 
 
 class AutoSettings(WireModel):
-    """The choices; where a job names one itself, what it names."""
+    """The resolved settings: what the job names, or what was chosen for `Auto`."""
 
     dtype: Dtype
     rollout_engine: RolloutEngine
     rollout_compile: Compile
     """For vLLM."""
     hub_model: HubModel | None = None
-    """Of it come the reference's weights, the tokenizer and the prompts. None for local models."""
+    """The policy's initial model if it is on the hub: source of the reference weights and the tokenizer. None for a
+    local model."""
     hub_judges: HubJudges = Field(default_factory=HubJudges)
     local_model: str | None = None
-    """Of a local model, instead: what tells it from others (`models.source.fingerprint`)."""
+    """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
     """The adapters that are trained; their `sync` is not `AUTO`."""
 
@@ -48,33 +49,36 @@ def settle(
     *,
     has_experts: bool = False,
 ) -> AutoSettings:
-    """The choices of this start. `kept` are those of the checkpoint that it goes on from; `hub_model` is the job's
-    model, None for a local one, which `local_model` tells from others; `has_experts` counts for adapters alone.
+    """Resolves the settings of this start.
 
-    Raises ConfigurationError for a rollout engine that is not installed, cannot compile, takes no adapters or is not
-    spread over devices, and for adapters that do not go on from those of the checkpoint."""
+    `kept`: the choices stored in the checkpoint that the run resumes from. `hub_model`: the job's model if it is on the
+    hub; `local_model`: the fingerprint of a local one. `has_experts`: whether the model has experts, which matters only
+    for adapters.
+
+    Raises ConfigurationError if the rollout engine is not installed, cannot compile, does not support adapters or
+    tensor parallelism, and if the job's adapters do not match those of the checkpoint."""
     dtype = spec.training.model.dtype
     if dtype is Dtype.AUTO:
         chosen = Dtype.BFLOAT16 if device_type == "cuda" else Dtype.FLOAT32
         dtype = kept.dtype if kept else chosen
     elif kept and dtype is not kept.dtype:
-        log.warning("spec.training.model.dtype is %s, and the checkpoint was trained in %s", dtype, kept.dtype)
+        log.warning("spec.training.model.dtype is %s, but the checkpoint was trained in %s", dtype, kept.dtype)
     engine = selected_engine(spec, kept)
     refuse_other_adapters(spec, kept, hub_model, local_model)
     lora = _settled_lora(spec, engine, device_type, kept, has_experts=has_experts)
     before = kept.hub_model if kept else None
     if before and (hub_model is None or hub_model.revision != before.revision):
         log.warning(
-            "spec.training.model is %s, and the checkpoint's run began from %s at commit %s: reference and tokenizer "
-            "may differ",
+            "spec.training.model is %s, but the run of the checkpoint started from %s at commit %s: reference model "
+            "and tokenizer may differ",
             f"{hub_model.source} at commit {hub_model.revision}" if hub_model else spec.training.model.source,
             before.source,
             before.revision,
         )
     if kept and kept.local_model and kept.local_model != local_model:
         log.warning(
-            "spec.training.model.source: %s is not the model that the checkpoint's run began from: reference and "
-            "tokenizer may differ",
+            "spec.training.model.source: %s is not the model that the run of the checkpoint started from: reference "
+            "model and tokenizer may differ",
             spec.training.model.source,
         )
     return AutoSettings(
@@ -88,21 +92,21 @@ def settle(
 
 
 def chosen_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
-    """What the job names or the checkpoint has kept; `Auto` where neither does."""
+    """Returns the engine that the job names, else the one stored in the checkpoint, else `Auto`."""
     engine = spec.training.rollout.engine
     return kept.rollout_engine if kept and engine is RolloutEngine.AUTO else engine
 
 
 def selected_engine(spec: RLJobSpec, kept: AutoSettings | None) -> RolloutEngine:
-    """`VLLM` or `HuggingFace`. Raises ConfigurationError for one that is not installed, and where `Auto` comes to one
-    that is not spread over devices as the job says."""
+    """Returns `VLLM` or `HuggingFace`. Raises ConfigurationError if the engine is not installed, or if `Auto` selects
+    HuggingFace although the job sets tensorParallel."""
     engine, tensor_parallel = select_engine(chosen_engine(spec, kept)), spec.roles.rollout.tensor_parallel
     if engine is RolloutEngine.HUGGING_FACE and tensor_parallel > 1:
-        reason = "the run began with it" if kept else "vLLM is not installed"
+        reason = "the run started with it" if kept else "vLLM is not installed"
         raise ConfigurationError(
-            "spec.roles.rollout.tensorParallel: the HuggingFace engine is not spread over GPUs, and "
-            f"training.rollout.engine: Auto has come to it because {reason} (seen: {tensor_parallel}); write 1, or "
-            "install the trainer's `cpu` or `gpu` extra and write engine: VLLM"
+            "spec.roles.rollout.tensorParallel: the HuggingFace engine does not support tensor parallelism, and "
+            f"training.rollout.engine: Auto has selected it because {reason} (seen: {tensor_parallel}); set it to 1, "
+            "or install the trainer's `cpu` or `gpu` extra and set engine: VLLM"
         )
     return engine
 
@@ -113,7 +117,9 @@ def _settled_compile(spec: RLJobSpec, engine: RolloutEngine, device_type: str, k
         return select_compile(wanted, engine, device_type, spec.training.steps)
     if kept.rollout_compile is Compile.ALWAYS and device_type == "cpu" and (missing := missing_for_compilation()):
         log.warning(
-            "spec.training.rollout.compile: the run began compiled; it goes on without, for want of %s", missing
+            "spec.training.rollout.compile: the run started with compilation; it continues without, because %s is "
+            "missing",
+            missing,
         )
         return Compile.NEVER
     return kept.rollout_compile
@@ -127,8 +133,8 @@ def _settled_lora(
         return None
     sync, reason = select_lora_sync(wanted.sync, engine, device_type, has_experts=has_experts)
     if wanted.sync is LoraSync.AUTO and kept and kept.lora and kept.rollout_engine is engine:
-        sync, reason = kept.lora.sync, "as the run began"
-    how = "the adapters alone" if sync is LoraSync.ADAPTER else "the merged model"
+        sync, reason = kept.lora.sync, "as at the start of the run"
+    how = "only the adapters" if sync is LoraSync.ADAPTER else "the merged model"
     log.info("lora: the rollout engine gets %s (model.lora.sync %s: %s)", how, sync.value, reason)
     return wanted.model_copy(update={"sync": sync})
 
@@ -136,16 +142,16 @@ def _settled_lora(
 def refuse_other_adapters(
     spec: RLJobSpec, kept: AutoSettings | None, hub_model: HubModel | None, local_model: str | None
 ) -> None:
-    """For arguments see `settle`. Raises ConfigurationError where the checkpoint has adapters that do not go on as the
-    job's: of other shapes or meaning (the dropout may change), or beside another model."""
+    """Raises ConfigurationError if the adapters of the checkpoint do not match the job: another rank, alpha or targets
+    (the dropout may change), or another base model. For the arguments see `settle`."""
     if kept is None:
         return
     wanted = spec.training.model.lora
     shown = [_adapters_shown(each) for each in (wanted, kept.lora)]
     if shown[0] != shown[1]:
         raise ConfigurationError(
-            f"spec.training.model.lora: is {shown[0]}, and the checkpoint was trained with {shown[1]}; write that, or "
-            "begin a new run"
+            f"spec.training.model.lora: is {shown[0]}, but the checkpoint was trained with {shown[1]}; use the "
+            "checkpoint's settings, or start a new run in another folder"
         )
     if wanted:
         _refuse_other_base(kept, hub_model, local_model)
@@ -159,24 +165,26 @@ def _adapters_shown(lora: Lora | None) -> str:
 
 
 def _refuse_other_base(kept: AutoSettings, hub_model: HubModel | None, local_model: str | None) -> None:
-    """Adapters mean nothing beside other weights, and a checkpoint has no others."""
+    """Raises ConfigurationError if the base model differs: the checkpoint contains only the adapters, which are useless
+    with other base weights."""
     commits = [each.revision if each else None for each in (hub_model, kept.hub_model)]
     if commits[0] != commits[1] or local_model != kept.local_model:
         raise ConfigurationError(
-            "spec.training.model.source: is not the model that the adapters of the checkpoint were trained beside "
-            f"({_model_shown(hub_model, local_model)}, not {_model_shown(kept.hub_model, kept.local_model)}); name "
-            "that one, or begin a new run"
+            "spec.training.model.source: is not the base model of the checkpoint's adapters (seen: "
+            f"{_model_shown(hub_model, local_model)}, the checkpoint has "
+            f"{_model_shown(kept.hub_model, kept.local_model)}); use the checkpoint's model, or start a new run "
+            "in another folder"
         )
 
 
 def _model_shown(hub_model: HubModel | None, local_model: str | None) -> str:
     if hub_model:
         return f"{hub_model.source} at commit {hub_model.revision}"
-    return f"a local model of fingerprint {(local_model or 'unknown')[:12]}"
+    return f"a local model with fingerprint {(local_model or 'unknown')[:12]}"
 
 
 def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
-    """The spec that names them."""
+    """Returns the spec with the resolved settings instead of `Auto`."""
     training = spec.training
     model = training.model.model_copy(update={"dtype": choices.dtype, "lora": choices.lora})
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})

@@ -1,4 +1,4 @@
-"""Puts a run together: data, reward, worker groups. The reward's processes load while the rest is built."""
+"""Sets up a run: data, rewards, models and worker groups. The reward's processes load at the same time."""
 
 from __future__ import annotations
 
@@ -59,30 +59,29 @@ class Run:
     """Everything that the controller works with."""
 
     job: TrainerJob
-    """As it runs here: model.dtype, rollout.engine and rollout.compile are what their `Auto` has become, a model of the
-    hub is at a commit."""
+    """The resolved job: no `Auto`, and every model of the hub at a commit."""
     choices: AutoSettings
     model_folder: Path
     model_place: ModelPlace
     prompts: Prompts
     workers: Workers
     drawn_rows: DrawnRows | None = None
-    """Says which rows are left out when they are drawn; None where all rows were checked before."""
+    """Checks rows when they are drawn; None if all rows were checked in advance."""
 
 
 @contextmanager
 def built_run(
     job: TrainerJob, settings: Settings, kept: AutoSettings | None, doing: Tell = lambda _: None
 ) -> Iterator[Run]:
-    """A run, ready to train; everything is torn down at the end, whatever happens. `kept` is what the checkpoint
-    that it goes on from says of the job's `Auto`; `doing` is told, in words, what takes long.
+    """Yields a run that is ready to train, and tears everything down at the end, also after errors.
 
-    What can be wrong with the job is found before Ray is started and a device is taken. Raises ConfigurationError,
-    DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
+    `kept`: the resolved settings of the checkpoint that the run resumes from. `doing`: called with a description of
+    each slow activity. Errors in the job are found before Ray is started and devices are reserved. Raises
+    ConfigurationError, DatasetError, ResourceError, WorkerError or WorkerDiedError, each naming the cause."""
     engine = selected_engine(job.spec, kept)
     check_algorithm(job.spec)
     with ExitStack() as stack:
-        # Processes of each reward here: what cannot be loaded or scored is found before a device is taken.
+        # Scoring processes on the controller's node find rewards and answers that fail, before devices are reserved.
         reward = reward_settings(job, settings)
         checks = start_check_pools(reward, stack)
         doing("finds the model and loads its tokenizer")
@@ -93,7 +92,7 @@ def built_run(
         has_experts = check_fit(job.spec, engine, policy.folder, prompts, layouts)
         models, hub_judges = found_models(job.spec, settings, policy, prompts, kept.hub_judges if kept else HubJudges())
         log.info(
-            "data: %d training prompts, %d held out (%d training rows were among them and are left out)",
+            "data: %d training prompts, %d held-out prompts (%d training rows removed because they are held out)",
             len(prompts.training),
             len(prompts.held_out),
             prompts.num_removed,
@@ -111,18 +110,18 @@ def built_run(
 
 @dataclass(frozen=True)
 class FoundPolicy:
-    """The model that training begins from, and one of these two, which say later whether it is still the same."""
+    """The model that training starts from. Either `hub_model` or `local_model` is set; a resumed run compares it."""
 
     folder: Path
-    """Its configuration and tokenizer on this machine."""
+    """Local folder with its configuration and tokenizer."""
     place: ModelPlace
     hub_model: HubModel | None
     local_model: str | None
 
 
 def found_policy(spec: RLJobSpec, settings: Settings, kept: AutoSettings | None) -> FoundPolicy:
-    """Raises ConfigurationError where it cannot be read, reads no row of maxNewTokens, or is not the one that the
-    checkpoint's adapters were trained beside."""
+    """Finds the policy's initial model. Raises ConfigurationError if it cannot be read, if maxNewTokens exceeds its
+    maximum length, or if it is not the base model of the checkpoint's adapters."""
     asked = spec.training.model
     log.info("model: %s", asked.source)
     is_local = looks_local(asked.source, settings.job_folder)
@@ -138,8 +137,8 @@ def found_policy(spec: RLJobSpec, settings: Settings, kept: AutoSettings | None)
 def found_models(
     spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, kept: HubJudges
 ) -> tuple[Models, HubJudges]:
-    """With those that judge responses, which are checked here, and what a checkpoint keeps of them. Raises
-    ConfigurationError."""
+    """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
+    reward model, which checkpoints store. Raises ConfigurationError."""
     judged = judges_at_kept_commits(spec, kept, partial(looks_local, base_folder=settings.job_folder))
     folders, critic = (settings.cache_folder, settings.job_folder), None
     if needs_critic(spec):

@@ -1,10 +1,11 @@
 """Saving and resuming: the controller's side of `checkpoints`.
 
-Order of a save: space check and folder (controller), copy (all workers; training goes on after it), shards (all
-workers, in the background), manifest (controller), then old ones go.
+Steps of a save: check disk space and create the folder (controller), copy the state (all workers; training continues
+afterwards), write the shards (all workers, in the background), write the manifest (controller), remove old checkpoints.
 
-Order of a resume: the newest checkpoint by its manifest and the sizes of its files (controller), announcement of this
-start (controller), the tensors (all workers; each compares what it reads), what this start accepts (controller).
+Steps of a resume: find the newest checkpoint by its manifest and the sizes of its files (controller), announce this
+start (controller), load the tensors (all workers; each verifies what it reads), record the accepted checkpoint
+(controller).
 """
 
 from __future__ import annotations
@@ -37,32 +38,32 @@ log = logging.getLogger(__name__)
 
 
 class ControllerState(WireModel):
-    """After `step` training steps."""
+    """The controller's state after `step` training steps, as stored in a checkpoint."""
 
     job_name: str
     step: Count
     """Also the policy version."""
     cursor: CursorState
     random_states: tuple[JsonValue, ...]
-    """One per worker; used where the number of workers is the same. All sampling is seeded by step anyway."""
+    """One per worker; restored only if the number of workers is the same. Sampling is seeded by step in any case."""
     is_evaluated: Flag
-    """Whether the evaluation that may be due after this step is done; a stop can come before it."""
+    """Whether an evaluation that is due after this step was done; the run may have been stopped before it."""
     kl_coefficient: NonNegativeNumber | None = None
-    """Of the next step, where a controller changes it; else the job's is."""
+    """KL coefficient of the next step if an adaptive controller changes it; None: the job's coefficient."""
     choices: AutoSettings
-    """What the job's `Auto` stood for."""
+    """The resolved `Auto` settings."""
 
 
 def state_of(manifest: Manifest) -> ControllerState:
-    """The controller's part of a checkpoint, which another version may have written. Raises CheckpointError when it is
-    not there or not readable."""
+    """Reads the controller's state of a checkpoint, which another version may have written. Raises CheckpointError if
+    it is missing or invalid."""
     try:
         reading = read_document(ControllerState, manifest.extra, CHECKPOINT)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise CheckpointError(
-            f"checkpoint of step {manifest.step}: its state cannot be read ({problem['loc']}: {problem['msg']}); "
-            "it was written by another program or version"
+            f"checkpoint of step {manifest.step}: its controller state is invalid ({problem['loc']}: "
+            f"{problem['msg']}); it was written by another program or version of rljob"
         ) from error
     tell_unknown("the checkpoint's state", reading.unknown_fields)
     return reading.value
@@ -70,31 +71,31 @@ def state_of(manifest: Manifest) -> ControllerState:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     checkpoint: CheckpointFolder
     state: ControllerState
     status: CheckpointStatus
     notes: tuple[str, ...]
-    """Why newer checkpoints were passed over, for people."""
+    """Messages about newer checkpoints that were skipped, and why."""
 
     @property
     def folder(self) -> Path:
-        """Of the checkpoint."""
+        """The folder of the checkpoint."""
         return self.checkpoint.path
 
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A save under way: its folder, and the controller's state at the moment of the copy, before the evaluation that
-    may be due after the step."""
+    """A save in progress: its folder, and the controller's state when the copy was made, which is before an evaluation
+    after the same step."""
 
     folder: Path
     state: ControllerState
 
 
 class Checkpointing:
-    """Of one start of the trainer."""
+    """Saves and loads the checkpoints of one start of the trainer."""
 
     def __init__(self, spec: CheckpointSpec, root: Path, start_number: int, job_name: str) -> None:
         self.spec = spec
@@ -106,14 +107,15 @@ class Checkpointing:
         self.newest: Path | None = None
         """The newest checkpoint that this start has committed or resumed from."""
         self.choices: AutoSettings | None = None
-        """What `Auto` in the job stands for in this run; noted in every checkpoint. None until it is decided, which the
-        checkpoint that is resumed has a part in."""
+        """The resolved `Auto` settings, which every checkpoint stores. None until they are resolved, for which the
+        resumed checkpoint is needed."""
 
     def find(self) -> ResumePoint | None:
-        """Where this start begins, and announces it, so that former ones cannot write any more.
+        """Finds the checkpoint to resume from (None: start from step 0), and announces this start, which fences earlier
+        starts: they can no longer write.
 
-        Raises ConfigurationError when resuming is forbidden and there are checkpoints; CheckpointError when there are
-        some and none is usable."""
+        Raises ConfigurationError if `resume: Never` is set and checkpoints exist, CheckpointError if checkpoints exist
+        and none is usable."""
         if self.spec.resume is Resume.NEVER:
             refuse_existing(self.root)
         found = find_newest_complete(self.root, self.start_number, digests=False)
@@ -124,11 +126,11 @@ class Checkpointing:
         return point
 
     def load(self, point: ResumePoint, groups: Sequence[TrainedGroup], num_workers: int) -> ResumePoint:
-        """Puts the workers where they were. Random generators are only restored on as many workers as there were: of
-        the first group, `num_workers` in number.
+        """Loads the checkpoint on all workers. Random states are restored only if the number of workers (`num_workers`,
+        of the first group) is the same as when it was saved.
 
-        Returns `point`, or an older checkpoint where the workers have found that one damaged. Raises CheckpointError
-        when none is usable."""
+        Returns `point`, or an older checkpoint if the workers have found that one damaged. Raises CheckpointError if
+        none is usable."""
         try:
             _load(groups, point)
         except DamagedError as error:
@@ -149,12 +151,12 @@ class Checkpointing:
     def begin(
         self, step: int, cursor: CursorState, groups: Sequence[TrainedGroup], kl_coefficient: float | None = None
     ) -> None:
-        """Begins to save the state after `step` steps; returns when it has been copied. No save may be under way. For
-        `kl_coefficient` see ControllerState.
+        """Starts a save of the state after `step` steps; returns when the state is copied. No other save may be in
+        progress. For `kl_coefficient` see ControllerState.
 
-        Raises CheckpointError; the checkpoints before stay as they are."""
-        assert self.pending is None, "finish the former save first"
-        assert self.choices is not None, "decide what `Auto` stands for first"
+        Raises CheckpointError; existing checkpoints stay unchanged."""
+        assert self.pending is None, "finish the previous save first"
+        assert self.choices is not None, "resolve the `Auto` settings first"
         sizes = [group.num_checkpoint_bytes() for group in groups]
         folder = begin_save(self.root, step, self.start_number, sum(map(sum, sizes)))
         state = ControllerState(
@@ -174,11 +176,11 @@ class Checkpointing:
         self.last_begun_step = step
 
     def finish(self, groups: Sequence[TrainedGroup], *, wait: bool, is_evaluated: bool) -> CommittedCheckpoint | None:
-        """Makes the save under way a checkpoint when all workers have written, and removes old ones.
+        """Commits the save in progress after all workers have written their shards, and removes old checkpoints.
 
-        `is_evaluated` tells whether the evaluation that may be due after the step of the save has been done. None where
-        no save is under way, or it is not written yet and `wait` is False. Raises CheckpointError; the checkpoints
-        before stay as they are."""
+        `is_evaluated`: whether an evaluation that is due after the save's step was done. Returns None if no save is in
+        progress, or if it is not written yet and `wait` is False. Raises CheckpointError; existing checkpoints stay
+        unchanged."""
         if self.pending is None or not (wait or all(all(group.is_checkpoint_written()) for group in groups)):
             return None
         pending, self.pending = self.pending, None
@@ -198,24 +200,24 @@ class Checkpointing:
         state = state_of(found.manifest)
         if state.job_name != self.job_name:
             raise ConfigurationError(
-                f"{self.root}: holds checkpoints of the job {state.job_name!r}, this one is {self.job_name!r}; choose "
-                "another folder, or give the job its old name"
+                f"{self.root}: contains checkpoints of job {state.job_name!r}, but this job is {self.job_name!r}; use "
+                "another folder, or rename the job"
             )
         status = CheckpointStatus(
             step=state.step, uri=found.folder.resolve().as_uri(), digest=found.digest, saved_at=found.manifest.saved_at
         )
-        notes = tuple(f"passed over damaged checkpoint {rejected}" for rejected in found.rejected)
+        notes = tuple(f"skipped damaged checkpoint {rejected}" for rejected in found.rejected)
         return ResumePoint(found.checkpoint, state, status, notes)
 
     def _point_before(self, point: ResumePoint, error: DamagedError) -> ResumePoint:
-        """The newest checkpoint that is sound by every byte. A worker's finding alone gives up no checkpoint: the cause
-        can lie in its own machine."""
+        """Returns the newest checkpoint whose every byte is verified here. A worker's error alone does not reject a
+        checkpoint, because its own machine can be the cause."""
         found = find_newest_complete(self.root, self.start_number)
-        assert found is not None, "there is a committed checkpoint"
+        assert found is not None, "a committed checkpoint exists"
         if found.folder == point.folder:
             raise CheckpointError(
-                f"{point.folder}: a worker has read it as damaged ({error}), the controller as it was written; check "
-                "storage and memory of the workers' nodes"
+                f"{point.folder}: a worker reads this checkpoint as damaged ({error}), but the controller reads it "
+                "correctly; check the storage and the memory of the workers' nodes"
             ) from error
         return self._point(found)
 

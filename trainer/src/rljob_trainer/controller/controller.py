@@ -1,4 +1,4 @@
-"""The single controller: one process that drives all workers through the run, keeps its state, and reports.
+"""The single controller: one process that drives all workers through the run, keeps the run's state, and reports it.
 
 start -> evaluate -> (step -> begin save? -> metrics -> evaluate?)* -> end saves -> export
 resume ------------> (step ...
@@ -57,7 +57,7 @@ NUM_TRAINING_SAMPLES_LOGGED = 8
 
 
 class Controller:
-    """Of one attempt of one job."""
+    """The training loop of one attempt of a job."""
 
     def __init__(
         self,
@@ -118,10 +118,11 @@ class Controller:
             )
 
     def train(self, first_step: int, *, is_evaluated: bool) -> bool:
-        """Runs from `first_step` steps done to the end; True when all steps are done, False when asked to stop.
+        """Trains from `first_step` completed steps to the end. Returns True if all steps are done, False after a stop
+        request.
 
-        `is_evaluated` tells whether an evaluation after `first_step` steps has been done, should one be due. Raises
-        TrainerError; checkpoints that are complete stay."""
+        `is_evaluated`: whether an evaluation that is due after `first_step` steps was already done. Raises
+        TrainerError; complete checkpoints stay."""
         try:
             if not is_evaluated:
                 self._evaluate(first_step)
@@ -135,24 +136,24 @@ class Controller:
         except CollectiveFunctionError:
             raise
         except (RewardError, AlgorithmFunctionError, BatchNotFullError):
-            # The workers are sound, so what they are still writing becomes a checkpoint.
+            # The workers are still healthy, so the save in progress can become a checkpoint.
             self.saves.end()
             raise
         self.saves.end()
         return True
 
     def restore(self, state: ControllerState) -> None:
-        """Goes on from a checkpoint, whose tensors the workers have."""
+        """Restores the controller's state from a checkpoint. The workers have already loaded its tensors."""
         self.cursor.restore(state.cursor)
         self.training_step.kl_coefficient.restore(state.kl_coefficient)
 
     def save_on_stop(self) -> int:
-        """A checkpoint of where the run is; the number of steps in it."""
+        """Saves a checkpoint of the current state and returns its number of steps."""
         return self.saves.save_on_request(self.cursor.state(), self.training_step.kl_coefficient.kept)
 
     def export(self, folder: Path) -> Path | None:
-        """The policy as a Hugging Face folder, from the checkpoint of the last step; where adapters were trained, with
-        the weights that training began from."""
+        """Exports the policy from the checkpoint of the last step as a Hugging Face folder; LoRA adapters are merged
+        into the base weights. Returns the folder, or None if `exportHuggingFace` is `Never`."""
         checkpoint = self.job.spec.checkpoint
         if checkpoint.export_hugging_face is ExportHuggingFace.NEVER:
             return None
@@ -167,18 +168,18 @@ class Controller:
         else:
             adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
             base = self.run_parts.model_place.folder(
-                lambda size: self.reporter.doing(f"exports the model; {size // 10**6} MB of its base are downloaded")
+                lambda size: self.reporter.doing(f"exports the model; {size // 10**6} MB of the base model downloaded")
             )
             write_merged_huggingface(folder, base, saved, ADAPTER_PREFIX, adapters, model, dtype, self._exported)
         return folder
 
     def _exported(self, number: int, of: int) -> None:
-        self.reporter.doing(f"exports the model; {number} of {of} tensors are read")
+        self.reporter.doing(f"exports the model; {number} of {of} tensors read")
 
     def _step(self, step: int) -> None:
         self.timeline.begin(step + 1)
         started = time.perf_counter()
-        # What an evaluation has sent since is not the step's.
+        # Resets the counters, so that the traffic of an evaluation does not count for this step.
         TRAFFIC.take()
         cursor, num_left_out = self.cursor.state(), self.cursor.num_left_out
         prompts = self.cursor.next_batch(self.job.spec.training.batch_size)
@@ -237,7 +238,7 @@ class StepTimeline:
             self._take()
 
     def end(self, step: int) -> None:
-        """Writes the file; one that cannot be written is only said. Raises WorkerDiedError."""
+        """Writes the file; a write error is only logged. Raises WorkerDiedError."""
         if step not in self.steps:
             return
         path = timeline_file(self.run_folder, step)

@@ -1,10 +1,9 @@
-"""Dynamic sampling: groups whose scores are all equal are replaced by those of fresh prompts, in rounds, until the
-batch is full.
+"""Dynamic sampling: groups whose scores are all equal are replaced by groups of new prompts, in rounds, until the batch
+is full.
 
-A step takes the first groups with different scores, in the order in which their prompts stand in the data, and the
-prompts behind the last of them are given back to the stream. So what a step learns from, and where the stream stands
-after it, is as if prompts had been drawn one by one; how many are drawn in a round matters to the time alone
-(where requests have seeds of their own).
+A step takes the first groups with different scores, in the order of their prompts in the data. Prompts after the last
+taken one return to the stream. So the result of a step, and the position of the stream after it, are the same as if
+prompts were drawn one by one; the number of prompts per round only affects the time (if each request has its own seed).
 
 Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2 and equation 11.
 
@@ -39,15 +38,15 @@ from rljob_trainer.observability.metrics import (
 )
 
 MARGIN = 1.25
-"""Of prompts in a further round over those that should do: without it about every other such round would fall short,
-and a round takes as long as its longest response, however few prompts it has."""
+"""Factor on the expected number of prompts for a further round. Without a margin about half of these rounds would not
+fill the batch, and a round takes as long as its longest response, even with few prompts."""
 
 Generate = Callable[[Sequence[PromptRow], int], Rollout]
-"""Scored responses to these prompts, of which so many others were drawn before in the same step."""
+"""(prompts, number of prompts drawn before in the same step) -> scored responses to these prompts."""
 
 
 class DynamicSampling:
-    """Fills the batches of a run. `cursor` is the stream that the first prompts of a step come from."""
+    """Fills the batches of a run. `cursor` is the prompt stream of the run."""
 
     def __init__(self, plan: StepPlan, cursor: PromptCursor[PromptRow], *, by_name: bool = False) -> None:
         """For `by_name` see `Rollout.differs`."""
@@ -57,13 +56,14 @@ class DynamicSampling:
         self.cursor = cursor
         self.group_size = plan.group_size
         self.multiple = plan.num_data_ranks // math.gcd(plan.num_data_ranks, plan.group_size)
-        """Prompts whose responses spread evenly over the workers."""
+        """Number of prompts must be a multiple of this, so that their responses split evenly over the workers."""
 
     def filled(self, prompts: Sequence[PromptRow], step: int, generate: Generate) -> StepRows:
-        """As many groups with different scores as `prompts`, which are the first to be asked.
+        """Returns as many groups with different scores as there are `prompts`, which are the prompts of the first
+        round.
 
-        Raises BatchNotFullError where there are too few after the last round and the job says so; whatever `generate`
-        raises. Only where it returns does the stream stand where the next step begins."""
+        Raises BatchNotFullError if there are too few after the last round and `onMaxRounds` is `Fail`, and whatever
+        `generate` raises. After an error the position of the prompt stream is undefined."""
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)
@@ -99,7 +99,8 @@ class DynamicSampling:
         )
 
     def _is_kept(self, rollout: Rollout) -> torch.Tensor:
-        """[groups of this rollout] bool: scores differ, and so do those of the reward that the job names."""
+        """Returns [groups of this rollout] bool: the scores differ, and so do those of `dynamicSampling.reward` if
+        set."""
         groups_B = torch.arange(len(rollout.prompts)) // self.group_size
         differs_B = rollout.differs(groups_B, by_name=self.by_name)
         if self.settings.reward is not None:
@@ -110,18 +111,18 @@ class DynamicSampling:
         by_name = f", or all scores of {self.settings.reward!r}," if self.settings.reward is not None else ""
         return (
             f"spec.training.algorithm.dynamicSampling.maxRounds: the batch of step {step + 1} is not full after "
-            f"{self.settings.max_rounds} rounds: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be learned "
-            f"from, {num_wanted} are needed; in the others all scores{by_name} are equal (mean score of all responses: "
-            f"{float(everything.rewards_B.mean()):.4g}, from {float(everything.rewards_B.min()):.4g} to "
-            f"{float(everything.rewards_B.max()):.4g}); take prompts that the model solves now and then, or a reward "
-            "that tells near misses apart, raise rollout.groupSize or maxRounds, or write onMaxRounds: TrainOnFewer"
+            f"{self.settings.max_rounds} rounds: {int(is_kept_G.sum())} of {len(is_kept_G)} groups can be trained on, "
+            f"{num_wanted} are needed; in the other groups all scores{by_name} are equal (mean score of all responses: "
+            f"{float(everything.rewards_B.mean()):.4g}, min {float(everything.rewards_B.min()):.4g}, max "
+            f"{float(everything.rewards_B.max()):.4g}); use prompts that the model sometimes solves, or a reward that "
+            "gives partial credit, increase rollout.groupSize or maxRounds, or set onMaxRounds: TrainOnFewer"
         )
 
 
 def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: int) -> int:
-    """Prompts of the next round: as many as should fill a batch of `num_wanted` groups if the share that is kept stays
-    what it was, and a margin, rounded up to the multiple; at most as many as the batch has, and as many as that where
-    none was kept so far."""
+    """Returns the number of prompts of the next round: enough to fill a batch of `num_wanted` groups if the kept
+    fraction stays the same, times MARGIN, rounded up to `multiple`, at most `num_wanted`. If no group was kept so far,
+    it is `num_wanted`."""
     if not num_kept:
         return num_wanted
     expected = math.ceil(MARGIN * (num_wanted - num_kept) * num_drawn / num_kept)
@@ -129,8 +130,8 @@ def num_fresh_prompts(num_wanted: int, num_kept: int, num_drawn: int, multiple: 
 
 
 def spread_groups(is_kept_G: torch.Tensor, num_wanted: int, groups_per_update: int) -> torch.Tensor:
-    """[num_wanted] int64: all groups that are kept, and others in the places that are left, so that the numbers of kept
-    groups of any two updates differ by at most one. Every `groups_per_update` in a row are an update."""
+    """Returns [num_wanted] int64: all kept groups, filled up with others, ordered so that the numbers of kept groups in
+    any two updates differ by at most one. Each run of `groups_per_update` groups is one update."""
     taken = torch.cat([is_kept_G.nonzero().flatten(), (~is_kept_G).nonzero().flatten()])[:num_wanted]
     return taken.view(groups_per_update, -1).T.flatten()
 

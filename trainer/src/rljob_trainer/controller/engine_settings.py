@@ -1,4 +1,4 @@
-"""What a job says about the engines that train and score."""
+"""Derives the settings of the train engines from a job, one function per role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 
 
 def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
-    """Of the frozen model. Each worker puts in its own folder and device."""
+    """Returns the settings of the frozen reference model. Each worker fills in its own folder and device."""
     training = spec.training
     return TrainEngineSettings(
         model_folder=Path(),
@@ -35,7 +35,7 @@ def reference_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout
 
 
 def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
-    """Of the model in training; otherwise as that of the reference."""
+    """Returns the settings of the trained policy; what is not set here is as for the reference."""
     lora, offload = spec.training.model.lora, spec.training.model.offload
     return replace(
         reference_engine(spec, dtype, layout),
@@ -49,7 +49,7 @@ def actor_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) ->
 
 
 def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
-    """Of the critic."""
+    """Returns the settings of the critic."""
     critic = critic_of(spec)
     offload = critic.model.offload
     return replace(
@@ -65,7 +65,7 @@ def critic_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -
 
 
 def reward_model_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLayout) -> TrainEngineSettings:
-    """Of the model among the rewards."""
+    """Returns the settings of the reward model."""
     [(index, model)] = [
         (index, each.reward_model) for index, each in enumerate(spec.training.rewards) if each.reward_model is not None
     ]
@@ -79,5 +79,5 @@ def reward_model_engine(spec: RLJobSpec, dtype: torch.dtype, layout: ParallelLay
 
 
 def critic_of(spec: RLJobSpec) -> Critic:
-    """The job's critic; with every default where it says nothing."""
+    """Returns the job's critic block, or one with all defaults."""
     return spec.training.critic or Critic()

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: the same ones each time, greedy and sampled."""
+"""Evaluation on held-out prompts: the same prompts each time, with greedy and with sampled responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATION_STREAM = 1
 
 
 class Evaluation:
-    """Scores the policy as it is. The sampled responses have the same seeds at every evaluation."""
+    """Scores the current policy. Sampled responses have the same seeds in every evaluation."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Evaluation:
         return step == num_steps or (self.spec.every_steps > 0 and step % self.spec.every_steps == 0)
 
     def run(self, step: int) -> tuple[dict[str, float], list[Sample]]:
-        """Mean scores and all samples after `step` steps."""
+        """Evaluates after `step` steps; returns mean scores as metrics, and all samples."""
         with self.timer.phase("eval"):
             seeds_B = torch.zeros(len(self.prompts), dtype=torch.int64)
             greedy = self.rollout.run(self.prompts, 1, self.greedy, seeds_B)
@@ -61,7 +61,8 @@ class Evaluation:
 
 
 def mean_scores(rollout: Rollout, metric: str) -> dict[str, float]:
-    """The mean of the weighted sums under the metric's name, and below it those of several rewards, by theirs."""
+    """Returns the mean of the weighted reward sums as `metric`, and with several rewards also the mean of each as
+    `metric/<reward name>`."""
     named = rollout.named_rewards_B if len(rollout.weights) > 1 else {}
     return {
         metric: float(rollout.rewards_B.mean()),

@@ -1,5 +1,5 @@
-"""Models of the Hugging Face hub: a job names a branch or nothing, its first start takes a commit, and every resumed
-run that one."""
+"""Pins models of the Hugging Face hub: a job may name a branch or no revision; the first start resolves it to a commit,
+and every resumed run uses the same commit."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ class HubModel(WireModel):
 
     source: str
     requested: str | None = None
-    """The commit, tag or branch that the job names."""
+    """The commit, tag or branch that the job names; None if it names none."""
     revision: str
-    """The commit."""
+    """The commit hash that is used."""
 
 
 class HubJudges(WireModel):
-    """Where a critic began, and the reward model; each None for a local one, for the policy's own, and for none."""
+    """The critic's initial model and the reward model, if they are on the hub. None if there is none, if it is local,
+    or if the critic starts from the policy's model."""
 
     critic: HubModel | None = None
     reward_model: HubModel | None = None
 
 
 def at_kept_commit(model: Model, before: HubModel | None) -> Model:
-    """The job's model of the hub: at the commit that the checkpoint's run took (`before`), unless the job has come to
-    name another model or revision."""
+    """Returns the job's model at the commit that the run of the checkpoint used (`before`), unless the job now names
+    another model or revision."""
     if before is None or (before.source, before.requested) != (model.source, model.revision):
         return model
     return model.model_copy(update={"revision": before.revision})
 
 
 def hub_model_of(asked: Model, found: Model) -> HubModel:
-    """What is kept of a model of the hub; `found` names the commit."""
-    assert found.revision is not None, "the controller names a commit"
+    """Returns the record of a model of the hub for checkpoints. `found.revision` is the commit."""
+    assert found.revision is not None, "the controller has resolved the revision to a commit"
     return HubModel(source=asked.source, requested=asked.revision, revision=found.revision)
 
 
 def judges_at_kept_commits(spec: RLJobSpec, before: HubJudges, is_local: Callable[[str], bool]) -> RLJobSpec:
-    """The spec with its critic and its reward model as `at_kept_commit` has them."""
+    """Returns the spec with the critic's model and the reward model at the commits of the checkpoint (see
+    `at_kept_commit`)."""
     critic, reward_model = _asked(spec)
     return _with_revisions(
         spec,
@@ -60,7 +62,7 @@ def judges_at_kept_commits(spec: RLJobSpec, before: HubJudges, is_local: Callabl
 
 
 def hub_judges_of(spec: RLJobSpec, critic: ModelPlace | None, reward_model: ModelPlace | None) -> HubJudges:
-    """What is kept of a job's judges, by where they were found."""
+    """Returns the record of critic and reward model for checkpoints."""
     kept = [
         hub_model_of(asked, found.model) if asked and found and found.model.revision else None
         for asked, found in zip(_asked(spec), (critic, reward_model), strict=True)
@@ -69,7 +71,7 @@ def hub_judges_of(spec: RLJobSpec, critic: ModelPlace | None, reward_model: Mode
 
 
 def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubJudges) -> RLJobSpec:
-    """The spec that names the commits."""
+    """Returns the spec with the commits as revisions."""
     found = (judges.critic, judges.reward_model)
     spec = _with_revisions(spec, *(None if each is None else each.revision for each in found))
     if policy is None:
@@ -79,20 +81,20 @@ def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubJudges) -> R
 
 
 def tell_of_another_reward_model(before: HubJudges, judges: HubJudges) -> None:
-    """Logs a warning where a run goes on with another one: what its rewards mean may have changed. A critic began at
-    its commit, and has its weights from the checkpoint."""
+    """Logs a warning if the reward model is not the one of the checkpoint's run, because its scores may differ. Another
+    initial model of the critic does not matter, because the critic's weights come from the checkpoint."""
     was, now = before.reward_model, judges.reward_model
     if was and (now is None or (now.source, now.revision) != (was.source, was.revision)):
         log.warning(
-            "the reward model is %s, and the checkpoint's run had %s at commit %s: its scores may differ",
-            f"{now.source} at commit {now.revision}" if now else "another one",
+            "the reward model is %s, but the run of the checkpoint used %s at commit %s: the scores may differ",
+            f"{now.source} at commit {now.revision}" if now else "another model",
             was.source,
             was.revision,
         )
 
 
 def _asked(spec: RLJobSpec) -> tuple[Model | None, Model | None]:
-    """Critic and reward model as the job names them."""
+    """Returns the models of critic and reward model as the job names them."""
     critic, rewards = critic_of(spec).model, spec.training.rewards
     judge = next((each.reward_model for each in rewards if each.reward_model), None)
     return (
@@ -102,7 +104,7 @@ def _asked(spec: RLJobSpec) -> tuple[Model | None, Model | None]:
 
 
 def _with_revisions(spec: RLJobSpec, critic: str | None, reward_model: str | None) -> RLJobSpec:
-    """None leaves what is there."""
+    """Returns the spec with these revisions; None leaves the revision unchanged."""
     training = spec.training
     if reward_model is not None:
         rewards = tuple(_at_revision(reward, reward_model) for reward in training.rewards)

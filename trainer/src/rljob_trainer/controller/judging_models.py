@@ -1,5 +1,5 @@
-"""The models that judge responses: where a job's critic begins, which must speak the policy's tokens, and the model
-among its rewards. Whether each can be used, and how it is asked."""
+"""The models that judge responses: the critic's initial model, which must use the policy's tokens, and the reward
+model. Checks whether each is usable, and decides which inputs the reward model gets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rljob_trainer.workers.reward_model import RewardModelSettings, conversation
 log = logging.getLogger(__name__)
 
 CLASSIFIER = "ForSequenceClassification"
-"""End of the names of transformers' classes for such models."""
+"""Suffix of transformers' class names for sequence classifiers."""
 
 
 def critic_model(
@@ -51,8 +51,9 @@ def critic_model(
     cache_folder: Path,
     job_folder: Path,
 ) -> ModelPlace | None:
-    """None for the policy's own model. Raises ConfigurationError for a model that cannot be read, has other tokens than
-    the policy's, reads only shorter rows, or does not divide over the critic's GPUs."""
+    """Finds and checks the critic's initial model; None for the policy's own model. Raises ConfigurationError if the
+    model cannot be read, has other tokens than the policy, has a shorter maximum length, or cannot be split over the
+    critic's GPUs."""
     named = critic_of(spec).model
     if named.source is None:
         return None
@@ -68,14 +69,15 @@ def critic_model(
         differing = sorted({token for token, number in mine.items() if theirs.get(token) != number})
         example = f"such as {differing[0]!r}" if differing else f"it has {len(theirs)}, the policy {len(mine)}"
         raise ConfigurationError(
-            f"{CRITIC_FIELD}source: {named.source} has other tokens than the policy ({example}), and would read its "
-            "responses as other texts; choose a model with the policy's tokenizer, or leave it out for the policy's own"
+            f"{CRITIC_FIELD}source: the tokenizer of {named.source} has other tokens than the policy's ({example}), so "
+            "it would read other texts; choose a model with the policy's tokenizer, or remove the field to use the "
+            "policy's model"
         )
     return place
 
 
 def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
-    """The reward of type RewardModel and its place in the job, if there is one."""
+    """Returns the reward of type RewardModel, if there is one, with the prefix of its field paths."""
     for index, reward in enumerate(spec.training.rewards):
         if reward.reward_model is not None:
             return f"spec.training.rewards[{index}].rewardModel.", reward, reward.reward_model
@@ -90,8 +92,9 @@ def scoring_model(
     cache_folder: Path,
     job_folder: Path,
 ) -> ScoringModel | None:
-    """None for a job without one. Raises ConfigurationError for a model that cannot be read, has no head for scores or
-    one of several labels, does not divide over its GPUs, or has a chat template that does not take the prompts."""
+    """Finds and checks the reward model; None if the job has none. Raises ConfigurationError if the model cannot be
+    read, has no score head or several labels, cannot be split over its GPUs, or has a chat template that rejects the
+    prompts."""
     found = model_reward(spec)
     if found is None:
         return None
@@ -114,13 +117,13 @@ def scoring_model(
             _check_positions(spec, named.source, longest, max(len(prompt.token_ids) for prompt in prompts))
         else:
             log.info(
-                "reward model: it is given texts, because %s",
-                "its chat template goes on after the response"
+                "reward model: its inputs are texts that it tokenizes itself, because %s",
+                "its chat template adds text after the response"
                 if is_alike
-                else "its tokenizer or chat template is not the policy's",
+                else "its tokenizer or chat template differs from the policy's",
             )
             _check_conversations(mine, prompts)
-    # The dtype is known once Auto is settled.
+    # float32 is a placeholder: the dtype is only known after `Auto` is resolved.
     engine = reward_model_engine(spec, torch.float32, layout)
     return ScoringModel(place, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))
 
@@ -130,19 +133,20 @@ def _check_positions(spec: RLJobSpec, source: str, limit: int | None, longest_pr
     if limit is not None and longest > limit:
         raise ConfigurationError(
             f"{POLICY_FIELD}source: with the longest prompt ({longest_prompt} tokens) and rollout.maxNewTokens "
-            f"({spec.training.rollout.max_new_tokens}) a row may have {longest} tokens, and {source} reads at most "
-            f"{limit} (max_position_embeddings); lower dataset.maxPromptTokens or rollout.maxNewTokens, or choose "
+            f"({spec.training.rollout.max_new_tokens}) a row may have {longest} tokens, but the maximum of {source} is "
+            f"{limit} (max_position_embeddings); reduce dataset.maxPromptTokens or rollout.maxNewTokens, or choose "
             "another model"
         )
 
 
 def _check_labels(config: PreTrainedConfig, source: str) -> None:
-    """Of a model that says it is a classifier; what another one has is seen in its files."""
+    """Raises ConfigurationError for a classifier with several labels. For models without a classifier class in
+    config.json, `_check_head` looks at the weights."""
     architecture = next(iter(config.architectures or ()), "")
     if architecture.endswith(CLASSIFIER) and config.num_labels != 1:
         raise ConfigurationError(
-            f"{POLICY_FIELD}source: {source} is a classifier of {config.num_labels} labels (config.json), and a score "
-            "is one number; choose a model with one label"
+            f"{POLICY_FIELD}source: {source} is a classifier with {config.num_labels} labels (config.json), but a "
+            "reward model needs one; choose a model with one label"
         )
 
 
@@ -152,31 +156,31 @@ def _check_head(folder: Path) -> None:
         shape = files.slice(VALUE_WEIGHT).get_shape() if VALUE_WEIGHT in files.names else None
     if shape is None:
         raise ConfigurationError(
-            f"{POLICY_FIELD}source: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a "
-            "model that was trained as a sequence classifier with one label"
+            f"{POLICY_FIELD}source: {folder} has no tensor '{VALUE_WEIGHT}', the score head; choose a model that was "
+            "trained as a sequence classifier with one label"
         )
     if shape[:1] != [1]:
         raise ConfigurationError(
-            f"{POLICY_FIELD}source: the head of {folder} ({VALUE_WEIGHT}) gives {math.prod(shape[:1])} numbers, and a "
-            "score is one; choose a model with one label"
+            f"{POLICY_FIELD}source: the score head of {folder} ({VALUE_WEIGHT}) has {math.prod(shape[:1])} outputs, "
+            "but a reward model needs one; choose a model with one label"
         )
 
 
 def _ends_with_response(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> bool:
-    """Whether the tokens of a response are the last that the model was trained to see: a chat template may go on after
-    the end token."""
+    """Whether a conversation ends with the response's end token. Some chat templates add text after it, and the model
+    was trained with that text."""
     row = next((row for row in prompts if row.messages is not None), None)
     return row is None or _conversation(tokenizer, row)[-1] in tokenizer.eos_token_ids
 
 
 def _check_conversations(tokenizer: Tokenizer, prompts: Sequence[PromptRow]) -> None:
-    """One prompt of each sequence of roles."""
+    """Applies the chat template to one prompt of each sequence of roles. Raises ConfigurationError."""
     for row in {tuple(message["role"] for message in row.messages or ()): row for row in prompts}.values():
         _conversation(tokenizer, row)
 
 
 def _conversation(tokenizer: Tokenizer, row: PromptRow) -> list[int]:
-    """A prompt with a response. Raises ConfigurationError for a chat that the template does not take."""
+    """Tokenizes a prompt with a dummy response. Raises ConfigurationError if the chat template rejects it."""
     response = f"{row.plain_turn_beginning}text"
     try:
         [token_ids] = conversations(tokenizer, [row.prompt], [row.messages], [response], [False])

@@ -1,5 +1,4 @@
-"""The roles of a job: where each is, how it is laid out there, and what it is built from; what all of its steps have in
-common."""
+"""Derives from a job: its roles with their pools, parallel layouts and settings, and the plan that all steps share."""
 
 from __future__ import annotations
 
@@ -54,14 +53,14 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 
 def num_workers_of(spec: RLJobSpec, role: str) -> int:
-    """Processes of a role: one for each GPU of its pool."""
+    """Returns the number of processes of a role: one for each GPU of its pool."""
     [pool] = [pool for pool in spec.pools if pool.name == placed_roles(spec, [role])[role]]
     return pool.nodes * pool.gpus_per_node
 
 
 def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
-    """Of one of the roles that are trained or scored with. A reference beside adapters that names none has that of the
-    actor, which then has the model."""
+    """Returns the parallel layout of a role with a train engine. If adapters are trained and the reference sets no
+    layout, it has the actor's layout, because the actor's base model is the reference."""
     place = spec.roles.train_role(role)
     if role == REFERENCE and reference_is_the_actor(spec):
         place = spec.roles.actor
@@ -69,30 +68,30 @@ def layout_of(spec: RLJobSpec, role: str) -> ParallelLayout:
 
 
 def train_roles(spec: RLJobSpec) -> list[str]:
-    """Those that a train engine serves."""
+    """Returns the roles of the job that run on a train engine: actor, and reference and critic if needed."""
     asked = {REFERENCE: needs_reference(spec), CRITIC: needs_critic(spec)}
     return [ACTOR, *(role for role, is_asked in asked.items() if is_asked)]
 
 
 def roles_with_policy_model(spec: RLJobSpec) -> list[str]:
-    """Those of `train_roles` that have the policy's model: a critic may have one of its own."""
+    """Returns the roles of `train_roles` that use the policy's model: not a critic with its own model."""
     return [role for role in train_roles(spec) if role != CRITIC or critic_of(spec).model.source is None]
 
 
 def num_data_ranks_of(spec: RLJobSpec, role: str) -> int:
-    """Parts that the role's batches are split into."""
+    """Returns the number of data-parallel ranks of a role, into which its batches are split."""
     return layout_of(spec, role).num_data_ranks
 
 
 def mini_batch_rows_of(spec: RLJobSpec, role: str) -> int:
-    """A worker's share of a mini-batch, in sequences."""
+    """Returns a worker's share of a mini-batch, in responses."""
     training = spec.training
     num_prompts = training.mini_batch_size or training.batch_size
     return num_prompts * training.rollout.group_size // num_data_ranks_of(spec, role)
 
 
 def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
-    """What a critic is built from; each worker puts in its own folder and device."""
+    """Returns the settings of the critic; each worker fills in its own folder and device."""
     critic = critic_of(spec)
     return CriticSettings(
         engine=critic_engine(spec, dtype, layout_of(spec, CRITIC)),
@@ -106,7 +105,7 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A reward model as the workers need to know it."""
+    """The reward model: where it is, and its settings."""
 
     place: ModelPlace
     settings: RewardModelSettings
@@ -114,17 +113,17 @@ class ScoringModel:
 
 @dataclass(frozen=True)
 class Models:
-    """What the roles of a job are built from."""
+    """The models that the roles of a job start from."""
 
     policy: ModelPlace
     critic: ModelPlace | None = None
-    """Where a critic begins; None for where the policy does."""
+    """The critic's initial model; None: the policy's initial model."""
     reward: ScoringModel | None = None
-    """That among the rewards."""
+    """The reward model, if there is one."""
 
 
 def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[RoleSpec]:
-    """The roles of the models, in the order in which they are built."""
+    """Returns the roles that have models, in the order in which workers build them."""
     model = models.policy
     training = job.spec.training
     rollout = training.rollout
@@ -176,7 +175,8 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
 
 
 def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
-    """The rewards as every worker builds them: the job's scoring processes are spread over the workers."""
+    """Returns the settings of the rewards for each worker. The job's scoring processes are distributed over the
+    workers."""
     training, num_workers = job.spec.training, num_workers_of(job.spec, REWARD)
     scorers, penalties = [], []
     for index, each in enumerate(training.rewards):
@@ -199,13 +199,13 @@ def reward_settings(job: TrainerJob, settings: Settings) -> RewardSettings:
 
 
 def placed_roles(spec: RLJobSpec, roles: Sequence[str]) -> dict[str, str]:
-    """The pool of each of these roles: of one that a job does not place, that of the actor."""
+    """Returns the pool of each of these roles; a role without a pool in the job runs on the actor's pool."""
     places = spec.placed_roles()
     return {role: places.get(role, places[ACTOR]) for role in roles}
 
 
 def step_plan(job: TrainerJob) -> StepPlan:
-    """What the job says about every step."""
+    """Returns the settings that all steps share."""
     training = job.spec.training
     rollout = training.rollout
     mini_batch_size = training.mini_batch_size or training.batch_size

@@ -1,4 +1,4 @@
-"""The prompts of a run: what is trained on, and what is held out."""
+"""The prompts of a run: training prompts and held-out prompts."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rljob_trainer.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is trained on, and what is held out; the two have no prompt in common."""
+    """Training prompts and held-out prompts; the two have no prompt in common."""
 
     training: tuple[PromptRow, ...]
     held_out: tuple[PromptRow, ...]
     num_removed: int
-    """Training rows that were left out because they are held out."""
+    """Training rows that were removed because they are also held out."""
 
     @property
     def rows(self) -> tuple[PromptRow, ...]:
-        """All prompts."""
+        """All prompts: training, then held-out."""
         return (*self.training, *self.held_out)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Length of the longest prompt, in tokens."""
         return max(self.longest_of.values())
 
     @property
     def longest_of(self) -> Mapping[str, int]:
-        """Tokens of the longest prompt of each dataset, by its field."""
+        """Length of the longest prompt of each dataset, in tokens, by the dataset's field path."""
         rows = {DATASET: self.training, EVALUATION_DATASET: self.held_out}
         return {field: max((len(row.token_ids) for row in found), default=0) for field, found in rows.items()}
 
@@ -49,7 +49,7 @@ class Prompts:
 
     @cached_property
     def digest(self) -> str:
-        """Of the training prompts' tokens, in their order."""
+        """SHA-256 of the training prompts' tokens, in order."""
         digest = hashlib.sha256()
         for row in self.training:
             digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes())
@@ -57,7 +57,7 @@ class Prompts:
 
 
 def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -> Prompts:
-    """Training and held-out prompts. Raises DatasetError."""
+    """Loads the training prompts and the held-out prompts. Raises DatasetError."""
     tokenizer = Tokenizer(model_folder)
     rows = load_prompts(training.dataset, tokenizer, job_folder, DATASET)
     held_out = list[PromptRow]()
@@ -72,8 +72,8 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
         unanswered = [row.place for row in prompts if row.answer is None]
         if unanswered and (len(unanswered) < len(prompts) or needs_answers):
             raise DatasetError(
-                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer to score "
-                f"against, the first is {unanswered[0]}; name the column that holds it, or leave these rows out"
+                f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, which the reward needs "
+                f"(first: {unanswered[0]}); name the column with the answer, or remove these rows"
             )
         if needs_answers:
             refuse_unusable(prompts, where, dataset.answer_field)

@@ -1,5 +1,5 @@
-"""Whether responses can end, and whether rewards can find in them what they look for. Asked of the model's tokenizer,
-before a device is taken."""
+"""Checks with the model's tokenizer whether responses can end, and whether the pattern of a Format reward can match.
+Runs before devices are reserved."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rljob_trainer.rewards.format import literal_beginning, lost_part
 
 TAG = re.compile(r"<[^<>\n]+>")
 OPENING_TAG = re.compile(r"<[^<>\n]+>|\[[^\[\]\n]+\]")
-"""At the beginning of a pattern: `<think>`, Mistral's `[THINK]`."""
+"""A tag at the beginning of a pattern, such as `<think>` or Mistral's `[THINK]`."""
 
 log = logging.getLogger(__name__)
 
 
 def check_responses(training: Training, model_folder: Path, prompts: Sequence[PromptRow]) -> None:
-    """Raises ConfigurationError if no response can end although truncated ones are masked, or if the pattern of a
-    Format reward can never match. Logs a warning for what is probably a mistake."""
+    """Raises ConfigurationError if no response can end although truncated responses are masked, or if the pattern of a
+    Format reward can never match. Logs a warning for probable mistakes."""
     tokenizer = Tokenizer(model_folder)
     _check_ends(training, model_folder, tokenizer, are_chats=any(row.messages is not None for row in prompts))
     patterns = [
@@ -49,17 +49,18 @@ def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *,
     ends = [token for token in tokenizer.eos_token_ids if 0 <= token < num_tokens]
     stops = [stop for stop in training.rollout.stop if stop in _decoded(tokenizer, stop)]
     if not ends and not stops:
-        seen = f", but {list(tokenizer.eos_token_ids)}, which it does not have" if tokenizer.eos_token_ids else ""
+        ids = list(tokenizer.eos_token_ids)
+        seen = f"; seen: {ids}, which are not in the vocabulary" if ids else ""
         cause = (
-            f"the model in {model_folder} has no end token (eos_token_id of generation_config.json, config.json and "
+            f"the model in {model_folder} has no end token (eos_token_id in generation_config.json, config.json or "
             f"the tokenizer{seen}), and spec.training.rollout.stop has no string that its tokenizer can produce "
-            f"({list(training.rollout.stop)}), so that every response is cut off at rollout.maxNewTokens"
+            f"({list(training.rollout.stop)}), so every response is truncated at rollout.maxNewTokens"
         )
-        advice = "name the end token in generation_config.json, or a text in rollout.stop"
+        advice = "set eos_token_id in generation_config.json, or add a string to rollout.stop"
         if resolve_algorithm(training.algorithm).mask_truncated_responses:
             raise ConfigurationError(
-                f"spec.training.algorithm.maskTruncatedResponses: {cause} and nothing is trained on; {advice}, or "
-                "write maskTruncatedResponses: false"
+                f"spec.training.algorithm.maskTruncatedResponses: {cause}, and masking leaves nothing to train on; "
+                f"{advice}, or set maskTruncatedResponses: false"
             )
         log.warning("spec.training.model.source: %s; %s", cause, advice)
         return
@@ -67,9 +68,9 @@ def _check_ends(training: Training, model_folder: Path, tokenizer: Tokenizer, *,
     if end_of_turn is not None and end_of_turn not in ends and not stops:
         text = tokenizer.decode([end_of_turn], skip_special_tokens=False)
         log.warning(
-            "spec.training.model.source: the chat template ends a turn with %s, which is no end token of the model in "
-            "%s: responses go on after it; add token %d to eos_token_id of generation_config.json, or %s to "
-            "rollout.stop",
+            "spec.training.model.source: the chat template ends a turn with %s, but this is not an end token of the "
+            "model in %s, so responses continue after it; add token %d to eos_token_id in generation_config.json, or "
+            "%s to rollout.stop",
             text,
             model_folder,
             end_of_turn,
@@ -88,16 +89,16 @@ def _check_pattern(
     beginnings = {row.turn_beginning for row in prompts}
 
     def seen(*texts: str) -> str:
-        """What rewards see of the tokens of these texts."""
+        """Returns the text that rewards get for the tokens of these texts."""
         return decoder.response_text((), [*chain(*tokenizer.encode_all(texts, add_special_tokens=False))]).text
 
     def lost_part_of(text: str) -> str | None:
         for beginning in beginnings:
-            # What the template writes comes as it is, without a token, and is not compared with stop texts.
+            # Text that the chat template writes is not generated, so neither decoding nor stop strings change it.
             generated = _without_overlap(text, beginning)
             parts: tuple[str, ...] = (
                 *(each for each in stop if each in generated),
-                # Some tokens are left out at the end of a response only.
+                # The second text, because some tokens are only removed at the end of a response.
                 *(each for each in TAG.findall(generated) if each not in seen(each, "a")),
             )
             if parts:
@@ -105,20 +106,20 @@ def _check_pattern(
         return None
 
     if lost := lost_part(pattern, lost_part_of):
-        cause, advice = f"the tokenizer makes {seen(lost)!r} of it", "use other tags, or another model"
+        cause, advice = f"the tokenizer decodes it as {seen(lost)!r}", "use other tags, or another model"
         if lost in stop:
             cause, advice = (
-                "it is in spec.training.rollout.stop, and rewards do not see it",
-                "take it out of one of the two",
+                "it is in spec.training.rollout.stop, and stop strings are removed from responses",
+                "remove it from the pattern or from rollout.stop",
             )
         raise ConfigurationError(
-            f"{where}: {pattern!r} can never match, for no response has {lost!r}: {cause}; {advice}"
+            f"{where}: {pattern!r} can never match, because no response contains {lost!r}: {cause}; {advice}"
         )
 
 
 def _without_overlap(text: str, beginning: str) -> str:
-    """Removes from the start of `text` the longest part that ends `beginning`; the model must write the rest. Example:
-    `Okay` of `<think>\\nOkay` if the turn begins with `<think>\\n`."""
+    """Removes from the start of `text` the longest part that `beginning` ends with; the model must generate the rest.
+    Example: `Okay` for the text `<think>\\nOkay` if the turn begins with `<think>\\n`."""
     if text in beginning:
         return ""
     return next(text[size:] for size in range(len(text), -1, -1) if beginning.endswith(text[:size]))
@@ -130,8 +131,8 @@ def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) 
         given = beginning.lstrip()
         if not wanted.startswith(given) and not given.startswith(wanted):
             log.warning(
-                "%s: %r never matches where the chat template begins the assistant's turn with %r, which rewards see "
-                "as the beginning of the response; let the pattern begin with it",
+                "%s: %r never matches, because the chat template begins the assistant's turn with %r, which is part of "
+                "the response that rewards get; add it to the start of the pattern",
                 where,
                 pattern,
                 beginning,
@@ -139,7 +140,7 @@ def _warn_of_beginnings(where: str, pattern: str, prompts: Sequence[PromptRow]) 
     tag = OPENING_TAG.match(wanted)
     if tag and any(not row.turn_beginning and row.prompt.rstrip().endswith(tag[0]) for row in prompts):
         log.warning(
-            "%s: %r begins with %s, and prompts already end with it, so the response does not contain it; remove it "
+            "%s: %r begins with %s, but prompts already end with it, so the response does not contain it; remove it "
             "from the beginning of the pattern",
             where,
             pattern,

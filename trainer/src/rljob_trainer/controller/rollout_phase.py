@@ -1,7 +1,7 @@
-"""From prompts to scored responses: one call of the rollout engine, and two of the rewards, which begin and end their
-scoring. Others may use the workers between these two.
+"""The rollout phase of a step: from prompts to scored responses. One call generates the responses; one call starts the
+scoring and another finishes it, and the workers are free for other calls in between.
 
-The responses stay with the workers that made them; what comes here is one number per response.
+The responses stay on the workers that generated them; the controller gets one number per response.
 
 Legend: B responses (prompts x group size).
 """
@@ -62,49 +62,50 @@ from rljob_trainer.workers.reward import STATUSES
 
 MAX_SEED = 2**31
 MAX_PROMPT_CHARACTERS = 200
-"""Of a prompt in a message."""
+"""Characters of a prompt that a message shows."""
 REWARD_COLUMNS = (PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS, DATASET_ROWS)
 MODEL_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS)
-"""Of prompts, for rewards that are functions and for one that is a model."""
+"""Prompt columns that reward functions (REWARD_COLUMNS) and a reward model (MODEL_COLUMNS) need."""
 
 
 @dataclass(frozen=True)
 class ModelReward:
-    """The model among the rewards."""
+    """The reward model's worker group."""
 
     group: RewardModelGroup
     columns: Sequence[str]
-    """What it reads of a response."""
+    """Columns of a response that it reads."""
     num_data_ranks: int
-    """Parts that its batches are split into."""
+    """Number of parts that its batches are split into."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Scores that are on their way."""
+    """Pending scores of a rollout."""
 
     by_rewards: PendingResult[DataProto]
-    """By processes, and from lengths."""
+    """Scores of the reward functions and of length penalties."""
     by_model: PendingResult[DataProto] | None = None
-    """By the model among the rewards, where there is one."""
+    """Scores of the reward model, if there is one."""
     order_B: torch.Tensor | None = None
-    """int64: that of the rows in the model's call; None where it has them as they are."""
+    """int64: order of the rows in the reward model's call; None: not reordered."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Responses, and what they are worth once that is known; row i of every part belongs together."""
+    """The responses of a rollout, and their scores once they are computed. Row i of all parts is the same response."""
 
     prompts: tuple[PromptRow, ...]
+    """The prompt of each response."""
     batch: DataProto
-    """Columns of a rollout (see workers/columns), and those of scores; those with one number per response are here."""
+    """Columns of a rollout (see workers/columns) and scores. Only columns with one number per response are local."""
     weights: Mapping[str, float]
-    """Of the rewards, by name."""
+    """Weights of the rewards, by name."""
     scoring: Scoring | None = None
-    """Of all rows, and of a greedy response to each prompt where those were asked for. None once the scores are among
-    the columns; what is computed from scores needs that."""
+    """Pending scores of all rows, followed by one greedy response per prompt if those were requested. None once the
+    scores are in `batch`, which everything below that uses scores requires."""
     greedy_rewards_B: torch.Tensor | None = None
-    """float32: what the greedy response to the row's prompt is worth; None where there is none."""
+    """float32: reward of the greedy response to the row's prompt; None if there are no greedy responses."""
 
     @property
     def lengths_B(self) -> torch.Tensor:
@@ -118,17 +119,17 @@ class Rollout:
 
     @property
     def rewards_B(self) -> torch.Tensor:
-        """[B] float32: the weighted sums of what the rewards gave."""
+        """[B] float32: the weighted sums of the rewards."""
         return self.batch[SCORES].float()
 
     @property
     def named_rewards_B(self) -> dict[str, torch.Tensor]:
-        """[B] float32 each: what the rewards gave, by name, before their weights."""
+        """[B] float32 each: the rewards by name, without their weights."""
         return {name: self.batch[score_column(name)].float() for name in self.weights}
 
     def differs(self, groups_B: torch.Tensor, *, by_name: bool) -> torch.Tensor:
-        """[B] bool: the responses of the row's group are not all worth the same; with `by_name`, by any reward that
-        counts in the sum, for advantages that compare each for itself."""
+        """Returns [B] bool: whether the rewards in the row's group differ. With `by_name`, whether any single reward
+        with a weight other than 0 differs, for advantages that compare each reward separately."""
         named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]
         is_equal_B = torch.ones(len(groups_B), dtype=torch.bool)
         for each_B in named if by_name else [self.rewards_B]:
@@ -136,7 +137,7 @@ class Rollout:
         return ~is_equal_B
 
     def metrics(self) -> dict[str, float]:
-        """Rewards, together and each by its name, lengths, and failures of the rewards."""
+        """Returns metrics: rewards in total and by name, lengths, and error rates of the rewards."""
         num_rows = len(self.prompts)
         found: dict[str, float] = {}
         has_failed = dict.fromkeys((RewardStatus.ERROR, RewardStatus.TIMEOUT), torch.zeros(num_rows, dtype=torch.bool))
@@ -162,7 +163,7 @@ class Rollout:
 
 
 class RolloutPhase:
-    """Generates and scores. `weights` are those of the rewards, by name."""
+    """Generates and scores responses. `weights`: weights of the rewards, by name."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class RolloutPhase:
     def run(
         self, prompts: Sequence[PromptRow], num_responses: int, sampling: SamplingSettings, seeds: torch.Tensor
     ) -> Rollout:
-        """`begin` and `scored`, for whoever has nothing else to do meanwhile."""
+        """Calls `begin` and then `scored`, if there is nothing else to do in between."""
         return self.scored(self.begin(prompts, num_responses, sampling, seeds))
 
     def begin(
@@ -196,9 +197,11 @@ class RolloutPhase:
         syncs: bool = True,
         with_greedy: bool = False,
     ) -> Rollout:
-        """So many responses to each prompt, those of one prompt side by side, by the present weights, or where it does
-        not sync by those that the rollout engine has; with one more for each prompt that is greedy, of which the score
-        alone is kept. `seeds` is [B] int64. Their scoring has begun; one rollout at a time can be scored."""
+        """Generates `num_responses` responses to each prompt and starts their scoring. Responses to the same prompt are
+        consecutive rows. Only one rollout can be scored at a time.
+
+        `seeds`: [B] int64. `syncs`: whether the rollout engine first gets the current weights. `with_greedy`: also
+        generates one greedy response per prompt, of which only the score is kept."""
         once = stored(prompt_batch(prompts))
         asked = once.repeat(num_responses)
         columns = {SAMPLE_SEEDS: seeds}
@@ -218,7 +221,8 @@ class RolloutPhase:
         return Rollout(repeated, kept, self.weights, scoring)
 
     def _scoring(self, by_rewards: PendingResult[DataProto], batch: DataProto) -> Scoring:
-        """With the reward model's call, where there is one: each of its workers has about as many tokens."""
+        """Returns the pending scores. Also starts the call of the reward model, if there is one, with rows ordered so
+        that each of its workers gets about the same number of tokens."""
         if self.model_reward is None:
             return Scoring(by_rewards)
         order_B = None
@@ -230,10 +234,10 @@ class RolloutPhase:
         return Scoring(by_rewards, by_model, order_B)
 
     def scored(self, rollout: Rollout) -> Rollout:
-        """The rollout with its scores, once they are there; one that has them as it is.
+        """Waits for the scores and returns the rollout with them; a rollout that has them is returned unchanged.
 
-        Raises RewardError when a reward fails and the job says so, and for a score that is no finite number,
-        StepAbandonedError when a stop was asked for meanwhile."""
+        Raises RewardError if a reward fails and its `onError` is `Fail`, and for a score that is not finite;
+        StepAbandonedError if a stop was requested in the meantime."""
         if rollout.scoring is None:
             return rollout
         with self.timer.phase("reward"):
@@ -251,8 +255,8 @@ class RolloutPhase:
         return replace(rollout, batch=batch, scoring=None, greedy_rewards_B=greedy_B)
 
     def samples(self, rollout: Rollout, step: int, kind: SampleKind, max_samples: int | None = None) -> list[Sample]:
-        """One sample per response, or of the first ones, with the texts that rewards were given. A worker picks the
-        responses out; the others stay there."""
+        """Returns one sample per response, or only for the first `max_samples`, with the texts that rewards got. Only
+        the texts of these responses are sent to the controller."""
         prompts = rollout.prompts[:max_samples]
         picked = self.reward.response_texts(rollout.batch.slice(0, len(prompts)).only([RESPONSE_TEXTS, FOUND]))
         texts, found = picked.object_column(RESPONSE_TEXTS), picked.object_column(FOUND)
@@ -273,7 +277,8 @@ class RolloutPhase:
         ]
 
     def _scores(self, scoring: Scoring) -> DataProto:
-        """Scores are not trusted once a stop was asked for: what a reward has started may have been signalled."""
+        """Waits for the scores. After a stop request they are discarded: processes that a reward has started may have
+        received the signal, too."""
         try:
             scores = self.reward.finish_scoring(scoring.by_rewards.result())
         except RewardError as error:
@@ -294,31 +299,31 @@ def _by_reward(found: object) -> dict[str, str]:
 
 
 def _refuse_not_finite(rollout: Rollout, scores: DataProto, totals_B: torch.Tensor) -> None:
-    """Raises RewardError for what is no finite number in 32 bits, in which it is learned from: a single one would make
-    the advantages of its group, or of the batch, such. Rows beyond those of the rollout are greedy ones."""
-    asked = [
+    """Raises RewardError for a score that is not finite in float32, which training uses. A single one would make the
+    advantages of its group, or of the whole batch, not finite. Rows after those of the rollout are greedy responses."""
+    checked = [
         *(
             (f"spec.training.rewards[{index}] (reward {name})", scores[score_column(name)])
             for index, name in enumerate(rollout.weights)
         ),
-        ("spec.training.rewards: the weighted sum of all rewards", totals_B),
+        ("spec.training.rewards (weighted sum of all rewards)", totals_B),
     ]
-    for where, values_B in asked:
-        places = (~values_B.float().isfinite()).nonzero().flatten().tolist()
-        if places:
+    for where, values_B in checked:
+        bad_rows = (~values_B.float().isfinite()).nonzero().flatten().tolist()
+        if bad_rows:
             num_rows = len(rollout.prompts)
             num_responses = num_rows // (len(values_B) - num_rows) if len(values_B) > num_rows else 1
-            first = places[0]
+            first = bad_rows[0]
             prompt = rollout.prompts[first if first < num_rows else (first - num_rows) * num_responses].prompt
             raise RewardError(
-                f"{where}: {float(values_B[first])} for a response to {excerpt(prompt, MAX_PROMPT_CHARACTERS)!r}, "
-                f"which is no finite number of 32 bits ({len(places)} of {len(values_B)} responses); fix the reward, "
-                "or lower its weight"
+                f"{where}: the score {float(values_B[first])} is not finite in float32, for a response to "
+                f"{excerpt(prompt, MAX_PROMPT_CHARACTERS)!r} ({len(bad_rows)} of {len(values_B)} responses); fix the "
+                "reward, or reduce its weight"
             )
 
 
 def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
-    """What workers need of the prompts."""
+    """Returns the prompts as a batch for the workers."""
     return DataProto(
         ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows([row.token_ids for row in prompts], torch.int64)},
         objects={
@@ -333,8 +338,8 @@ def prompt_batch(prompts: Sequence[PromptRow]) -> DataProto:
 
 
 def sample_seeds(job_seed: int, stream: int, step: int, count: int) -> torch.Tensor:
-    """[count] int64 seeds that depend on nothing but the arguments, so that a resumed run draws the same ones.
+    """Returns [count] int64 seeds that depend only on the arguments, so that a resumed run draws the same ones.
 
-    `stream` keeps training and evaluation apart."""
+    `stream` is a different number for each use, such as training and evaluation."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([job_seed, stream, step])))
     return torch.from_numpy(generator.integers(0, MAX_SEED, size=count, dtype=np.int64))

@@ -1,5 +1,5 @@
-"""One run from its checkpoint, or from nothing, to its export. Importing this loads torch and transformers, which takes
-seconds; whoever wants to report before that imports it late."""
+"""One run from its start, or from a checkpoint, to the export. Importing this module loads torch and transformers,
+which takes seconds, so `__main__` imports it after the first report."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rljob_trainer.workers.factories import ACTOR
 log = logging.getLogger(__name__)
 
 RESOLVED_JOB_FILE = "resolved.yaml"
-"""In the run folder."""
+"""File name in the run folder."""
 
 
 def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: StopRequest) -> int:
-    """Builds, resumes, trains, saves, exports. Raises TrainerError."""
+    """Sets up, resumes, trains, saves and exports. Returns the exit code. Raises TrainerError."""
     prune_attempts(settings.run_folder, settings.attempt)
     checkpointing = Checkpointing(job.spec.checkpoint, settings.checkpoint_folder, settings.start_number, job.name)
     point = checkpointing.find()
@@ -66,8 +66,8 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 reporter.stopping()
                 step = controller.save_on_stop()
                 reporter.stopped()
-                saved = "; its checkpoint is complete" if step else ""
-                log.warning("stopped as asked after step %d%s", step, saved)
+                saved = "; its checkpoint is complete" if step else "; there is no checkpoint"
+                log.warning("stopped as requested after step %d%s", step, saved)
                 return ExitCode.INTERRUPTED
             exported = controller.export(settings.run_folder / "export")
             reporter.complete(exported.as_uri() if exported else None)
@@ -79,8 +79,8 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
 
 
 def write_resolved_job(path: Path, job: TrainerJob) -> None:
-    """The job as it runs: every default, what its recipe stands for, and what `Auto` has become. Replaced in one
-    piece."""
+    """Writes the job with every default, the expanded recipe, and the resolved `Auto` settings. The file is replaced
+    atomically."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(
         resolved_job_text(Metadata(name=job.name, namespace=job.namespace), job.spec), encoding="utf-8"
@@ -89,7 +89,8 @@ def write_resolved_job(path: Path, job: TrainerJob) -> None:
 
 
 def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, reporter: RunReporter) -> ResumePoint:
-    """Fills the workers; an older checkpoint than `point` where they find that one damaged. Raises CheckpointError."""
+    """Loads the checkpoint on the workers, and reports it. Returns `point`, or an older checkpoint if the workers find
+    that one damaged. Raises CheckpointError."""
     reporter.doing(f"loads the checkpoint of step {point.state.step}")
     loaded = checkpointing.load(point, run.workers.trained, num_workers_of(run.job.spec, ACTOR))
     if loaded is not point:
@@ -100,9 +101,9 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
 
 
 def refuse_fewer_steps(steps_done: int, num_steps: int) -> None:
-    """Raises ConfigurationError when the checkpoint is beyond the job's end."""
+    """Raises ConfigurationError if the checkpoint has more steps than the job."""
     if steps_done > num_steps:
         raise ConfigurationError(
-            f"spec.training.steps: the checkpoint has {steps_done} steps already (seen: {num_steps}); write at least "
-            f"{steps_done}, or begin a new run"
+            f"spec.training.steps: the checkpoint already has {steps_done} steps (seen: {num_steps}); set it to at "
+            f"least {steps_done}, or start a new run in another folder"
         )

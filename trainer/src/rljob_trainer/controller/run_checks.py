@@ -1,4 +1,5 @@
-"""What no schema can say of a job: whether its parts fit the model and each other. Asked before a device is taken."""
+"""Checks that need more than the schema: whether the job fits the model and the data. They run before devices are
+reserved."""
 
 from __future__ import annotations
 
@@ -33,20 +34,20 @@ from rljob_trainer.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 MOST_STRETCHED = 1_000_000
-"""JSON has infinite factors, too."""
+"""Upper bound for a rope scaling factor, because JSON files may contain Infinity."""
 
 
 def check_algorithm(spec: RLJobSpec) -> None:
-    """Loads and tries the user's own parts of the algorithm. Raises ConfigurationError for what is wrong with them, for
-    what they need and cannot get, and for what the job says of a model that nothing needs."""
+    """Loads the user's own advantage and loss and tries them. Raises ConfigurationError if they fail, if they need a
+    column that the job cannot provide, and if the job configures a model that nothing needs."""
     needed_by_functions = _needed_columns(spec, of_functions=True)
     _warn_of_little_use(spec)
     rollout = spec.training.rollout
     if not samples_all_tokens(rollout) and ROLLOUT_LOGPROBS in needed_by_functions:
         raise ConfigurationError(
-            f"spec.training.rollout: with topP {rollout.top_p:g} and topK {rollout.top_k} the generator's "
-            "log-probabilities are of what the cut left, those of the policy of all tokens, and your function would "
-            f"compare the two; write topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
+            f"spec.training.rollout: your function needs {ROLLOUT_LOGPROBS}, but with topP {rollout.top_p:g} and topK "
+            f"{rollout.top_k} these are log-probabilities over the truncated vocabulary and cannot be compared with "
+            f"the policy's; set topP: 1 and topK: 0, or do not need {ROLLOUT_LOGPROBS}"
         )
     if not needs_critic(spec):
         _refuse_role(spec, "critic", spec.roles.critic, "a critic", f"let your advantage need {VALUES!r}")
@@ -60,53 +61,53 @@ def check_algorithm(spec: RLJobSpec) -> None:
 
 
 def _warn_of_little_use(spec: RLJobSpec) -> None:
-    """Of what a job may say, and hardly wants."""
+    """Logs warnings for settings that are valid but probably not intended."""
     training, algorithm = spec.training, spec.training.algorithm
     kl = algorithm.kl
     is_in_loss = kl.coefficient > 0 and kl.placement is KlPlacement.LOSS
     if is_in_loss and kl.estimator is KlEstimator.K1 and not kl.straight_through:
         log.warning(
-            "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; write "
-            "K2 or K3, straightThrough: true, or placement: Reward"
+            "spec.training.algorithm.kl: the gradient of K1 in the loss has expectation 0 and only adds noise; use "
+            "estimator K2 or K3, straightThrough: true, or placement: Reward"
         )
     has_single_update = training.mini_batch_size in (None, training.batch_size) and training.num_epochs_per_batch == 1
     if has_single_update and loss_type(algorithm) is LossType.KL_COV:
         log.warning(
-            "spec.training.algorithm.loss: with one update per step old and new policy are the same, and the penalty "
-            "of KLCov has no gradient; set miniBatchSize below batchSize, or numEpochsPerBatch above 1"
+            "spec.training.algorithm.loss: with one update per step the old and the new policy are equal, so the "
+            "penalty of KLCov has no gradient; set miniBatchSize below batchSize, or numEpochsPerBatch above 1"
         )
     rollout, correction = training.rollout, algorithm.rollout_correction
     if rollout.sync_every_steps > 1 and correction.type is RolloutCorrectionType.NONE and correction.rejection is None:
-        advice = "training.algorithm.rolloutCorrection: {type: TokenTruncated} does"
+        advice = "set training.algorithm.rolloutCorrection: {type: TokenTruncated}"
         if not samples_all_tokens(rollout):
-            advice = "only without topP and topK something can (training.algorithm.rolloutCorrection)"
+            advice = "set topP: 1 and topK: 0, which training.algorithm.rolloutCorrection requires, and use it"
         log.warning(
-            "spec.training.rollout.syncEverySteps: responses are by weights up to %d steps old, and nothing corrects "
-            "for it; %s",
+            "spec.training.rollout.syncEverySteps: responses are generated with weights up to %d steps old, without an "
+            "off-policy correction; %s",
             rollout.sync_every_steps - 1,
             advice,
         )
 
 
 def _refuse_role(spec: RLJobSpec, name: str, role: TrainRole, model: str, advice: str) -> None:
-    """Raises ConfigurationError where the job gives a pool or a layout to a role whose model nothing needs."""
+    """Raises ConfigurationError if the job sets a pool or a layout for a role whose model nothing needs."""
     placed = spec.placed_roles()
     if role.pool is not None and placed[name] != placed["actor"]:
         raise ConfigurationError(
-            f"spec.roles.{name}.pool: nothing needs {model}, and the GPUs of pool {placed[name]!r} would stay idle; "
+            f"spec.roles.{name}.pool: nothing needs {model}, so the GPUs of pool {placed[name]!r} would be idle; "
             f"remove the pool, or {advice}"
         )
     if (role.shard_size, role.sequence_parallel) != (None, None):
         raise ConfigurationError(
-            f"spec.roles.{name}: nothing needs {model}, and its layout would be ignored; remove it, or {advice}"
+            f"spec.roles.{name}: nothing needs {model}, so its layout would be ignored; remove it, or {advice}"
         )
 
 
 def check_fit(
     spec: RLJobSpec, engine: RolloutEngine, model_folder: Path, prompts: Prompts, layouts: Mapping[str, ParallelLayout]
 ) -> bool:
-    """The policy's model, its data and the layouts of the roles that have the model must fit each other. Returns
-    whether adapters are put into a model with experts. Raises ConfigurationError."""
+    """Checks that the policy's model, the data and the layouts of the roles with this model fit together. Returns
+    whether adapters are trained on a model with experts. Raises ConfigurationError."""
     check_row_lengths(model_folder, spec.training, prompts)
     check_vocabulary(model_folder, prompts.largest_token)
     check_responses(spec.training, model_folder, prompts.rows)
@@ -118,13 +119,13 @@ def check_fit(
 
 
 def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts | None = None) -> None:
-    """Raises ConfigurationError for a model that cannot be read, and where the longest prompt and `maxNewTokens` are
-    more tokens than the model reads. Before there are `prompts`, a prompt counts as one token: maxNewTokens alone may
-    be too much."""
+    """Raises ConfigurationError if the model cannot be read, or if the longest prompt plus `maxNewTokens` exceeds the
+    model's maximum length. Without `prompts` a prompt counts as one token, because maxNewTokens alone may be too
+    large."""
     config = read_config(model_folder)
     limits = [
         (position_limit(config), "max_position_embeddings in its config.json"),
-        (choose_attention(config).max_row_tokens, "in longer rows its rotary frequencies follow the row's length"),
+        (choose_attention(config).max_row_tokens, "beyond it, its rotary frequencies depend on the row's length"),
     ]
     limit, reason = min(((limit, why) for limit, why in limits if limit is not None), default=(None, ""))
     lengths = {DATASET: 1} if prompts is None else prompts.longest_of
@@ -136,18 +137,21 @@ def check_row_lengths(model_folder: Path, training: Training, prompts: Prompts |
     prompt = "a prompt of one token" if longest == 1 else f"the longest prompt ({longest} tokens)"
     raise ConfigurationError(
         f"{field}.maxPromptTokens ({dataset.max_prompt_tokens}) and spec.training.rollout.maxNewTokens ({new}): "
-        f"{prompt} with its response may have {longest + new} tokens, and the model in {model_folder} reads at most "
-        f"{limit} ({reason}); lower maxNewTokens, or maxPromptTokens with overlongPrompt: Drop, or choose another model"
+        f"{prompt} and its response may have {longest + new} tokens, but the maximum of the model in {model_folder} is "
+        f"{limit} ({reason}); reduce maxNewTokens, or maxPromptTokens with overlongPrompt: Drop, or choose another "
+        "model"
     )
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
-    """Tokens of the longest row that a model reads, as in vLLM; None where its configuration names no limit."""
+    """Returns the maximum row length of a model, in tokens, computed as in vLLM; None if its configuration has no
+    limit."""
     text = config.get_text_config()
-    # Some types have another name for it, which only the attribute knows.
+    # Some model types use another key in config.json. transformers maps it to this attribute.
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = text.to_dict().get("rope_parameters") or {}
-    # Of the kinds of scaling that do not count in max_position_embeddings, this one does not change short rows.
+    # Some scaling types are not included in max_position_embeddings. Of these, only linear scaling leaves short rows
+    # unchanged.
     factor = rope.get("factor")
     if positions is not None and rope.get("rope_type") == "linear" and isinstance(factor, int | float):
         return int(positions * min(factor, MOST_STRETCHED))
@@ -155,43 +159,44 @@ def position_limit(config: PreTrainedConfig) -> int | None:
 
 
 def check_vocabulary(model_folder: Path, largest_token: int) -> None:
-    """Raises ConfigurationError where the tokenizer gives tokens that the model does not have."""
+    """Raises ConfigurationError if the tokenizer produces tokens that are not in the model's vocabulary."""
     vocabulary: int = read_config(model_folder).get_text_config().vocab_size
     if largest_token >= vocabulary:
         raise ConfigurationError(
-            f"spec.training.model.source: the tokenizer in {model_folder} gives token {largest_token}, and the model "
-            f"has {vocabulary} tokens; is it the tokenizer of another model?"
+            f"spec.training.model.source: the tokenizer in {model_folder} produces token {largest_token}, but the "
+            f"model's vocabulary has {vocabulary} tokens; use the tokenizer that belongs to the model"
         )
 
 
 def check_vocabulary_size(policy: PreTrainedConfig, model: PreTrainedConfig, source: str) -> None:
-    """Raises ConfigurationError where the policy may generate tokens that the model does not have: embeddings are often
-    longer than the tokenizer's list, by another length in each size of a model."""
+    """Raises ConfigurationError if the policy may generate tokens that the model does not have. Embeddings often have
+    more rows than the tokenizer has tokens, and their number may differ between sizes of the same model family."""
     generated, known = (int(config.get_text_config().vocab_size) for config in (policy, model))
     if known < generated:
         raise ConfigurationError(
-            f"spec.training.model.source: {source} has {known} tokens (vocab_size), and the policy may generate "
-            f"{generated}; choose a model with as many, or pad its embeddings"
+            f"spec.training.model.source: {source} has {known} tokens (vocab_size), but the policy may generate "
+            f"{generated}; choose a model with at least as many, or pad its embeddings"
         )
 
 
 def check_layouts(model_folder: Path, layouts: Mapping[str, ParallelLayout]) -> None:
-    """Of the roles that have the model. Raises ConfigurationError for a model that cannot be read, or that does not
-    divide over sequence ranks."""
+    """Checks the layouts of the roles that have the model. Raises ConfigurationError if the model cannot be read, or if
+    its heads are not divisible by the number of sequence ranks."""
     config = read_config(model_folder)
     for role, layout in layouts.items():
         check_layout(layout, config, f"spec.roles.{role}.sequenceParallel")
 
 
 def check_tensor_parallel(model_folder: Path, tensor_parallel: int) -> None:
-    """For vLLM. Raises ConfigurationError for a model that cannot be read, or whose heads do not divide."""
+    """Checks tensor parallelism in vLLM. Raises ConfigurationError if the model cannot be read, or if its heads are not
+    divisible."""
     if tensor_parallel > 1:
         check_heads("spec.roles.rollout.tensorParallel", tensor_parallel, read_config(model_folder))
 
 
 def check_lora(model_folder: Path, lora: Lora | None) -> bool:
-    """Whether adapters are put into a model with experts. Raises ConfigurationError for targets that the model does not
-    have."""
+    """Returns whether adapters are trained on a model with experts. Raises ConfigurationError for targets that the
+    model does not have."""
     if lora is None:
         return False
     model = build_on_meta(model_folder)
@@ -201,7 +206,7 @@ def check_lora(model_folder: Path, lora: Lora | None) -> bool:
 
 
 def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
-    """Raises ConfigurationError for a model that cannot be read, or that has fewer layers."""
+    """Raises ConfigurationError if the model cannot be read, or if it has fewer layers than `every_nth_layer`."""
     if every_nth_layer == 1:
         return
     num_layers: int = read_config(model_folder).get_text_config().num_hidden_layers
@@ -209,23 +214,24 @@ def check_recomputation(model_folder: Path, every_nth_layer: int) -> None:
 
 
 def needs_reference(spec: RLJobSpec) -> bool:
-    """Whether there is a KL term, or the user's own advantage or loss asks for the reference's log-probabilities."""
+    """Whether there is a KL term, or the user's own advantage or loss needs the reference's log-probabilities."""
     return spec.training.algorithm.kl.coefficient > 0 or REF_LOGPROBS in _needed_columns(spec)
 
 
 def needs_critic(spec: RLJobSpec) -> bool:
-    """Whether the advantage asks for a critic's values."""
+    """Whether the advantage needs a critic's values."""
     return VALUES in _needed_columns(spec)
 
 
 def samples_all_tokens(rollout: Rollout) -> bool:
-    """Whether responses are drawn from all tokens, so that generator and trainer speak of one distribution."""
+    """Whether responses are sampled from the whole vocabulary. Only then the log-probabilities of rollout engine and
+    trainer are comparable."""
     return rollout.top_p == 1 and rollout.top_k == 0
 
 
 def _needed_columns(spec: RLJobSpec, *, of_functions: bool = False) -> frozenset[str]:
-    """What the advantage and the loss ask for; of the user's own alone, which alone compare log-probabilities with the
-    generator's."""
+    """Returns the columns that advantage and loss need. `of_functions`: only those of the user's own functions, because
+    built-in ones do not compare log-probabilities with the rollout engine's."""
     resolved = resolve_algorithm(spec.training.algorithm)
     by_advantage = advantage_estimator(resolved, spec.training.rollout.group_size).needs
     by_loss = policy_loss(resolved).needs

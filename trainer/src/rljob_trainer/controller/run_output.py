@@ -1,4 +1,4 @@
-"""What a run leaves for people: metrics, samples, plots, and the lines on the terminal."""
+"""The output of a run for people: metrics, samples, plots, and the lines on the terminal."""
 
 from __future__ import annotations
 
@@ -47,23 +47,24 @@ class RunOutput:
         self.progress.start(step)
 
     def step_done(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
-        """The newest step."""
+        """Writes the metrics and samples of the newest step."""
         self.metrics.write(step, metrics)
         self.samples.write(samples)
 
     def saved(self, step: int, metrics: Metrics) -> None:
-        """What a save took that ended after the newest step's row was written: a row of its own, in the files only."""
+        """Writes the time of a save that finished after the newest step's row was written, as a separate row and only
+        to the files."""
         self.files.write(step, metrics)
 
     def evaluated(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
-        """An evaluation after `step` steps; a few of its samples are shown."""
+        """Writes the results of an evaluation after `step` steps, and shows a few samples on the terminal."""
         self.metrics.write(step, metrics)
         self.samples.write(samples)
         self.scores[step] = metrics
         self.progress.show(sample_table(f"held-out prompts after step {step}", samples[:NUM_SAMPLES_SHOWN]))
 
     def close(self) -> None:
-        """Closes files and draws the plots. Never raises: it must not hide how the run ended."""
+        """Closes the files and draws the plots. Never raises, because an error here must not hide why the run ended."""
         try:
             self.metrics.close()
             self.samples.close()
@@ -73,13 +74,13 @@ class RunOutput:
             log.warning("metrics or plots are incomplete (%s); draw them again with `%s`", error, again)
 
     def summary(self) -> str | None:
-        """Held-out scores before and after, when there are two evaluations."""
+        """Returns the held-out scores of the first and the last evaluation; None with fewer than two evaluations."""
         if len(self.scores) < 2:
             return None
         first, last = self.scores[min(self.scores)], self.scores[max(self.scores)]
         labels = {EVAL_GREEDY: "greedy", EVAL_SAMPLED: "sampled"}
         found = {label: (first[name], last[name]) for name, label in labels.items() if name in first and name in last}
-        # Weighted sums are no shares of anything.
+        # Percentages only make sense for scores from 0 to 1, which weighted sums need not be.
         are_shares = all(0 <= score <= 1 for scores in found.values() for score in scores)
         form = ".1%" if are_shares else ".3f"
         parts = [f"{label} {before:{form}} -> {after:{form}}" for label, (before, after) in found.items()]

@@ -1,7 +1,7 @@
-"""Keeps RunState and writes it to a file that a reader never sees half-written.
+"""Writes the RunState file, atomically: a reader never sees an incomplete file.
 
-The file is how a run is watched from outside (the operator, `rljob run`); the manifest of a checkpoint, not this
-file, decides where the next attempt resumes.
+The operator and `rljob run` watch a run through this file. Where the next attempt resumes is decided by the manifest of
+a checkpoint, not by this file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_NAME_CHARS = 253
 MAX_DETAIL_CHARS = 150
 
 ACTIVITY_SECONDS = 10.0
-"""At most so often is what takes long written."""
+"""Minimum time between two activity updates during training."""
 PHASE_ACTIVITIES: Mapping[str, str] = MappingProxyType(
     {
         "rollout": "generates responses",
@@ -48,16 +48,16 @@ PHASE_ACTIVITIES: Mapping[str, str] = MappingProxyType(
         "save_wait": "waits for a checkpoint to be written",
     }
 )
-"""Phases of `PhaseTimer` in words."""
+"""The activity text for each phase of `PhaseTimer`."""
 
 WallClock = Callable[[], float]
 """Seconds since 1970, such as `time.time`."""
 
 
 class RunReporter:
-    """The one writer of an attempt's RunState file. Every method writes it anew.
+    """The only writer of an attempt's RunState file. Every method rewrites the file.
 
-    All methods raise OSError when the file cannot be written.
+    All methods raise OSError if the file cannot be written.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RunReporter:
         self._num_devices = num_devices
         self._wall_clock = wall_clock
         self._remaining = RemainingTime(total_steps)
-        self._activity_told_at = -math.inf
+        self._activity_written_at = -math.inf
         self._phase_activity = "starts"
         now = self._now()
         self._state = RunState(
@@ -89,16 +89,16 @@ class RunReporter:
 
     @property
     def state(self) -> RunState:
-        """The state last written."""
+        """The state that was written last."""
         return self._state
 
     def training_started(self, step: int, resumed_from_step: int | None) -> None:
-        """Workers are ready; `step` steps are done already."""
+        """Reports that the workers are ready and `step` steps are already done."""
         self._remaining.observe(step, self._wall_clock())
         self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step), resumed_from_step=resumed_from_step)
 
     def step_done(self, step: int, metrics: Metrics) -> None:
-        """`step` steps are done; what `metrics` does not say stays as it was."""
+        """Reports that `step` steps are done. Values that are not in `metrics` stay unchanged."""
         self._remaining.observe(step, self._wall_clock())
         changes = self._scores(metrics)
         eta = self._remaining.seconds()
@@ -107,62 +107,63 @@ class RunReporter:
         self._change(progress=self._progress(step=step, **changes))
 
     def evaluated(self, metrics: Metrics) -> None:
-        """An evaluation that belongs to no step of its own, such as the one before the first step."""
+        """Reports the scores of an evaluation; the number of steps stays unchanged."""
         self._change(progress=self._progress(**self._scores(metrics)))
 
     def doing(self, activity: str) -> None:
-        """Something begins, or has got further, that may take long: whoever watches sees that the run is alive. While
-        it trains this is written every `ACTIVITY_SECONDS` at most."""
+        """Reports that a slow activity has started or made progress, which shows that the run is alive. During training
+        it is written at most every `ACTIVITY_SECONDS`."""
         now = self._wall_clock()
-        # Both ways: a clock that was set back must not silence it.
-        is_recent = abs(now - self._activity_told_at) < ACTIVITY_SECONDS
+        # abs(), because a clock that was set back must not suppress updates.
+        is_recent = abs(now - self._activity_written_at) < ACTIVITY_SECONDS
         if is_recent and self._state.phase is not RunPhase.STARTING:
             return
-        self._activity_told_at = now
+        self._activity_written_at = now
         self._change(activity=activity)
 
     def in_phase(self, name: str) -> None:
-        """As `doing`, of a phase of a step."""
+        """Like `doing`, for the start of a phase of a step."""
         self._phase_activity = PHASE_ACTIVITIES.get(name, name)
         self.doing(self._phase_activity)
 
     def got_further(self, how: str) -> None:
-        """As `doing`, of somebody who is in the midst of the newest phase."""
+        """Like `doing`, for progress within the current phase."""
         self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
     def goes_on_from(self, checkpoint: CheckpointStatus) -> None:
-        """This start begins with what a former one has saved; said again where that one proves to be damaged."""
+        """Reports the checkpoint that this start resumes from. Called again if that one proves to be damaged."""
         self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step)
 
     def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
-        """A checkpoint is complete."""
+        """Reports that a checkpoint is complete."""
         self._change(checkpoint=checkpoint)
 
     def stopping(self) -> None:
-        """The run was asked to stop and is saving."""
+        """Reports that a stop was requested and the run is saving."""
         self._change(phase=RunPhase.STOPPING)
 
     def stopped(self) -> None:
-        """The run stopped on request."""
+        """Reports that the run has stopped as requested."""
         self._change(phase=RunPhase.STOPPED)
 
     def complete(self, export_uri: str | None) -> None:
-        """All steps are done and everything is saved."""
+        """Reports that all steps are done and everything is saved."""
         self._change(phase=RunPhase.COMPLETE, export_uri=export_uri)
 
     def failed(self, error: BaseException) -> None:
-        """The run ends with `error`."""
+        """Reports that the run ends with `error`."""
         kind = type(error).__name__[:MAX_ERROR_KIND_CHARS]
         worker = error.worker if isinstance(error, TrainerError) else None
-        # A worker's own words, such as that a field is wrong, do not say where that was found.
+        # A message that was written by a worker does not name the worker.
         text = str(error) if worker is None or "worker rank" in str(error) else f"{error} ({worker})"
         message = printable(text, MAX_ERROR_CHARS, keep_newlines=True)[:MAX_ERROR_CHARS]
-        place: dict[str, object] = {}
+        location: dict[str, object] = {}
         if worker:
             names = {"role": worker.role, "pod": worker.pod, "node": worker.node}
-            place = {name: printable(value, MAX_NAME_CHARS)[:MAX_NAME_CHARS] for name, value in names.items() if value}
-            place["rank"] = worker.rank
-        self._change(phase=RunPhase.FAILED, error=RunError.model_validate({"kind": kind, "message": message, **place}))
+            location = {key: printable(value, MAX_NAME_CHARS)[:MAX_NAME_CHARS] for key, value in names.items() if value}
+            location["rank"] = worker.rank
+        run_error = RunError.model_validate({"kind": kind, "message": message, **location})
+        self._change(phase=RunPhase.FAILED, error=run_error)
 
     def _scores(self, metrics: Metrics) -> dict[str, object]:
         scores = {
@@ -178,12 +179,13 @@ class RunReporter:
 
     def _change(self, **changes: object) -> None:
         known = {name: value for name, value in self._state if value is not None and name != "activity"}
-        said = {name: value for name, value in changes.items() if value is not None}
-        self._state = RunState.model_validate({**known, **said, "written_at": self._now()})
+        changed = {name: value for name, value in changes.items() if value is not None}
+        self._state = RunState.model_validate({**known, **changed, "written_at": self._now()})
         self._write()
 
     def _write(self) -> None:
-        """Temporary file, fsync, rename: after a crash the file holds the old state or the new one."""
+        """Writes a temporary file, calls fsync, and renames it, so that after a crash the file has the old or the new
+        state."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_name(self._path.name + ".tmp")
         with temporary.open("w", encoding="utf-8") as file:

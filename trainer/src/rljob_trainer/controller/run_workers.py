@@ -1,4 +1,4 @@
-"""The processes of a run: the connection to Ray, the devices of all pools, and the worker groups on them."""
+"""Connects a run to Ray, reserves the devices of all pools, and starts the worker groups on them."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ class Workers:
 
     @property
     def trained(self) -> tuple[TrainedGroup, ...]:
-        """What checkpoints are made of."""
+        """The groups with trained models, whose state checkpoints contain."""
         return (self.actor,) if self.critic is None else (self.actor, self.critic)
 
 
 @contextmanager
 def connected_ray(job: TrainerJob, settings: Settings) -> Iterator[str]:
-    """The connection to Ray; gives the type of the devices there."""
+    """Connects to Ray, and yields the device type of the cluster: `cpu` or `cuda`."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     log.info("Ray: %s", f"connecting to {settings.ray_address}" if settings.ray_address else "starting")
     has_gpus = settings.device_type == "cuda" or (settings.device_type is None and torch.cuda.is_available())
     num_local_gpus = num_workers if has_gpus else 0
     with ray_session(settings.ray_address, num_workers + 1, num_local_gpus, shipped_code(settings)):
-        # A cluster's head has no GPU itself: what its nodes declare counts, not what torch finds here.
+        # The head of a cluster may have no GPU, so the resources of the nodes count, not what torch finds here.
         yield settings.device_type or ("cuda" if cluster_resources().get("GPU") else "cpu")
 
 
@@ -104,7 +104,7 @@ def started_workers(
     device_type: str,
     doing: Tell,
 ) -> Iterator[Workers]:
-    """The devices of all pools, and the worker groups on them."""
+    """Reserves the devices of all pools, starts the worker processes, and yields the worker groups."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
     num_threads = chosen_num_threads(job, settings)
     log_folder = settings.run_folder / LOGS_FOLDER
@@ -116,7 +116,7 @@ def started_workers(
                 *model_roles(job, models, longest_prompt),
             )
         }
-        # GPUs also where they are declared only and not computed on: they are what keeps workers off the head.
+        # GPUs that are declared but not used for computing are reserved, too: this keeps workers off the head node.
         pools = pool_settings_of(job.spec, num_cpus_per_device=1, cluster_resources=cluster_resources())
         plan = plan_roles([pool.name for pool in pools], placed_roles(job.spec, tuple(roles)))
         log.info("workers: building %d on %s; their logs are in %s", num_workers, device_type, log_folder)
@@ -158,7 +158,7 @@ def started_workers(
 
 
 def _environment(job: TrainerJob, settings: Settings, device_type: str) -> dict[str, str]:
-    """Of the workers' processes."""
+    """Returns the environment variables of the worker processes."""
     compiles = job.spec.training.rollout.compile is Compile.ALWAYS
     variables = worker_environment(device_type, chosen_num_threads(job, settings), compiles=compiles)
     return variables | {ENV_RUN_FOLDER: str(settings.run_folder)}
@@ -175,7 +175,8 @@ def _model_reward(
 
 
 def shipped_code(settings: Settings) -> ShippedCode | None:
-    """What goes along to a cluster, without what runs have written there; a Ray job has come with what it needs."""
+    """Returns the folder that is copied to a remote cluster, without the output of runs. A Ray job already has its
+    code."""
     folder = settings.shipped_code
     if folder is None or settings.is_ray_job:
         return None
@@ -184,6 +185,7 @@ def shipped_code(settings: Settings) -> ShippedCode | None:
 
 
 def chosen_num_threads(job: TrainerJob, settings: Settings) -> int | None:
-    """CPU threads of each worker, where somebody has chosen them."""
+    """Returns the CPU threads of each worker if the user has set them; else None. Ray sets the variable for its jobs,
+    so there it only counts if the job's spec.env has it."""
     is_chosen = not settings.is_ray_job or NUM_THREADS_VARIABLE in [variable.name for variable in job.spec.env]
     return settings.num_threads if is_chosen else None

@@ -1,8 +1,8 @@
-"""The saves of a run: when one is begun, when it ends, and what the two take of the training's time.
+"""Schedules the saves of a run: when a save starts, when it is committed, and how much training time it takes.
 
-A save is begun after a step, before the step's row of metrics is written, and blocks for the copy. It becomes a
-checkpoint when it is on disk: after a later step, before the next save, or at the end of the run. So the step's own row
-says what it took, and is in the file before there is a checkpoint from which a resumed run would go on after it.
+A save starts after a step, before the step's metrics are written, and blocks training during the copy. It is committed
+as a checkpoint once it is on disk: after a later step, before the next save, or at the end of the run. So the metrics
+of a step include the time of its save, and they are on disk before a run can resume from its checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class Saves:
-    """Of one start of the trainer. `timing_s/save` is the time of a copy, `timing_s/save_wait` that of waiting until a
-    save is on disk and of making it a checkpoint."""
+    """The saves of one start of the trainer. Metrics: `timing_s/save` is the time of the copy, `timing_s/save_wait` the
+    time of waiting until a save is on disk and of committing it."""
 
     def __init__(
         self,
@@ -42,28 +42,28 @@ class Saves:
         self.num_steps = num_steps
         self.timer = PhaseTimer(clock, reporter.in_phase)
         self.unevaluated_step: int | None = None
-        """The step whose evaluation is due and not done; the controller says so."""
+        """The step whose evaluation is due and not yet done; set by the controller."""
         self.in_newest_row: Metrics = {}
 
     def begin_if_due(self, step: int, cursor: CursorState, kl_coefficient: float | None = None) -> None:
-        """After `step` steps, before their row is written. For `kl_coefficient` see ControllerState. Raises
-        CheckpointError."""
+        """Starts a save after `step` steps if one is due. Call it before writing the step's metrics. For
+        `kl_coefficient` see ControllerState. Raises CheckpointError."""
         self._finish(wait=False)
         if self.checkpointing.is_due(step, self.num_steps):
             self._begin(step, cursor, kl_coefficient)
 
     def take_seconds(self) -> Metrics:
-        """What saves took since the row before; for the row of the newest step."""
+        """Returns the time that saves took since the last call, as metrics for the newest step."""
         self.in_newest_row = self.timer.take()
         return self.in_newest_row
 
     def end(self) -> None:
-        """Waits for the save under way. Raises CheckpointError."""
+        """Waits for the save in progress and commits it. Raises CheckpointError."""
         self._finish(wait=True)
         self._write_late_seconds()
 
     def save_on_request(self, cursor: CursorState, kl_coefficient: float | None = None) -> int:
-        """A checkpoint of where the run is, complete; the number of steps in it. Raises CheckpointError."""
+        """Saves and commits a checkpoint of the current state; returns its number of steps. Raises CheckpointError."""
         step = self.reporter.state.progress.step
         if step > 0 and step != self.checkpointing.last_begun_step:
             self._begin(step, cursor, kl_coefficient)
@@ -71,7 +71,7 @@ class Saves:
         return step
 
     def _begin(self, step: int, cursor: CursorState, kl_coefficient: float | None) -> None:
-        """Blocks for the copy, and for the save before if that is still being written."""
+        """Starts a save. Blocks during the copy, and first until the previous save is written."""
         self._finish(wait=True)
         with self.timer.phase("save"):
             self.checkpointing.begin(step, cursor, self.groups, kl_coefficient)
@@ -92,9 +92,9 @@ class Saves:
             )
 
     def _write_late_seconds(self) -> None:
-        """What came after the newest step's row: the last wait, and a save on request."""
+        """Writes the time after the newest step's metrics: the last wait, and a save on request."""
         late = self.timer.take()
         if late:
-            # Of two values for one step readers take the last, so it has to hold both.
+            # If a step has two values, readers use the last one. So it must be the total.
             total = {name: self.in_newest_row.get(name, 0.0) + seconds for name, seconds in late.items()}
             self.output.saved(self.reporter.state.progress.step, total)

@@ -1,4 +1,4 @@
-"""What all steps of a job have in common."""
+"""The settings that all steps of a job share."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What every step has in common."""
+    """The settings that all steps of a job share."""
 
     algorithm: Algorithm
-    """Resolved."""
+    """The resolved algorithm: all fields are set."""
     sampling: SamplingSettings
     group_size: int
     has_single_update: bool
-    """One optimizer update per step: its own forward pass gives the old log-probabilities."""
+    """Whether each step has one optimizer update, whose own forward pass then computes the old log-probabilities."""
     seed: int
     num_data_ranks: int
-    """Parts that the actor's batch is split into."""
+    """Number of parts that the actor's batch is split into."""
     num_critic_ranks: int
-    """Parts that the critic's batch is split into; where there is no critic, the same."""
+    """Number of parts that the critic's batch is split into; without a critic equal to num_data_ranks."""
     critic_warmup_steps: int
-    """Steps in which the critic alone is trained."""
+    """Number of first steps in which only the critic is trained."""
     rows_per_update: int
-    """Responses of an optimizer update, over all workers."""
+    """Responses per optimizer update, over all workers."""
     has_dropout: bool
-    """An update's own forward pass drops inputs of adapters, and does not give the old log-probabilities."""
+    """Whether adapters have dropout, so that an update's forward pass cannot provide the old log-probabilities."""
     sync_every_steps: int
-    """Weights are handed to the rollout engine in the steps that are multiples of it, whatever has been before: so a
-    resumed run does it in the same ones."""
+    """The rollout engine gets new weights in steps that are multiples of this, counted from step 0 of the job, so that
+    a resumed run syncs in the same steps."""
 
     def trains_actor(self, step: int) -> bool:
-        """Whether step `step` (from 0) is behind the critic's warm-up."""
+        """Whether the policy is trained in step `step` (from 0), that is, after the critic's warm-up."""
         return step >= self.critic_warmup_steps

@@ -1,4 +1,4 @@
-"""Which of a step's responses are learned from, and who computes them.
+"""Selects the responses of a step that are trained on, and distributes them across workers.
 
 Legend: B responses (prompts x group size).
 """
@@ -28,27 +28,27 @@ from rljob_trainer.workers.columns import (
 )
 
 TOKEN_COLUMNS = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS)
-"""Of a rollout: what an update needs."""
+"""Columns of a rollout that an update needs."""
 FILTRATION_STREAM = 5
-"""Beside those of the responses' seeds (`sample_seeds`)."""
+"""Random stream of policy filtration; differs from the streams of `sample_seeds`."""
 
 
 @dataclass
 class StepRows:
-    """A rollout, and which of its rows an update takes. Columns are in the order of the rollout; batches for the
-    workers in that of `order_B`."""
+    """A rollout, and which of its rows are used in the update. Tensors here are in the order of the rollout, batches
+    for the workers in the order of `order_B`."""
 
     plan: StepPlan
     rollout: Rollout
-    """Gets its scores while passes are made."""
+    """The rollout; its scores may be added later."""
     is_kept_B: torch.Tensor
-    """bool: the response counts in its group."""
+    """bool: whether the response counts in its group."""
     is_learned_B: torch.Tensor
-    """bool: likewise, and was not cut off where the job does not learn from such responses."""
+    """bool: whether the response is used in the update: it is kept, and not masked as truncated."""
     lengths_B: torch.Tensor
-    """int64: tokens of prompt and response, 0 where it is not learned from."""
+    """int64: tokens of prompt and response; 0 if the response is not used in the update."""
     everything: Rollout | None = None
-    """With the groups that have no place in the batch; None where there are no others."""
+    """The rollout including groups that are not in the batch; None if all are."""
     sampling_metrics: Metrics = field(default_factory=dict)
 
     @staticmethod
@@ -59,7 +59,7 @@ class StepRows:
         everything: Rollout | None = None,
         sampling_metrics: Metrics | None = None,
     ) -> StepRows:
-        """Those of a rollout."""
+        """Creates the rows of a rollout."""
         is_learned_B = is_kept_B
         if plan.algorithm.mask_truncated_responses:
             is_learned_B = is_kept_B & ~rollout.batch[IS_TRUNCATED]
@@ -68,41 +68,44 @@ class StepRows:
 
     @property
     def groups_B(self) -> torch.Tensor:
-        """int64: equal for responses to the same prompt."""
+        """[B] int64: group number; equal for responses to the same prompt."""
         return torch.arange(len(self.is_kept_B)) // self.plan.group_size
 
     @cached_property
     def order_B(self) -> torch.Tensor:
-        """int64: `balanced_order` of the actor's workers."""
+        """[B] int64: `balanced_order` of the rows over the actor's workers."""
         return balanced_order(self.lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
 
     @property
     def learns(self) -> bool:
-        """Whether there is anything to learn from."""
+        """Whether any response is used in the update."""
         return bool(self.is_learned_B.any())
 
     def dealt_out(self) -> DataProto:
-        """The rollout's batch as the workers get it, with the rows marked that cost a pass: a response that is masked
-        counts in its group's mean, and so does its KL, which takes one."""
+        """Returns the rollout's batch in the order of the workers, with the rows marked that need forward passes. With
+        KL in the reward these are all kept rows: a masked response still counts in its group's mean, and its reward
+        includes its KL."""
         is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_learned_B
         marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
 
     def drawn(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
-        """The workers' batch with the rollout's row `rows_B[i]` in the place of row i, dealt out anew."""
-        places_B = self.order_B.argsort()[rows_B]
+        """Returns the workers' batch and the rows with row i replaced by row `rows_B[i]`, redistributed across
+        workers."""
+        positions_B = self.order_B.argsort()[rows_B]
         rows = replace(self, is_learned_B=self.is_learned_B[rows_B], lengths_B=self.lengths_B[rows_B])
-        return batch.rows(places_B[rows.order_B]), rows
+        return batch.rows(positions_B[rows.order_B]), rows
 
     def for_critic(self, batch: DataProto) -> DataProto:
-        """The workers' batch as the critic's workers get it."""
+        """Reorders the actor's batch for the critic's workers, if their number differs."""
         if self.plan.num_critic_ranks == self.plan.num_data_ranks:
             return batch
         critics_B = balanced_order(self.lengths_B, self.plan.num_critic_ranks, self.plan.rows_per_update)
         return batch.reorder(self.order_B.argsort()[critics_B])
 
     def metrics(self) -> Metrics:
-        """How much is learned from, and how evenly it is dealt out."""
+        """Returns metrics: the fraction of responses used in the update, and how evenly tokens are distributed across
+        workers."""
         num_ranks = self.plan.num_data_ranks
         return {
             LEARNED_FRACTION: float(self.is_learned_B.double().mean()),
@@ -119,9 +122,9 @@ def filtered_rows(
     job_seed: int,
     step: int,
 ) -> torch.Tensor:
-    """[B] int64: the row of a rollout that is learned from in the place of each, where the job draws them by their
-    scores: the same on any number of workers, and in a resumed run. At least one row is learned from."""
-    # Raw output, whose stream NumPy promises to keep between versions (NEP 19); 53 bits of it.
+    """Returns [B] int64: for each row the rollout's row that replaces it, drawn by policy filtration. The draw is the
+    same for any number of workers and in a resumed run. `is_learned_B` must have at least one true value."""
+    # NumPy guarantees the same raw output in all versions (NEP 19), but not the same floats. 53 bits make a double.
     source = np.random.Philox(np.random.SeedSequence([job_seed, FILTRATION_STREAM, step]))
     uniform_B = torch.from_numpy((source.random_raw(len(scores_B)) >> np.uint64(11)) * 2.0**-53)
     return drawn_rows(scores_B, groups_B, is_learned_B, filtration, uniform_B)

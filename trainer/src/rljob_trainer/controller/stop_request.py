@@ -1,5 +1,5 @@
-"""Asking a run to stop. Before training begins a signal stops at once, for nothing would be lost; afterwards SIGINT or
-SIGTERM once finishes the step and saves, and SIGINT twice stops at once."""
+"""Stop requests by signal. Before training starts, a signal stops the run immediately, because nothing would be lost.
+During training, the first SIGINT or SIGTERM finishes the step and saves; a second SIGINT stops immediately."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ UnraisableHook = Callable[["sys.UnraisableHookArgs"], object]
 
 
 class StepAbandonedError(Exception):
-    """The run is asked to stop, and what was begun is given up: nothing has been changed by it yet."""
+    """A stop was requested, and the current step is abandoned before it has changed any state."""
 
 
 class StopRequest:
-    """Whether the run was asked to stop."""
+    """Records whether a stop was requested."""
 
     def __init__(self) -> None:
         self.is_requested = False
         self.is_training = False
 
     def install(self) -> None:
-        """Takes over SIGINT and SIGTERM of this process."""
+        """Installs the handlers for SIGINT and SIGTERM."""
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
         sys.unraisablehook = self._hook_after(sys.unraisablehook)
 
     def raise_if_requested(self) -> None:
-        """Raises KeyboardInterrupt where the one that the signal raised was lost in somebody else's code."""
+        """Raises KeyboardInterrupt if a stop was requested. A library may have swallowed the one that the signal
+        raised."""
         if self.is_requested:
             raise KeyboardInterrupt
 
@@ -43,8 +44,8 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def _hook_after(self, others: UnraisableHook) -> UnraisableHook:
-        """Python drops what is raised while it runs a callback (of a fork, of an object's end): the stop then comes
-        again a moment later, when it runs something else."""
+        """Python drops exceptions that are raised in callbacks, such as fork hooks and finalizers. If a
+        KeyboardInterrupt is dropped, the signal is sent again a moment later."""
 
         def hook(lost: sys.UnraisableHookArgs) -> None:
             if issubclass(lost.exc_type, KeyboardInterrupt) and self.is_requested:
@@ -56,5 +57,5 @@ class StopRequest:
 
 
 def _interrupt_main_thread() -> None:
-    """Also where it waits in a system call."""
+    """Sends SIGINT to the main thread, which also interrupts a system call there."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

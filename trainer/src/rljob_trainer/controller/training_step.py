@@ -1,16 +1,16 @@
 """One training step: the data flow as plain calls on worker groups.
 
-    prompts -> rollout -> what is learned from -> log-probs (old, reference), values -> scores
+    prompts -> rollout -> selection of responses -> log-probs (old, reference), values -> scores
             -> advantages -> updates (critic, actor)
 
-Scores are computed while the passes for log-probabilities and values are made; where they say what is learned from,
-they are waited for before, and with dynamic sampling as often as it takes to fill the batch.
+Scores are computed at the same time as the forward passes for log-probabilities and values. If the selection depends on
+scores, they are waited for first; dynamic sampling repeats this until the batch is full.
 
-What has a value per token stays with the workers; here are a few numbers per response. Where they are enough for the
-advantages, those are computed here, else by the workers. Responses that are not learned from cost no pass but where
-their KL counts, and the others are dealt out so that the work of all workers is alike. With policy filtration the
-rows of the updates are drawn from those that have their advantages. Calls that do not depend on each other are not
-waited for one by one: on different pools they run at the same time, on one pool one after the other.
+Values per token stay on the workers; the controller has a few numbers per response. If these are enough to compute the
+advantages, the controller computes them, else the workers do. Responses that are not used in the update need no forward
+pass, unless their KL counts. The others are distributed so that all workers have about the same work. Policy filtration
+draws the rows of the updates after the advantages are computed. Independent calls are started together: they run at the
+same time on different pools, and one after the other on the same pool.
 
 Legend: B responses (prompts x group size).
 """
@@ -60,14 +60,14 @@ Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
 SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_LEARNED)
-"""What a model needs that gives log-probabilities or values."""
+"""Columns that the forward passes for log-probabilities and values need."""
 VALUE_COLUMNS = (*SCORED_COLUMNS, VALUES, RETURNS)
-"""What an update of the critic needs."""
+"""Columns that an update of the critic needs."""
 
 
 class TrainingStep:
-    """Runs steps. `reference` and `critic` are None where nothing needs them; `cursor`, the stream of the steps'
-    prompts, may be where there is no dynamic sampling."""
+    """Runs training steps. `reference` and `critic` are None if nothing needs them. `cursor`, the prompt stream, is
+    only required for dynamic sampling."""
 
     def __init__(
         self,
@@ -90,17 +90,17 @@ class TrainingStep:
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
         if filled(plan.algorithm.dynamic_sampling).enabled:
-            assert cursor is not None, "fresh prompts come from somewhere"
+            assert cursor is not None, "dynamic sampling needs the prompt stream"
             self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
             not plan.has_single_update or plan.has_dropout or plan.algorithm.rollout_correction.rejection is not None
         )
-        """For an update of the policy."""
+        """Whether an update of the policy needs old log-probabilities from a separate forward pass."""
         in_reward = {OLD_LOGPROBS, REF_LOGPROBS} if plan.algorithm.kl.is_in_reward else set[str]()
         self.needed_by_advantages = self.advantages.needs | in_reward
 
     def run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
-        """Step `step` (from 0) on these prompts, and with dynamic sampling on others after them; all that was
+        """Runs step `step` (from 0) on these prompts; dynamic sampling draws further ones. Returns everything that was
         generated, and the step's metrics."""
         with in_step(step):
             return self._run(prompts, step)
@@ -123,8 +123,8 @@ class TrainingStep:
         }
 
     def _generated(self, prompts: Sequence[PromptRow], step: int) -> StepRows:
-        """The step's responses, and which of them are in groups that are kept. Where scores tell that, they are waited
-        for, and what is left out costs no pass; else they may come while passes are made."""
+        """Generates the step's responses and selects the groups that are kept. If the selection depends on scores, they
+        are waited for, so that dropped responses need no forward pass; else scoring continues in the background."""
         if self.dynamic_sampling is not None:
             return self.dynamic_sampling.filled(
                 prompts, step, lambda fresh, num_drawn: self.rollout.scored(self._begun(fresh, step, num_drawn))
@@ -137,8 +137,8 @@ class TrainingStep:
         return StepRows.of(self.plan, rollout, rollout.differs(groups_B, by_name=self.compares_by_name))
 
     def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
-        """Responses to these prompts, before which the step has drawn so many others. A prompt's seeds follow from its
-        number in the step, however prompts are dealt out to rounds."""
+        """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
+        step. A prompt's seeds depend on its number in the step, not on the round in which it is drawn."""
         plan, first = self.plan, num_drawn * self.plan.group_size
         seeds_B = sample_seeds(plan.seed, TRAINING_STREAM, step, first + len(prompts) * plan.group_size)[first:]
         syncs = step % plan.sync_every_steps == 0
@@ -148,8 +148,8 @@ class TrainingStep:
         )
 
     def _with_passes(self, batch: DataProto, step: int) -> DataProto:
-        """The batch with the log-probabilities and values that are needed: while the critic learns alone, by advantages
-        and rewards only."""
+        """Adds the required log-probabilities and values to the batch. During the critic's warm-up only those that
+        advantages and rewards need are computed."""
         asked, calls = batch.only(SCORED_COLUMNS), dict[str, Callable[[], PendingResult[DataProto]]]()
         trains_actor = self.plan.trains_actor(step)
         if (trains_actor and self.needs_old_logprobs) or OLD_LOGPROBS in self.needed_by_advantages:
@@ -163,7 +163,7 @@ class TrainingStep:
         return batch
 
     def _with_advantages(self, batch: DataProto, rows: StepRows) -> tuple[DataProto, dict[str, float]]:
-        """The batch with its advantages, of which the rows that are learned from are marked now; what they say."""
+        """Adds the advantages to the batch, and marks the rows that are used in the update. Also returns metrics."""
         rollout = rows.rollout
         coefficient, metrics = self.kl_coefficient.value, dict[str, float]()
         kl_B = self._kl_for_reward(batch)[rows.order_B.argsort()]
@@ -187,7 +187,7 @@ class TrainingStep:
         return batch, metrics
 
     def _inputs(self, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
-        """What an estimator on one number per response is given, of the responses that are kept."""
+        """Returns the inputs of an advantage estimator that works on one number per response; kept responses only."""
         rollout, is_kept_B, greedy_B = rows.rollout, rows.is_kept_B, rows.rollout.greedy_rewards_B
         named = rollout.named_rewards_B if self.compares_by_name else {}
         return ResponseInputs(
@@ -201,14 +201,14 @@ class TrainingStep:
         )
 
     def _kl_for_reward(self, batch: DataProto) -> torch.Tensor:
-        """[B]: KL of each of the batch's responses; zeros where the job puts none into the reward, and for what is not
-        learned from."""
+        """Returns [B]: the KL of each response; 0 if the job has no KL in the reward, and for responses without a
+        forward pass."""
         if not self.plan.algorithm.kl.is_in_reward:
             return torch.zeros(len(batch))
         return self.actor.compute_kl_sums(batch.only([RESPONSE_MASK, OLD_LOGPROBS, REF_LOGPROBS]))[KL_SUMS]
 
     def _filtered(self, batch: DataProto, rows: StepRows, step: int) -> tuple[DataProto, StepRows, dict[str, float]]:
-        """The rows that policy filtration draws of the batch by their scores, where the job asks for it."""
+        """Applies policy filtration, which draws rows of the batch by their scores, if the job sets it."""
         filtration, seed = self.plan.algorithm.policy_filtration, self.plan.seed
         if filtration.type is PolicyFiltrationType.NONE or not rows.learns:
             return batch, rows, {}
@@ -218,7 +218,7 @@ class TrainingStep:
         return *rows.drawn(batch, drawn_B), {DISTINCT_FRACTION: len(set(learned_B.tolist())) / len(learned_B)}
 
     def _updated(self, batch: DataProto, rows: StepRows, step: int) -> dict[str, float]:
-        """Updates critic and actor; the metrics of both."""
+        """Updates critic and actor; returns the metrics of both."""
         calls = dict[str, Callable[[], PendingResult[Metrics]]]()
         if self.critic is not None:
             critics = rows.for_critic(batch.only(VALUE_COLUMNS))
@@ -233,19 +233,20 @@ class TrainingStep:
         return metrics
 
     def _results(self, calls: Mapping[str, Callable[[], PendingResult[Result]]]) -> list[Result]:
-        """All calls are begun before the first is waited for. Each is waited for in the phase of its name; the first
-        phase has the beginning of all."""
+        """Starts all calls, then waits for each in the timer phase of its name. The first phase includes the time of
+        starting all of them."""
         pending: list[PendingResult[Result]] = []
         results: list[Result] = []
-        for place, phase in enumerate(calls):
+        for index, phase in enumerate(calls):
             with self.timer.phase(phase):
                 pending = pending or [begin() for begin in calls.values()]
-                results.append(pending[place].result())
+                results.append(pending[index].result())
         return results
 
     def _controlled_kl(self, metrics: Metrics, rows: StepRows, step: int) -> dict[str, float]:
-        """The coefficient that the step was made with, where there is a KL term; finds that of the next step. It stays
-        where the policy has learned nothing: there the KL does not say what the coefficient does."""
+        """Returns the step's KL coefficient as a metric, if there is a KL term, and computes the coefficient of the
+        next step. It stays unchanged if the policy was not updated, because then the KL does not reflect the
+        coefficient."""
         if not self.plan.algorithm.kl.coefficient:
             return {}
         used = self.kl_coefficient.value
@@ -255,7 +256,7 @@ class TrainingStep:
 
 
 class KlCoefficient:
-    """What the next step is made with."""
+    """The KL coefficient of the next step, which an adaptive controller may change."""
 
     def __init__(self, kl: Kl) -> None:
         self.kl = kl
@@ -263,14 +264,15 @@ class KlCoefficient:
 
     @property
     def kept(self) -> float | None:
-        """What a checkpoint has to keep of the controller."""
+        """The value that a checkpoint must store; None for a fixed coefficient."""
         return None if self.kl.controller.type is KlControllerType.FIXED else self.value
 
     def restore(self, kept: float | None) -> None:
-        """As a checkpoint has it. What another controller has made of it does not bind the job's own."""
+        """Restores the value of a checkpoint. It is ignored if the job now has a fixed coefficient."""
         if kept is not None and self.kept is not None:
             self.value = kept
 
     def learned(self, measured: float, num_learned: int) -> None:
-        """After a step in which the policy learned from so many responses: `measured` is their KL per token."""
+        """Updates the coefficient after a step that trained the policy on `num_learned` responses with a mean KL per
+        token of `measured`."""
         self.value = next_coefficient(self.kl.controller, self.value, measured, num_learned)

@@ -1,4 +1,4 @@
-"""From a dataset block to prompts, and the order in which they are visited.
+"""Loads the prompts of a dataset block, and determines the order in which they are drawn.
 
-`rows.py` (and a file for each source), then `prompts.py`, then `cursor.py`.
+Read `rows.py` first (and the file of each source), then `prompts.py`, then `cursor.py`.
 """

@@ -1,4 +1,4 @@
-"""The order in which prompts are visited: a function of seed and epoch, so that a resumed run goes on exactly."""
+"""The order in which prompts are drawn: a function of seed and epoch, so that a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Row = TypeVar("Row")
 
 
 class CursorState(WireModel):
-    """Where a run is in its data; part of each checkpoint."""
+    """The position of a run in its data; part of each checkpoint."""
 
     epoch: Count
     position: Count
-    """Rows of this epoch that have been used."""
+    """Number of rows of this epoch that were already drawn."""
     num_rows: Count
     seed: Count
     shuffle: Flag
     digest: str
-    """Of the rows."""
+    """Digest of the rows (`Prompts.digest`)."""
 
 
 class PromptCursor(Generic[Row]):
-    """Endless batches over the rows. Every epoch visits each row once, in an order of its own when shuffling.
+    """Endless batches over the rows. Every epoch visits each row once; with shuffling each epoch has another order.
 
-    A batch may reach over the end of an epoch, and over several when there are fewer rows than a batch takes.
+    A batch may extend over the end of an epoch, and over several epochs if there are fewer rows than the batch size.
 
-    `are_usable` may leave rows out when they are drawn. Such a row has its position in the order like any other, and
-    the cursor always stands right behind a row that was used, or at the very beginning: so a state means the same
-    whether a row was left out before it or not. `are_usable` must give the same in one run each time. Where a resumed
-    run leaves out other rows, it goes on from the same place, and only rows from there on differ.
+    `are_usable` may skip rows when they are drawn. A skipped row keeps its position in the order. The cursor is always
+    directly after a row that was used, or at the very beginning, so a state does not depend on rows skipped before it.
+    `are_usable` must return the same values during a run. If a resumed run skips other rows, it continues at the same
+    position, and only rows after it differ.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class PromptCursor(Generic[Row]):
         digest: str,
         are_usable: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
     ) -> None:
-        """`digest`: of the rows, to tell whether they are those of a checkpoint. `are_usable`: one value for each of
-        the rows that it is given; without it all are. Raises ConfigurationError if there are no rows."""
+        """`digest`: of the rows, to detect other data after a resume. `are_usable`: returns for each row whether to use
+        it; None: all rows are used. Raises ConfigurationError if there are no rows."""
         if not rows:
             raise ConfigurationError("spec.training.dataset: no rows are left to train on; use another dataset")
         self._rows = rows
@@ -61,19 +61,19 @@ class PromptCursor(Generic[Row]):
         self._digest = digest
         self._are_usable = are_usable
         self.num_left_out = 0
-        """Rows that were passed over so far, without those of batches that were given back."""
+        """Number of rows skipped so far, without those that `give_back` has returned."""
         self._epoch = 0
         self._position = 0
         self._order = self._order_of_epoch()
 
     def next_batch(self, num_rows: int) -> list[Row]:
-        """The next rows; moves on. Raises DatasetError if none is usable, and what `are_usable` raises."""
+        """Draws the next rows. Raises DatasetError if no row is usable, and whatever `are_usable` raises."""
         batch: list[Row] = []
         num_seen = 0
         while len(batch) < num_rows:
             if not batch and num_seen > 2 * len(self._rows):
-                # Two epochs from wherever it stood hold every row at least once.
-                raise DatasetError("spec.training.dataset: no row can be used, all are left out; see the log")
+                # Two epochs from any position contain every row at least once.
+                raise DatasetError("spec.training.dataset: no row is usable, all were skipped; see the log for reasons")
             if self._position == len(self._rows):
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._order_of_epoch()
@@ -87,24 +87,25 @@ class PromptCursor(Generic[Row]):
         return batch
 
     def give_back(self, num_rows: int) -> None:
-        """Goes back: the last so many rows come again. As many must have been drawn. The state is then what it would be
-        had they not been: at the end of an epoch, not at the beginning of the next."""
+        """Returns the last `num_rows` rows to the stream, so that they are drawn again. At least as many must have been
+        drawn. The state is then as if they had not been drawn: at the end of an epoch rather than at the beginning of
+        the next."""
         if not num_rows:
             return
-        # Back to the last usable row that is kept, over what was left out behind it: the next batch passes over that
-        # again. One row too far, so that the place behind it is found, which may be the end of an epoch.
+        # Goes back over rows that were skipped, too: the next batch skips them again. Goes back one usable row too far
+        # and then forward by one, because the position after that row may be the end of an epoch.
         num_rows += 1
         while num_rows and (self._epoch or self._position):
             if self._usable([self._step_back()]):
                 num_rows -= 1
             else:
                 self.num_left_out -= 1
-        assert num_rows <= 1, "more rows than were drawn"
+        assert num_rows <= 1, "more rows returned than were drawn"
         if not num_rows:
             self._position += 1
 
     def state(self) -> CursorState:
-        """To be saved with a checkpoint."""
+        """Returns the state for a checkpoint."""
         return CursorState(
             epoch=self._epoch,
             position=self._position,
@@ -115,7 +116,7 @@ class PromptCursor(Generic[Row]):
         )
 
     def restore(self, state: CursorState) -> None:
-        """Goes to a saved place. Raises ConfigurationError if the rows or their order are not those of then."""
+        """Restores a saved position. Raises ConfigurationError if the number of rows or their order has changed."""
         here = self.state()
         for name, saved, now in (
             ("rows", state.num_rows, here.num_rows),
@@ -124,11 +125,11 @@ class PromptCursor(Generic[Row]):
         ):
             if saved != now:
                 raise ConfigurationError(
-                    f"spec.training.dataset: the checkpoint was made with {name} {saved}, and now it is {now}; resume "
+                    f"spec.training.dataset: the checkpoint was saved with {name} {saved}, but now it is {now}; resume "
                     "with the same data and seed, or start a new job"
                 )
         if state.digest != here.digest:
-            log.warning("spec.training.dataset: the prompts are not those that the checkpoint's run began with")
+            log.warning("spec.training.dataset: the prompts differ from those of the checkpoint's run")
         self._epoch, self._position = state.epoch, state.position
         self._order = self._order_of_epoch()
 
@@ -138,7 +139,7 @@ class PromptCursor(Generic[Row]):
         return [row for row, is_usable in zip(rows, self._are_usable(rows), strict=True) if is_usable]
 
     def _step_back(self) -> Row:
-        """The row before the cursor, which stands before it now."""
+        """Moves the cursor back by one row, and returns that row."""
         if self._position == 0:
             self._epoch, self._position = self._epoch - 1, len(self._rows)
             self._order = self._order_of_epoch()
@@ -152,9 +153,9 @@ class PromptCursor(Generic[Row]):
 
 
 def shuffled_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """An order of the rows that depends on nothing but the arguments, none of which is negative.
+    """Returns a random order of the rows that only depends on the arguments, which must not be negative.
 
-    Raw Philox output is sorted: NumPy promises the stream of a bit generator to stay the same between versions, and
-    that of a Generator's methods not (NEP 19)."""
+    The order sorts raw Philox output, because NumPy guarantees the same raw output of a bit generator in all versions,
+    but not the same results of a Generator's methods (NEP 19)."""
     keys = np.random.Philox(key=[seed, epoch]).random_raw(num_rows)
     return np.argsort(keys, kind="stable")

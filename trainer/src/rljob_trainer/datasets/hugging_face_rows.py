@@ -1,4 +1,4 @@
-"""Rows of a dataset of the Hugging Face hub, or of a folder in its layout, by the `datasets` library."""
+"""Reads rows of a dataset on the Hugging Face hub, or in a folder with its layout, with the `datasets` library."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from rljob_trainer.errors import DatasetError, ResourceError, TrainerError, desc
 
 NETWORK_LIBRARIES = ("aiohttp", "httpcore", "httpx", "requests", "urllib3")
 NETWORK_WORDS = ("Connect", "Network", "Protocol", "ReadError", "Timeout")
-"""In the names of their errors; others are of a request that was answered, such as HTTPStatusError."""
+"""Words in the names of these libraries' network errors. Their other errors mean that the server has responded, such as
+HTTPStatusError."""
 TOO_MANY_REQUESTS = 429
 DISK_FULL = "Not enough disk space"
-"""How the message of an error of `datasets` begins that has no errno."""
+"""Beginning of the message with which `datasets` reports a full disk, in an error without errno."""
 
 
 def hugging_face_rows(
     source: str, subset: str | None, split: str, revision: str | None, where: str
 ) -> Iterator[Mapping[str, object]]:
-    """All rows of one split, with values of any type.
+    """Yields all rows of one split, with values of any type.
 
     Raises DatasetError, starting with `where`, or ResourceError if the hub cannot be reached or the disk fails.
     """
@@ -35,15 +36,15 @@ def hugging_face_rows(
     except Exception as error:
         if _is_of_network(error):
             raise ResourceError(
-                f"{where}: {source!r} is not in the local cache, and the Hugging Face hub cannot be reached "
-                f"({described(error)}); check the name and the network, or name a folder"
+                f"{where}: {source!r} is not in the local cache, and the Hugging Face hub is unreachable "
+                f"({described(error)}); check the name and the network, or use a local folder"
             ) from error
         if failure := storage_failure(error) or (str(error) if str(error).startswith(DISK_FULL) else None):
             raise ResourceError(
-                f"{where}: {seen}: the disk or the file system fails ({failure}); check both"
+                f"{where}: {seen}: the disk or file system failed ({failure}); check both, and the free space"
             ) from error
-        # The library and those that read the files raise anything: for missing data sets, subsets and splits, without
-        # a network, for damaged files and headers of README.md.
+        # The library, and those that it uses to read files, raise many types of errors: for missing datasets, subsets
+        # and splits, without a network, for damaged files and headers of README.md.
         raise DatasetError(f"{where}: cannot load {seen}: {described(error)}; check the names and the files") from error
     number = -1
     try:
@@ -53,15 +54,15 @@ def hugging_face_rows(
     except (TrainerError, MemoryError):
         raise
     except Exception as error:
-        # Values are decoded here: strings that are not UTF-8, damaged images.
+        # Values are only decoded here, which fails for strings that are not UTF-8 and for damaged images.
         raise DatasetError(
-            f"{where}: row {number + 1} of {seen} cannot be read ({described(error)}); correct it, or leave out the "
-            "row or the column"
+            f"{where}: row {number + 1} of {seen} cannot be read ({described(error)}); fix it, or remove the row or "
+            "the column"
         ) from error
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, says that a server could not be reached or has failed."""
+    """Whether the error or one of its causes means that a server is unreachable or has failed."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     if isinstance(error, HfHubHTTPError) and error.response is not None:

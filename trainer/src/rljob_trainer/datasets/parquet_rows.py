@@ -1,4 +1,4 @@
-"""Rows of a Parquet file, by pyarrow."""
+"""Reads rows of a Parquet file, with pyarrow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROWS_PER_READ = 1024
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
-    """All rows, with values of any type. Raises DatasetError naming the file, and row and column of a value that Python
-    cannot hold, ResourceError where the disk fails."""
+    """Yields all rows, with values of any type. Raises DatasetError with the file, and with row and column of a value
+    that cannot be converted to Python, ResourceError if the disk fails."""
     num_rows = 0
     try:
         with storage_checked(str(path)), pyarrow.parquet.ParquetFile(path) as file:
@@ -33,21 +33,21 @@ def _python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> lis
     except (pyarrow.ArrowException, MemoryError):
         raise
     except Exception as error:
-        # Strings that are not UTF-8 (nothing checks them when they are written), dates beyond the year 9999, unknown
-        # time zones: pyarrow raises UnicodeDecodeError, OverflowError, ValueError and types of other libraries.
+        # pyarrow raises UnicodeDecodeError, OverflowError, ValueError and errors of other libraries for strings that
+        # are not UTF-8 (which are not checked when they are written), dates after the year 9999, and unknown time
+        # zones.
         place, found = _first_unreadable(batch, num_before + 1) or (
             f"rows {num_before + 1} to {num_before + batch.num_rows}",
             error,
         )
         raise DatasetError(
-            f"{path}, {place} cannot be read ({described(found)}); correct the value, or write the file without this "
-            "column"
+            f"{path}, {place} cannot be read ({described(found)}); fix the value, or write the file without this column"
         ) from found
 
 
 def _first_unreadable(batch: pyarrow.RecordBatch, first_row: int) -> tuple[str, Exception] | None:
-    """Row and column of the first value that Python cannot hold, and the error. It may be another one than that of
-    `to_pylist`, which goes column by column."""
+    """Returns row and column of the first value that cannot be converted to Python, and the error. It may differ from
+    the error of `to_pylist`, which reads column by column."""
     for row in range(batch.num_rows):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:

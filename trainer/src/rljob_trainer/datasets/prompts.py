@@ -1,4 +1,4 @@
-"""From a dataset block to prompts that are ready for the policy."""
+"""Loads the prompts of a dataset block: applies the templates and tokenizes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DATASET, EVALUATION_DATASET = "spec.training.dataset", "spec.training.evaluation.dataset"
-"""Fields of the job."""
+"""Field paths of the two dataset blocks."""
 ROWS_PER_ENCODING = 1024
 PLACEHOLDER = "{prompt}"
 
@@ -32,26 +32,26 @@ class PromptRow:
     """One prompt of a dataset."""
 
     index: int
-    """Row of the dataset, from 0; rows that were dropped count."""
+    """Row number in the dataset, from 0; dropped rows count."""
     prompt: str
-    """The text that the policy continues: template and chat template applied."""
+    """The text that the policy continues: after prompt template and chat template."""
     source_prompt: str
-    """The text as it stands in the data (chat messages: their contents), for comparing data sets."""
+    """The original text in the data (for chat messages: their contents), for comparing datasets."""
     token_ids: tuple[int, ...]
-    """Tokens of `prompt`, with the tokens that the model expects in front."""
+    """Tokens of `prompt`, including tokens that the model expects at the beginning, such as BOS."""
     answer: object
-    """None where the data has no answer column."""
+    """The expected answer; None if the data has no answer column."""
     row: Mapping[str, object]
     """All columns of the row, for the reward."""
     messages: tuple[ChatMessage, ...] | None = None
-    """The chat of which `prompt` was made; None for a prompt that is plain text."""
+    """The chat from which `prompt` was rendered; None for a plain text prompt."""
     turn_beginning: str = ""
-    """What the chat template has written of the assistant's turn, such as `<think>\n`: the end of `prompt`. Rewards see
-    it as the beginning of the response."""
+    """The beginning of the assistant's turn that the chat template has written, such as `<think>\n`. It is the end of
+    `prompt`, but rewards get it as the beginning of the response."""
     plain_turn_beginning: str = ""
     """The same without special tokens, for a reward model that reads texts."""
     place: str = field(default="", compare=False)
-    """Where to find the row, for messages: file and line, or data set and row number."""
+    """Location of the row for messages: file and line, or dataset and row number."""
 
     @property
     def text_for_rewards(self) -> str:
@@ -61,22 +61,22 @@ class PromptRow:
 
 @dataclass(frozen=True)
 class _Text:
-    """A row's prompt on its way to tokens."""
+    """A row's prompt before tokenization."""
 
     prompt: str
     source_prompt: str
     messages: tuple[ChatMessage, ...] | None
-    """The chat template has made the text of them, with the special tokens in it; None for plain text."""
+    """The messages from which the chat template has rendered `prompt`, with special tokens; None for plain text."""
     turn_beginning: str = ""
     plain_turn_beginning: str = ""
 
 
 def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, where: str) -> list[PromptRow]:
-    """All rows of the dataset in their order, without those that are too long if the job says so.
+    """Loads all rows of the dataset in order; too long prompts are dropped if the job says so.
 
-    `base_folder` is where relative paths start; `where` is the field of the job, for messages. A prompt that is a list
-    of chat messages goes through the chat template as it is, without `promptTemplate`, which must then be the default.
-    Raises DatasetError naming file and line of the first row that cannot be used.
+    Relative paths start at `base_folder`; `where` is the field path for messages. A prompt that is a list of chat
+    messages is rendered with the chat template only; `promptTemplate` must then be the default. Raises DatasetError
+    with file and line of the first unusable row.
     """
     if dataset.prompt_template.count(PLACEHOLDER) != 1:
         raise DatasetError(
@@ -109,12 +109,12 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
         num_rows += len(chunk)
     if not prompts:
         raise DatasetError(
-            f"{where}: none of its {num_rows} rows can be used; "
-            + ("raise maxPromptTokens" if num_rows else "the dataset is empty")
+            f"{where}: none of its {num_rows} rows is usable; "
+            + ("increase maxPromptTokens" if num_rows else "the dataset is empty")
         )
     if len(prompts) < num_rows:
         log.warning(
-            "%s: %d of %d prompts have more than %d tokens and are left out",
+            "%s: %d of %d prompts have more than %d tokens and are dropped",
             where,
             num_rows - len(prompts),
             num_rows,
@@ -152,20 +152,20 @@ def _text(
         )
     if messages is not None and (seen := unread_key(value)):
         raise DatasetError(
-            f"{raw.place}: in the chat of column {prompt_field!r} {seen}, which would be ignored: only role and "
-            "content are read; leave it out, or write it into the content"
+            f"{raw.place}: in the chat of column {prompt_field!r} {seen}, which would be ignored, because only role "
+            "and content are used; remove the key, or move its value into the content"
         )
     if messages is not None and dataset.prompt_template != PLACEHOLDER:
         raise DatasetError(
-            f"{where}.promptTemplate: would be ignored, because {raw.place} holds chat messages in column "
-            f"{prompt_field!r}; leave it out, or write its text into the messages"
+            f"{where}.promptTemplate: would be ignored, because {raw.place} has chat messages in column "
+            f"{prompt_field!r}; remove it, or put its text into the messages"
         )
     if messages is None and not dataset.apply_chat_template:
         return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
             f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.place}); use an "
-            "instruction-tuned model, or prompts that are plain text with applyChatTemplate: false"
+            "instruction-tuned model, or plain text prompts with applyChatTemplate: false"
         )
     source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
     if messages is None:
@@ -176,29 +176,30 @@ def _text(
 
 
 def _unicode(text: _Text, raw: RawRow) -> _Text:
-    """JSON can hold an unpaired surrogate, which no tokenizer takes."""
+    """Checks that the prompt can be encoded. Raises DatasetError for an unpaired surrogate, which JSON can contain but
+    no tokenizer accepts."""
     try:
         text.prompt.encode()
     except UnicodeEncodeError as error:
         raise DatasetError(
-            f"{raw.place}: the prompt holds an unpaired surrogate, half of a character (at {error.start}); correct it "
-            "or leave the row out"
+            f"{raw.place}: the prompt contains an unpaired surrogate (at character {error.start}); fix it, or remove "
+            "the row"
         ) from error
     return text
 
 
 def _answer(raw: RawRow, answer_field: str, dataset: Dataset, where: str) -> object:
-    """The expected answer; None where the data has no such column and the job did not ask for one by name."""
+    """Returns the expected answer; None if the data has no such column and the job does not set answerField."""
     if "answer_field" not in dataset.model_fields_set and answer_field not in raw.columns:
         return None
     return _value_at(raw, answer_field, f"{where}.answerField")
 
 
 def _value_at(raw: RawRow, path: str, where: str) -> object:
-    """The value of a column, or of a place within one: `reward_model.ground_truth`, `messages.0.content`. A column
-    whose name has the dots in it comes first.
+    """Returns the value of a column, or a value nested in one: `reward_model.ground_truth`, `messages.0.content`. A
+    column whose own name contains the dots has priority.
 
-    Raises DatasetError, with `where`, the field of the job, and the names that are there."""
+    Raises DatasetError with `where`, the field path, and the existing names."""
     if path in raw.columns:
         return raw.columns[path]
     value: object = raw.columns
@@ -214,13 +215,13 @@ def _value_at(raw: RawRow, path: str, where: str) -> object:
                 there = f"the keys of {parent!r}" if parent else "the columns"
                 raise DatasetError(f"{raw.place}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
             case _:
-                what = f"a list of {len(value)}" if isinstance(value, list) else f"no dictionary ({value!r:.80})"
+                what = f"a list of {len(value)}" if isinstance(value, list) else f"not a dictionary ({value!r:.80})"
                 raise DatasetError(f"{raw.place}: no column {path!r} ({where}); {parent!r} is {what}")
     return value
 
 
 def _messages(value: object) -> list[ChatMessage] | None:
-    """The chat messages, or None if the value is something else."""
+    """Returns the chat messages; None if the value is something else."""
     if not isinstance(value, list) or not value:
         return None
     messages: list[ChatMessage] = []
@@ -236,24 +237,24 @@ def _messages(value: object) -> list[ChatMessage] | None:
 def _encode(texts: Sequence[_Text], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     token_ids: list[tuple[int, ...]] = [()] * len(texts)
     for has_special_tokens in (False, True):
-        places = [place for place, text in enumerate(texts) if (text.messages is not None) is has_special_tokens]
+        indices = [index for index, text in enumerate(texts) if (text.messages is not None) is has_special_tokens]
         encoded = tokenizer.encode_all(
-            [texts[place].prompt for place in places], add_special_tokens=not has_special_tokens
+            [texts[index].prompt for index in indices], add_special_tokens=not has_special_tokens
         )
-        for place, ids in zip(places, encoded, strict=True):
-            token_ids[place] = tuple(ids)
+        for index, ids in zip(indices, encoded, strict=True):
+            token_ids[index] = tuple(ids)
     return token_ids
 
 
 def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
     if num_tokens == 0:
-        raise DatasetError(f"{raw.place}: the prompt is empty; give it a text or leave the row out")
+        raise DatasetError(f"{raw.place}: the prompt is empty; add text, or remove the row")
     if num_tokens <= dataset.max_prompt_tokens:
         return True
     if dataset.overlong_prompt is OverlongPrompt.FAIL:
         raise DatasetError(
             f"{raw.place}: the prompt has {num_tokens} tokens, more than {where}.maxPromptTokens "
-            f"({dataset.max_prompt_tokens}); raise it, or set overlongPrompt: Drop"
+            f"({dataset.max_prompt_tokens}); increase it, or set overlongPrompt: Drop"
         )
     return False
 
@@ -261,9 +262,9 @@ def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
 def without_held_out(
     training_rows: Sequence[PromptRow], held_out_rows: Sequence[PromptRow]
 ) -> tuple[list[PromptRow], int]:
-    """The training rows whose prompt does not occur among the held-out ones, and the number of rows left out.
+    """Returns the training rows whose prompt is not held out, and the number of removed rows.
 
-    Prompts are compared as they stand in the data, before templates, with runs of white space taken as one blank.
+    The original prompts are compared, before templates, with each run of white space as one space.
     """
     held_out = {_comparable(row.source_prompt) for row in held_out_rows}
     kept = [row for row in training_rows if _comparable(row.source_prompt) not in held_out]

@@ -1,4 +1,5 @@
-"""The `reasoning-gym` library behind types; importing it takes seconds, so only what needs it imports this module."""
+"""A typed interface to the `reasoning-gym` library. Import this module only where it is needed, because importing the
+library takes seconds."""
 
 from __future__ import annotations
 
@@ -13,18 +14,19 @@ from rljob_trainer.errors import DatasetError, TrainerError, described, storage_
 
 
 class ReasoningGymTask(Protocol):
-    """A generated data set: a fixed number of entries with `question`, `answer` and `metadata`."""
+    """A generated dataset: a fixed number of entries with `question`, `answer` and `metadata`."""
 
     def __iter__(self) -> Iterator[dict[str, object]]: ...
 
     def score_answer(self, answer: str | None, entry: Mapping[str, object]) -> float:
-        """From 0 to 1."""
+        """Returns the score of an answer, from 0 to 1."""
 
 
 def create_task(task: str, seed: int, size: int, config: Mapping[str, object], where: str) -> ReasoningGymTask:
-    """Entry i depends on `seed` + i alone, so data sets whose seeds are closer than their sizes share entries.
+    """Creates a task. Entry i only depends on `seed` + i, so two datasets share entries if their seeds differ by less
+    than their size.
 
-    Raises DatasetError, starting with `where`, for an unknown task or settings that the task refuses.
+    Raises DatasetError, starting with `where`, for an unknown task or invalid settings.
     """
     if task not in DATASETS:
         near = near_names(task, DATASETS, max_names=3)
@@ -37,20 +39,20 @@ def create_task(task: str, seed: int, size: int, config: Mapping[str, object], w
     try:
         created: ReasoningGymTask = create_dataset(task, seed=seed, size=size, **config)
     except (AssertionError, TypeError, ValueError, KeyError, AttributeError) as error:
-        # Tasks check their settings with assert, and unknown names fail in the constructor.
+        # Tasks check their settings with assert; unknown settings fail in the constructor.
         known = ", ".join(sorted(set(DATASETS[task][1].__dataclass_fields__) - {"seed", "size"}))
         raise DatasetError(
-            f"{where}: the task {task} refuses its settings {dict(config)}: {error}; its settings are: {known}"
+            f"{where}: the task {task} rejects the settings {dict(config)}: {error}; its settings are: {known}"
         ) from error
     return created
 
 
 def generated(task: ReasoningGymTask, name: str, where: str) -> Iterator[dict[str, object]]:
-    """The entries. Raises DatasetError, starting with `where`, for settings with which the task can make no entry: it
-    checks not all of them beforehand."""
+    """Yields the entries. Raises DatasetError, starting with `where`, if generating an entry fails, because tasks do
+    not check all settings in advance."""
     number = -1
     try:
-        # Some tasks read files of their package.
+        # Some tasks read files of the library, so the disk may fail.
         with storage_checked(f"{where}: the task {name}"):
             for number, entry in enumerate(task):  # noqa: B007 (after an error)
                 yield entry

@@ -1,4 +1,4 @@
-"""Raw rows from where the dataset block says. Each source's library is imported only when it is asked for."""
+"""Reads the raw rows of a dataset block. Each source's library is only imported if it is needed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rljob_trainer.errors import ConfigurationError, DatasetError, ResourceError
 from rljob_trainer.source_paths import local_path, looks_local
 
 MAX_DEPTH = 100
-"""Lists and dictionaries in each other. No data set needs so many, and Python's own functions for nested values, by
-which rows travel, end at a few hundred."""
+"""Maximum nesting of lists and dictionaries. No dataset needs more, and Python's recursive
+functions, which serialize rows for workers, fail at a few hundred."""
 Block = TypeVar("Block", FileDataset, HuggingFaceDataset, ReasoningGymDataset)
 
 
 @dataclass(frozen=True)
 class RawRow:
-    """One row and how people would find it."""
+    """One row, and its location for messages."""
 
     place: str
-    """File and line, or data set and row number; both from 1 for files, from 0 for data sets."""
+    """File and line (from 1), or dataset and row number (from 0)."""
     columns: Mapping[str, object]
 
 
 def read_rows(dataset: Dataset, base_folder: Path, where: str) -> Iterator[RawRow]:
-    """All rows in order. Raises DatasetError, starting with `where` or with the row's place."""
+    """Yields all rows in order. Raises DatasetError, starting with `where` or with the row's location."""
     match dataset.type:
         case DatasetType.FILE:
             return _read_file(_block(dataset.file, where, "file"), base_folder, where, dataset)
@@ -64,27 +64,28 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Datase
 
 
 def _plain(columns: Mapping[str, object], place: str, dataset: Dataset) -> RawRow:
-    """The row without the columns that have no plain form; the prompt and the answer must have one."""
+    """Returns the row without columns that have no plain form (see `plain_row`). Raises DatasetError if the prompt or
+    the answer has none."""
     _refuse_deep(columns, place)
     plain = plain_row(columns)
     for field in (dataset.prompt_field, dataset.answer_field):
         name = field if field in columns else field.partition(".")[0]
         if name in columns and name not in plain:
             raise DatasetError(
-                f"{place}: column {name!r} holds {_kind(columns[name])}; prompts and answers must be strings, numbers, "
-                "or lists and dictionaries of these: convert the column, or name another one"
+                f"{place}: column {name!r} contains {_kind(columns[name])}, but prompts and answers must be strings, "
+                "numbers, or lists and dictionaries of these; convert the column, or name another one"
             )
     return RawRow(place, plain)
 
 
 def _kind(value: object) -> str:
     kind = type(value).__name__
-    return f"a {kind} with bytes, images or the like in it" if isinstance(value, list | Mapping) else kind
+    return f"a {kind} with bytes, images or similar values" if isinstance(value, list | Mapping) else kind
 
 
 def _read_json_lines(path: Path) -> Iterator[RawRow]:
     if not path.is_file():
-        raise DatasetError(f"{path}: is no file; name one that holds a JSON object in each line")
+        raise DatasetError(f"{path}: is not a file; name a file with one JSON object per line")
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -101,8 +102,8 @@ def _refuse_deep(columns: Mapping[str, object], place: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 raise DatasetError(
-                    f"{place}: column {name!r} has more than {MAX_DEPTH} lists or dictionaries in each other; make it "
-                    "flat, or leave the row out"
+                    f"{place}: column {name!r} has more than {MAX_DEPTH} levels of nested lists or dictionaries; "
+                    "flatten it, or remove the row"
                 )
 
 
@@ -115,7 +116,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from file
     except PermissionError as error:
-        raise DatasetError(f"{path}: may not be read ({error.strerror}); change its permissions") from error
+        raise DatasetError(f"{path}: no permission to read it ({error.strerror}); change its permissions") from error
     except OSError as error:
         raise ResourceError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
 
@@ -134,7 +135,7 @@ def _json_object(line: bytes, place: str, encoding: str) -> Mapping[str, object]
             "JSON object"
         ) from error
     except (RecursionError, ValueError) as error:
-        raise DatasetError(f"{place}: JSON that cannot be read ({error}); leave the row out") from error
+        raise DatasetError(f"{place}: JSON that cannot be parsed ({error}); fix or remove the row") from error
     if not isinstance(columns, dict):
         raise DatasetError(f"{place}: not a JSON object but a {type(columns).__name__}; write {{...}}")
     return columns
@@ -163,14 +164,14 @@ def _read_reasoning_gym(spec: ReasoningGymDataset, where: str) -> Iterator[RawRo
 
 
 def plain_row(row: Mapping[str, object]) -> dict[str, object]:
-    """Times, dates and decimals become strings, decimals in digits (`0.0000001`, not `1E-7`). Columns that hold
-    anything else (bytes, images) are left out."""
+    """Returns the row with plain values only: times, dates and decimals become strings (decimals as `0.0000001`, not
+    `1E-7`). Columns with other types (bytes, images) are left out."""
     plain = {name: _plain_value(value) for name, value in row.items()}
     return {name: value for name, value in plain.items() if not isinstance(value, _Other)}
 
 
 class _Other:
-    """Stands for a value that has no plain form."""
+    """Marks a value that has no plain form."""
 
 
 def _plain_value(value: object) -> object:

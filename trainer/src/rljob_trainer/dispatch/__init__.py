@@ -1,4 +1,5 @@
-"""What `@register` on a worker's method means.
+"""The meaning of `@register` on a worker's method, without Ray.
 
-`modes.py` (how arguments are split and results gathered), `mesh.py` (which ranks), `register.py`. No Ray.
+`register.py` is the decorator, `modes.py` says how arguments are split and results gathered, `mesh.py` says which ranks
+get which share.
 """

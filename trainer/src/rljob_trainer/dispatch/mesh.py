@@ -1,4 +1,4 @@
-"""Where a rank stands in a mesh: which share of the data it gets, and whether it answers for it."""
+"""The position of a rank in a mesh: which share of the data it gets, and whether it returns the share's result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rljob_trainer.errors import DispatchError
 
 @dataclass(frozen=True)
 class MeshPosition:
-    """Where one rank stands in a mesh: which share of the data it gets, and whether its result is the share's result.
+    """The position of one rank in a mesh: which share of the data it gets (`data_rank`), and whether it returns the
+    share's result (`is_collected`).
 
     Ranks with the same `data_rank` (tensor, pipeline and sequence parallel peers) get the same share."""
 
@@ -20,35 +21,39 @@ class MeshPosition:
 
 
 def mesh_position(rank: int, sizes: Mapping[str, int], *, data: str = "dp", answers: Mapping[str, int]) -> MeshPosition:
-    """The position of a rank in a mesh of named dimensions, the last one varying fastest.
+    """Returns the position of a rank in a mesh of named dimensions, of which the last one varies fastest.
 
-    `sizes`: name -> size, in order, for example {"pp": 2, "dp": 4, "sp": 1, "tp": 2}. `data` is the dimension that
-    data is split over. `answers`: coordinate of the peer that answers in each other dimension, 0 where it is not named;
-    with pipeline parallelism it is the last stage, {"pp": 1} here.
+    `sizes`: dimension -> size, in order, for example {"pp": 2, "dp": 4, "sp": 1, "tp": 2}. `data`: the dimension over
+    which the data is split. `answers`: in each other dimension the coordinate of the peer that returns the result, 0 by
+    default; with pipeline parallelism it is the last stage, here {"pp": 1}.
+
     Raises DispatchError for an unknown dimension, a coordinate outside of it, or a rank outside of the mesh."""
     for name in (data, *answers):
         if name not in sizes:
             raise DispatchError(f"mesh: no dimension '{name}' (there are: {', '.join(sizes)})")
     if data in answers:
-        raise DispatchError(f"mesh: every rank of '{data}' answers for a share of its own; leave it out of `answers`")
+        raise DispatchError(
+            f"mesh: every rank of '{data}' returns the result of its own share; remove '{data}' from `answers`"
+        )
     for name, size in sizes.items():
         if size < 1:
-            raise DispatchError(f"mesh: dimension '{name}' must be 1 or more (seen: {size})")
+            raise DispatchError(f"mesh: the size of dimension '{name}' must be 1 or more (seen: {size})")
     coordinates: dict[str, int] = {}
     rest = rank
     for name in reversed(list(sizes)):
         rest, coordinates[name] = divmod(rest, sizes[name])
     if rest or rank < 0:
-        raise DispatchError(f"mesh: rank {rank} lies outside of {dict(sizes)}")
+        raise DispatchError(f"mesh: rank {rank} is outside of the mesh {dict(sizes)}")
     for name, coordinate in answers.items():
         if not 0 <= coordinate < sizes[name]:
-            raise DispatchError(f"mesh: coordinate {coordinate} lies outside of dimension '{name}' ({sizes[name]})")
+            raise DispatchError(f"mesh: coordinate {coordinate} is outside of dimension '{name}' (size {sizes[name]})")
     is_collected = all(coordinate == answers.get(name, 0) for name, coordinate in coordinates.items() if name != data)
     return MeshPosition(coordinates[data], sizes[data], is_collected)
 
 
 def check_positions(where: str, positions: Sequence[MeshPosition]) -> None:
-    """Raises DispatchError where the ranks disagree: every share needs a rank, and exactly one that answers for it."""
+    """Raises DispatchError unless the ranks agree on the number of shares and exactly one rank per share returns its
+    result."""
     if not positions:
         raise DispatchError(f"{where}: there are no ranks")
     num_data_ranks = positions[0].num_data_ranks
@@ -58,18 +63,19 @@ def check_positions(where: str, positions: Sequence[MeshPosition]) -> None:
             f"({[position.num_data_ranks for position in positions]})"
         )
     if lost := [each.data_rank for each in positions if each.data_rank not in range(num_data_ranks)]:
-        raise DispatchError(f"{where}: ranks stand at data ranks {lost} (there are: 0 to {num_data_ranks - 1})")
+        raise DispatchError(f"{where}: ranks have data ranks {lost} (there are: 0 to {num_data_ranks - 1})")
     answering = sorted(position.data_rank for position in positions if position.is_collected)
     if answering != list(range(num_data_ranks)):
         raise DispatchError(
-            f"{where}: exactly one rank must answer for each of {num_data_ranks} data ranks (answered for: {answering})"
+            f"{where}: exactly one rank must return the result of each of {num_data_ranks} data ranks (seen: "
+            f"{answering})"
         )
 
 
 def positions_of(where: str, positions: Sequence[MeshPosition], ranks: Sequence[int]) -> list[MeshPosition]:
-    """The positions of some ranks, as a mesh of its own: data ranks are numbered anew, in their order.
+    """Returns the positions of some ranks as a separate mesh: data ranks are renumbered from 0, in their order.
 
-    Raises DispatchError where no rank among them answers for a share."""
+    Raises DispatchError if for one of the shares no rank among them returns the result."""
     chosen = [positions[rank] for rank in ranks]
     numbers = {old: new for new, old in enumerate(sorted({position.data_rank for position in chosen}))}
     renumbered = [MeshPosition(numbers[each.data_rank], len(numbers), each.is_collected) for each in chosen]

@@ -1,4 +1,4 @@
-"""Dispatch modes by name: the built-in ones, and those that users add."""
+"""Dispatch modes by name: the built-in modes, and a registry for user-defined ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_trainer.errors import DispatchError
 
 
 class Dispatch(StrEnum):
-    """How arguments reach the workers and what the caller gets back."""
+    """How arguments are split over the workers, and how their results are gathered for the caller."""
 
     ONE_TO_ALL = "ONE_TO_ALL"
     """Every worker gets the same arguments; the caller gets a list with one result per worker."""
@@ -25,7 +25,7 @@ class Dispatch(StrEnum):
     DP_COMPUTE = "DP_COMPUTE"
     """Every argument is a list with one element per data-parallel rank; so is the result."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
-    """DataProto arguments are split by data-parallel rank, others are copied; the result is put together again."""
+    """DataProto arguments are split by data-parallel rank, others are copied; the results are concatenated."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
     """As DP_COMPUTE_PROTO; the first argument is a function, which every worker gets."""
     DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
@@ -37,23 +37,23 @@ class Execute(StrEnum):
 
     ALL = "ALL"
     RANK_ZERO = "RANK_ZERO"
-    """Only worker 0, with its share; the caller gets a list of one result, or its result in the modes that put results
-    together."""
+    """Only worker 0 runs, with its share. The caller gets a list with one result, or only that result in modes that
+    concatenate or reduce."""
 
 
 Split = Callable[[Sequence[MeshPosition], Arguments], SplitCall]
-"""(position of every rank of the group, the caller's arguments) -> what every rank gets."""
+"""(position of every rank of the group, the caller's arguments) -> the arguments of every rank."""
 Gather = Callable[[Sequence[MeshPosition], SplitCall, Sequence[object]], object]
-"""(position of every rank, what the split gave, results of the ranks that ran in the order of their ranks) -> what the
-caller gets."""
+"""(position of every rank, the split call, results of the ranks that ran, in the order of the ranks) -> the caller's
+result."""
 
 
 @dataclass(frozen=True)
 class DispatchMode:
-    """Both ways of a mode.
+    """The split and gather functions of a mode.
 
-    `by_data_rank`: gathering asks only the ranks that answer for a data rank; the others send nothing. `keeps_data`,
-    with it: the columns of the workers' batches stay in the object store, and the caller gets references to them."""
+    `by_data_rank`: only one rank per data rank returns a result; its peers return nothing. `keeps_data` (needs
+    `by_data_rank`): the columns of the workers' batches stay in the object store, and the caller gets references."""
 
     split: Split
     gather: Gather
@@ -62,8 +62,9 @@ class DispatchMode:
 
     @property
     def passes_on(self) -> bool:
-        """Whether the results of the ranks, one after the other, are the whole, and a batch is split into its parts one
-        after the other: so what one call has made is what the next one would be given."""
+        """Whether split and gather are inverse: the result is the concatenation of the ranks' results, and the split
+        cuts a batch into the same consecutive parts. Then a rank's result of one call can be its argument of the next
+        call without gathering."""
         splits = (split_gather.split_batches, split_gather.split_batches_for_function)
         return self.keeps_data and self.split in splits and self.gather == split_gather.gather_batches
 
@@ -91,24 +92,24 @@ _added: dict[str, DispatchMode] = {}
 def register_dispatch_mode(
     name: str, split: Split, gather: Gather, *, by_data_rank: bool = False, keeps_data: bool = False
 ) -> None:
-    """Adds a mode under a new name; call it where the worker class is defined, before the class.
+    """Adds a mode under a new name. Call it in the module of the worker class, before the class.
 
-    Raises DispatchError for a name that another mode has, and for what is no function."""
+    Raises DispatchError if the name is taken or not a string, or if `split` or `gather` is not a function."""
     if not isinstance(name, str) or not name:
-        raise DispatchError(f"register_dispatch_mode: a mode has a text for its name (seen: {name!r})")
+        raise DispatchError(f"register_dispatch_mode: the name of a mode must be a string (seen: {name!r})")
     if not callable(split) or not callable(gather):
         raise DispatchError(f"register_dispatch_mode: mode {name!r} needs two functions (seen: {split!r}, {gather!r})")
     mode = DispatchMode(split, gather, by_data_rank, keeps_data)
     if name in _BUILT_IN or _added.get(name, mode) != mode:
-        raise DispatchError(f"register_dispatch_mode: there is a mode {name!r} already; choose another name")
+        raise DispatchError(f"register_dispatch_mode: mode {name!r} already exists; choose another name")
     _added[name] = mode
 
 
 def dispatch_mode(name: str) -> DispatchMode:
-    """The mode of that name. Raises DispatchError for one that is not known here: `register` has checked it where the
-    class was defined, which may be another program."""
+    """Returns the mode of that name. Raises DispatchError if this process does not know it: `register` has checked the
+    name where the class was defined, which may be another process."""
     if not is_dispatch_mode(name):
-        raise DispatchError(f"no dispatch mode is called {name!r} in this process; register_dispatch_mode adds it")
+        raise DispatchError(f"unknown dispatch mode {name!r} in this process; add it with register_dispatch_mode")
     return _BUILT_IN[name] if name in _BUILT_IN else _added[name]
 
 
@@ -118,5 +119,5 @@ def is_dispatch_mode(name: str) -> bool:
 
 
 def dispatch_mode_names() -> list[str]:
-    """All modes, built-in ones first."""
+    """Returns the names of all modes, built-in ones first."""
     return [*map(str, _BUILT_IN), *_added]

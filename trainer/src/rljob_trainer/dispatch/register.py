@@ -1,6 +1,6 @@
 """`@register`: a worker method declares how its arguments are split over a worker group and its results gathered.
 
-A mistake is refused where it is made, at the class's definition, with the method's name.
+Mistakes raise an error when the class is defined, with the method's name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Registration:
-    """What `@register` said. `dispatch` is the name of a mode; `mesh` names the worker's mesh that defines the
-    data-parallel ranks. With `blocking` false the caller gets a `Pending` at once."""
+    """The arguments of `@register`. `dispatch` is the name of a mode; `mesh` names the worker's mesh that defines the
+    data-parallel ranks. If `blocking` is false, the caller immediately gets a `Pending`."""
 
     dispatch: str
     execute: Execute
@@ -40,23 +40,24 @@ def register(
     blocking: bool = True,
     mesh: str = DEFAULT_MESH,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Marks a worker method, `async` ones included, as callable from the controller through its group.
+    """Marks a worker method (it may be `async`) as callable from the controller through its group.
 
-    Raises DispatchError for what is no method, for parameters that can only be named or have no names, for anything
-    else than the types above, and for a mode that no `Dispatch` and no `register_dispatch_mode` has named before."""
+    Raises DispatchError for anything that is not a method, for keyword-only and **kwargs parameters, for arguments of
+    the wrong type, and for an unknown mode."""
     if isinstance(dispatch, FunctionType):
-        raise DispatchError(f"{dispatch.__qualname__}: write @register(), with parentheses and what they should say")
+        raise DispatchError(f"{dispatch.__qualname__}: write @register(...) with parentheses")
 
     def attach(method: Callable[P, R]) -> Callable[P, R]:
         if not isinstance(method, FunctionType):
             raise DispatchError(
-                f"@register: marks methods (seen: {method!r}); write it next to `def`, on an ordinary method"
+                f"@register: must decorate a method (seen: {method!r}); put it directly above the `def` of an ordinary "
+                "method"
             )
         where = method.__qualname__
         if not is_dispatch_mode(str(dispatch)):
             raise DispatchError(
-                f"{where}: no dispatch mode is called {str(dispatch)!r} (there are: "
-                f"{', '.join(dispatch_mode_names())}); register_dispatch_mode adds one"
+                f"{where}: unknown dispatch mode {str(dispatch)!r} (there are: "
+                f"{', '.join(dispatch_mode_names())}); add a mode with register_dispatch_mode"
             )
         if execute not in list(Execute):
             raise DispatchError(
@@ -64,7 +65,7 @@ def register(
             )
         if not isinstance(blocking, bool) or not isinstance(mesh, str):
             raise DispatchError(
-                f"{where}: blocking must be True or False, and mesh a text (seen: {blocking!r}, {mesh!r})"
+                f"{where}: blocking must be True or False, and mesh a string (seen: {blocking!r}, {mesh!r})"
             )
         _check_method(where, method)
         setattr(method, REGISTRATION_ATTRIBUTE, Registration(str(dispatch), Execute(execute), blocking, mesh))
@@ -76,24 +77,24 @@ def register(
 def _check_method(where: str, method: FunctionType) -> None:
     parameters = list(inspect.signature(method).parameters.values())
     if not parameters or parameters[0].name != "self":
-        raise DispatchError(f"{where}: @register marks methods of a worker; the first parameter must be self")
+        raise DispatchError(f"{where}: @register is for methods of a worker; the first parameter must be self")
     if method.__name__.startswith("_"):
-        raise DispatchError(f"{where}: a group has no private methods; give it a name without _ at its beginning")
+        raise DispatchError(f"{where}: private methods cannot be registered; remove the _ at the start of the name")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        raise DispatchError(f"{where}: what it yields cannot travel; return a list or a DataProto")
+        raise DispatchError(f"{where}: generators cannot be registered; return a list or a DataProto")
     for parameter in parameters:
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
             raise DispatchError(
-                f"{where}: parameter '{parameter}' can only be given by name, and arguments travel by their places; "
-                "make it an ordinary one"
+                f"{where}: parameter '{parameter}' is keyword-only, but arguments are passed by position; make it an "
+                "ordinary parameter"
             )
 
 
 def registrations(worker_class: type) -> dict[str, Registration]:
-    """All registered methods of a worker class, inherited ones included: name -> registration.
+    """Returns all registered methods of a worker class, also inherited ones: name -> registration.
 
-    Raises DispatchError for a method that is wrapped so that it cannot be called through a group, and for one that
-    overrides a registered method and is not registered itself. A class that sets the name to None takes it away."""
+    Raises DispatchError for a registered method inside a wrapper such as staticmethod, and for an unregistered method
+    that overrides a registered one. A subclass can remove a method by setting its name to None."""
     found: dict[str, Registration] = {}
     for name in dir(worker_class):
         registration = _find(worker_class, name)
@@ -103,7 +104,7 @@ def registrations(worker_class: type) -> dict[str, Registration]:
 
 
 def registration_of(worker_class: type, method: str) -> Registration:
-    """The registration of one method. Raises DispatchError when the method is missing or not registered."""
+    """Returns the registration of one method. Raises DispatchError if the method is missing or not registered."""
     registration = _find(worker_class, method)
     if registration is None:
         raise DispatchError(f"{worker_class.__name__}.{method}: not callable through a group; mark it with @register")
@@ -111,7 +112,7 @@ def registration_of(worker_class: type, method: str) -> Registration:
 
 
 def _find(worker_class: type, name: str) -> Registration | None:
-    """The registration of what the class has under that name, or None."""
+    """Returns the registration of a class attribute; None if it has none."""
     owners = [base for base in worker_class.__mro__ if name in vars(base)]
     if not owners:
         return None
@@ -120,21 +121,22 @@ def _find(worker_class: type, name: str) -> Registration | None:
     registration = _attached(first)
     if registration is not None and not isinstance(first, FunctionType):
         raise DispatchError(
-            f"{owners[0].__name__}.{name}: a {type(first).__name__} around a registered method; only ordinary methods "
-            "are called through a group"
+            f"{owners[0].__name__}.{name}: a {type(first).__name__} wraps a registered method; a group can only call "
+            "ordinary methods"
         )
     if registration is None and isinstance(first, FunctionType):
         for owner, value in zip(owners[1:], values[1:], strict=True):
             if _attached(value) is not None:
                 raise DispatchError(
                     f"{owners[0].__name__}.{name}: overrides {owner.__name__}.{name}, which is registered; mark it "
-                    "with @register, too"
+                    "with @register as well"
                 )
     return registration
 
 
 def _attached(value: object) -> Registration | None:
-    """What `register` has attached to a function, or to the one within a staticmethod, property or other wrapper."""
+    """Returns what `register` has attached to a function, or to the function inside a staticmethod, property or other
+    wrapper."""
     match value:
         case staticmethod() | classmethod():
             return _attached(value.__func__)
@@ -143,15 +145,15 @@ def _attached(value: object) -> Registration | None:
         case FunctionType() | functools.partial() | functools.partialmethod():
             attached = vars(value).get(REGISTRATION_ATTRIBUTE)
         case _:
-            # What functools.update_wrapper has made, such as a cache, holds the attributes of the function.
+            # Wrappers made with functools.update_wrapper, such as a cache, have the function's attributes.
             attached = inspect.getattr_static(value, REGISTRATION_ATTRIBUTE, None)
     return attached if isinstance(attached, Registration) else None
 
 
 def check_protocol(protocol: type, worker_class: type) -> None:
-    """Every method of the Protocol must be registered on the worker class, with parameters of the same names, in the
-    same order, and with defaults for the same ones. The Protocol need not have all methods; types are not compared,
-    because a mode gives the caller another type than the worker returns.
+    """Checks that every method of the Protocol is registered on the worker class, with the same parameter names, order
+    and defaults. The Protocol may have fewer methods. Types are not compared, because a mode may return another type to
+    the caller than the worker returns.
 
     Raises DispatchError with all differences."""
     registered = registrations(worker_class)
@@ -163,24 +165,24 @@ def check_protocol(protocol: type, worker_class: type) -> None:
             continue
         seen, declared = _parameters(worker_class, name), _parameters(protocol, name)
         if seen != declared:
-            differences.append(f"{name}({', '.join(declared)}) takes ({', '.join(seen)})")
+            differences.append(f"{name}({', '.join(declared)}) has the parameters ({', '.join(seen)})")
     if differences:
         raise DispatchError(
-            f"{protocol.__name__} does not fit {worker_class.__name__}: there, {'; '.join(differences)}; make the two "
-            "alike"
+            f"{protocol.__name__} does not match {worker_class.__name__}, where {'; '.join(differences)}; make both "
+            "equal"
         )
 
 
 def protocol_methods(protocol: type) -> list[str]:
-    """The methods that a Protocol declares, inherited ones included."""
+    """Returns the names of the methods that a Protocol declares, also inherited ones."""
     found: dict[str, None] = {}
     for base in reversed(protocol.__mro__):
-        # What typing puts into protocols is private.
+        # Methods that `typing` adds to protocols are private.
         found |= {name: None for name, value in vars(base).items() if inspect.isfunction(value) and name[0] != "_"}
     return list(found)
 
 
 def _parameters(owner: type, method: str) -> list[str]:
-    """Names and defaults, without self."""
+    """Returns names and defaults of a method's parameters, without self."""
     parameters = list(inspect.signature(getattr(owner, method)).parameters.values())[1:]
     return [str(each.replace(annotation=each.empty)) for each in parameters]

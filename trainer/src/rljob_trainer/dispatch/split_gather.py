@@ -1,6 +1,7 @@
-"""What each built-in mode does: arguments of the caller -> shares, results of the ranks -> result of the caller.
+"""The split and gather functions of the built-in modes: caller's arguments -> shares, ranks' results -> caller's
+result.
 
-Nothing here knows Ray, and nothing here changes what the caller gave.
+They do not use Ray and do not modify the caller's arguments.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ Arguments = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SplitCall:
-    """What every rank gets. Rank r runs with `shares[share_of_rank[r]]`: peers have one share, which is sent once.
-
-    Ranks that are missing in `share_of_rank` do not run. `num_padded_rows` is what gathering must undo."""
+    """The arguments of every rank. Rank r runs with `shares[share_of_rank[r]]`. Peers have the same share, which is
+    sent once. Ranks that are not in `share_of_rank` do not run. `num_padded_rows`: rows that were added, and that
+    gathering must remove."""
 
     shares: tuple[Arguments, ...]
     share_of_rank: dict[int, int]
     num_padded_rows: int = 0
 
     def of_rank(self, rank: int) -> Arguments:
-        """The arguments of one rank."""
+        """Returns the arguments of one rank."""
         return self.shares[self.share_of_rank[rank]]
 
     def only_rank_zero(self) -> SplitCall:
-        """The same for rank 0 alone, whose share has only a part of the added rows, or none."""
+        """Returns the call for rank 0 alone. Its share contains only some of the padding rows, or none."""
         share = self.share_of_rank[0]
         num_rows = next((len(each) for each in self.shares[share] if isinstance(each, DataProto)), 0)
         num_after = num_rows * (len(self.shares) - 1 - share)
@@ -40,42 +41,46 @@ class SplitCall:
         return SplitCall(self.shares, {0: share}, num_padded_rows)
 
     def check(self, num_ranks: int) -> None:
-        """Raises DispatchError unless some ranks of that many run, each with a share that is there."""
+        """Raises DispatchError unless at least one rank runs, all ranks exist, and each has an existing share."""
         wrong = [rank for rank in self.share_of_rank if rank not in range(num_ranks)]
         if wrong or not self.share_of_rank:
             raise DispatchError(
-                f"the split names ranks {wrong or 'none'} to run (there are: 0 to {num_ranks - 1}); fix its function"
+                f"the split function returned ranks {wrong or 'none'} (there are: 0 to {num_ranks - 1}); fix it"
             )
         if lost := [share for share in self.share_of_rank.values() if share not in range(len(self.shares))]:
             raise DispatchError(
-                f"the split names shares {lost} (there are: {len(self.shares)}, from 0); fix its function"
+                f"the split function returned share indices {lost} (there are {len(self.shares)} shares, numbered from "
+                "0); fix it"
             )
 
 
 def split_one_to_all(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """The same for every rank."""
+    """Gives all arguments to every rank."""
     return SplitCall((arguments,), dict.fromkeys(range(len(positions)), 0))
 
 
 def split_rank_zero(_positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Everything for rank 0."""
+    """Gives all arguments to rank 0; the others do not run."""
     return SplitCall((arguments,), {0: 0})
 
 
 def split_all_to_all(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Element r of every argument for rank r. Raises DispatchError for an argument that is no such list."""
+    """Gives element r of every argument to rank r. Raises DispatchError unless every argument is a list with one
+    element per rank."""
     shares = _elements(arguments, len(positions), "one per worker")
     return SplitCall(shares, {rank: rank for rank in range(len(positions))})
 
 
 def split_lists(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Element d of every argument for data rank d. Raises DispatchError for an argument that is no such list."""
+    """Gives element d of every argument to data rank d. Raises DispatchError unless every argument is a list with one
+    element per data rank."""
     shares = _elements(arguments, positions[0].num_data_ranks, "one per data-parallel rank")
     return SplitCall(shares, _by_data_rank(positions))
 
 
 def split_batches(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """Equal consecutive parts of every DataProto, padded where its rows do not spread evenly; all else for everybody.
+    """Splits every DataProto into equal consecutive parts, with padding rows if its length is not divisible; every rank
+    gets all other arguments.
 
     Raises DispatchError for batches of different lengths, and for a batch without rows."""
     num_data_ranks = positions[0].num_data_ranks
@@ -96,13 +101,13 @@ def check_lengths(where: str, arguments: Sequence[object]) -> None:
     """Raises DispatchError, starting with `where`, for batches of different lengths, and for batches without rows."""
     lengths = {len(argument) for argument in arguments if isinstance(argument, DataProto)}
     if len(lengths) > 1:
-        raise DispatchError(f"{where}: batches of different lengths in one call ({sorted(lengths)})")
+        raise DispatchError(f"{where}: all batches of a call must have the same length (seen: {sorted(lengths)})")
     if lengths == {0}:
-        raise DispatchError(f"{where}: a batch without rows cannot be split; leave the call out")
+        raise DispatchError(f"{where}: a batch without rows cannot be split; skip the call")
 
 
 def split_batches_for_function(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """As `split_batches`, after a function. Raises DispatchError where the first argument cannot be called."""
+    """Like `split_batches`; the first argument is a function. Raises DispatchError if it is not callable."""
     if not arguments or not callable(arguments[0]):
         seen = type(arguments[0]).__name__ if arguments else "nothing"
         raise DispatchError(f"the first argument must be a function (seen: {seen})")
@@ -110,36 +115,36 @@ def split_batches_for_function(positions: Sequence[MeshPosition], arguments: Arg
 
 
 def split_batches_evenly(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """As `split_batches`, without padding. Raises DispatchError where rows do not spread evenly."""
+    """Like `split_batches`, without padding. Raises DispatchError if the number of rows is not divisible."""
     call = split_batches(positions, arguments)
     if call.num_padded_rows:
         length = next(len(argument) for argument in arguments if isinstance(argument, DataProto))
         raise DispatchError(
-            f"a batch of {length} rows does not spread evenly over {positions[0].num_data_ranks} workers, and rows "
-            "that were added would be counted"
+            f"a batch of {length} rows cannot be split evenly over {positions[0].num_data_ranks} data-parallel ranks, "
+            "and padding rows would distort the metrics; pass a multiple of that"
         )
     return call
 
 
 def gather_list(_positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
-    """A list with the result of every rank that ran."""
-    return [results[place] for place, _ in enumerate(sorted(call.share_of_rank))]
+    """Returns a list with the result of every rank that ran."""
+    return [results[index] for index, _ in enumerate(sorted(call.share_of_rank))]
 
 
 def gather_only(_positions: Sequence[MeshPosition], _call: SplitCall, results: Sequence[object]) -> object:
-    """The result of the only rank that ran."""
+    """Returns the result of the only rank that ran."""
     return results[0]
 
 
 def gather_data_ranks(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
-    """A list with one result per data rank, from the rank that answers for it."""
+    """Returns a list with one result per data rank, from the rank that returns the result of the share."""
     return _answers(positions, call, results)
 
 
 def gather_batches(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
-    """One batch, rows in the order of the data ranks, without the rows that were added.
+    """Concatenates the batches in the order of the data ranks and removes the padding rows.
 
-    Raises DispatchError for results that are no batches, and for a number of rows that padding cannot be taken off."""
+    Raises DispatchError if a result is not a batch, or if its number of rows makes removing the padding impossible."""
     batches = [_batch(result) for result in _answers(positions, call, results)]
     batch = DataProto.concat(batches)
     if not call.num_padded_rows:
@@ -147,26 +152,25 @@ def gather_batches(positions: Sequence[MeshPosition], call: SplitCall, results: 
     num_rows_given = next(len(argument) for argument in call.shares[0] if isinstance(argument, DataProto))
     if any(len(each) != num_rows_given for each in batches):
         raise DispatchError(
-            f"{call.num_padded_rows} rows were added to spread the batch evenly, and the workers' results have "
-            f"{[len(each) for each in batches]} rows: which ones to take off is not known; return a row per row, or "
-            "pass a batch whose rows spread evenly"
+            f"{call.num_padded_rows} padding rows were added to split the batch evenly, but the workers' results have "
+            f"{[len(each) for each in batches]} rows instead of {num_rows_given} each, so the padding cannot be "
+            "removed; return one row per input row, or pass a batch with a divisible number of rows"
         )
     return batch.slice(0, len(batch) - call.num_padded_rows)
 
 
 def gather_metrics(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> object:
-    """The metrics of all data ranks, reduced. Raises DispatchError for results that are no metrics."""
+    """Reduces the metrics of all data ranks. Raises DispatchError if a result is not a dictionary of numbers."""
     return reduce_metrics([_metrics(result) for result in _answers(positions, call, results)])
 
 
 def _answers(positions: Sequence[MeshPosition], call: SplitCall, results: Sequence[object]) -> list[object]:
     ran = sorted(call.share_of_rank)
     if len(ran) == 1:
-        # Whether or not it would answer for the others: nobody else did.
+        # The only result counts, even if this rank would normally not return it.
         return list(results)
-    places = enumerate(ran)
-    answering = sorted((positions[rank].data_rank, place) for place, rank in places if positions[rank].is_collected)
-    return [results[place] for _, place in answering]
+    collected = sorted((positions[rank].data_rank, i) for i, rank in enumerate(ran) if positions[rank].is_collected)
+    return [results[index] for _, index in collected]
 
 
 def _by_data_rank(positions: Sequence[MeshPosition]) -> dict[int, int]:
@@ -174,11 +178,11 @@ def _by_data_rank(positions: Sequence[MeshPosition]) -> dict[int, int]:
 
 
 def _elements(arguments: Arguments, num_elements: int, what: str) -> tuple[Arguments, ...]:
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if not isinstance(argument, list | tuple) or len(argument) != num_elements:
             seen = f"{len(argument)} elements" if isinstance(argument, list | tuple) else type(argument).__name__
             raise DispatchError(
-                f"argument {place + 1} must be a list of {num_elements} elements, {what} (seen: {seen})"
+                f"argument {index + 1} must be a list of {num_elements} elements, {what} (seen: {seen})"
             )
     columns = [argument for argument in arguments if isinstance(argument, list | tuple)]
     return tuple(tuple(column[part] for column in columns) for part in range(num_elements))
@@ -201,6 +205,6 @@ def _number(name: object, value: object) -> float:
         return float(cast("SupportsFloat", value))
     except (TypeError, ValueError, RuntimeError):
         raise DispatchError(
-            f"the method must return one number for each metric (metric {name!r} is {value!r:.80}); give its mean, or "
-            "several metrics"
+            f"the method must return one number for each metric (metric {name!r} is {value!r:.80}); return its mean, "
+            "or several metrics"
         ) from None

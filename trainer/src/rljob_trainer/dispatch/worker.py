@@ -1,6 +1,6 @@
-"""What every worker knows about its place, and the shape of a worker.
+"""The base class of workers, and the context that each worker gets.
 
-Workers are plain Python objects: nothing here knows Ray, so each can be built in an ordinary process.
+Workers are plain Python objects and do not use Ray, so each can be built in an ordinary process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from rljob_trainer.dispatch.register import registrations
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """One rank's place. `device_type` is `cpu` or `cuda`; `num_threads` are CPU threads for this process."""
+    """Rank, address and device of one worker. `device_type` is `cpu` or `cuda`; `num_threads` is the number of CPU
+    threads of this process."""
 
     rank: int
     world_size: int
@@ -26,7 +27,7 @@ class WorkerContext:
     device_type: str
     num_threads: int
     device_number: int = 0
-    """Of this rank's GPU among those that the process sees."""
+    """Index of this rank's GPU among those that the process sees."""
 
     @property
     def device(self) -> torch.device:
@@ -35,10 +36,10 @@ class WorkerContext:
 
 
 class Worker:
-    """The part of one role that runs on one rank."""
+    """Base class: one role on one rank."""
 
     def __init_subclass__(cls) -> None:
-        """Raises DispatchError for registered methods that no group could call (see `registrations`)."""
+        """Raises DispatchError for registered methods that a group cannot call (see `registrations`)."""
         super().__init_subclass__()
         registrations(cls)
 
@@ -46,6 +47,7 @@ class Worker:
         self.context = context
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """Where this rank stands in a mesh of the role; by default every rank is a data-parallel rank of its own."""
+        """Returns this rank's position in a mesh of the role. By default every rank is a separate data-parallel
+        rank."""
         del mesh
         return MeshPosition(self.context.rank, self.context.world_size, is_collected=True)

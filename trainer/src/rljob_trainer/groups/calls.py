@@ -1,4 +1,4 @@
-"""Calls under way: waiting for the ranks, and turning what went wrong into one error that names its cause."""
+"""Pending calls: waits for the results of all ranks, and turns failures into one error that names the cause."""
 
 from __future__ import annotations
 
@@ -19,39 +19,44 @@ from rljob_trainer.groups.ray_session import check_connected
 T = TypeVar("T")
 
 FAILURE_GRACE_SECONDS = 5.0
-"""How long the other ranks have to end after the first has failed: some cannot, because they wait for it."""
+"""How long to wait for the other ranks after the first failure: some never finish, because they wait for the failed
+rank in a collective."""
 FOLLOW_UP = re.compile(
     r"closed by peer|[Cc]onnection (?:reset|refused|was closed|was likely closed|closed)|[Bb]roken pipe"
     r"|remote process exited|caused pair closure|Socket closed|[Tt]imed out waiting|Socket Timeout"
     r"|NCCL (?:communicator was aborted|timeout)|ncclRemoteError"
 )
-"""What collectives (gloo, NCCL, torch's store) say on a rank whose peer has failed."""
+"""Error texts of collectives (gloo, NCCL, torch's store) on a rank whose peer has failed."""
 
 UNREADABLE = (RaySystemError, UnserializableException)
-"""What Ray says of a result that came and could not be unpickled. Its other errors: a process or node is gone."""
+"""Ray's errors for a result that arrived but cannot be unpickled. Other Ray errors mean that a process or node is
+lost."""
 
 LIVENESS_SECONDS = 1.0
-"""How often a call that waits looks whether some process is gone."""
+"""How often a waiting call checks whether any process has died."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a call waits for: one reference per rank, and what the call is named in errors."""
+    """The ranks of one call: their result references, and `what`, the call's name in errors, such as
+    `actor.update_policy`."""
 
     what: str
     references: Mapping[int, ray.ObjectRef]
     place_of: Callable[[int], Place]
     raise_if_dead: Callable[[], None]
-    """Raises for a process that is gone, also of others than these ranks."""
+    """Raises if any process of the group has died, even one that is not part of this call."""
 
     def results(self, timeout_seconds: float | None = None) -> list[object]:
-        """In the order of the ranks. Raised is the cause rather than what followed from it: one of our own errors, else
-        a rank that died (its peers fail in their collectives, often sooner than the death is known, and in many words),
-        else the first failure that does not speak of a peer (`FOLLOW_UP`); after the first failure the rest get
-        `FAILURE_GRACE_SECONDS` to end.
+        """Waits for all results and returns them in the order of the ranks.
 
-        Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError; ResourceError when
-        the connection to Ray has been closed."""
+        If several ranks fail, the cause is raised and not a consequence: first a TrainerError that a worker raised;
+        then a dead rank (its peers fail in their collectives, often before the death is known); then the first failure
+        that does not blame a peer (`FOLLOW_UP`). After the first failure the other ranks have `FAILURE_GRACE_SECONDS`
+        to finish.
+
+        Raises TrainerError as the worker raised it, WorkerError, WorkerDiedError, CallTimeoutError; ResourceError if
+        the connection to Ray is closed."""
         check_connected(self.what)
         ranks = sorted(self.references)
         references = [self.references[rank] for rank in ranks]
@@ -59,10 +64,10 @@ class Ranks:
         while True:
             remaining = deadline - time.monotonic()
             try:
-                # One wait for all while nothing goes wrong.
+                # The normal case: one wait for all ranks.
                 return list(ray.get(references, timeout=max(0.0, min(remaining, LIVENESS_SECONDS))))
             except RayTaskError:
-                # First: it is a GetTimeoutError, too, where a worker has raised one.
+                # Must come before GetTimeoutError: if a worker raised a GetTimeoutError, Ray's error is both types.
                 return self._results_one_by_one(ranks)
             except GetTimeoutError:
                 if remaining <= LIVENESS_SECONDS:
@@ -72,7 +77,7 @@ class Ranks:
                 return self._results_one_by_one(ranks)
 
     def done(self) -> bool:
-        """Whether `results` would not wait."""
+        """Whether `results` returns without waiting."""
         check_connected(self.what)
         references = list(self.references.values())
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
@@ -95,7 +100,7 @@ class Ranks:
             except RayTaskError as error:
                 errors.append(self._failed(rank, error))
             except UNREADABLE as error:
-                errors.append(WorkerError(f"{self.what}: worker rank {rank}: its result cannot be read: {error}"))
+                errors.append(WorkerError(f"{self.what}: worker rank {rank}: its result cannot be unpickled: {error}"))
             except RayError as error:
                 deaths.append(self._died(rank, error))
                 break
@@ -109,7 +114,8 @@ class Ranks:
         return [results[rank] for rank in ranks]
 
     def _failed(self, rank: int, error: RayTaskError) -> TrainerError:
-        """Our own errors come back as they were raised; others become WorkerError with the worker's traceback."""
+        """Returns a TrainerError as it was raised; any other error becomes a WorkerError with the worker's
+        traceback."""
         failed: TrainerError
         worker = self._failed_worker(rank)
         where = f"{self.what}: worker rank {rank}{worker.place}"
@@ -126,35 +132,38 @@ class Ranks:
         return self.place_of(rank).failed_worker(rank, self.what.partition(".")[0])
 
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
-        place = self.place_of(rank)
+        location = self.place_of(rank)
         died = WorkerDiedError(
-            f"worker rank {rank} ({place}) died in {self.what}: {cause_of_death(error, place)}{place.more}"
+            f"worker rank {rank} ({location}) died in {self.what}: {cause_of_death(error, location)}{location.more}"
         )
         died.worker = self._failed_worker(rank)
         return died
 
 
 class Pending(Generic[T]):
-    """The result of a call that was not waited for. It can be an argument of another call."""
+    """The future result of a non-blocking call. It can be passed as an argument to another call."""
 
     def __init__(self, ranks: Ranks, gather: Callable[[list[object]], T], parts: tuple[object, ...] = ()) -> None:
-        """`parts`: arguments for other calls that, one after the other, are the whole; none where it is not so."""
+        """`parts`: the result as arguments for other calls, one part per data rank, whose concatenation is the whole
+        result; empty if it cannot be passed on in parts."""
         self.ranks = ranks
         self.parts = parts
         self._gather = gather
         self._result: tuple[T] | None = None
 
     def done(self) -> bool:
-        """Whether `result` would not wait."""
+        """Whether `result` returns without waiting."""
         return self._result is not None or self.ranks.done()
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a Pending travels only as an argument of its own, not within another one; give its result()")
+        raise TypeError(
+            "a Pending must be an argument itself, it cannot be inside another argument; pass its result() instead"
+        )
 
     def result(self, timeout_seconds: float | None = None) -> T:
-        """Waits; the same result each time.
+        """Waits for the result and returns it, the same one each time.
 
-        Raises CallTimeoutError after the time, and the call may go on; what a worker raised; WorkerDiedError."""
+        Raises CallTimeoutError after the timeout (the call may continue), the error of a worker, or WorkerDiedError."""
         if self._result is None:
             self._result = (self._gather(self.ranks.results(timeout_seconds)),)
         return self._result[0]

@@ -1,8 +1,7 @@
-"""Why a worker process is gone: what Ray says, what the kernel has counted, and the process's own last words.
+"""Finds out why a worker process died, from Ray's error, the kernel's counters and the end of the worker's log.
 
-Ray knows the exit code of a process that ends itself in Python. Of one that is killed or crashes it knows only that the
-connection is closed; then the kernel's count of processes killed for lack of memory, and the last lines of the worker's
-log, tell more.
+If a process exits in Python, Ray knows its exit code. If it is killed or crashes, Ray only knows that the connection
+was closed. Then the kernel's counter of out-of-memory kills and the last lines of the worker's log show the cause.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ from rljob_trainer.control_groups import control_group_folders, read_or_empty
 from rljob_trainer.errors import FailedWorker
 
 ASK_SECONDS = 10.0
-"""How long a node is asked for its count; it may be gone, too."""
+"""Timeout for reading the counter on the worker's node, which may be lost, too."""
 LAST_BYTES = 1 << 16
 CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received at time=(\d+)")
-"""What Ray's fault handler writes before the end; stacks of all threads may follow."""
+"""Written by Ray's fault handler when a process crashes; stacks of all threads may follow."""
 CRASH_SECONDS = 60.0
-"""A crash that is longer ago was that of another process with the same log."""
+"""An older crash in the log was that of an earlier process with the same log file."""
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """How many processes the kernel had killed for lack of memory, and the file in which it counts them."""
+    """The kernel's counter of processes killed because memory ran out: its file, and its value when the worker was
+    built."""
 
     counter: Path
     count: int
@@ -38,10 +38,10 @@ class MemoryKills:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs, what was known of it when it was built, and where its output is."""
+    """Where a rank runs: process, node, pod and log file, as known when it was built."""
 
     process: int | None = None
-    """None before anything is known of it."""
+    """Process id; None before the process has reported it."""
     address: str = ""
     roles: tuple[str, ...] = ()
     log_file: Path | None = None
@@ -58,18 +58,19 @@ class Place:
         return f"{roles}process {self.process} on {where}"
 
     def failed_worker(self, rank: int, called: str = "") -> FailedWorker:
-        """For an error that came from it; `called` is the role that was."""
+        """Describes this rank for an error. `called` is the role whose method was called, if known."""
         role = called if called in self.roles else ", ".join(self.roles)
         return FailedWorker(role or "worker", rank, self.pod, self.node_name, self.log_file)
 
     @property
     def more(self) -> str:
-        """Where more can be read about it, for the end of a message."""
-        return f"; its last words are in {self.log_file}" if self.log_file else ""
+        """The log file as a suffix for an error message; empty if there is none."""
+        return f"; see the end of its log: {self.log_file}" if self.log_file else ""
 
 
 def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
-    """Of this process's container, else of its machine; None where the kernel does not count (before Linux 4.13)."""
+    """Reads the counter of this process's container, else of its machine; None if the kernel has none (before Linux
+    4.13)."""
     counters = [
         folder / name
         for folder in control_group_folders("memory", file_system)
@@ -83,9 +84,8 @@ def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
 
 
 def cause_of_death(error: RayError, place: Place) -> str:
-    """Ray's text without its identifiers; for a process that just ended, what is known of the reason.
-
-    Asks the node of the process, and reads the end of its log."""
+    """Returns Ray's text without its identifiers. If Ray only knows that the connection was closed, returns what the
+    kernel's counter on the process's node and the end of its log say."""
     text = " ".join(str(error).split())
     detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
     if detail is None:
@@ -95,27 +95,27 @@ def cause_of_death(error: RayError, place: Place) -> str:
     crash = _crash_in(place.log_file)
     if crash:
         return f"it crashed in native code ({crash})"
-    crash_text = "" if place.log_file else ", native code crashed (a log folder would tell)"
+    crash_text = "" if place.log_file else ", native code crashed (there is no log file to check)"
     before = place.memory_kills
     now = None if before is None or place.node_id is None else _read_on(place.node_id, before.counter)
     if before is None or now is None:
         return (
-            "its process ended without a word; the kernel kills processes when memory runs out (see dmesg), "
-            "and native code can crash"
+            "its process exited without an error message; possible causes: out of memory (check dmesg for oom-kill) or "
+            "a crash in native code"
         )
     if now > before.count:
         return (
-            f"the kernel killed it for lack of memory (oom_kill in {before.counter} rose from {before.count} to {now} "
-            "since it was built); give its pool more memory, or the job smaller batches"
+            f"out of memory: the kernel killed it (oom_kill in {before.counter} rose from {before.count} to {now} "
+            "since it was built); give its pool more memory, or reduce the job's batch size"
         )
     return (
-        "its process ended without a word; the kernel killed nothing there for lack of memory, so somebody killed it "
-        f"(kill -9){crash_text}, or its code ended it (os._exit)"
+        "its process exited without an error message; it was not out of memory (the kernel's oom_kill counter is "
+        f"unchanged), so either it was killed (kill -9){crash_text}, or its own code called os._exit"
     )
 
 
 def _crash_in(log_file: Path | None) -> str | None:
-    """How the end of a log names a crash; None for no crash, and for a log that is not there."""
+    """Returns the signal of a recent crash at the end of a log, such as `SIGSEGV`; None if there is none."""
     if log_file is None:
         return None
     try:
@@ -129,13 +129,14 @@ def _crash_in(log_file: Path | None) -> str | None:
 
 
 def _kills_in(text: str) -> int | None:
-    """From a file of lines `name number`."""
+    """Reads `oom_kill` from a file of lines `name number`."""
     found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def _read_on(node_id: str, counter: Path) -> int | None:
-    """The count of a node now; None for one that does not answer. Elsewhere that can take the start of a process."""
+    """Reads the current counter of a node; None if the node does not respond. On another node Ray may have to start a
+    process for it first."""
 
     def read() -> str:
         return counter.read_text()

@@ -1,4 +1,4 @@
-"""Which device is a process's own, by the number that CUDA, HIP or Ascend's runtime give it there."""
+"""Finds the index of the device that belongs to a process, as CUDA, HIP or Ascend's runtime number it there."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ VISIBILITY_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "GPU": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "NPU": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-"""By Ray's resource: what tells a vendor's libraries which devices to show, as a list that also numbers them."""
+"""By Ray's resource name: the variables that list the visible devices for the vendor's libraries. The position in the
+list is the device's index."""
 
 
 def device_number(assigned: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> int:
-    """The number of the first device that Ray has assigned, by resource, among those that the process sees; 0 without
-    any. Ray shows a process its own devices only, unless RAY_EXPERIMENTAL_NOSET_*_VISIBLE_DEVICES says not to.
+    """Returns the index of the first assigned device among the visible ones; 0 if no device is assigned. By default Ray
+    makes only a process's own devices visible, unless RAY_EXPERIMENTAL_NOSET_*_VISIBLE_DEVICES is set.
 
-    Raises ResourceError for a device that the process cannot see."""
+    `assigned`: device ids by Ray's resource name, such as `{"GPU": ["3"]}`. Raises ResourceError if the assigned device
+    is not visible."""
     for resource, variables in VISIBILITY_VARIABLES.items():
         if not assigned.get(resource):
             continue
@@ -27,8 +29,8 @@ def device_number(assigned: Mapping[str, Sequence[str]], environment: Mapping[st
                 seen = [name.strip() for name in environment[variable].split(",") if name.strip()]
                 if mine not in seen:
                     raise ResourceError(
-                        f"{variable}: does not show the {resource} that Ray has assigned (seen: "
-                        f"{environment[variable]!r}, assigned: {mine}); leave the variable to Ray"
+                        f"{variable}: does not contain the {resource} that Ray has assigned (seen: "
+                        f"{environment[variable]!r}, assigned: {mine}); do not set this variable, Ray sets it"
                     )
                 return seen.index(mine)
         return int(mine)

@@ -1,4 +1,4 @@
-"""Several roles in one process: a fused worker holds one worker per role as plain fields of a dictionary."""
+"""A fused worker: several roles in one process, with one worker object per role."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.errors import DispatchError
 
 WorkerFactory = Callable[[WorkerContext, Mapping[str, Worker]], Worker]
-"""Builds the worker of one role; the second argument holds the workers of the roles before it in the same process."""
+"""Builds the worker of one role. The second argument has the workers that were built before in the same process, by
+role name."""
 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role: its name, the class of its worker, and how that is built with its own arguments (`functools.partial` of
-    a function, for example), from the context alone by default. Both must pickle."""
+    """One role: its name, its worker class, and a factory that builds the worker with further arguments, such as a
+    `functools.partial`. Without a factory the class is called with the context alone. Class and factory must be
+    picklable."""
 
     name: str
     worker_class: type[Worker]
@@ -25,37 +27,37 @@ class RoleSpec:
 
 
 class FusedWorker:
-    """The workers of all roles of one process, in the order given; later ones may use earlier ones."""
+    """The workers of all roles of one process. They are built in the given order; later ones may use earlier ones."""
 
     def __init__(self, context: WorkerContext, roles: Sequence[RoleSpec]) -> None:
-        """Raises DispatchError for two roles of one name and for a factory that builds something else than its role
-        says, and whatever a factory raises."""
+        """Raises DispatchError for a duplicate role name and for a factory that builds another class than the role
+        names, and whatever a factory raises."""
         self.workers: dict[str, Worker] = {}
         for role in roles:
             if role.name in self.workers:
-                raise DispatchError(f"fused worker: two roles are called '{role.name}'")
+                raise DispatchError(f"fused worker: two roles have the name '{role.name}'; give each role its own name")
             worker = role.factory(context, self.workers) if role.factory else role.worker_class(context)
             if not isinstance(worker, role.worker_class):
                 raise DispatchError(
-                    f"fused worker: role '{role.name}' is said to be a {role.worker_class.__name__}, and its factory "
-                    f"builds a {type(worker).__name__}"
+                    f"fused worker: role '{role.name}' has the worker class {role.worker_class.__name__}, but its "
+                    f"factory builds a {type(worker).__name__}; make them equal"
                 )
             self.workers[role.name] = worker
 
     def execute(self, role: str, method: str, arguments: tuple[object, ...]) -> object:
-        """Calls a registered method of a role's worker. Raises DispatchError when there is none of that name."""
+        """Calls a registered method of a role's worker. Raises DispatchError if there is no such method."""
         worker = self._worker(role)
         registration_of(type(worker), method)
         bound: Callable[..., object] = worker.__getattribute__(method)
         return bound(*arguments)
 
     def mesh_position(self, role: str, mesh: str) -> MeshPosition:
-        """Where this process stands in a mesh of a role. Raises what the worker raises, and DispatchError where it
-        gives something else."""
+        """Returns this process's position in a mesh of a role. Raises whatever the worker raises, and DispatchError if
+        it returns something else than a MeshPosition."""
         position = self._worker(role).mesh_position(mesh)
         if not isinstance(position, MeshPosition):
             raise DispatchError(
-                f"{role}: mesh {mesh}: mesh_position gives a {type(position).__name__}; it must give a MeshPosition"
+                f"{role}: mesh {mesh}: mesh_position returns a {type(position).__name__}; it must return a MeshPosition"
             )
         return position
 

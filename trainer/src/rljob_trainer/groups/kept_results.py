@@ -1,7 +1,7 @@
-"""Results that stay at hand in the processes that made them, for calls there that get them as arguments.
+"""A cache of results in the processes that computed them, for later calls that get them as arguments.
 
-Reading a share from the object store takes longer than a whole call with nothing in it. So the controller names a
-result by the key of the call that made it where the same process gets it again, and sends a reference to others.
+Reading a share from the object store takes longer than a whole empty call. So if the same process needs the result
+again, the controller sends only the key of the call that computed it; other processes get a reference.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class KeptCall:
-    """The controller's hold on the results of one call: the processes keep them until nobody has this any more."""
+    """The controller's handle for the cached results of one call. The processes keep them until this object is garbage
+    collected."""
 
     def __init__(self, forgotten: Sequence[deque[str]]) -> None:
-        """`forgotten`: of each process that keeps a result, where to say that it need not any longer."""
+        """`forgotten`: for each process that caches a result, the queue of keys that it should drop."""
         self.key = f"{_this_process()}-{next(_NUMBERS)}"
-        """Of this call, also where several controllers call the same processes."""
+        """Unique for this call, even if several controllers call the same processes."""
         weakref.finalize(self, _forget, tuple(forgotten), self.key).atexit = False
 
 
@@ -46,35 +47,35 @@ def _forget(forgotten: Sequence[deque[str]], key: str) -> None:
 
 @dataclass(frozen=True)
 class KeptArgument:
-    """Stands for a batch among the arguments of a call: what the receiving process made in the call of this key."""
+    """A placeholder for a batch argument: the result that the receiving process computed in the call with this key."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class ResultArgument:
-    """One rank's result of a call among the arguments of another, before it is known who gets it."""
+    """One rank's result of a call, used as an argument of another call whose receiver is not yet known."""
 
     reference: ray.ObjectRef
     kept: KeptCall
     maker: object
-    """The handle of the process that made it."""
+    """The actor handle of the process that computed it."""
 
     def for_process(self, process: object) -> KeptArgument | StoredArgument:
-        """As it travels to a process."""
+        """Returns the form in which it is sent to a process."""
         return KeptArgument(self.kept.key) if process is self.maker else StoredArgument(self.reference)
 
 
 class KeptResults:
-    """What a process keeps of its own results."""
+    """The cache of a process for its own results."""
 
     def __init__(self) -> None:
         self._batches: dict[str, DataProto] = {}
         self._errors: dict[str, Exception] = {}
 
     def keep(self, key: str, result: DataProto, as_stored: DataProto) -> None:
-        """Keeps a result as others would read it: of what lies in the store, this process maps the same memory. What
-        somebody could change, values of object columns, is left there, to be read anew each time."""
+        """Caches a result as other processes would read it. Columns in the object store share memory with the store.
+        Object columns with mutable values are not cached: they are read from the store each time."""
         own = [
             name
             for name in as_stored.column_names()
@@ -86,21 +87,21 @@ class KeptResults:
         self._errors.pop(key, None)
 
     def keep_error(self, key: str, error: Exception) -> None:
-        """Keeps why there is no result."""
+        """Caches the error of a call that has no result."""
         self._errors[key] = error
 
     def take(self, key: str) -> DataProto:
-        """A result, which stays; columns with one number per row are copies. Raises what the call that should have made
-        it raised, and DataLostError for one that this process does not know."""
+        """Returns a result, which stays in the cache; columns with one number per row are copies. Raises the error of
+        the call that should have computed it, and DataLostError if the key is unknown."""
         if key in self._errors:
             raise self._errors[key]
         if key not in self._batches:
-            raise DataLostError("a result that this process should have kept is not there; it may have been restarted")
+            raise DataLostError("a result is missing in this process's cache; the process may have been restarted")
         batch = self._batches[key]
         return batch.with_columns({name: column.clone() for name, column in batch.tensors.items() if column.dim() == 1})
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Lets results go, whether they are here or not."""
+        """Drops results; unknown keys are ignored."""
         for key in keys:
             self._batches.pop(key, None)
             self._errors.pop(key, None)

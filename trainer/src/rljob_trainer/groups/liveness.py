@@ -1,8 +1,8 @@
-"""Watches worker processes while nobody waits for them, so that a death is known within seconds.
+"""Monitors all worker processes in the background, so that a death is detected within seconds.
 
-A call that is under way learns of the death of its own ranks from Ray. The watch is for all others: a call to one group
-should not go on for minutes when a process of another group is gone. Ray learns of a process at once, of a node that is
-lost or frozen by its health checks (see `session`).
+For the ranks of a pending call Ray reports a death itself. This watch covers all other processes: a call to one group
+should not run for minutes after a process of another group has died. Ray detects a dead process immediately, and a lost
+or frozen node by its health checks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ INTERVAL_SECONDS = 1.0
 _RUNNING: WeakSet[LivenessWatch] = WeakSet()
 
 MakeError = Callable[[int, RayError], WorkerDiedError]
-"""(rank, what Ray says) -> the error that names the rank, where it ran, and the cause."""
+"""(rank, Ray's error) -> the error that names the rank, where it ran, and the cause."""
 
 
 def end_watches() -> None:
-    """Closes all watches of this process, before the connection to Ray is closed: their calls would open another."""
+    """Closes all watches of this process. Call it before closing the connection to Ray: a ping after that would open a
+    new connection."""
     for watch in list(_RUNNING):
         watch.close()
 
 
 class LivenessWatch:
-    """One thread with a call under way to every process: it is answered between two other calls, or fails."""
+    """A thread that keeps a pending ping to every process. A process responds between two other calls; if it is dead,
+    the ping fails."""
 
     def __init__(self, handles: list[ActorHandle], error_of: MakeError) -> None:
         self._handles = handles
@@ -44,12 +46,12 @@ class LivenessWatch:
         self._thread.start()
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDiedError for the process whose death was seen first."""
+        """Raises WorkerDiedError for the process whose death was detected first."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Stops watching. What dies from here on is not reported."""
+        """Stops the watch. Later deaths are not reported."""
         self._is_closed.set()
         self._thread.join()
 
@@ -67,7 +69,7 @@ class LivenessWatch:
                 try:
                     ray.get(reference)
                 except ActorUnavailableError:
-                    # It does not answer now. Whether it is gone is for Ray to find out: it is asked again until then.
+                    # The process does not respond at the moment. Ping again until Ray knows whether it is dead.
                     continue
                 except RayError as error:
                     self._error = self._error or self._error_of(rank, error)

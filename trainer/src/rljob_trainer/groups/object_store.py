@@ -1,8 +1,8 @@
-"""Batches in Ray's object store: how a worker keeps what it made, and how a share finds its data again.
+"""Batches in Ray's object store: how workers store their results, and how later calls read them.
 
-What a worker returns stays where it was made. The controller gets columns with one number per row, and a block of
-references to the rest; whoever is given the references reads the data from the store: on the same node without a copy,
-from another node by one transfer.
+A worker's result stays on its node. The controller gets the columns with one number per row, and references to the
+others. A worker that gets the references reads the data from the store: without a copy on the same node, with one
+transfer from another node.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 from rljob_trainer.errors import DataLostError, DispatchError, TrainerError, WorkerError
 
 LARGE_COLUMN_BYTES = 1 << 20
-"""Columns from here on are objects of their own, so that whoever needs one does not move the others."""
+"""Columns of at least this size become separate objects, so that reading one does not transfer the others."""
 INLINE_ARGUMENT_BYTES = 64 << 10
-"""Batches below travel with the call; Ray itself inlines arguments below 100 KB."""
+"""Batches up to this size are sent with the call; Ray itself inlines arguments below 100 KB."""
 
 
 @dataclass
 class Traffic:
-    """Payload of the batches that this process has sent and received, in bytes. In the controller's process that is
-    what went through the controller; what workers read from each other's shards is not in it."""
+    """Payload of the batches that this process has sent and received, in bytes. In the controller's process it excludes
+    what workers read directly from each other's shards."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
 
     def take(self) -> Traffic:
-        """What was counted since the last time."""
+        """Returns the counts since the last call, and resets them."""
         taken = Traffic(self.sent_bytes, self.received_bytes)
         self.sent_bytes = self.received_bytes = 0
         return taken
 
 
 TRAFFIC = Traffic()
-"""Of this process."""
+"""The counters of this process."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RayShard(ShardReference):
 
     @classmethod
     def fetch_all(cls, references: Sequence[Self]) -> list[DataProto]:
-        """Waits for all and maps them into this process. Raises DataLostError."""
+        """Waits for all shards and maps them into this process. Raises DataLostError."""
         batches = get_batches([shard.reference for shard in references])
         TRAFFIC.received_bytes += num_batch_bytes(batches)
         return batches
@@ -61,16 +61,17 @@ class RayShard(ShardReference):
 
 @dataclass(frozen=True)
 class StoredArgument:
-    """Stands for a batch among the arguments of a call; several ranks read the same one."""
+    """A placeholder for a batch argument that is in the store; several ranks read the same one."""
 
     reference: ray.ObjectRef
 
 
 def check_travelling(arguments: Sequence[object]) -> None:
-    """Raises DispatchError for the first of the arguments that cannot be pickled.
+    """Raises DispatchError for the first argument that cannot be pickled.
 
-    Looked at are those of which it is not known, before the first rank is called: the others would wait for it."""
-    for place, argument in enumerate(arguments):
+    This is checked before the first rank is called, because ranks that were already called would wait for the others.
+    Types that are known to be picklable are skipped."""
+    for index, argument in enumerate(arguments):
         match argument:
             case None | bool() | int() | float() | str() | bytes() | torch.Tensor() | ray.ObjectRef():
                 continue
@@ -82,12 +83,14 @@ def check_travelling(arguments: Sequence[object]) -> None:
             ray.cloudpickle.dumps(dict(argument.objects) if isinstance(argument, DataProto) else argument)
         except Exception as error:
             raise DispatchError(
-                f"argument {place + 1} ({type(argument).__name__}) cannot travel to the workers: {error}"
+                f"argument {index + 1} ({type(argument).__name__}) cannot be sent to the workers, because it cannot be "
+                f"pickled: {error}"
             ) from None
 
 
 def sent_arguments(arguments: Sequence[object]) -> tuple[object, ...]:
-    """The arguments as they travel: batches that are large lie in the store, once for all ranks that get them."""
+    """Returns the arguments in the form in which they are sent. Large batches are put into the store, once for all
+    ranks that read them."""
     TRAFFIC.sent_bytes += num_batch_bytes(arguments)
     return tuple(
         StoredArgument(ray.put(argument))
@@ -98,28 +101,29 @@ def sent_arguments(arguments: Sequence[object]) -> tuple[object, ...]:
 
 
 def num_batch_bytes(values: Sequence[object]) -> int:
-    """Payload of the batches among these values."""
+    """Returns the payload of the batches among these values, in bytes."""
     return sum(value.num_bytes() for value in values if isinstance(value, DataProto))
 
 
 def get_batches(references: Sequence[ray.ObjectRef]) -> list[DataProto]:
-    """The batches of these references. Raises DataLostError for what is gone with the process or node that held it,
-    and what the call raised that should have made one."""
+    """Reads the batches of these references. Raises DataLostError if the process or node that held one has died, and
+    the error of the call that should have computed one."""
     try:
         return [_batch(value) for value in ray.get(list(references))]
     except RayTaskError as error:
         if isinstance(error.cause, TrainerError):
             raise error.cause from None
-        raise WorkerError(f"the call that should have made this data failed: {error.cause!r}\n{error}") from None
+        raise WorkerError(f"the call that should have computed this data failed: {error.cause!r}\n{error}") from None
     except RayError as error:
         text = " ".join(str(error).split())
-        raise DataLostError(f"data of this step is lost with the process or node that held it ({text:.300})") from error
+        raise DataLostError(
+            f"data of this step is lost, because the process or node that held it died ({text:.300})"
+        ) from error
 
 
 def stored(batch: DataProto) -> DataProto:
-    """The same batch with everything but its one number per row put into the store of this node.
-
-    Columns that are references already stay what they are."""
+    """Puts the columns of a batch into this node's object store, except those with one number per row. Returns the
+    batch with references. Columns that already are references stay as they are."""
     light = [name for name, column in batch.tensors.items() if column.dim() == 1]
     heavy = [name for name in batch.column_names() if name not in light and not batch.is_remote(name)]
     kept = batch.without(heavy)

@@ -1,4 +1,4 @@
-"""The connection to Ray: an existing cluster, or one started here and stopped again."""
+"""The connection to Ray: joins an existing cluster, or starts a local one and stops it at the end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 MAX_STARTS = 3
-"""Ray gives its own helpers 15 s to come up; the first start on a cold or busy machine can miss that."""
+"""Ray's own processes must start within 15 s, which the first start on a cold or busy machine can exceed."""
 
 
 @dataclass(frozen=True)
 class ShippedCode:
-    """A folder of which every node of a cluster gets a copy. What its .gitignore names stays behind, and `excludes`, in
-    the same form."""
+    """A folder that is copied to every node of a cluster, except what its .gitignore and `excludes` (in the same
+    syntax) name."""
 
     folder: Path
     excludes: tuple[str, ...] = ()
@@ -38,10 +38,10 @@ class ShippedCode:
 def ray_session(
     address: str | None, num_cpus: int, num_gpus: int, shipped: ShippedCode | None = None
 ) -> Iterator[None]:
-    """Connected to the cluster at `address`, or to a local one with so many CPUs and GPUs (logical numbers). To a
-    cluster code may go along.
+    """Connects to the cluster at `address`, which gets a copy of the `shipped` code, or starts a local one with
+    `num_cpus` and `num_gpus` (logical numbers). Disconnects at the end.
 
-    Raises ConfigurationError for code that cannot go along, ResourceError when Ray cannot be reached or started (ports,
+    Raises ConfigurationError if the code cannot be copied, ResourceError if Ray cannot be reached or started (ports,
     memory, disk)."""
     with _signals_kept():
         if address:
@@ -56,14 +56,14 @@ def ray_session(
 
 
 def check_connected(what: str) -> None:
-    """Raises ResourceError where the connection to Ray has been closed: Ray itself would join, or start, another
+    """Raises ResourceError if the connection to Ray is closed. Without this check Ray would join or start another
     cluster."""
     if not ray.is_initialized():
-        raise ResourceError(f"{what}: the connection to Ray has been closed; make calls within `ray_session`")
+        raise ResourceError(f"{what}: the connection to Ray is closed; make calls within `ray_session`")
 
 
 def cluster_resources() -> dict[str, float]:
-    """What all living nodes have together, by Ray's names; GPUs may be declared only."""
+    """Returns the total resources of all living nodes, by Ray's names. GPUs may be declared without existing."""
     return dict(ray.cluster_resources())
 
 
@@ -78,18 +78,18 @@ def _connect(address: str, shipped: ShippedCode | None) -> None:
         if shipped is None:
             raise
         raise ConfigurationError(
-            f"{shipped.folder}: cannot go along to the cluster ({_one_line(error)}); keep the code in a folder without "
-            "large files, or name them in its .gitignore"
+            f"{shipped.folder}: cannot copy this folder to the cluster ({_one_line(error)}); keep the code in a folder "
+            "without large files, or list them in its .gitignore"
         ) from error
     except Exception as error:
         raise ResourceError(
-            f"RAY_ADDRESS: no Ray cluster answers at {address} ({_one_line(error)}); check the address, the network "
-            "and that both sides have the same Ray version and token"
+            f"RAY_ADDRESS: cannot connect to a Ray cluster at {address} ({_one_line(error)}); check the address, the "
+            "network, and that both sides have the same Ray version and token"
         ) from error
 
 
 def _knock(address: str) -> None:
-    """Raises OSError when nobody listens at a `host:port`: Ray itself would wait for minutes."""
+    """Raises OSError if no process listens at a `host:port`. Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return
@@ -106,12 +106,13 @@ def _knock(address: str) -> None:
 
 
 def _start(num_cpus: int, num_gpus: int) -> None:
-    """Ray reports a failed start as a bare Exception and leaves the processes of the failed start behind."""
+    """Starts a local cluster, with retries. Ray reports a failed start as a bare Exception and leaves the processes of
+    that start running, so they are killed here."""
     for start in range(1, MAX_STARTS + 1):
         others = _children()
         try:
             ray.init(
-                # Without it Ray would join a cluster that somebody else has started on this machine.
+                # Without this, Ray would join another user's cluster on this machine.
                 address="local",
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
@@ -126,17 +127,17 @@ def _start(num_cpus: int, num_gpus: int) -> None:
                     os.waitpid(pid, 0)
             if start == MAX_STARTS:
                 raise ResourceError(
-                    f"Ray: could not be started on this machine in {MAX_STARTS} tries ({_one_line(error)}); check free "
-                    "memory, processor load, disk space in /tmp/ray and /dev/shm"
+                    f"Ray: could not be started on this machine in {MAX_STARTS} attempts ({_one_line(error)}); check "
+                    "free memory, CPU load, and disk space in /tmp/ray and /dev/shm"
                 ) from error
-            log.warning("Ray did not start (%s); trying again", _one_line(error))
+            log.warning("Ray did not start (%s); retrying", _one_line(error))
         else:
             return
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray puts its own SIGTERM handler, which ends the process at once; a run has its own way to stop."""
+    """Restores the SIGTERM handler. Ray installs its own, which ends the process immediately, without saving."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -147,7 +148,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    """Processes that this process has started; none where /proc does not tell."""
+    """Returns the process ids of this process's children; empty if /proc does not list them."""
     with suppress(OSError):
         tasks = Path("/proc/self/task").glob("*/children")
         return {int(pid) for task in tasks for pid in task.read_text().split()}

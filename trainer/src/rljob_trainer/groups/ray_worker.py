@@ -1,7 +1,7 @@
-"""The Ray actor of a worker: thin, so that its process can take on its environment before it loads torch.
+"""The Ray actor of a worker. It is thin, so that its process can set its environment variables before it imports torch.
 
-Ray gives processes that it has started in advance only to actors that ask for no environment of their own. So the
-environment comes as an argument, and nothing that reads it is imported before.
+Ray uses its prestarted processes only for actors without their own runtime environment. So the variables come as an
+argument, and nothing that reads them is imported before they are set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RayWorker:
-    """Made into an actor by `start_processes`; the worker's process behind it does the work."""
+    """The class of the actor, created by `start_processes`. It delegates to a WorkerSide in the same process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported."""
@@ -35,7 +35,7 @@ class RayWorker:
         self.side = WorkerSide()
 
     def ping(self) -> None:
-        """Answered between two calls; what matters is that it fails once the process is gone."""
+        """Does nothing. Its call fails once the process has died, which `LivenessWatch` checks."""
 
     def info(self) -> ProcessInfo:
         """See WorkerSide.info."""
@@ -51,11 +51,11 @@ class RayWorker:
         self.side.build(context, roles, log_file)
 
     def keep_record(self, record: GroupRecord) -> None:
-        """Keeps what is known of the whole group."""
+        """Stores the record of the whole group."""
         self.side.record = record
 
     def kept_record(self) -> GroupRecord | None:
-        """What `keep_record` was given."""
+        """Returns the record that `keep_record` has stored; None if there is none yet."""
         return self.side.record
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:

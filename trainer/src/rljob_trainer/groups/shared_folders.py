@@ -1,4 +1,4 @@
-"""Whether every worker sees the folders of a run: found out before models are loaded, not at the first checkpoint."""
+"""Checks that every worker can see the run's folders, before models are loaded instead of at the first checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from rljob_trainer.errors import ConfigurationError
 
 WAIT_SECONDS = 10.0
-"""How long a new file of another node may take to be seen, as on NFS."""
+"""How long a new file may take to become visible on another node, for example on NFS."""
 LOOK_SECONDS = 0.2
 
 
@@ -28,14 +28,15 @@ class Onlookers(Protocol):
     """Processes on the nodes of a run."""
 
     def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
-        """Which of the files each does not see."""
+        """Returns for each process the files that it does not see."""
         ...
 
 
 def check_shared(folders: Mapping[str, Path], onlookers: Sequence[Onlookers]) -> None:
-    """`folders`: what each is called in messages. They are made where they are missing.
+    """Writes a marker file into each folder and asks all processes for it. `folders`: paths by the name that messages
+    use. Missing folders are created.
 
-    Raises ConfigurationError that names the folder and the node that does not see it."""
+    Raises ConfigurationError that names the folder and a node that does not see the file."""
     marker = f".seen-by-all-{uuid.uuid4().hex}"
     name_of = {folder / marker: name for name, folder in folders.items()}
     try:
@@ -46,8 +47,8 @@ def check_shared(folders: Mapping[str, Path], onlookers: Sequence[Onlookers]) ->
             for unseen in onlooker.unseen(list(name_of)):
                 for file in unseen.files:
                     raise ConfigurationError(
-                        f"{name_of[file]} {file.parent}: node {unseen.address} does not see what is written there; "
-                        "name one on storage that all nodes of the job share"
+                        f"{name_of[file]} {file.parent}: node {unseen.address} does not see files that the controller "
+                        "writes there; use a folder on storage that all nodes of the job share"
                     )
     finally:
         for file in name_of:
@@ -55,7 +56,7 @@ def check_shared(folders: Mapping[str, Path], onlookers: Sequence[Onlookers]) ->
 
 
 def unseen_here(files: Sequence[Path]) -> list[Path]:
-    """Which of the files do not appear in this process's file system within `WAIT_SECONDS`."""
+    """Returns the files that do not appear in this process's file system within `WAIT_SECONDS`."""
     deadline = time.monotonic() + WAIT_SECONDS
     missing = [file for file in files if not file.exists()]
     while missing and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""Asks the nodes of a Ray cluster, except its own, for the stacks of a run's processes: started by `pod.dump_stacks`,
+"""Collects the stacks of a run's processes from all other nodes of the Ray cluster. `pod.dump_stacks` starts it as
 `python -m rljob_trainer.groups.stacks_of_nodes RUN_FOLDER`.
 
-Prints JSON lines: `{"nodes": [...]}` with the addresses of all nodes that are asked, then one for each as it answers,
-`{"node": address, "processes": [...]}` or `{"node": address, "reason": text}`. It waits as long as it is let.
+Prints JSON lines: first `{"nodes": [...]}` with the addresses of the nodes, then one line per node when it responds:
+`{"node": address, "processes": [...]}` or `{"node": address, "reason": text}`. It has no timeout; the caller kills it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rljob_trainer.pod.dump_stacks import stacks_here
 
 
 def main() -> int:
-    """0 where Ray answers."""
+    """Returns 0 if Ray responds."""
     run_folder = Path(sys.argv[1])
-    # Of the Ray job that this is part of; `auto` where somebody starts it by hand on a node.
+    # `auto` finds the cluster of the Ray job that this is part of, or of this node if it is started by hand.
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     own = ray.get_runtime_context().get_node_id()
     others = {node["NodeID"]: node for node in ray.nodes() if node["NodeID"] != own}

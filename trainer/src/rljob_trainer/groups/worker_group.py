@@ -1,7 +1,7 @@
 """Worker groups: the controller's view of a role, whose methods run on all of its ranks.
 
-A `WorkerGroup` is one role on the processes of a pool. It has the registered methods of the role's worker class, each
-taking the whole batch and giving back the whole result.
+A `WorkerGroup` is one role on the processes of a pool. It has the registered methods of the role's worker class. Each
+method takes the whole batch and returns the whole result.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 
 class WorkerGroup:
-    """One role on a set of processes; has one attribute per registered method of the worker class.
+    """One role on a set of processes, with one attribute per registered method of the worker class.
 
-    Calls go to every process in the order in which they are made, those of other roles of the same processes included;
-    views of different roles may be called from different threads."""
+    Every process executes calls in the order in which they are made, including calls to other roles of the same
+    processes. Groups of different roles may be called from different threads."""
 
     def __init__(
         self, processes: WorkerProcesses, role: str, worker_class: type[Worker], ranks: Sequence[int] | None = None
     ) -> None:
-        """`ranks` of the processes, all by default; the first of them is rank 0 of this group's calls.
+        """`ranks`: the processes that belong to this group, all by default; the first one is rank 0 of its calls.
 
-        Raises DispatchError for a registered method whose name a group uses itself."""
+        Raises DispatchError for a registered method whose name is an attribute of WorkerGroup itself."""
         self._processes = processes
         self._role = role
         self._worker_class = worker_class
@@ -51,14 +51,14 @@ class WorkerGroup:
         for name, registration in registrations(worker_class).items():
             if hasattr(self, name):
                 raise DispatchError(
-                    f"{worker_class.__name__}.{name}: worker groups have something of their own that is called so; "
-                    "give the method another name"
+                    f"{worker_class.__name__}.{name}: this name is reserved, because WorkerGroup has an attribute with "
+                    "it; rename the method"
                 )
             method: Callable[..., object] = partial(self._call, name, registration)
             setattr(self, name, method)
 
     if not TYPE_CHECKING:
-        # Type checkers are to refuse what is not there.
+        # Hidden from type checkers, so that they reject unknown attributes.
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
                 raise AttributeError(name)
@@ -80,8 +80,9 @@ class WorkerGroup:
         return cast(T, self)
 
     def sub_group(self, start: int, stop: int) -> WorkerGroup:
-        """The same role on ranks start..stop-1 of this group. Raises DispatchError for ranks that are not there; its
-        calls raise it for a mesh of which the range has a share without the rank that answers for it."""
+        """Returns the same role on ranks start..stop-1 of this group. Raises DispatchError for ranks that do not exist.
+        Its calls raise DispatchError if, for some data rank of the mesh, the range lacks the rank that returns the
+        result."""
         if not 0 <= start < stop <= len(self._ranks):
             raise DispatchError(
                 f"{self._role}: no ranks {start} to {stop - 1} (there are: 0 to {len(self._ranks) - 1})"
@@ -89,8 +90,10 @@ class WorkerGroup:
         return WorkerGroup(self._processes, self._role, self._worker_class, self._ranks[start:stop])
 
     def _call(self, method: str, registration: Registration, /, *arguments: object, **named: object) -> object:
-        """Raises DispatchError for arguments that the mode cannot split or that cannot travel, with the method's name;
-        then no rank is called. TrainerError of the workers, unless the method does not block."""
+        """Splits the arguments, calls the ranks, and gathers the results.
+
+        Raises DispatchError, with the method's name and before any rank is called, if the mode cannot split the
+        arguments or they cannot be pickled. A blocking method also raises the workers' TrainerError."""
         where = f"{self._role}.{method}"
         if named:
             arguments = self._in_order(method, arguments, named)
@@ -99,7 +102,7 @@ class WorkerGroup:
             mode = dispatch_mode(registration.dispatch)
             call = self._split(mode, positions, arguments)
             if not isinstance(call, SplitCall):
-                raise DispatchError(f"its split must give a SplitCall (got {type(call).__name__})")
+                raise DispatchError(f"the mode's split function must return a SplitCall (got {type(call).__name__})")
             call.check(len(positions))
             if registration.execute is Execute.RANK_ZERO:
                 call = call.only_rank_zero()
@@ -128,7 +131,8 @@ class WorkerGroup:
         return Pending(ranks, gather, tuple(parts))
 
     def _split(self, mode: DispatchMode, positions: list[MeshPosition], arguments: Arguments) -> SplitCall:
-        """Results of other calls that are not waited for are passed on by reference where they are split alike."""
+        """Splits the arguments. A pending result of another call is passed on by reference, without waiting for it, if
+        it has one part per data rank; else it is waited for."""
         num_data_ranks = positions[0].num_data_ranks
         if mode.passes_on and any(isinstance(argument, Pending) for argument in arguments):
             shares = [_shares_of(argument, num_data_ranks) for argument in arguments]
@@ -140,17 +144,18 @@ class WorkerGroup:
         return mode.split(positions, waited)
 
     def _in_order(self, method: str, arguments: Arguments, named: Mapping[str, object]) -> Arguments:
-        """Named arguments at their places. Raises TypeError as Python does for a call that does not fit."""
+        """Returns all arguments in positional order. Raises TypeError, as Python does, if they do not fit."""
         signature = inspect.signature(vars(self._worker_class).get(method) or getattr(self._worker_class, method))
         bound = signature.bind(None, *arguments, **named)
         names = list(signature.parameters)
         last = max(names.index(name) for name in bound.arguments)
-        # Only the gaps: a default after the last one given is for the worker, and no mode has to split it.
+        # Defaults only fill gaps. A default after the last given argument stays with the worker: no mode must split it.
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in names[1 : last + 1])
 
     def _mesh_positions(self, mesh: str) -> list[MeshPosition]:
-        """Computed once per mesh from what all ranks of the role have said when they were built."""
+        """Returns the position of each rank in a mesh; computed once per mesh from the positions that all ranks of the
+        role reported when they were built."""
         if mesh not in self._positions_by_mesh:
             whole = self._processes.mesh_positions(self._role, mesh)
             check_positions(f"{self._role}: mesh {mesh}", whole)
@@ -159,7 +164,7 @@ class WorkerGroup:
 
 
 def spawn(processes: WorkerProcesses) -> dict[str, WorkerGroup]:
-    """A view per role of processes that have been built, in the order of the roles."""
+    """Returns one group per role, by name, for processes that are already built."""
     return {role.name: WorkerGroup(processes, role.name, role.worker_class) for role in processes.roles}
 
 
@@ -167,9 +172,10 @@ def spawn(processes: WorkerProcesses) -> dict[str, WorkerGroup]:
 def built_groups(
     pool: ResourcePool, settings: BuildSettings, roles: Sequence[RoleSpec]
 ) -> Iterator[dict[str, WorkerGroup]]:
-    """Starts a process in every slot of a pool, builds all roles in each, and ends them afterwards. By role.
+    """Starts a process in every slot of a pool, builds all roles in each, and yields the groups by role name. Ends the
+    processes afterwards.
 
-    Raises what a worker raises while it is built, WorkerDiedError, ResourceError."""
+    Raises whatever a worker raises while it is built, WorkerDiedError, ResourceError."""
     processes = start_processes(pool, worker_environment(settings.device_type, settings.num_threads))
     try:
         processes.build(pool.slots(), settings, roles)
@@ -181,7 +187,8 @@ def built_groups(
 def _returns(
     mode: DispatchMode, registration: Registration, positions: list[MeshPosition], call: SplitCall
 ) -> dict[int, Returns]:
-    """Peers that do not answer for their share send nothing, in the modes that split by data rank."""
+    """Returns by rank how it returns its result. In modes that split by data rank, only one rank per share returns it;
+    its peers return nothing."""
     kept = Returns.STORED if mode.keeps_data else Returns.VALUE
     if not mode.by_data_rank or registration.execute is Execute.RANK_ZERO:
         return dict.fromkeys(call.share_of_rank, kept)
@@ -189,13 +196,13 @@ def _returns(
 
 
 def _answering(positions: list[MeshPosition], call: SplitCall) -> tuple[int, ...]:
-    """The rank that answers for each data rank."""
+    """Returns for each data rank the rank that returns its result."""
     ranks = [rank for rank in call.share_of_rank if positions[rank].is_collected]
     return tuple(sorted(ranks, key=lambda rank: positions[rank].data_rank))
 
 
 def _shares_of(argument: object, num_data_ranks: int) -> list[object] | None:
-    """One argument by data rank, None where that takes knowing its rows."""
+    """Returns one argument's share for each data rank; None if splitting it needs the batch itself."""
     if isinstance(argument, Pending):
         return list(argument.parts) if len(argument.parts) == num_data_ranks else None
     return None if isinstance(argument, DataProto) else [argument] * num_data_ranks

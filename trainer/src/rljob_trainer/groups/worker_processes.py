@@ -1,4 +1,4 @@
-"""The processes of one pool: started, built, called, watched and ended together."""
+"""The worker processes of one pool: starts, builds, calls, monitors and ends them together."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ T = TypeVar("T")
 
 CLOSE_TIMEOUT_SECONDS = 10.0
 START_SECONDS = 60.0
-"""How long processes may take to start and load their libraries, at least; longer where the pool may wait longer."""
+"""Minimum timeout for processes to start and load their libraries; longer if the pool's timeout is longer."""
 NAMESPACE = "rljob"
-"""Of actors that are found by name."""
+"""Ray namespace of actors that are found by name."""
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What all processes are built with. `num_threads` are CPU threads of each, its share of its node's cores when
-    None; what each prints goes to a file in `log_folder` if there is one."""
+    """Settings for building all processes. `num_threads`: CPU threads of each process; None: an equal share of its
+    node's cores. `log_folder`: if set, each process writes its output to a file there."""
 
     device_type: str
     num_threads: int | None = None
     log_folder: Path | None = None
     others: tuple[Slot, ...] = ()
-    """Of processes beside these, which share the cores of their nodes."""
+    """Slots of other processes, which share the cores of the same nodes."""
 
 
 class WorkerProcesses:
-    """One process per slot of a pool: `start_processes`, then `build`; or `attach_processes` to those of somebody
-    else."""
+    """One process per slot of a pool. Created by `start_processes` and then `build`, or by `attach_processes` for
+    processes that another program has built."""
 
     def __init__(
         self,
@@ -69,40 +69,42 @@ class WorkerProcesses:
         group_ids: Sequence[str] = (),
         start_seconds: float | None = None,
     ) -> None:
-        """`record` of processes that somebody else has built; `group_ids` of their placement groups otherwise, and how
-        long all of them may take to start."""
+        """`record`: of processes that another program has built. Otherwise `group_ids` of their placement groups, and
+        `start_seconds`, the timeout for all of them to start."""
         self.handles = handles
         self.is_attached = record is not None
         self.record = record or GroupRecord((), (), None, tuple(group_ids))
         self.watch = LivenessWatch(handles, self._death_of) if record else None
         self.start_seconds = start_seconds
         self.while_waiting: Callable[[], None] | None = None
-        """Called now and then by who waits for a call, in its thread."""
+        """Called about every second while a call is waited for, in the waiting thread."""
         self._executes: dict[tuple[int, str, str], tuple[ActorMethod, ActorMethod]] = {}
         self._forgotten: list[deque[str]] = [deque() for _ in handles]
         self._sending = threading.Lock()
-        """Held while a call goes to its ranks: with another one in between, the ranks of two collectives would mix."""
+        """Held while a call is sent to its ranks. If two calls were sent at the same time, their order could differ
+        between ranks, and their collectives would deadlock."""
 
     @property
     def roles(self) -> tuple[RoleSpec, ...]:
-        """In the order in which they were built; none before."""
+        """The roles in the order in which they were built; empty before `build`."""
         return self.record.roles
 
     def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
-        """Which of the files each process does not see. Raises WorkerDiedError, and ResourceError as `build` does."""
-        told = self._started([handle.unseen.remote(files) for handle in self.handles])
-        return [_expect(UnseenFiles, each) for each in told]
+        """Returns for each process the files that it does not see. Raises WorkerDiedError, and ResourceError as `build`
+        does."""
+        results = self._started([handle.unseen.remote(files) for handle in self.handles])
+        return [_expect(UnseenFiles, each) for each in results]
 
     def build(self, slots: Sequence[Slot], settings: BuildSettings, roles: Sequence[RoleSpec]) -> None:
         """Builds all roles in all processes.
 
-        Raises what a worker raised, WorkerDiedError, or ResourceError for processes that do not start in time."""
-        called = self._started([handle.info.remote() for handle in self.handles])
-        infos = tuple(_expect(ProcessInfo, info) for info in called)
-        # Known from here on for messages about those that die while they are built.
+        Raises whatever a worker raised, WorkerDiedError, or ResourceError if processes do not start in time."""
+        results = self._started([handle.info.remote() for handle in self.handles])
+        infos = tuple(_expect(ProcessInfo, info) for info in results)
+        # Stored before building, so that messages about processes that die during it can name them.
         self.record = replace(self.record, infos=infos, log_folder=settings.log_folder)
-        everybody = (*slots, *settings.others)
-        num_on_node = [sum(other.node_id == slot.node_id for other in everybody) for slot in slots]
+        all_slots = (*slots, *settings.others)
+        num_on_node = [sum(other.node_id == slot.node_id for other in all_slots) for slot in slots]
         references = []
         for slot in slots:
             cores = max(1, infos[slot.rank].num_cores // num_on_node[slot.rank])
@@ -123,15 +125,15 @@ class WorkerProcesses:
         meshes = sorted(
             {(role.name, each.mesh) for role in roles for each in registrations(role.worker_class).values()}
         )
-        told = self._on_all("build", [handle.mesh_positions.remote(meshes) for handle in self.handles])
-        by_rank = [cast("list[MeshPosition | TrainerError]", each) for each in told]
-        positions = {mesh: tuple(of_rank[place] for of_rank in by_rank) for place, mesh in enumerate(meshes)}
+        results = self._on_all("build", [handle.mesh_positions.remote(meshes) for handle in self.handles])
+        by_rank = [cast("list[MeshPosition | TrainerError]", each) for each in results]
+        positions = {mesh: tuple(of_rank[index] for of_rank in by_rank) for index, mesh in enumerate(meshes)}
         self.record = replace(self.record, roles=tuple(roles), positions=positions)
         self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
         self.watch = LivenessWatch(self.handles, self._death_of)
 
     def kept_call(self, ranks: Iterable[int]) -> KeptCall:
-        """For a call whose results these ranks shall keep at hand."""
+        """Returns the handle for a call whose results these ranks cache."""
         return KeptCall([self._forgotten[rank] for rank in ranks])
 
     def start(
@@ -143,10 +145,12 @@ class WorkerProcesses:
         ranks: Sequence[int],
         kept: KeptCall | None = None,
     ) -> Ranks:
-        """Calls a role's method on the ranks of a split call, which counts within `ranks`; what each returns is said,
-        and whether those that return a stored batch keep it.
+        """Sends a call of a role's method to its ranks and returns without waiting for the results.
 
-        Raises WorkerDiedError where a process is known to be gone."""
+        The ranks of `call` and `returns` are indices of `ranks`. `returns`: how each rank returns its result. `kept`:
+        if set, ranks that store their result also cache it.
+
+        Raises WorkerDiedError if a process is known to be dead."""
         check_connected(f"{role}.{method}")
         self.raise_if_dead()
         sent = [sent_arguments(share) for share in call.shares]
@@ -154,7 +158,7 @@ class WorkerProcesses:
         kind_of_rank: dict[int, tuple[object, ...]] = {}
         for rank, share in call.share_of_rank.items():
             handle = self.handles[ranks[rank]]
-            # Alike for all ranks of a share unless one of them made what the others read.
+            # All ranks of a share get the same call, unless one of them has computed what the others must read.
             has_results = any(isinstance(each, ResultArgument) for each in sent[share])
             kind = (share, returns[rank], rank if has_results else None)
             if kind not in calls:
@@ -169,29 +173,30 @@ class WorkerProcesses:
         return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
-        """Where each rank stands in a mesh that a method of the role names. Raises what a worker has raised."""
+        """Returns the position of each rank in a mesh that a method of the role names. Raises the error of a worker
+        that has no position."""
         positions = []
-        for told in self.record.positions.get((role, mesh), ()):
-            if isinstance(told, TrainerError):
-                raise told
-            positions.append(told)
+        for reported in self.record.positions.get((role, mesh), ()):
+            if isinstance(reported, TrainerError):
+                raise reported
+            positions.append(reported)
         return positions
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDiedError for a process that has ended, whether or not anybody waits for it. Whoever waits for a
-        call asks every second."""
+        """Raises WorkerDiedError if any process has died, even one that no call waits for. A waiting call checks this
+        every second."""
         if self.while_waiting is not None:
             self.while_waiting()
         if self.watch is not None:
             self.watch.raise_if_dead()
 
     def take_spans(self) -> list[tuple[str, list[Record]]]:
-        """The address of each rank, and what it did since the last time. Raises WorkerDiedError."""
+        """Returns for each rank its node's address and its spans since the last call. Raises WorkerDiedError."""
         spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
         return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]
 
     def place_of(self, rank: int) -> Place:
-        """Where a rank runs, and where its last words are."""
+        """Returns where a rank runs, and its log file."""
         if not self.record.infos:
             return Place()
         info = self.record.infos[rank]
@@ -208,9 +213,9 @@ class WorkerProcesses:
         )
 
     def close(self) -> None:
-        """Ends all processes: asked first where they have been built, then killed. Never raises.
+        """Ends all processes: first asks built ones to close, then kills all. Never raises.
 
-        Whoever has attached to them gives their reservation back, too: its owner may be gone."""
+        After `attach_processes` it also releases their reservation, because its owner may no longer exist."""
         if self.watch is not None:
             self.watch.close()
         if not ray.is_initialized():
@@ -219,14 +224,14 @@ class WorkerProcesses:
             try:
                 ray.get([handle.close.remote() for handle in self.handles], timeout=CLOSE_TIMEOUT_SECONDS)
             except RayError:
-                log.debug("workers did not close in time; they are killed")
+                log.debug("workers did not close in time; killing them")
         for handle in self.handles:
             ray.kill(handle)
         if self.is_attached:
             release_by_id(self.record.group_ids)
 
     def _remote(self, rank: int, call: Call) -> ray.ObjectRef:
-        """Sends a call to a rank, in the form that is the least work, with what the rank need not keep any longer."""
+        """Sends a call to a rank in the cheapest form, together with the keys of cached results that it can drop."""
         forgotten = _emptied(self._forgotten[rank])
         key = (rank, call.role, call.method)
         if key not in self._executes:
@@ -238,9 +243,10 @@ class WorkerProcesses:
         return execute_by_name.remote() if call.is_told_by_name else execute.remote(call.travelling())
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
-        place = self.place_of(rank)
-        died = WorkerDiedError(f"worker rank {rank} ({place}) died: {cause_of_death(error, place)}{place.more}")
-        died.worker = place.failed_worker(rank)
+        location = self.place_of(rank)
+        cause = cause_of_death(error, location)
+        died = WorkerDiedError(f"worker rank {rank} ({location}) died: {cause}{location.more}")
+        died.worker = location.failed_worker(rank)
         return died
 
     def _started(self, references: list[ray.ObjectRef]) -> list[object]:
@@ -251,8 +257,9 @@ class WorkerProcesses:
         except CallTimeoutError:
             _, waiting = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
             raise ResourceError(
-                f"{what}: {len(waiting)} of {len(references)} processes have not begun within "
-                f"{self.start_seconds:g} s; their places may be taken by others, or the pool released"
+                f"{what}: {len(waiting)} of {len(references)} processes have not started within "
+                f"{self.start_seconds:g} s; check whether other processes use the pool's resources, or whether the "
+                "pool was released"
             ) from None
 
     def _on_all(self, what: str, references: list[ray.ObjectRef]) -> list[object]:
@@ -260,19 +267,19 @@ class WorkerProcesses:
 
 
 def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: str | None = None) -> WorkerProcesses:
-    """Starts a process in every slot and returns at once. Whoever gives a name can leave them running and attach to
-    them by it later; else they end with this process.
+    """Starts a process in every slot and returns without waiting. With a `name` the processes outlive this one, and
+    `attach_processes` finds them; without a name they end with this process.
 
-    Raises ResourceError for a name where the pool does not outlive this process, for one that other processes have, and
-    for a pool that has been released."""
+    Raises ResourceError if the pool was released, if the name is taken, or if there is a name but the pool ends with
+    this process."""
     if name and not pool.settings.is_detached:
         raise ResourceError(
-            f"workers {name}: pool {pool.settings.name} ends with this process, and they with it; reserve it with "
-            "is_detached, or give no name"
+            f"workers {name}: named workers must outlive this process, but pool {pool.settings.name} ends with it; "
+            "reserve the pool with is_detached, or give no name"
         )
     for group in dict.fromkeys(slot.group.id for slot in pool.slots()):
         if placement_group_table(PlacementGroup(group))["state"] == "REMOVED":
-            raise ResourceError(f"pool {pool.settings.name}: has been released; reserve it again")
+            raise ResourceError(f"pool {pool.settings.name}: was released; reserve it again")
     resources = pool.process_resources
     actor_class = ray.remote(RayWorker)
     found_by: list[dict[str, str]] = [
@@ -296,8 +303,8 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
         for handle in handles:
             ray.kill(handle)
         raise ResourceError(
-            f"workers {name}: cannot be started ({' '.join(str(error).split()):.200}); if others have that name, "
-            "attach to them, or choose another one"
+            f"workers {name}: cannot be started ({' '.join(str(error).split()):.200}); if workers of this name exist, "
+            "attach to them, or choose another name"
         ) from error
     return WorkerProcesses(
         handles, group_ids=pool.group_ids, start_seconds=max(pool.settings.timeout_seconds, START_SECONDS)
@@ -305,27 +312,28 @@ def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: st
 
 
 def attach_processes(name: str, timeout_seconds: float = 60.0) -> WorkerProcesses:
-    """Processes that were started under a name and built. Raises ResourceError when there are none, and when the first
-    of them has been busy with another call for all that time."""
+    """Connects to processes that were started under a name and built. Raises ResourceError if they do not exist or are
+    not built, or if the first one is busy for `timeout_seconds`."""
     try:
         first = ray.get_actor(_actor_name(name, 0), NAMESPACE)
         record = ray.get(first.kept_record.remote(), timeout=timeout_seconds)
         if not isinstance(record, GroupRecord):
-            raise ResourceError(f"workers {name}: they have not been built yet; attach when they are")
+            raise ResourceError(f"workers {name}: not built yet; attach after they are built")
         others = [ray.get_actor(_actor_name(name, rank), NAMESPACE) for rank in range(1, len(record.infos))]
     except GetTimeoutError as error:
         raise ResourceError(
-            f"workers {name}: the first of them has been busy for {timeout_seconds:g} s; wait for its call to end"
+            f"workers {name}: the first one has been busy with another call for {timeout_seconds:g} s; wait until the "
+            "call ends"
         ) from error
     except (ValueError, RayError) as error:
         raise ResourceError(
-            f"workers {name}: not all of them are there ({' '.join(str(error).split()):.200}); start them anew"
+            f"workers {name}: not all of them exist ({' '.join(str(error).split()):.200}); start them again"
         ) from error
     return WorkerProcesses([first, *others], record)
 
 
 def _emptied(keys: deque[str]) -> list[str]:
-    """What is in it, which leaves it: others may add to it meanwhile."""
+    """Removes and returns the current keys. Other threads may add keys at the same time."""
     return [keys.popleft() for _ in range(len(keys))]
 
 

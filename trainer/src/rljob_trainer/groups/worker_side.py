@@ -1,4 +1,5 @@
-"""What runs in the process of a worker, one per device: a fused worker, its arguments and its results."""
+"""The worker's side of a call: reads the arguments, runs a method of the fused worker, and stores the result. There is
+one worker process per device."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Where a worker process runs, a port that was free there a moment ago, and the cores that the workers of its node
-    share."""
+    """What a worker process reports about itself: where it runs, a port that was free there, and the CPU cores that the
+    workers of its node share."""
 
     address: str
     node_id: str
@@ -51,56 +52,57 @@ class ProcessInfo:
     free_port: int
     num_cores: int
     device_number: int
-    """Of its own GPU among those that it sees; 0 without one."""
+    """Index of its own GPU among the visible ones; 0 without a GPU."""
     memory_kills: MemoryKills | None = None
     pod: str | None = None
+    """Name of the Kubernetes pod; None outside Kubernetes."""
     node_name: str | None = None
-    """Of Kubernetes, as the pod is; None elsewhere."""
+    """Name of the Kubernetes node; None outside Kubernetes."""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """What is known of the processes of a group: kept by its first rank for whoever attaches later."""
+    """The data that is needed to attach to the processes of a group; their first rank keeps it."""
 
     roles: tuple[RoleSpec, ...]
     infos: tuple[ProcessInfo, ...]
     log_folder: Path | None
     group_ids: tuple[str, ...] = ()
-    """Placement groups that the processes run in, for whoever ends them."""
+    """Ids of the placement groups that the processes run in, so that they can be released."""
     positions: Mapping[tuple[str, str], Sequence[MeshPosition | TrainerError]] = field(default_factory=dict)
-    """By role and mesh: where each rank stands, or why it does not know."""
+    """By role and mesh: the position of each rank, or the error of a rank that has none."""
 
     def log_file(self, rank: int) -> Path | None:
-        """Where a rank's output goes."""
+        """Returns the file that a rank writes its output to; None without a log folder."""
         return self.log_folder / f"worker-{rank}.log" if self.log_folder else None
 
 
 class Returns(Enum):
-    """What becomes of a method's result."""
+    """How a rank returns a method's result."""
 
     VALUE = auto()
-    """It goes to the caller."""
+    """The result itself is sent to the caller."""
     STORED = auto()
-    """A batch: it stays in the object store, and the caller gets references (see `object_store.stored`)."""
+    """The result is a batch that stays in the object store; the caller gets references (see `object_store.stored`)."""
     NOTHING = auto()
-    """A peer answers for this rank."""
+    """Nothing is returned, because a peer returns the result of this share."""
 
 
 TASK_PREFIX = "RayWorker."
 MAX_INTEGER_BITS = 64
 MAX_ERROR_BYTES = 1 << 20
 MAX_ERROR_TEXT = 20_000
-"""Characters of an error that travels, where all of it would be larger than that."""
+"""An error of more than MAX_ERROR_BYTES is cut to this many characters before it is sent to the controller."""
 
 
 def task_name(role: str, method: str) -> str:
-    """What Ray's dashboard and `ray timeline` call it. It is what the process is called meanwhile, too, and begins with
-    the class, by which the stop hook of a pod knows its workers."""
+    """Returns the name of a call in Ray's dashboard and in `ray timeline`. It is also the process title during the
+    call. It begins with the class name, by which the stop hook of a pod finds the workers."""
     return f"{TASK_PREFIX}{role}.{method}"
 
 
 def is_plain(argument: object) -> bool:
-    """Whether JSON carries it as it is: numbers, of 64 bits or less, texts, None."""
+    """Whether JSON can represent the argument exactly: bool, integer of at most 64 bits, float, string or None."""
     if isinstance(argument, int) and type(argument) is int:
         return argument.bit_length() <= MAX_INTEGER_BITS
     return type(argument) in (bool, float, str, type(None))
@@ -115,28 +117,28 @@ class Call:
     arguments: tuple[object, ...]
     returns: Returns
     keep_as: str | None = None
-    """The key under which the process keeps what the method returns, if it does."""
+    """The key under which the process caches the result; None: it is not cached."""
     is_passed_on: bool = False
-    """Whether arguments are results that the controller has not seen: nobody has compared their numbers of rows."""
+    """Whether arguments are results that the controller has not seen, so that the worker must compare their lengths."""
 
     @property
     def is_told_by_name(self) -> bool:
-        """Whether role and method say everything. An argument costs Ray more than a tenth of the whole call."""
+        """Whether role and method are all that the worker needs. An argument costs more than 10 % of a Ray call."""
         return not self.arguments and self.returns is Returns.VALUE and self.keep_as is None
 
     def travelling(self) -> bytes | Call:
-        """The form in which Ray carries it with the least work: a call with nothing but numbers, texts and results that
-        are there already as bytes, which serve all ranks that get the same."""
+        """Returns the cheapest form for Ray: bytes, which are the same for all ranks of a share, if all arguments are
+        plain values or cached results; else the call itself."""
         if not all(is_plain(argument) or isinstance(argument, KeptArgument) for argument in self.arguments):
             return self
-        # What is a list here is a kept result: no plain value is one.
+        # A list in the JSON stands for a cached result, because no plain value is a list.
         arguments = [[each.key] if isinstance(each, KeptArgument) else each for each in self.arguments]
         about = [self.role, self.method, self.returns.value, self.keep_as, self.is_passed_on]
         return json.dumps([*about, *arguments]).encode()
 
     @staticmethod
     def arrived(call: bytes | Call) -> Call:
-        """What `travelling` made into bytes."""
+        """Reverses `travelling`."""
         if isinstance(call, Call):
             return call
         role, method, returns, keep_as, is_passed_on, *arguments = json.loads(call)
@@ -145,18 +147,17 @@ class Call:
 
 
 class WorkerSide:
-    """What is behind `ray_worker.RayWorker`, whose methods these are. They run one at a time, in the order of the
-    calls."""
+    """The implementation of `ray_worker.RayWorker`'s methods. They run one at a time, in the order of the calls."""
 
     def __init__(self) -> None:
         self.fused: FusedWorker | None = None
         self.record: GroupRecord | None = None
-        """What is known of the whole group; rank 0 keeps it."""
+        """The record of the whole group; only rank 0 has it."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.kept = KeptResults()
 
     def info(self) -> ProcessInfo:
-        """Where this process runs."""
+        """Returns where this process runs, and its resources."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as listener:
             listener.bind(("", 0))
@@ -182,11 +183,11 @@ class WorkerSide:
             join_process_group(context)
             self.fused = FusedWorker(context, roles)
             if context.device_type == "cpu":
-                # Of loading.
+                # Frees the memory that was only needed while loading the models.
                 HOST_MEMORY.give_back()
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
-        """Of each role and mesh: where this process stands, or the error of a worker that does not know."""
+        """Returns for each role and mesh the position of this process, or the error of a worker that has none."""
         positions: list[MeshPosition | TrainerError] = []
         for role, mesh in wanted:
             try:
@@ -198,11 +199,11 @@ class WorkerSide:
         return positions
 
     def execute(self, call: bytes | Call, forgotten: Sequence[str] = ()) -> object:
-        """Calls a method, an `async` one to its end, on arguments that may lie in the object store. Kept results of the
-        `forgotten` keys are let go first.
+        """Reads the arguments, from the object store if they are there, and calls a method; an `async` one runs until
+        it finishes. First drops the cached results of the `forgotten` keys.
 
-        Raises DispatchError when the method has changed a column of a batch in place: what lies in the store is shared
-        with others; DataLostError; what the method raises, as WorkerError where that could not travel."""
+        Raises DispatchError if the method has changed a column of a batch in place, because the store shares it with
+        other processes; DataLostError; whatever the method raises, as WorkerError if it cannot be pickled."""
         self.kept.forget(forgotten)
         arrived = Call.arrived(call)
         with SPANS.span(f"{arrived.role}.{arrived.method}"), errors_that_travel():
@@ -210,18 +211,19 @@ class WorkerSide:
                 return self._execute(arrived)
             except Exception as error:
                 if arrived.keep_as is not None:
-                    # Without its traceback, which holds the data of the call.
+                    # A copy has no traceback, which would keep the data of the call alive.
                     self.kept.keep_error(arrived.keep_as, copy(_travelling(error)))
                 raise
 
     def execute_by_name(self) -> object:
-        """As `execute`, of a method without arguments, which the name of the task says: see `task_name`."""
+        """Like `execute`, for a method without arguments. Ray's task name contains role and method (see
+        `task_name`)."""
         role, _, method = ray.get_runtime_context().get_task_name().removeprefix(TASK_PREFIX).rpartition(".")
         with SPANS.span(f"{role}.{method}"), errors_that_travel():
             return self._execute(Call(role, method, (), Returns.VALUE))
 
     def take_spans(self) -> list[Record]:
-        """What this process did since the last time."""
+        """Returns the spans of this process since the last call."""
         return SPANS.take()
 
     def _execute(self, call: Call) -> object:
@@ -236,14 +238,16 @@ class WorkerSide:
             self.loop = self.loop or asyncio.new_event_loop()
             result = self.loop.run_until_complete(result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise DispatchError(f"{role}.{method}: a generator cannot travel; return a list or a DataProto")
+            raise DispatchError(
+                f"{role}.{method}: returned a generator, which cannot be pickled; return a list or a DataProto"
+            )
         for argument, before in zip(taken, versions, strict=True):
             if isinstance(argument, DataProto) and argument.tensor_versions() != before:
                 now = argument.tensor_versions()
                 changed = ", ".join(name for name, version in (before or {}).items() if now[name] != version)
                 raise DispatchError(
-                    f"{role}.{method}: changed columns of its batch in place ({changed}), which others share; clone "
-                    "them first"
+                    f"{role}.{method}: changed columns of its batch in place ({changed}), but other processes share "
+                    "them; clone them first"
                 )
         if returns is Returns.NOTHING:
             return None
@@ -258,11 +262,11 @@ class WorkerSide:
         return answer
 
     def close(self) -> None:
-        """Leaves the process group, so that the other ranks see an orderly end."""
+        """Leaves the process group, so that the other ranks do not see a lost connection."""
         leave_process_group()
 
     def _taken(self, argument: object) -> object:
-        """An argument as the method gets it: everything of a batch in this process."""
+        """Returns an argument as the method gets it: a batch with all its columns in this process."""
         if isinstance(argument, KeptArgument):
             argument = self.kept.take(argument.key)
         if isinstance(argument, StoredArgument):
@@ -270,13 +274,13 @@ class WorkerSide:
         return argument.fetched() if isinstance(argument, DataProto) and argument.has_remote else argument
 
     def _built(self) -> FusedWorker:
-        assert self.fused is not None, "build first"
+        assert self.fused is not None, "call build first"
         return self.fused
 
 
 @contextmanager
 def errors_that_travel() -> Iterator[None]:
-    """Errors leave the block as they are or, where the controller could not read them, as WorkerError."""
+    """Converts errors of the block that the controller could not unpickle into WorkerError; others pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -287,15 +291,17 @@ def errors_that_travel() -> Iterator[None]:
 
 
 def _travelling(error: Exception) -> Exception:
-    """The error, or a WorkerError with its text where the controller could not read it: Ray would take that for the
-    death of this process. An error pickles by the arguments that it gave to its base class."""
+    """Returns the error itself, or a WorkerError with its traceback if it is too large or cannot be unpickled. Ray
+    would report an error that cannot be unpickled as the death of this process.
+
+    Unpickling calls the error's class with the arguments that it passed to its base class, which may not fit."""
     try:
         carried = ray.cloudpickle.dumps(error)
         if len(carried) <= MAX_ERROR_BYTES:
             ray.cloudpickle.loads(carried)
             return error
     except Exception:
-        log.debug("an error that cannot travel", exc_info=True)
+        log.debug("an error cannot be pickled", exc_info=True)
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_ERROR_TEXT:
         text = f"{text[: MAX_ERROR_TEXT // 2]}\n...\n{text[-MAX_ERROR_TEXT // 2 :]}"
@@ -303,7 +309,7 @@ def _travelling(error: Exception) -> Exception:
 
 
 def redirect_output(log_file: Path) -> None:
-    """Sends everything that this process prints, native libraries included, to the end of a file."""
+    """Appends all output of this process to a file, including the output of native libraries."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

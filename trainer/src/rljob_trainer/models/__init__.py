@@ -1,5 +1,5 @@
-"""The model that a job names, as a folder on this machine.
+"""Finds the model that a job names and provides it as a folder on this machine.
 
-`source.py` (and `download.py`, `gguf_conversion.py`), and its `tokenizer.py`. Building and sharding it is the work of
-`engines`.
+Read `source.py` first (and `download.py`, `gguf_conversion.py`), then `tokenizer.py`. The `engines` package builds and
+shards models.
 """

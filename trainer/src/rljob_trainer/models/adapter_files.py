@@ -1,4 +1,4 @@
-"""Adapters as a folder in peft's form, which `PeftModel.from_pretrained` and vLLM load."""
+"""Writes adapters as a folder in peft's format, which `PeftModel.from_pretrained` and vLLM can load."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SUFFIX = ".lora_A.weight"
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora, base_model: Model | None) -> None:
-    """Writes both files into `folder`, which exists. `tensors` have the names of peft's files; `base_model` is where
-    the model comes from that they belong to. Raises OSError."""
+    """Writes weights and configuration into `folder`, which must exist. `tensors`: by their names in peft's file;
+    `base_model`: the model that the adapters belong to. Raises OSError."""
     from peft import LoraConfig
 
     names = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(SUFFIX)}
@@ -32,5 +32,5 @@ def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], lora: Lora,
         inference_mode=True,
     )
     config.save_pretrained(str(folder))
-    # Not `save_file`, whose files nobody else may read.
+    # `save_file` would create a file that other users cannot read.
     (folder / WEIGHTS_FILE).write_bytes(save(dict(tensors), metadata={"format": "pt"}))

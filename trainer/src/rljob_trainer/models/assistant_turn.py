@@ -1,8 +1,8 @@
-"""How a chat template writes the assistant's turn: what it begins the turn with, and the token that ends it.
+"""Finds out how a chat template writes the assistant's turn: its beginning, and the token that ends it.
 
-A turn is the role's header (`<|im_start|>assistant\\n`), the content, and an end (`<|im_end|>\\n`). What the generation
-prompt has beyond the header, such as `<think>\\n`, belongs to the content: the template has written it in the model's
-place. The header is found by rendering a turn whose content is known.
+A turn consists of the role's header (`<|im_start|>assistant\\n`), the content, and an end (`<|im_end|>\\n`). If the
+generation prompt contains more than the header, such as `<think>\\n`, this is the beginning of the content, which the
+template has written instead of the model. The header is found by rendering a turn with known content.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 
 PROBE = "Zq7probe7Qz"
-"""A content that no template writes itself."""
+"""Content of a test message, which no template contains itself."""
 THINKING = re.compile(r"(?:(?:<(\w+)>\s*</\1>|</?(?:think|thinking|thought|reasoning)>)\s*)+\Z")
-"""Templates also write thinking before the content of a turn that has none, an empty `<think></think>` for example. It
-is no part of the header."""
+"""Thinking tags that templates write before the content of a turn without thinking, such as an empty
+`<think></think>`. They are not part of the header."""
 
 
 class AssistantTurn:
-    """The assistant's turn as the template of a tokenizer writes it. The tokenizer must have one."""
+    """The assistant's turn as the chat template of a tokenizer writes it. The tokenizer must have a template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._plain: dict[str, str] = {}
-        """Beginnings without special tokens; there are few different ones."""
+        """Cache of beginnings without special tokens; there are few different ones."""
 
     def beginning(self, messages: Sequence[ChatMessage], prompt: str) -> str:
-        """What `prompt`, the chat rendered up to where the assistant answers, has beyond the role's header. Empty where
-        that is white space only, and where the header cannot be made out."""
+        """Returns what `prompt`, the chat rendered up to the assistant's answer, has after the role's header. Empty if
+        that is only white space, or if the header cannot be found."""
         after_user, beginning = self._of_one_message
-        # One conversation for all, so that not every prompt is rendered twice.
+        # The result for a one-message chat is reused, so that not every prompt must be rendered twice.
         if after_user and prompt.endswith(after_user):
             return beginning
         return self._beginning(messages, prompt)
 
     def plain(self, beginning: str) -> str:
-        """`beginning` without the tokenizer's special tokens; empty where that leaves white space only."""
+        """Returns `beginning` without the tokenizer's special tokens; empty if only white space remains."""
         if beginning not in self._plain:
             token_ids = self._tokenizer.encode(beginning, add_special_tokens=False)
             has_special = not self._tokenizer.special_token_ids.isdisjoint(token_ids)
@@ -52,7 +52,7 @@ class AssistantTurn:
 
     @cached_property
     def end_token_id(self) -> int | None:
-        """The special token right after the content of a turn; None where the template writes none there."""
+        """The special token directly after the content of a turn; None if the template writes none there."""
         rendered = self._render_turn([{"role": "user", "content": "x"}])
         after = rendered.partition(PROBE)[2]
         token_ids = self._tokenizer.encode(after, add_special_tokens=False) if after else []
@@ -60,8 +60,8 @@ class AssistantTurn:
 
     @cached_property
     def _of_one_message(self) -> tuple[str, str]:
-        """Renders a chat of one message. Gives the text after that message, and the part of that text that begins the
-        assistant's turn."""
+        """Renders a chat of one message. Returns the text after that message, and the part of that text that is the
+        beginning of the assistant's turn."""
         messages: list[ChatMessage] = [{"role": "user", "content": PROBE.swapcase()}]
         try:
             prompt = self._tokenizer.render_chat(messages)
@@ -86,8 +86,8 @@ class AssistantTurn:
         return ""
 
     def _render_turn(self, messages: Sequence[ChatMessage]) -> str:
-        """Renders the chat with one more turn of the assistant. If the template rejects that, a turn of the user
-        follows it. Gives an empty string if both fail."""
+        """Renders the chat with one more turn of the assistant. If the template rejects that, a turn of the user is
+        added after it. Returns an empty string if both fail."""
         turn: ChatMessage = {"role": "assistant", "content": PROBE}
         afters: tuple[list[ChatMessage], ...] = ([], [{"role": "user", "content": "x"}])
         for after in afters:

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, by its library, into its own cache."""
+"""Downloads models of the Hugging Face hub with its library, into the library's cache."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rljob_trainer.models.model_files import WHERE, read_json_object
 from rljob_trainer.observability.growth import GrowthTold, watched_growth
 
 SETTINGS_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
-"""Configuration and tokenizer."""
+"""Files of configuration and tokenizer."""
 ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
-"""No weights in pickled form: those run code when they are loaded."""
+"""Pickled weights are not downloaded, because loading them can run code."""
 
 
 def download_once(repository: str, revision: str, where: str, marker: Path, told: GrowthTold) -> Path:
-    """All files of a commit; the hub is asked until the first success, of which `marker` tells, and no more after it.
-    `told`: of the bytes as they come.
+    """Downloads all files of a commit. After the first success, which the file `marker` records, the cache is used
+    without contacting the hub. `told` is called with the number of downloaded bytes.
 
-    One caller at a time. Raises as `download_model`, and ConfigurationError where weights are missing."""
+    Only one caller at a time. Raises as `download_model`, and ConfigurationError if weights are missing."""
     if marker.exists():
         try:
             return Path(snapshot_download(repository, revision=revision, local_files_only=True))
@@ -41,14 +41,14 @@ def download_once(repository: str, revision: str, where: str, marker: Path, told
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"{where}: {repository!r} at revision {revision!r} lacks {missing[0]}; weights must be in safetensors files"
+            f"{where}: {repository!r} at revision {revision!r} has no {missing[0]}; weights must be safetensors files"
         )
     marker.touch()
     return folder
 
 
 def _cache_of(repository: str) -> Path:
-    """Where the library downloads to."""
+    """Returns the folder into which the library downloads."""
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
 
@@ -65,19 +65,22 @@ def _weight_files(folder: Path) -> Sequence[str]:
 
 
 def download_model(repository: str, revision: str | None, where: str, files: Sequence[str]) -> Path:
-    """The repository's files of one revision, in a folder that is named after its commit.
+    """Downloads files of one revision. Returns their folder, whose name is the commit.
 
-    Raises ConfigurationError, starting with `where`, if there is no such model, ResourceError if the hub cannot be
-    reached and the model is not in the cache.
+    Raises ConfigurationError, starting with `where`, if the model does not exist, ResourceError if the hub is
+    unreachable and the model is not in the cache.
     """
     seen = f"{repository!r}" + (f" at revision {revision!r}" if revision else "")
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=list(files)))
     except HFValidationError as error:
-        raise ConfigurationError(f"{where}: {seen} is neither a path nor a repository's name ({error})") from error
+        raise ConfigurationError(
+            f"{where}: {seen} is neither a path nor a repository's name ({error}); name an existing path, or "
+            "<owner>/<name>"
+        ) from error
     except GatedRepoError as error:
         raise ConfigurationError(
-            f"{where}: access to {seen} has to be granted by its owner; ask for it and set HF_TOKEN in spec.env"
+            f"{where}: access to {seen} must be granted by its owner; request access, and set HF_TOKEN in spec.env"
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigurationError(f"{where}: {seen} not found; the repository has no such revision") from error
@@ -93,13 +96,13 @@ def download_model(repository: str, revision: str | None, where: str, files: Seq
             ) from error
         if constants.HF_HUB_OFFLINE:
             raise ConfigurationError(
-                f"{where}: {seen} not found in the local cache, and HF_HUB_OFFLINE forbids the Hugging Face hub; "
-                "name a folder, or unset it"
+                f"{where}: {seen} not found in the local cache, and HF_HUB_OFFLINE disables downloads from the Hugging "
+                "Face hub; use a local folder, or unset HF_HUB_OFFLINE"
             ) from error
         raise ResourceError(
-            f"{where}: {seen} not found in the local cache, and the Hugging Face hub cannot be reached "
-            f"({str(error).splitlines()[0]}); check the network, or name a folder"
+            f"{where}: {seen} not found in the local cache, and the Hugging Face hub is unreachable "
+            f"({str(error).splitlines()[0]}); check the network, or use a local folder"
         ) from error
     if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"{where}: {seen} holds no config.json, so it is no model of transformers")
+        raise ConfigurationError(f"{where}: {seen} has no config.json; choose a model in transformers' format")
     return folder

@@ -1,7 +1,7 @@
-"""GGUF, llama.cpp's quantized one-file format, to a plain Hugging Face folder with 32-bit weights.
+"""Converts GGUF, llama.cpp's quantized one-file format, to a plain Hugging Face folder with float32 weights.
 
-transformers can load such a file as a model only with the accelerate library, and then refuses to save it again because
-it counts as quantized. So its reader of the file is used here, and the weights go into a plain model.
+transformers can load such a file as a model only with the accelerate library, and does not save it again because it is
+quantized. So only its file reader is used here, and the weights are put into a plain model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 class _Contents(TypedDict):
     tensors: dict[str, torch.Tensor]
-    """By the names that the plain model gives them."""
+    """Tensors by their names in the plain model."""
 
 
 def convert_gguf(gguf_file: Path, folder: Path) -> None:
     """Writes config.json, generation_config.json, model.safetensors and the tokenizer into `folder`.
 
-    The weights are what the file's quantized ones stand for. Raises ValueError for a kind of model that transformers
-    cannot read from GGUF, or a file that lacks weights.
+    The quantized weights are dequantized. Raises ValueError for a model type that transformers cannot read from GGUF,
+    and for a file with missing weights.
     """
     source, name = str(gguf_file.parent), gguf_file.name
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, gguf_file=name), dtype=torch.float32)
@@ -34,7 +34,7 @@ def convert_gguf(gguf_file: Path, folder: Path) -> None:
     missing = set(model.load_state_dict(contents["tensors"], strict=False).missing_keys)
     missing -= set(model.all_tied_weights_keys)
     if missing:
-        raise ValueError(f"{gguf_file} lacks weights: {', '.join(sorted(missing))}")
+        raise ValueError(f"{gguf_file} has no weights for: {', '.join(sorted(missing))}")
     model.tie_weights()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
     model.generation_config = GenerationConfig(

@@ -1,6 +1,6 @@
-"""Reading the files of a model's folder, which may be damaged: the error names the file.
+"""Reads the files of a model's folder, with errors that name a damaged file.
 
-A file that is cut off, or holds a list where an object belongs, makes transformers raise any type of error
+If a file is truncated, or contains a list instead of an object, transformers may raise any type of error
 (AttributeError, TypeError, RecursionError), with a message that does not name the file.
 """
 
@@ -15,7 +15,7 @@ from rljob_trainer.errors import ConfigurationError, TrainerError, described, st
 
 WHERE = "spec.training.model.source"
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-"""With all weights, or with the names of the files that have them."""
+"""The file with all weights, and the index that names the files with the weights."""
 OBJECT_FILES = (
     "config.json",
     "generation_config.json",
@@ -25,15 +25,15 @@ OBJECT_FILES = (
     "added_tokens.json",
     "vocab.json",
 )
-"""Files of a model that hold one JSON object each."""
+"""Files of a model that contain one JSON object each."""
 
 
 @contextmanager
 def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
-    """Turns every exception of a library that reads files of `folder` into a ConfigurationError. If a file of
-    OBJECT_FILES is damaged, the error names it; otherwise it has `what`, the library's message and `advice`.
+    """Converts every exception of a library that reads files of `folder` into a ConfigurationError. If a file of
+    OBJECT_FILES is damaged, the error names it; otherwise it contains `what`, the library's message and `advice`.
 
-    Our own errors pass, and so does MemoryError, which is not about the files. A disk that fails is a ResourceError.
+    A TrainerError and a MemoryError pass unchanged. A failing disk raises ResourceError.
     """
     try:
         with storage_checked(f"{WHERE}: {folder}"):
@@ -48,7 +48,7 @@ def reading_model(folder: Path, what: str, advice: str) -> Iterator[None]:
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file of a model. Raises ConfigurationError naming the file, ResourceError where the disk
+    """Reads the JSON object in a file of a model. Raises ConfigurationError with the file, ResourceError if the disk
     fails."""
     try:
         with storage_checked(f"{WHERE}: {path}"):
@@ -57,10 +57,10 @@ def read_json_object(path: Path) -> dict[str, object]:
         raise ConfigurationError(f"{WHERE}: {path} cannot be read ({error.strerror}); check the folder") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"{WHERE}: {path} is not valid JSON ({error}); it may be cut off: copy or download it again"
+            f"{WHERE}: {path} is not valid JSON ({error}); it may be truncated: copy or download it again"
         ) from error
     if not isinstance(found, dict):
         raise ConfigurationError(
-            f"{WHERE}: {path} holds {json.dumps(found)[:40]}, not a JSON object {{...}}; copy or download it again"
+            f"{WHERE}: {path} contains {json.dumps(found)[:40]}, not a JSON object {{...}}; copy or download it again"
         )
     return found

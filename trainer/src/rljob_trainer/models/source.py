@@ -1,4 +1,5 @@
-"""The model as a folder in Hugging Face's layout on this machine, whatever the job calls it."""
+"""Provides the model that a job names (folder, GGUF file or hub repository) as a Hugging Face folder on this
+machine."""
 
 from __future__ import annotations
 
@@ -22,30 +23,30 @@ from rljob_trainer.source_paths import local_path, looks_local
 log = logging.getLogger(__name__)
 
 CONVERSION_VERSION = 1
-"""Part of the name of a converted model; to be raised when conversion comes to write something else."""
+"""Part of the folder name of a converted model. Increase it when the conversion writes other content."""
 FINGERPRINTED_SUFFIXES = frozenset({".json", ".model", ".safetensors", ".tiktoken", ".txt"})
 FINGERPRINTED_BYTES = 1024 * 1024
-"""Of each file of weights."""
+"""Bytes at the beginning of each weight file that the fingerprint includes."""
 
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """A model by what leads to it on every machine alike: the folder itself may have to be made on each."""
+    """The location of a model, valid on every machine. The folder itself may have to be created on each machine."""
 
     model: Model
-    """With a commit as `revision` where it is one of the hub, so that no machine gets another version of it."""
+    """The model; on the hub with a commit as `revision`, so that all machines use the same version."""
     cache_folder: Path
     base_folder: Path
 
     def folder(self, told: GrowthTold = tell_downloaded) -> Path:
-        """The model's folder on this machine; raises as `controller_model`. May be called by several processes at
-        once: one downloads or converts, the others wait, and later calls use what is there. `told`: of the bytes of a
-        download as they come."""
+        """Returns the model's folder on this machine; downloads or converts the model if necessary. Several processes
+        may call this at the same time: one does the work, the others wait, and later calls use the result. `told` is
+        called with the number of downloaded bytes. Raises as `controller_model`."""
         if looks_local(self.model.source, self.base_folder):
             return local_model_folder(self.model, self.cache_folder, self.base_folder)
         from rljob_trainer.models.download import download_once
 
-        assert self.model.revision is not None, "the controller names a commit"
+        assert self.model.revision is not None, "the controller has resolved the revision to a commit"
         locks = self.cache_folder / "models"
         locks.mkdir(parents=True, exist_ok=True)
         name = f"{self.model.source.replace('/', '--')}-{self.model.revision}"
@@ -54,10 +55,10 @@ class ModelPlace:
 
 
 def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelPlace]:
-    """What the controller needs of the model (its configuration and tokenizer, with weights where they are local), and
-    where the workers get theirs.
+    """Returns the folder with the files that the controller needs (configuration and tokenizer; a local model has also
+    its weights), and the location from which workers get the model.
 
-    Raises ConfigurationError if there is no such model, ResourceError if the hub cannot be reached."""
+    Raises ConfigurationError if the model does not exist, ResourceError if the hub is unreachable."""
     if looks_local(model.source, base_folder):
         return local_model_folder(model, cache_folder, base_folder), ModelPlace(model, cache_folder, base_folder)
     from rljob_trainer.models.download import SETTINGS_FILES, download_model
@@ -68,30 +69,32 @@ def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tup
 
 
 def local_model_folder(model: Model, cache_folder: Path, base_folder: Path) -> Path:
-    """A folder with configuration, weights and tokenizer, of a model that is no repository of the hub.
+    """Returns the folder of a local model, with configuration, weights and tokenizer.
 
-    A folder is taken as it is; relative paths start at `base_folder`. A `.gguf` file is converted once into
-    `cache_folder`. Raises ConfigurationError if there is no such model.
+    A folder is used directly; a `.gguf` file is converted once into `cache_folder`. Relative paths start at
+    `base_folder`. Raises ConfigurationError if the model does not exist.
     """
     path = local_path(model.source, base_folder, WHERE)
     if model.revision is not None:
         raise ConfigurationError(
-            f"spec.training.model.revision: {model.revision!r} means nothing for a local model ({model.source}); "
-            "leave it out"
+            f"spec.training.model.revision: {model.revision!r} is not possible for a local model ({model.source}); "
+            "remove it"
         )
     if path.is_file() and path.suffix == ".gguf":
         return converted_gguf(path, cache_folder)
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"{WHERE}: {path} holds no config.json; name a folder in Hugging Face's layout or a .gguf file"
+            f"{WHERE}: {path} has no config.json; name a folder in Hugging Face's format or a .gguf file"
         )
     return path
 
 
 def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
-    """The model of a GGUF file as a plain 32-bit folder, converted at the first call for the file's content.
+    """Returns the model of a GGUF file as a folder with float32 weights. The first call for the file's content converts
+    it.
 
-    Several processes may call this at once: one converts, the others wait. A folder appears complete or not at all.
+    Several processes may call this at the same time: one converts, the others wait. The folder appears complete or not
+    at all.
     """
     digest = _digest(gguf_file)
     folder = cache_folder / "models" / f"{gguf_file.stem}-{digest[:16]}-v{CONVERSION_VERSION}"
@@ -114,10 +117,10 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
         except (TrainerError, MemoryError):
             raise
         except Exception as error:
-            # The reader of a damaged file raises anything, such as IndexError and struct.error.
+            # For a damaged file the reader may raise any error, such as IndexError and struct.error.
             raise ConfigurationError(
-                f"{WHERE}: cannot convert {gguf_file} into {folder}: {described(error)}; is the file damaged, or "
-                "may the folder not be written to?"
+                f"{WHERE}: cannot convert {gguf_file} into {folder}: {described(error)}; check that the file is "
+                "complete and that the folder is writable"
             ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -126,8 +129,8 @@ def converted_gguf(gguf_file: Path, cache_folder: Path) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Mostly tells a model's folder from one with other contents: of its settings and its tokenizer all counts, of
-    weights the sizes and the first megabyte of each file."""
+    """Returns a digest that usually differs for different models: of all settings and tokenizer files, and of the size
+    and the first megabyte of each weight file."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in FINGERPRINTED_SUFFIXES:
@@ -144,7 +147,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _locked(lock_file: Path) -> Iterator[None]:
-    # The kernel drops the lock with its process, so a killed conversion blocks nobody.
+    # The kernel releases the lock when its process ends, so a killed conversion does not block others.
     with lock_file.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

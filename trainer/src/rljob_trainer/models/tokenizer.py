@@ -1,4 +1,4 @@
-"""The model's tokenizer behind types. Importing this module loads transformers' tokenizers, not its models."""
+"""A typed interface to the model's tokenizer. Importing this module loads transformers' tokenizers, not its models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_trainer.errors import ChatTemplateError, ConfigurationError, describe
 from rljob_trainer.models.model_files import WHERE, read_json_object, reading_model
 
 END_TOKEN_FILES = ("generation_config.json", "config.json")
-"""The first one that exists names the end tokens."""
+"""Files with the end tokens. Only the first one that exists is used."""
 
 
 class ChatMessage(TypedDict):
@@ -28,7 +28,7 @@ class _AddedToken(Protocol):
 
 
 class _Backend(Protocol):
-    """What is used of transformers' tokenizers."""
+    """The part of transformers' tokenizers that is used here."""
 
     eos_token_id: int | None
     pad_token_id: int | None
@@ -51,30 +51,30 @@ class _Backend(Protocol):
 
 
 class Tokenizer:
-    """Text to token ids and back."""
+    """Converts text to token ids and back, and renders chats."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads it from a model's folder. Raises ConfigurationError if there is none that can be read, or where the
-        file that names the end tokens is damaged."""
+        """Reads the tokenizer of a model's folder. Raises ConfigurationError if it is missing or unreadable, or if the
+        file with the end tokens is damaged."""
         self._folder = folder
         with reading_model(folder, f"no tokenizer can be read from {folder}", "use a model that has one"):
             self._backend = cast(_Backend, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
-        # Where the folder has no files of one, transformers makes up one that knows special tokens only.
+        # Without tokenizer files, transformers creates a tokenizer that has only special tokens.
         if set(self._backend.get_vocab()) <= set(self._backend.all_special_tokens):
             raise ConfigurationError(
-                f"spec.training.model.source: {folder} has no tokenizer's vocabulary; copy the model's tokenizer files "
-                "there"
+                f"spec.training.model.source: {folder} has no tokenizer vocabulary; copy the model's tokenizer files "
+                "into it"
             )
         self._declared_end_tokens = _declared_end_tokens(folder)
 
     def vocabulary(self) -> dict[str, int]:
-        """All tokens, special ones too, with their ids."""
+        """Returns all tokens, including special ones, with their ids."""
         return self._backend.get_vocab()
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response: those of the model's generation settings, or of its configuration where there are
-        none (as in transformers and vLLM), and the tokenizer's own, in order."""
+        """Tokens that end a response, in order: those of generation_config.json, or of config.json if that file does
+        not exist (as in transformers and vLLM), then the tokenizer's own."""
         tokens = (*self._declared_end_tokens, self._backend.eos_token_id)
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
@@ -90,7 +90,7 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that `decode` leaves out unless it is asked for special tokens."""
+        """Tokens that `decode` leaves out by default."""
         added = (token for token, each in self._backend.added_tokens_decoder.items() if each.special)
         return frozenset((*added, *self._backend.all_special_ids))
 
@@ -100,35 +100,36 @@ class Tokenizer:
         return self._backend.chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; by default with what the model expects at the beginning of a text, such as a BOS token."""
+        """Returns token ids; by default with the tokens that the model expects around a text, such as BOS."""
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Many texts at once, which is much faster than one by one."""
+        """Encodes many texts in one call, which is much faster than one by one."""
         if not texts:
             return []
         return self._backend(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of some tokens, with the spaces that they have."""
+        """Returns the text of tokens, without cleaning up spaces."""
         return self._backend.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def render_conversation(self, messages: Sequence[ChatMessage]) -> str:
-        """The whole conversation in the model's chat template; encode it as what `render_chat` gives. Raises as it."""
+        """Renders a whole conversation with the chat template. Encode the text, and expect errors, as for
+        `render_chat`."""
         return self._rendered(messages, begins_answer=False)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The template's own text; several by their names."""
+        """The source of the chat template; several templates by their names; None without a template."""
         return self._backend.chat_template
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The conversation in the model's chat template, up to where the assistant begins to answer.
+        """Renders a conversation with the chat template, up to the beginning of the assistant's answer.
 
-        The text holds the special tokens already: encode it without adding any. Raises ChatTemplateError for a
-        conversation that the template refuses, and for a template that is wrong itself.
+        The text already contains the special tokens: encode it with `add_special_tokens=False`. Raises
+        ChatTemplateError if the template rejects the conversation, or is invalid itself.
         """
         return self._rendered(messages, begins_answer=True)
 
@@ -145,24 +146,25 @@ class Tokenizer:
         except MemoryError:
             raise
         except Exception as error:
-            # A template is a program of the model's author: it can raise anything.
-            raise ChatTemplateError(f"the chat template of {self._folder} says: {_template_words(error)}") from error
+            # A template is a program written by the model's author, so it can raise any error.
+            raise ChatTemplateError(f"the chat template of {self._folder} failed: {_template_words(error)}") from error
 
 
 def _declared_end_tokens(folder: Path) -> tuple[int, ...]:
-    """`eos_token_id` of the file that counts. Raises ConfigurationError where that is damaged."""
+    """Returns `eos_token_id` of the file in END_TOKEN_FILES that counts. Raises ConfigurationError if it is damaged."""
     file = next((folder / name for name in END_TOKEN_FILES if (folder / name).exists()), None)
     declared = read_json_object(file).get("eos_token_id") if file else None
     tokens = declared if isinstance(declared, list) else [] if declared is None else [declared]
     if any(type(token) is not int for token in tokens):
         raise ConfigurationError(
-            f"{WHERE}: eos_token_id in {file} is {declared!r:.80}; it must be a token's number or a list of them"
+            f"{WHERE}: eos_token_id in {file} must be a token id or a list of token ids (seen: {declared!r:.80}); fix "
+            "the file"
         )
     return tuple(tokens)
 
 
 def _template_words(error: Exception) -> str:
-    """What the template itself says, where it has called `raise_exception`."""
+    """Returns the template's own message if it has called `raise_exception`, else a description of the error."""
     if isinstance(error, TemplateSyntaxError):
         return f"line {error.lineno} is not valid Jinja: {error.message}"
     return " ".join(str(error).split()) if type(error) is TemplateError else described(error)

@@ -1,9 +1,9 @@
-"""Weights as files on the hub have them, and as a model of transformers has them: other names, and fused tensors.
+"""Converts weights between the form in hub files and the form in a transformers model: other names, and fused tensors.
 
-transformers knows the way for each type of model, and goes it in `from_pretrained` and `save_pretrained`. Here the same
-table is applied to parts of a model: to what a rank reads of its shards, and to whole tensors that go to a rollout
-engine or an export. A conversion is of a group of tensors: the experts of a layer are one tensor in the model and
-several in files.
+transformers has a conversion table for each model type, which `from_pretrained` and `save_pretrained` use. Here the
+same table is applied to parts of a model: to what a rank reads for its shards, and to whole tensors for a rollout
+engine or an export. A conversion applies to a group of tensors: for example, the experts of a layer are one tensor in
+the model and several in files.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from transformers.core_model_loading import (
 Window = tuple[slice, ...]
 """The part of a whole tensor that a rank holds, one slice for each dimension."""
 Read = Callable[[str, Window | None], Tensor]
-"""A tensor of the files, or a window of it."""
+"""(name of a tensor in the files, window or None for all of it) -> the tensor."""
 
 
 @dataclass(frozen=True)
 class FileGroup:
-    """What becomes of some tensors of the files: of one, renamed at most, or of several that are converted together."""
+    """Tensors of the files that are converted together; or a single one, which is only renamed."""
 
     targets: tuple[str, ...]
-    """The tensors of the model."""
+    """Names of the resulting tensors in the model."""
     names: tuple[str, ...]
-    """In the files."""
+    """Names in the files."""
     converter: WeightConverter | None
+    """None for a tensor that is only renamed."""
     patterns: tuple[str, ...]
-    """Of the converter, for each of `names`."""
+    """The converter's source pattern for each of `names`."""
 
     @property
     def stacks_along_rows(self) -> bool:
-        """Whether each tensor of the files becomes one row (an expert) of the target, whole and unmixed."""
+        """Whether each tensor of the files becomes exactly one row (an expert) of the target, unchanged."""
         if self.converter is None:
             return False
         [stack, *others] = self.converter.operations
@@ -57,12 +58,12 @@ class FileGroup:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a target that is stacked."""
+        """Number of rows of a stacked target."""
         return len(self.names) // len(set(self.patterns))
 
     def load(self, model: PreTrainedModel, read: Read, windows: Mapping[str, Window]) -> dict[str, Tensor]:
-        """The tensors of the model that this group makes, each cut to its window, which may be empty. Nothing is read
-        where a rank holds nothing of them. Raises RuntimeError and ValueError for tensors that do not fit together."""
+        """Returns the model tensors of this group, each cut to its window, which may be empty. If all windows are
+        empty, nothing is read. Raises RuntimeError and ValueError for tensors that do not fit together."""
         if all(_is_empty(windows[name]) for name in self.targets):
             return {}
         [first, *_] = self.targets
@@ -83,8 +84,8 @@ class FileGroup:
 
 
 def file_groups(model: PreTrainedModel, file_names: Iterable[str], model_names: Iterable[str]) -> list[FileGroup]:
-    """How the tensors of the files become those of the model, as in `from_pretrained`. What the model does not have is
-    left out."""
+    """Returns how the tensors of the files are converted to those of the model, as in `from_pretrained`. Tensors that
+    the model does not have are left out."""
     mapping = get_model_conversion_mapping(model)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
@@ -109,24 +110,25 @@ def file_groups(model: PreTrainedModel, file_names: Iterable[str], model_names: 
 
 
 def float32_names(model: PreTrainedModel, names: Iterable[str]) -> frozenset[str]:
-    """The tensors that transformers keeps in 32 bits where all others have 16: mostly what routers choose by."""
+    """Returns the tensors that transformers keeps in float32 in a 16-bit model, mostly those of routers."""
     patterns = model._keep_in_fp32_modules_strict or ()
     return frozenset(name for name in names if any(pattern in name for pattern in patterns))
 
 
 def expert_endings(model: PreTrainedModel) -> frozenset[str]:
-    """Last names of the layers of experts in files, such as `gate_proj`; none for a model without conversions."""
+    """Returns the last parts of the names of expert layers in files, such as `gate_proj`; empty for a model without
+    conversions."""
     converters = (each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter))
     patterns = (pattern for each in converters for pattern in each.source_patterns if "expert" in pattern)
     return frozenset(pattern.removesuffix("$").removesuffix(".weight").rpartition(".")[2] for pattern in patterns)
 
 
 class HubNames:
-    """The way back, from the tensors of a model to those of its files."""
+    """The reverse conversion, from the tensors of a model to those of its files."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """`model` may be on the meta device; it keeps its table, so that it is not made anew for every tensor."""
-        # A model that was not loaded from files does not know whether those have its base model's prefix: they have.
+        """`model` may be on the meta device. Its conversion table is stored in it, so that it is only created once."""
+        # A model that was not loaded from files does not know whether they have its base model's prefix. They do.
         transforms = [
             each for each in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(each, PrefixChange)
         ]
@@ -138,20 +140,21 @@ class HubNames:
         self._converters = [each for each in reverse if isinstance(each, WeightConverter)]
 
     def groups(self, names: Iterable[str]) -> list[tuple[str, ...]]:
-        """The tensors of the model that have to be converted together, in their order."""
+        """Groups the tensors of the model that must be converted together, in their order."""
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._group_of(name), []).append(name)
         return [tuple(each) for each in found.values()]
 
     def converted(self, group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of a group under the names and in the forms of the files; they may share memory with it."""
+        """Converts all tensors of a group to the names and forms of the files; they may share memory with the group."""
         if not self._has_conversions:
             return dict(group)
         return dict(revert_weight_conversion(self._model, dict(group)))
 
     def stream(self, weights: Iterable[tuple[str, Tensor]], names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """All tensors of `weights`, whose names are `names`, converted as soon as their group is complete."""
+        """Yields all tensors of `weights`, converted as soon as their group is complete. `names`: the names of all
+        tensors in `weights`."""
         group_of = {name: group for group in self.groups(names) for name in group}
         waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, tensor in weights:
@@ -160,7 +163,7 @@ class HubNames:
             members[name] = tensor
             if len(members) == len(group):
                 yield from self.converted(waiting.pop(group)).items()
-        assert not waiting, f"tensors without the others of their group: {sorted(waiting)}"
+        assert not waiting, f"incomplete groups of tensors: {sorted(waiting)}"
 
     def _group_of(self, name: str) -> str:
         renamed: str
@@ -180,7 +183,7 @@ def _only(value: Tensor | list[Tensor]) -> Tensor:
 
 
 def whole_window(shape: Sequence[int]) -> Window:
-    """All of a tensor."""
+    """Returns the window that covers a whole tensor."""
     return tuple(slice(0, size) for size in shape)
 
 

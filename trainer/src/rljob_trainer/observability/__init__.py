@@ -1,7 +1,8 @@
-"""What a run tells about itself. Nothing here knows Ray or torch.
+"""Metrics, samples, timelines, progress and logs of a run. Only `memory.py` uses torch; nothing here uses Ray.
 
-Read `metrics.py` first: the names of all numbers of a step, and how they are put together. `sinks.py` is where they
-go (`jsonl.py`, `plots.py`, the console), with `samples.py` for texts. Where time goes: `timing.py` for the phases of a
-step, `spans.py` for what every process does, `timeline.py` for the picture of both. Where memory goes: `memory.py`,
-`memory_plot.py`, `growth.py`. What is going on right now: `activity.py`, `progress.py`. `log.py` is the log itself.
+Read `metrics.py` first: the names of all metrics, and how they are reduced over workers. `sinks.py` writes them
+(`jsonl.py`, TensorBoard), `progress.py` shows them on the terminal, `plots.py` draws them; `samples.py` is for prompts
+and responses. Time: `timing.py` for the phases of a step, `spans.py` for what every process does, `timeline.py` for the
+file with both. Memory: `memory.py`, `memory_plot.py`. Signs of progress: `activity.py`, `growth.py`. `log.py` formats
+the log.
 """

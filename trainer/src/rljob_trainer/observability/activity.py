@@ -1,7 +1,7 @@
-"""How far a worker is in what takes long: one line in a file beside its log.
+"""Progress of long calls: each worker writes one line into a file next to its log.
 
-The controller waits for a call and learns nothing before its end, which may be an hour away. It looks at these files
-meanwhile, and says in RunState that the run gets further. A worker that hangs writes nothing.
+A call of the controller may take an hour and returns nothing before its end. In the meantime the controller polls these
+files and reports in RunState that the run makes progress. A worker that hangs writes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 WRITE_SECONDS = 30.0
-"""At most so often a worker writes; there may be a thousand of them on one storage."""
+"""Minimum time between two writes of a worker; a thousand workers may share one storage."""
 LOOK_SECONDS = 10.0
 SUFFIX = ".activity"
 
@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 class Activity:
-    """Of this process. `tell` costs next to nothing where nothing is written."""
+    """The progress of this process. `tell` is cheap if nothing needs to be written."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -29,29 +29,29 @@ class Activity:
         self._written_at = clock()
 
     def write_beside(self, log_file: Path) -> None:
-        """Where to write from now on; nowhere before."""
+        """Sets the file to write to: next to `log_file`. Before this call nothing is written."""
         self._file = log_file.with_suffix(SUFFIX)
 
     def tell(self, what: str, number: int, of: int | None = None) -> None:
-        """So much has been done of it, such as 3 of 8 micro-batches."""
+        """Reports progress, such as 3 of 8 micro-batches."""
         now = self._clock()
         if self._file is None or now - self._written_at < WRITE_SECONDS:
             return
         self._written_at = now
-        # It is for people, and for the stall deadline; no training ends because of it.
+        # An error here must not end the training: the file only informs people and the stall deadline.
         with suppress(OSError):
             self._file.write_text(f"{number} {what}" if of is None else f"{number} of {of} {what}", encoding="utf-8")
 
 
 ACTIVITY = Activity()
-"""Of this process."""
+"""The one instance for this process."""
 
 
 class ActivityWatch:
-    """The controller's look at the files of all workers below a folder of logs."""
+    """Polls the activity files of all workers below a log folder, for the controller."""
 
     def __init__(self, log_folder: Path, got_further: Callable[[str], None], clock: Clock = time.monotonic) -> None:
-        """`got_further` is told who has written last, and what."""
+        """`got_further` is called with the newest line and the name of its worker."""
         self._log_folder = log_folder
         self._got_further = got_further
         self._clock = clock
@@ -59,7 +59,7 @@ class ActivityWatch:
         self._newest = self._newest_file()[0]
 
     def look(self) -> None:
-        """Tells where one has got further; looks every `LOOK_SECONDS` at most."""
+        """Polls the files, at most every `LOOK_SECONDS`, and calls `got_further` if one was written."""
         now = self._clock()
         if now - self._looked_at < LOOK_SECONDS:
             return

@@ -1,4 +1,4 @@
-"""Files that somebody else's code makes larger, such as a download: whether it gets further is seen in them."""
+"""Detects progress of a library that writes files, such as a download, by their growing size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from rljob_trainer.observability.activity import ACTIVITY, LOOK_SECONDS
 
 GrowthTold = Callable[[int], None]
-"""Is told how many bytes there are."""
+"""Called with the number of bytes."""
 
 BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the file system."""
@@ -19,18 +19,19 @@ BLOCK_BYTES = 512
 
 @contextmanager
 def watched_growth(folder: Path, told: GrowthTold, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
-    """While it lasts, `told` is called, by a thread, whenever there are more bytes below `folder` than ever before: not
-    where nothing comes any more, nor where what was there is written again."""
+    """During the block, a thread calls `told` whenever there are more bytes below `folder` than ever before. It does
+    not if nothing is written, or if existing data is written again."""
     done = threading.Event()
 
-    # Before anybody writes there.
+    # Counted before the block writes anything.
     at_first = _bytes_below(folder)
 
     def look() -> None:
         most_size, most_space = at_first
         while not done.wait(look_seconds):
             size, space = _bytes_below(folder)
-            # Some writers reserve a file's size before they fill it; some file systems do not say what is filled.
+            # Some programs reserve a file's full size first, so the used space counts. Some file systems do not report
+            # the used space, so the size counts, too.
             if size > most_size or space > most_space:
                 told(space or size)
             most_size, most_space = max(most_size, size), max(most_space, space)
@@ -45,12 +46,12 @@ def watched_growth(folder: Path, told: GrowthTold, look_seconds: float = LOOK_SE
 
 
 def tell_downloaded(num_bytes: int) -> None:
-    """To whoever looks at this worker's activity."""
-    ACTIVITY.tell("MB are downloaded", num_bytes // 10**6)
+    """Reports a download as the activity of this worker."""
+    ACTIVITY.tell("MB downloaded", num_bytes // 10**6)
 
 
 def _bytes_below(folder: Path) -> tuple[int, int]:
-    """Sizes of all files, and what they take on the disk."""
+    """Returns the total size of all files, and the space that they use on the disk."""
     size = space = 0
     for parent, _, names in os.walk(folder):
         for name in names:

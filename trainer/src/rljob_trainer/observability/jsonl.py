@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class JsonlWriter:
-    """Appends rows; each is on its way to the disk when `append` returns (flushed, not fsynced)."""
+    """Appends rows. `append` flushes each row to the operating system, without fsync."""
 
     def __init__(self, path: Path) -> None:
         """Opens `path` for appending and makes its folder.
@@ -39,7 +39,7 @@ class JsonlWriter:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, object]]:
-    """The complete rows of a file, in order; a last line that was cut off is left out, as is a file that is missing.
+    """Yields the complete rows of a file, in order. An incomplete last line is skipped; a missing file has no rows.
 
     Raises:
         ValueError: a line other than the last is not a JSON object; the text names file and line.
@@ -65,9 +65,9 @@ def read_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def cut_back(path: Path, last_step: int) -> int:
-    """Removes the rows of steps after `last_step`, which a resumed run does again; returns how many were removed.
+    """Removes the rows of steps after `last_step`, which a resumed run repeats. Returns the number of removed rows.
 
-    The file is replaced in one piece, so a crash leaves the old or the new one.
+    The file is replaced atomically, so a crash leaves the old or the new file.
 
     Raises:
         ValueError: as `read_rows`.

@@ -1,4 +1,5 @@
-"""Log lines: one form for the whole trainer, and text of users or models made harmless before a terminal sees it."""
+"""Log lines: one format for the whole trainer. Control characters in texts of users or models are escaped, so that they
+cannot affect a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ _LOGGER_NAME = "rljob_trainer"
 
 
 def printable(text: str, max_chars: int, *, keep_newlines: bool = False) -> str:
-    """`text` with control characters, direction marks and lone surrogates written as escapes, cut at `max_chars`.
+    """Returns `text` with control characters, direction marks and lone surrogates as escapes, truncated at `max_chars`.
 
-    A newline becomes `\\n` unless `keep_newlines`; what is cut is said at the end.
+    A newline becomes `\\n` unless `keep_newlines`. A truncated text ends with the number of removed characters.
     """
     shown = text[:max_chars]
     escaped = "".join(_escape(character, keep_newlines) for character in shown)
@@ -41,7 +42,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def set_up_logging(level: int = logging.INFO, stream: TextIO | None = None) -> logging.Logger:
-    """Sends the trainer's log lines to `stream` (standard error by default); called again, it replaces the handler."""
+    """Sends the trainer's log lines to `stream` (standard error by default). A second call replaces the handler."""
     logger = logging.getLogger(_LOGGER_NAME)
     handler = logging.StreamHandler(stream if stream is not None else _CurrentStandardError())
     handler.setFormatter(PrintableFormatter())
@@ -52,8 +53,8 @@ def set_up_logging(level: int = logging.INFO, stream: TextIO | None = None) -> l
 
 
 class _CurrentStandardError:
-    """Standard error as it is when a line is written: while a progress bar is shown, rich puts a proxy there that
-    prints above the bar."""
+    """Looks up sys.stderr for each line: while a progress bar is shown, rich replaces it with a proxy that prints above
+    the bar."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

@@ -1,8 +1,8 @@
-"""What memory is used for in this process: bytes by owner at the boundaries of a step, and the peaks between them.
+"""Memory use of this process: bytes by owner at the boundaries of a step, and the peaks between them.
 
-On GPUs the sum and the peaks are those of torch's allocator; on CPUs, where there is no such count, those of the
-owners' live storages, and the peak is the largest sum that was looked at (after each pass, too). A boundary is what has
-just been done (`generate`, `sleep`, ...). Owners are counted by the workers that hold them, as long as these live.
+On GPUs the total and the peaks come from torch's allocator. CPUs have no such counter: there the total is the sum of
+the owners' live storages, and the peak is the largest sampled total (also sampled after each pass). A boundary is named
+after what has just been done (`generate`, `sleep`, ...). Each worker counts the owners that it holds.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from rljob_trainer.observability.timeline import MEMORY_PEAK_TRACK, MEMORY_TRACK
 
 
 class Owner(StrEnum):
-    """What memory is for."""
+    """What memory is used for."""
 
     PARAMETERS = "parameters"
-    """Shards of the model in training."""
+    """The actor's parameter shards."""
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
     ROLLOUT_WEIGHTS = "rollout_weights"
     KV_CACHE = "kv_cache"
     REFERENCE = "reference"
     CRITIC = "critic"
-    """Its shards, gradients and moments."""
+    """The critic's shards, gradients and optimizer states."""
     REWARD_MODEL = "reward_model"
     OTHER = "other"
-    """Gathered parameters; on GPUs activations and buckets, too."""
+    """Gathered parameters; on GPUs also activations and communication buckets."""
 
 
 class Boundary(StrEnum):
-    """What has just been done."""
+    """A point in a step, named after what has just been done."""
 
     STEP_BEFORE = "step_before"
-    """All of the step before; the first boundary of a rollout."""
+    """The previous step is done; the first boundary of a rollout."""
     WAKE_WEIGHTS = "wake_weights"
     SYNC_WEIGHTS = "sync_weights"
     WAKE_KV_CACHE = "wake_kv_cache"
@@ -50,11 +50,11 @@ class Boundary(StrEnum):
     REF_LOGPROBS = "ref_logprobs"
     VALUES = "values"
     REWARD_MODEL = "reward_model"
-    """The responses have its scores; it runs beside, or before, the passes for log-probabilities."""
+    """The reward model has scored the responses, at the same time as the passes for log-probabilities or before."""
     UPDATE_CRITIC = "update_critic"
     FORWARD_BACKWARD = "forward_backward"
     OPTIMIZER_STEP = "optimizer_step"
-    """While the moments are still on the device."""
+    """The optimizer states are still on the device."""
     UPDATE = "update"
     SAVE = "save"
 
@@ -65,7 +65,7 @@ _PAGE_BYTES = 4096
 
 
 class MemoryRecorder:
-    """Notes boundaries. One for a process; used from the thread that runs the workers' methods."""
+    """Records memory at boundaries. One instance per process, used from the thread that runs the workers' methods."""
 
     def __init__(self, spans: SpanRecorder) -> None:
         self._spans = spans
@@ -74,11 +74,12 @@ class MemoryRecorder:
         self._peak = 0
 
     def watch(self, count: Callable[[], Bytes]) -> None:
-        """Adds a bound method that gives the bytes of some owners on the device, for as long as its object lives."""
+        """Adds a bound method that returns the bytes of some owners on the device. It is used as long as its object
+        lives."""
         self._owners.append(WeakMethod(count))
 
     def by_owner(self) -> dict[Owner, int]:
-        """On the device now; owners that have nothing are 0."""
+        """Returns the current bytes on the device by owner; 0 for owners without memory."""
         found = dict.fromkeys(Owner, 0)
         for reference in list(self._owners):
             count = reference()
@@ -89,17 +90,17 @@ class MemoryRecorder:
                 found[owner] += num_bytes
         if _has_gpu():
             found[Owner.OTHER] = 0
-            # With what the owners know of it, gathered parameters, and all else.
+            # OTHER is everything that no owner counts, and the gathered parameters that owners report as OTHER.
             found[Owner.OTHER] = max(0, torch.cuda.memory_allocated() - sum(found.values()))
         return found
 
     def sample(self) -> None:
-        """Between two boundaries: what is there now may be the peak. GPUs need no samples."""
+        """Samples the memory between two boundaries, as it may be the peak. Not needed on GPUs."""
         if not _has_gpu():
             self._peak = max(self._peak, sum(self.by_owner().values()))
 
     def mark(self, boundary: Boundary) -> None:
-        """Notes a boundary."""
+        """Records the memory at a boundary, and the peak since the last one."""
         found = self.by_owner()
         total = sum(found.values())
         peak = max(self._peak, total)
@@ -123,17 +124,17 @@ class MemoryRecorder:
             self._metrics[name] = max(self._metrics.get(name, 0.0), float(value))
 
     def take_metrics(self) -> dict[str, float]:
-        """The largest values at the boundaries since the last time: by owner; in all after each and during each."""
+        """Returns the largest values since the last call: by owner, and the total after and during each boundary."""
         taken, self._metrics = self._metrics, {}
         return taken
 
 
 MEMORY = MemoryRecorder(SPANS)
-"""Of this process."""
+"""The one instance for this process."""
 
 
 def process_bytes() -> int:
-    """Resident memory of this process, whatever it is for; 0 where nothing says."""
+    """Returns the resident memory of this process in bytes; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""A picture of a step's memory, drawn from its timeline: what each owner has at each boundary, and the peaks."""
+"""Draws a step's memory from its timeline: the bytes of each owner at each boundary, and the peaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rljob_trainer.observability.timeline import FOLDER, MEMORY_PEAK_TRACK, MEMO
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """Of one process. `owners` gives MiB per boundary, `peaks` the largest sums until each boundary."""
+    """The memory of one process in one step. `owners`: MiB at each boundary, by owner. `peaks`: the peak in MiB before
+    each boundary."""
 
     process: str
     boundaries: Sequence[str]
@@ -24,7 +25,8 @@ class MemoryStep:
 
 
 def draw_memory(run_folder: Path, folder: Path) -> list[Path]:
-    """One PNG for each timeline of the run that tells of memory. Raises OSError, and ValueError for a damaged file."""
+    """Draws one PNG for each timeline of the run that has memory counters. Raises OSError, and ValueError for a damaged
+    file."""
     files = []
     for timeline in sorted((run_folder / FOLDER).glob("step-*.json")):
         step = read_memory(timeline)
@@ -34,7 +36,7 @@ def draw_memory(run_folder: Path, folder: Path) -> list[Path]:
 
 
 def read_memory(timeline: Path) -> MemoryStep | None:
-    """Of the first process that has any in the file."""
+    """Reads the first process with memory counters in the file; None if there is none."""
     events = json.loads(timeline.read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     for process, name in names.items():
@@ -51,14 +53,14 @@ def _save(title: str, step: MemoryStep, path: Path) -> Path:
     figure = Figure(figsize=(1.6 + 0.62 * len(step.boundaries), 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    places = range(len(step.boundaries))
+    positions = range(len(step.boundaries))
     base = [0.0] * len(step.boundaries)
     for index, (owner, values) in enumerate(step.owners.items()):
         if any(values):
-            axes.bar(places, values, 0.7, base, color=f"C{index}", label=owner.replace("_", " "))
+            axes.bar(positions, values, 0.7, base, color=f"C{index}", label=owner.replace("_", " "))
             base = [low + high for low, high in zip(base, values, strict=True)]
-    axes.plot(places, step.peaks, color="black", marker="_", markersize=14, linestyle="", label="peak until then")
-    axes.set_xticks(places, [each.replace("_", "\n") for each in step.boundaries], fontsize="x-small")
+    axes.plot(positions, step.peaks, color="black", marker="_", markersize=14, linestyle="", label="peak until then")
+    axes.set_xticks(positions, [each.replace("_", "\n") for each in step.boundaries], fontsize="x-small")
     axes.set_ylabel("MiB after")
     axes.set_ylim(0, 1.08 * max([*step.peaks, *base, 1e-3]))
     axes.set_title(f"{title}: memory of {step.process.partition(',')[0]}", fontsize="medium")

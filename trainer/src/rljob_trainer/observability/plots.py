@@ -1,7 +1,7 @@
-"""PNG curves of a run, drawn from its `metrics.jsonl`, and the memory of the steps that have a timeline:
+"""Draws PNG plots of a run from its `metrics.jsonl`, and of the memory in its timelines:
 `python -m rljob_trainer.observability.plots RUN_FOLDER`.
 
-The file may be that of a run still going on, and its last line may be cut off.
+The run may still be active, so the last line of the file may be incomplete.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Line:
     metric: str
     label: str
     smooth: bool = False
-    """Also draw the moving average, the raw curve being faint."""
+    """Whether to also draw a moving average, with the raw curve in a lighter color."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ PLOTS = (
 
 
 def read_curves(run_folder: Path) -> dict[str, Points]:
-    """Every metric of the run by name. Of several values for one step the last counts; NaN points are left out.
+    """Returns every metric of the run by name. If a step has several values, the last one counts; NaN is skipped.
 
     Raises:
         FileNotFoundError: the folder has no metrics.
@@ -100,7 +100,7 @@ def read_curves(run_folder: Path) -> dict[str, Points]:
 
 
 def moving_average(points: Points, window: int) -> Points:
-    """Mean of the newest `window` values up to each point; of fewer at the beginning."""
+    """Returns the mean of the last `window` values at each point; of fewer values at the beginning."""
     averaged = []
     for index, (step, _) in enumerate(points):
         newest = [value for _, value in points[max(0, index + 1 - window) : index + 1]]
@@ -109,7 +109,7 @@ def moving_average(points: Points, window: int) -> Points:
 
 
 def draw_plots(run_folder: Path) -> list[Path]:
-    """Draws one PNG for each of `PLOTS` that has data, an overview of them, and one for each timeline; returns the
+    """Draws one PNG for each of `PLOTS` that has data, an overview of them, and one PNG for each timeline. Returns the
     files, overview first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, one plain line per step where there is none (CI, `kubectl logs`)."""
+"""Shows progress to people: a bar on a terminal; without a terminal (CI, `kubectl logs`) one plain line per step."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ NUM_PHASES_SHOWN = 3
 
 
 class LastingConsole(Console):
-    """A console whose reader may go away (`rljob run job.yaml | head`): the run goes on without it."""
+    """A console that survives a closed standard output (`rljob run job.yaml | head`): the run continues without it."""
 
     def on_broken_pipe(self) -> None:
-        """Rich's own would end the program."""
+        """Stops the output. Rich's own method would end the program."""
         self.quiet = True
-        # What is still to be written would fail again, at the latest when the interpreter ends.
+        # Buffered output would fail again, at the latest when the interpreter exits.
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
-        log.warning("standard output is closed; the run goes on, and its metrics and samples are in the run folder")
+        log.warning("standard output is closed; the run continues, see its metrics and samples in the run folder")
 
 
 class ProgressDisplay:
-    """A sink that shows the newest step. Reward and evaluation stay on show until newer ones come."""
+    """A sink that shows the newest step. Reward and evaluation scores stay visible until there are newer ones."""
 
     def __init__(self, console: Console, total_steps: int, num_devices: int, clock: Clock) -> None:
         self._console = console
@@ -55,7 +55,7 @@ class ProgressDisplay:
         self._task: TaskID | None = None
 
     def start(self, step: int) -> None:
-        """Begins at `step` steps done: 0, or the step resumed from."""
+        """Starts the display at `step` completed steps: 0, or the step that the run resumes from."""
         self._remaining.observe(step, self._clock())
         if not self._console.is_terminal:
             return
@@ -65,7 +65,7 @@ class ProgressDisplay:
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        # Log lines are printed above the bar, unless they go somewhere else than the terminal.
+        # Log lines are printed above the bar, unless standard error is not the terminal.
         self._bar = RichProgress(*columns, console=self._console, redirect_stderr=sys.stderr.isatty())
         self._task = self._bar.add_task("training", total=self._total_steps, completed=step, note="")
         self._bar.start()
@@ -82,11 +82,11 @@ class ProgressDisplay:
             self._console.print(Text(f"step {step}/{self._total_steps}: {note}"), soft_wrap=True)
 
     def show(self, renderable: RenderableType) -> None:
-        """Prints a table or a text above the bar; text is taken as it is, never as markup."""
+        """Prints a table or a text above the bar; markup in a text is not interpreted."""
         self._console.print(Text(renderable) if isinstance(renderable, str) else renderable)
 
     def close(self) -> None:
-        """Leaves the bar where it stands and frees the terminal."""
+        """Stops the bar, which stays visible, and frees the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -106,7 +106,7 @@ class ProgressDisplay:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 05 s` or `2 h 10 min`."""
+    """Formats a duration: `45 s`, `3 min 05 s` or `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

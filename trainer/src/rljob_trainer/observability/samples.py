@@ -1,4 +1,4 @@
-"""Prompts and responses as people read them: JSON Lines for all that were logged, a table for the terminal."""
+"""Logged prompts and responses: a JSON Lines file with all of them, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CELL_CHARS = 200
 
 
 class SampleKind(StrEnum):
-    """Where a sample comes from."""
+    """The origin of a sample."""
 
     TRAIN = "train"
     GREEDY = "eval_greedy"
@@ -38,12 +38,12 @@ class Sample:
     response: str
     answer: str
     score: float
-    """The weighted sum that is learned from."""
+    """The weighted sum of the rewards, which training uses."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """What each reward gave, by name."""
+    """The score of each reward, by name."""
     found: Mapping[str, str] = field(default_factory=dict)
-    """What rewards took from the response as its answer, by the reward's name: empty where nothing was found. Rewards
-    that do not say are missing. Example: `{"accuracy": "18"}`"""
+    """The answer that each reward extracted from the response, by the reward's name: empty if it found none. Rewards
+    that do not extract answers are missing. Example: `{"accuracy": "18"}`"""
 
 
 class SampleLog:
@@ -74,8 +74,8 @@ class SampleLog:
 
 
 def sample_table(title: str, samples: Sequence[Sample]) -> Table:
-    """The samples as a table, with a column for what was found in the responses where a reward says it, and one for
-    each of several rewards; their text can neither move the cursor nor be taken for markup."""
+    """Returns the samples as a table, with a column for extracted answers, if any, and one per reward if there are
+    several. Texts are escaped, so that they can neither move the cursor nor be interpreted as markup."""
     table = Table(title=title, title_justify="left", show_lines=False)
     has_found = any(sample.found for sample in samples)
     for name in ("prompt", "response", *(["found"] if has_found else []), "answer"):

@@ -1,4 +1,4 @@
-"""Where metrics go. `metrics.jsonl` is always written and is the only file that plots and resumed runs read."""
+"""Destinations of metrics. `metrics.jsonl` is always written, and is the only file that plots and resumed runs read."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ WallClock = Callable[[], float]
 
 
 class Sink(Protocol):
-    """One destination. Steps only go up; one step may come in several parts (training, then evaluation)."""
+    """One destination. Steps never decrease; a step may be written in several parts (training, then evaluation)."""
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Takes the metrics of one step."""
+        """Writes the metrics of one step."""
 
     def close(self) -> None:
-        """Writes what is left and lets go of files."""
+        """Writes buffered metrics and closes files."""
 
 
 class JsonlSink:
     """One row per call: `{"step": 3, "wall_time": 1700000000.0, "critic/rewards/mean": 0.5, ...}`.
 
-    A value that is NaN or infinite is written as null, because JSON has no word for it.
+    NaN and infinite values are written as null, because JSON does not support them.
     """
 
     def __init__(self, run_folder: Path, resumed_from_step: int | None, wall_clock: WallClock) -> None:
@@ -101,7 +101,7 @@ class MetricLog:
         self._sinks = tuple(sinks)
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Hands the metrics to every sink, in order.
+        """Writes the metrics to every sink, in order.
 
         Raises:
             OSError: a sink cannot write.

@@ -1,4 +1,4 @@
-"""What this process did when: spans of wall-clock time, and counts, which the timeline of a step is made of."""
+"""Records what this process does and when: spans of wall-clock time, and counter values. Timelines are made of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 MAX_KEPT = 16_384
-"""The newest spans that a process keeps until somebody takes them."""
+"""Maximum number of records that a process keeps until `take`; older ones are dropped."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that was done from `started` to `ended` (Unix seconds) by one thread (its native id)."""
+    """An activity from `started` to `ended` (Unix seconds) in one thread (its native id)."""
 
     name: str
     started: float
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of one `track` at one moment (Unix seconds), and what had just been done then."""
+    """Counter values of one `track` at one moment (`at`, Unix seconds), and what had just been done (`after`)."""
 
     track: str
     at: float
@@ -37,29 +37,29 @@ Record = Span | Counts
 
 
 class SpanRecorder:
-    """Keeps the newest spans and counts. Used from any thread."""
+    """Keeps the newest spans and counter values. Thread-safe."""
 
     def __init__(self) -> None:
         self._spans: deque[Record] = deque(maxlen=MAX_KEPT)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Notes the block, also one that raises."""
+        """Records the block as a span, also if it raises."""
         started = time.time()
         try:
             yield
         finally:
-            # The clock may be set back meanwhile.
+            # The clock may have been set back in the meantime.
             ended = max(started, time.time())
             self._spans.append(Span(name, started, ended, threading.get_native_id()))
 
     def count(self, track: str, after: str, values: Mapping[str, float]) -> None:
-        """Notes numbers as they are now."""
+        """Records the current counter values."""
         self._spans.append(Counts(track, time.time(), after, dict(values)))
 
     def take(self) -> list[Record]:
-        """Spans that have ended since the last `take`, and counts since then."""
-        # Somebody else may take the last one between a look and `popleft`.
+        """Returns the spans that have ended, and the counter values, since the last `take`."""
+        # No emptiness check: another thread could take the last record between the check and `popleft`.
         taken: list[Record] = []
         with suppress(IndexError):
             while True:
@@ -68,4 +68,4 @@ class SpanRecorder:
 
 
 SPANS = SpanRecorder()
-"""Of this process."""
+"""The one instance for this process."""

@@ -1,8 +1,8 @@
 """The timeline of one step, as a file for https://ui.perfetto.dev or chrome://tracing.
 
 The form is the Trace Event Format (Duffy, Sinclair et al., "Trace Event Format", 2016): complete events ("X") with
-times in microseconds, one row per process and thread, and counter events ("C"), one track per process and name. Clocks
-of different nodes are compared as they are.
+times in microseconds, one row per process and thread, and counter events ("C"), one track per process and name. Clock
+differences between nodes are not corrected.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from pathlib import Path
 from rljob_trainer.observability.spans import Counts, Record
 
 FOLDER = "timelines"
-"""In the run folder."""
+"""Name of the folder in the run folder."""
 MEMORY_TRACK, MEMORY_PEAK_TRACK = "memory (MiB)", "peak of memory (MiB)"
 PROCESS_MEMORY_TRACK = "process memory (MiB)"
-"""Counters of every worker process."""
+"""Names of the counter tracks of every worker process."""
 
 
 @dataclass(frozen=True)
 class ProcessSpans:
-    """One row of the timeline: a process and what it did."""
+    """One process of the timeline, with its spans and counter values."""
 
     name: str
     spans: Sequence[Record]
 
 
 def timeline_file(run_folder: Path, step: int) -> Path:
-    """Where the timeline of a step (from 1) is."""
+    """Returns the path of the timeline of a step (from 1)."""
     return run_folder / FOLDER / f"step-{step:06d}.json"
 
 
 def write_timeline(path: Path, processes: Sequence[ProcessSpans]) -> None:
-    """Writes the processes in the order given, the earliest span at 0; all of the file or nothing. Raises OSError."""
+    """Writes the processes in the given order, with times relative to the earliest span. The file is written
+    atomically. Raises OSError."""
     moments = (_begin(each) for process in processes for each in process.spans)
     begin = min(moments, default=0.0)
     events: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and how long the rest will take. Clocks are passed in, so tests need not wait."""
+"""Measures the phases of a step and estimates the remaining time. Clocks are arguments, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Clock = Callable[[], float]
 
 
 class PhaseTimer:
-    """Adds up the seconds of the named phases of one step."""
+    """Sums the seconds of the named phases of one step."""
 
     def __init__(self, clock: Clock, entered: Callable[[str], None] | None = None) -> None:
-        """`entered` is told the name of each phase when it begins."""
+        """`entered` is called with the name of each phase when it begins."""
         self._clock = clock
         self._entered = entered
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times the block as `name`; entered again, the times add up. A block that raises is counted too."""
+        """Times the block as phase `name`. Times of the same phase are summed; a block that raises counts, too."""
         started = self._clock()
         if self._entered is not None:
             self._entered(name)
@@ -35,29 +35,30 @@ class PhaseTimer:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - started
 
     def seconds(self, name: str) -> float:
-        """Seconds in `name` since the last `take`; 0 when it was never entered."""
+        """Returns the seconds in phase `name` since the last `take`; 0 if it was not entered."""
         return self._seconds.get(name, 0.0)
 
     def take(self) -> dict[str, float]:
-        """The phases so far as `timing_s/<phase>`, and starts again from nothing."""
+        """Returns the times since the last call as `timing_s/<phase>`, and resets them."""
         taken = {TIMING_PREFIX + name: seconds for name, seconds in self._seconds.items()}
         self._seconds = {}
         return taken
 
 
 class RemainingTime:
-    """Estimates the rest of a run from a moving average over the newest steps, evaluations and saves included."""
+    """Estimates the remaining time of a run from a moving average over the newest steps, including evaluations and
+    saves."""
 
     def __init__(self, total_steps: int, window: int = 20) -> None:
         self._total_steps = total_steps
         self._moments: deque[tuple[int, float]] = deque(maxlen=window + 1)
 
     def observe(self, step: int, now_seconds: float) -> None:
-        """Notes that `step` steps are done at `now_seconds`."""
+        """Records that `step` steps are done at `now_seconds`."""
         self._moments.append((step, now_seconds))
 
     def seconds(self) -> float | None:
-        """Seconds to the last step; None before two moments are known."""
+        """Returns the seconds until the last step is done; None before two observations."""
         if len(self._moments) < 2:
             return None
         (first_step, first_seconds), (last_step, last_seconds) = self._moments[0], self._moments[-1]

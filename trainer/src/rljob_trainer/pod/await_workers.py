@@ -1,6 +1,6 @@
-"""Stop hook of a worker pod: lets the trainer's processes of this pod finish, which save a checkpoint meanwhile.
+"""Stop hook of a worker pod: waits until the trainer's processes in this pod have saved a checkpoint and exited.
 
-They end with the driver in the head pod, which is stopped at the same time (see `stop_driver`).
+They exit together with the driver in the head pod, which is stopped at the same time (see `stop_driver`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 from rljob_trainer.settings import read_pod_settings
 
 TITLE = b"ray::RayWorker"
-"""How the command line of a worker process begins: Ray writes the actor's class there, `cluster.ray_worker.RayWorker`,
-and after it the role and method that run."""
+"""Start of a worker process's command line: Ray writes the class of the actor there, followed by the running role and
+method."""
 POLL_SECONDS = 0.5
 
 
 def main() -> int:
-    """Always 0: a hook that fails would end the pod at once."""
+    """Always returns 0, because a failing hook would end the pod immediately."""
     await_workers(read_pod_settings().grace_seconds)
     return 0
 
 
 def await_workers(grace_seconds: float, processes: Path = Path("/proc")) -> bool:
-    """Waits until no worker process is left; False when the time is over."""
+    """Waits until no worker process is left. Returns False after `grace_seconds`."""
     deadline = time.monotonic() + grace_seconds
     while worker_processes(processes):
         if time.monotonic() + POLL_SECONDS > deadline:
@@ -34,7 +34,7 @@ def await_workers(grace_seconds: float, processes: Path = Path("/proc")) -> bool
 
 
 def worker_processes(processes: Path) -> list[int]:
-    """Ids of the worker processes of this pod; another pod's cannot be seen."""
+    """Returns the ids of the worker processes in this pod; processes of other pods are not visible."""
     return sorted(int(folder.name) for folder in processes.iterdir() if folder.name.isdecimal() and _is_worker(folder))
 
 

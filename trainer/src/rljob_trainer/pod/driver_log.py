@@ -1,8 +1,8 @@
-"""Main program of the head pod's second container: prints what the trainer's driver prints, so that `kubectl logs`
-shows it, and keeps a copy beside the checkpoints, which outlives the pod: `logs/attempt-<N>/driver.log`.
+"""Main program of the head pod's second container. It prints the output of the trainer's driver, so that `kubectl logs`
+shows it, and keeps a copy next to the checkpoints, which outlives the pod: `logs/attempt-<N>/driver.log`.
 
-Ray writes the output of each submission into a file of its own in its log folder. The files are followed in the order
-in which they appear; they may not be there yet, grow, be replaced, or go away.
+Ray writes the output of each submission into a separate file in its log folder. The files are followed in the order in
+which they appear. They may not exist yet, grow, be replaced, or disappear.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rljob_trainer.settings import read_pod_settings
 POLL_SECONDS = 0.5
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
-"""What is longer is printed before its end is there."""
+"""A longer line is printed in parts, before it is complete."""
 SOURCE_PREFIX, COPY_PREFIX = "job-driver-", "driver-"
 _OF_TRAINER = re.compile(r"job-driver-.*-([1-9][0-9]{0,9})-([1-9][0-9]{0,9})\.log")
-"""Attempt and submission, in the order of `<job>-<attempt>-<submission>`."""
+"""Attempt and submission number in a file name; submission ids are `<job>-<attempt>-<submission>`."""
 
 
 def main() -> int:
-    """Runs until SIGTERM, and then until the driver cannot print any more."""
+    """Runs until SIGTERM, and then until the driver has exited or the grace period is over."""
     settings = read_pod_settings()
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -40,7 +40,7 @@ def main() -> int:
     logs = DriverLogs(Path(POD_RAY_LOG_FOLDER), sys.stdout.buffer, settings.run_folder)
     while not stopping.wait(POLL_SECONDS):
         logs.print_new()
-    # The head's container stops its driver before it ends itself, and with it goes the dashboard.
+    # The head's container stops the driver before it exits itself, which also ends the dashboard.
     head, deadline = RayJobs(DASHBOARD_PORT, None), time.monotonic() + settings.grace_seconds
     while head.is_listening() and time.monotonic() < deadline:
         logs.print_new()
@@ -50,7 +50,8 @@ def main() -> int:
 
 
 def copy_of(name: str, run_folder: Path) -> Path:
-    """Where the copy of one of Ray's files is; what is no trainer's is copied, too, under its own name."""
+    """Returns the path of the copy of one of Ray's log files. The log of another program is copied under its own
+    name."""
     match = _OF_TRAINER.fullmatch(name)
     if match is None:
         return run_folder / LOGS_FOLDER / name.replace(SOURCE_PREFIX, COPY_PREFIX, 1)
@@ -62,7 +63,7 @@ class DriverLogs:
     """All driver logs of Ray's log folder."""
 
     def __init__(self, folder: Path, output: BinaryIO, run_folder: Path | None) -> None:
-        """There are no copies where `run_folder` is None."""
+        """Without a `run_folder` no copies are written."""
         self._folder = folder
         self._output = output
         self._run_folder = run_folder
@@ -85,7 +86,7 @@ class DriverLogs:
         self._output.flush()
 
     def close(self) -> None:
-        """Prints all that is there, a last line without an end included."""
+        """Prints the rest, including a last line without a newline."""
         self.print_new()
         for log in self._logs.values():
             log.close()
@@ -112,7 +113,7 @@ class _FollowedLog:
         self._copy = LogCopy(copy, path) if copy else None
 
     def is_of(self, path: Path) -> bool:
-        """Whether this is still the file of that name, and it has not been cut."""
+        """Whether the path still names this file, and the file was not truncated."""
         try:
             status = path.stat()
         except OSError:

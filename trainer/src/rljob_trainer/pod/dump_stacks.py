@@ -1,9 +1,9 @@
-"""Writes where every process of a running trainer is: `python -m rljob_trainer.pod.dump_stacks`, as another job of the
-same Ray cluster, on the node of the driver.
+"""Dumps the stacks of every process of a running trainer: `python -m rljob_trainer.pod.dump_stacks`, started as another
+job of the same Ray cluster, on the driver's node.
 
-For each process a file `stacks-<pod>-<role>-<process id>.txt` in the attempt's logs, and on standard output where its
-main thread stood, for people; the last line is all of it as JSON. It asks nothing of the trainer and changes nothing.
-What does not answer in time is named: a process, a node, or the storage that files are to be written to.
+Writes one file per process, `stacks-<pod>-<role>-<process id>.txt`, into the attempt's log folder. Prints the current
+line of each process's main thread, and as the last line everything as JSON. The trainer itself is not involved. The
+output names every process, node and storage that does not respond in time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from rljob_trainer.stack_traces import take_stacks, traced_processes
 TOTAL_SECONDS = 20.0
 HERE_SECONDS = 5.0
 WRITE_SECONDS = 4.0
-"""Of the whole, kept for writing files."""
+"""Part of TOTAL_SECONDS that is reserved for writing files."""
 OTHER_NODES = "rljob_trainer.groups.stacks_of_nodes"
-"""The program that asks the other nodes: it knows Ray, which may hang, too."""
+"""The program that asks the other nodes. It is a separate process, because it uses Ray, which may hang, too."""
 
 Found = Mapping[str, object]
-"""One process, by the names that the JSON has."""
+"""One process, with the keys of the JSON output."""
 
 
 def main() -> int:
-    """0 where anything was found."""
+    """Returns 0 if any process was found."""
     accept_all_characters()
     deadline = time.monotonic() + TOTAL_SECONDS
     settings = read_pod_settings()
     if settings.run_folder is None:
-        print("dump_stacks: RLJOB_RUN_FOLDER is not set; start this as the trainer was started", file=sys.stderr)
+        print("dump_stacks: RLJOB_RUN_FOLDER is not set; start this with the trainer's environment", file=sys.stderr)
         return 1
     lines: queue.Queue[str | None] = queue.Queue()
     others = subprocess.Popen(
@@ -53,10 +53,10 @@ def main() -> int:
     assert others.stdout is not None
     threading.Thread(target=_read_lines, args=(others.stdout, lines), daemon=True).start()
     found = stacks_here(settings.run_folder)
-    more, silent = _told_by_others(lines, deadline - WRITE_SECONDS)
+    more, silent = _from_other_nodes(lines, deadline - WRITE_SECONDS)
     others.kill()
     known = {_identity(each) for each in found}
-    # Nodes on one machine see each other's processes.
+    # Several Ray nodes on one machine see each other's processes.
     found += [each for each in more if _identity(each) not in known]
     for each in found:
         print(f"{named(each)}: {each['stoodAt']}", flush=True)
@@ -65,26 +65,26 @@ def main() -> int:
     summary: dict[str, object] = {"processes": [_without_text(each) for each in found], "silentNodes": silent}
     written = _written_in_time(settings.run_folder, settings.attempt, found, deadline)
     print(json.dumps(summary | written), flush=True)
-    # Past a thread that may never come back from the storage.
+    # os._exit does not wait for the writer thread, which may hang in the storage.
     os._exit(0 if found else 1)
 
 
 def stacks_here(run_folder: Path) -> list[Found]:
-    """Of the processes of the run on this node, or in this pod."""
+    """Takes the stacks of the run's processes on this node or in this pod."""
     pod, node = pod_and_node()
-    place = {"pod": pod, "node": node, "host": socket.gethostname()}
+    location = {"pod": pod, "node": node, "host": socket.gethostname()}
     taken = take_stacks(traced_processes(run_folder), HERE_SECONDS)
-    return [place | {_camel(name): value for name, value in asdict(each).items()} for each in taken]
+    return [location | {_camel(name): value for name, value in asdict(each).items()} for each in taken]
 
 
 def named(found: Found) -> str:
-    """One process, for people."""
+    """Returns a process's name for messages, such as `actor rank 0, process 12 on small-1-main-0`."""
     rank = "" if found["rank"] is None else f" rank {found['rank']}"
     return f"{found['role']}{rank}, process {found['processId']} on {found['pod'] or found['host']}"
 
 
 def write_stacks(folder: Path, found: Iterable[Found]) -> None:
-    """A file for each process."""
+    """Writes one file per process."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in found:
         state = f"state {each['state']}" + (f", waits in {each['waitChannel']}" if each["waitChannel"] else "")
@@ -93,7 +93,7 @@ def write_stacks(folder: Path, found: Iterable[Found]) -> None:
 
 
 def file_name(found: Found) -> str:
-    """Of a process, in the attempt's folder."""
+    """Returns the file name of a process's stacks in the attempt's folder."""
     parts = (found["pod"] or found["host"], found["role"], found["processId"])
     return "-".join(["stacks", *(re.sub(r"[^\w.+-]", "_", str(part)) for part in parts)]) + ".txt"
 
@@ -101,15 +101,15 @@ def file_name(found: Found) -> str:
 def _written_in_time(
     run_folder: Path, attempt: int | None, found: Iterable[Found], deadline: float
 ) -> dict[str, object]:
-    """Where the files are, or that they are not."""
-    result: dict[str, object] = {"folder": None, "error": "the storage of the run folder did not answer in time"}
+    """Writes the files. Returns their folder, or the error if the storage fails or does not respond by the deadline."""
+    result: dict[str, object] = {"folder": None, "error": "the storage of the run folder did not respond in time"}
 
     def write() -> None:
         folder = attempt_folder(run_folder, attempt or newest_attempt(run_folder) or 1)
         try:
             write_stacks(folder, found)
         except OSError as error:
-            result["error"] = f"{folder}: cannot be written ({error})"
+            result["error"] = f"{folder}: cannot write the stacks ({error})"
         else:
             result.update(folder=str(folder), error=None)
 
@@ -125,8 +125,8 @@ def _read_lines(output: IO[str], lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
-def _told_by_others(lines: queue.Queue[str | None], deadline: float) -> tuple[list[Found], list[dict[str, str]]]:
-    """What the program for the other nodes has found, and which nodes have not answered."""
+def _from_other_nodes(lines: queue.Queue[str | None], deadline: float) -> tuple[list[Found], list[dict[str, str]]]:
+    """Reads the output of OTHER_NODES: the processes of the other nodes, and the nodes that did not respond."""
     found: list[Found] = []
     silent: list[dict[str, str]] = []
     expected: list[str] | None = None
@@ -140,16 +140,16 @@ def _told_by_others(lines: queue.Queue[str | None], deadline: float) -> tuple[li
             break
         if not line.startswith("{"):
             continue
-        told = json.loads(line)
-        if "nodes" in told:
-            expected = told["nodes"]
+        message = json.loads(line)
+        if "nodes" in message:
+            expected = message["nodes"]
         else:
-            answered.add(told["node"])
-            found += told.get("processes", [])
-            silent += [{"node": told["node"], "reason": told["reason"]}] if "reason" in told else []
+            answered.add(message["node"])
+            found += message.get("processes", [])
+            silent += [{"node": message["node"], "reason": message["reason"]}] if "reason" in message else []
     if expected is None:
-        silent.append({"node": "others", "reason": "Ray did not say which there are"})
-    silent += [{"node": node, "reason": "did not answer in time"} for node in sorted(set(expected or ()) - answered)]
+        silent.append({"node": "others", "reason": "Ray did not list the nodes in time"})
+    silent += [{"node": node, "reason": "did not respond in time"} for node in sorted(set(expected or ()) - answered)]
     return found, silent
 
 

@@ -1,4 +1,4 @@
-"""A bounded copy of a file that still grows. It is made anew after a restart without writing anything twice."""
+"""A size-limited copy of a growing file. After a restart the copy continues without duplicates."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import BinaryIO
 COMPARE_BYTES = 1 << 16
 FIRST_BYTES = 1 << 20
 PART_BYTES = (63 << 20) // 2
-"""Two parts and the first bytes are 64 MiB."""
+"""Size of one part. Two parts and FIRST_BYTES are 64 MiB, the limit of a copy."""
 
 
 class LogCopy:
-    """Takes the whole content of `source` from its beginning on, and adds to `path` what is not there yet.
+    """Receives the whole content of `source` from its beginning, and appends to `path` what is not there yet.
 
-    When `path` has `PART_BYTES`, it becomes `<name>.part-<k>.log`, k from 0, and a new one begins. Of the parts only
-    the newest stays, and of the first one `<name>.first.log`, where the configuration and the start are.
+    When `path` reaches `PART_BYTES`, it is renamed to `<name>.part-<k>.log` (k from 0), and a new file begins. Only the
+    newest part is kept, and the beginning of the first one as `<name>.first.log`, which has configuration and start.
 
-    Files that are not of `source` are of another job of the same name: `path` is kept with `.old` in its name. Where
-    the copy cannot be written, that is said once, and the copy ends there: printing matters more.
+    If existing files are not a copy of `source`, they belong to an earlier job of the same name: `path` is then kept
+    with `.old` in its name. A write error is reported once and ends the copy, because printing is more important.
     """
 
     def __init__(self, path: Path, source: Path) -> None:
@@ -45,7 +45,7 @@ class LogCopy:
             self._give_up(error)
 
     def write(self, data: bytes) -> None:
-        """The next bytes of the source."""
+        """Copies the next bytes of the source."""
         new = data[self._num_bytes_there :]
         self._num_bytes_there = max(0, self._num_bytes_there - len(data))
         try:
@@ -70,7 +70,7 @@ class LogCopy:
         self._file = self._path.open("ab", buffering=0)
 
     def _drop_old_parts(self) -> None:
-        """Also what a restart has left in between."""
+        """Removes all parts but the newest, also those that remain after a restart, and keeps the first bytes."""
         for number, part in self._parts().items():
             if number == self._num_parts - 1:
                 continue
@@ -95,12 +95,12 @@ class LogCopy:
         return self._path.with_suffix(f".part-{number}{self._path.suffix}")
 
     def _give_up(self, error: OSError) -> None:
-        print(f"{self._path}: no copy of the driver's log can be written ({error})", file=sys.stderr, flush=True)
+        print(f"{self._path}: cannot write the copy of the driver's log ({error})", file=sys.stderr, flush=True)
         self.close()
 
 
 def _begins_with(source: Path, beginning: Path) -> bool:
-    """Whether the content of `beginning` is that of `source`, as far as it goes."""
+    """Whether `source` begins with the whole content of `beginning`."""
     with source.open("rb") as whole, beginning.open("rb") as part:
         while expected := part.read(COMPARE_BYTES):
             if whole.read(len(expected)) != expected:

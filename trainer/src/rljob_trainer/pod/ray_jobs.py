@@ -1,4 +1,4 @@
-"""The Jobs API of the Ray head in this pod, as far as the programs here need it."""
+"""A client for the Jobs API of the Ray head in this pod, with the few calls that the programs here need."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _UNFINISHED = ("PENDING", "RUNNING")
 
 
 class RayJobsError(TrainerError):
-    """Ray's dashboard does not do what it is asked."""
+    """A request to Ray's dashboard failed."""
 
 
 @dataclass(frozen=True)
 class RayJobs:
-    """The jobs of the head whose dashboard listens on a port of this machine. `token` is None without
+    """The jobs of the Ray head whose dashboard listens on `port` of this machine. `token`: None without
     authentication."""
 
     port: int
     token: str | None
 
     def is_listening(self) -> bool:
-        """Whether there is a dashboard at all, however busy it is."""
+        """Whether the dashboard accepts connections, even if it is too busy to respond."""
         try:
             socket.create_connection((HOST, self.port), timeout=KNOCK_SECONDS).close()
         except OSError:
@@ -37,10 +37,10 @@ class RayJobs:
         return True
 
     def unfinished(self) -> list[str]:
-        """Submission ids of the jobs that run or are to run. Raises RayJobsError."""
+        """Returns the submission ids of running and pending jobs. Raises RayJobsError."""
         jobs = self._call("GET", "/api/jobs/")
         if not isinstance(jobs, list):
-            raise RayJobsError(f"Ray's dashboard: a list of jobs was expected (seen: {jobs!r:.200})")
+            raise RayJobsError(f"Ray's dashboard: expected a list of jobs (seen: {jobs!r:.200})")
         return [
             identifier
             for job in jobs
@@ -50,19 +50,19 @@ class RayJobs:
         ]
 
     def stop(self, submission_id: str) -> bool:
-        """Asks Ray to stop a job; False where it has nothing to signal yet. Raises RayJobsError."""
+        """Asks Ray to stop a job. Returns False if the job has no process yet. Raises RayJobsError."""
         answer = self._call("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
         return isinstance(answer, dict) and answer.get("stopped") is True
 
     def _call(self, method: str, path: str) -> object:
-        # Not urllib: it would go through the proxy that the job's environment may name.
+        # urllib would use the proxy that the job's environment may set.
         connection = http.client.HTTPConnection(HOST, self.port, timeout=TIMEOUT_SECONDS)
         try:
             connection.request(method, path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
             response = connection.getresponse()
             text = response.read().decode(errors="replace")
             if response.status != http.client.OK:
-                raise RayJobsError(f"Ray's dashboard: {method} {path} gave {response.status} ({text[:200]})")
+                raise RayJobsError(f"Ray's dashboard: {method} {path} returned {response.status} ({text[:200]})")
             answer: object = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise RayJobsError(f"Ray's dashboard: {method} {path} failed ({error})") from error

@@ -1,6 +1,7 @@
-"""Stop hook of the head pod: asks the running trainer to stop, and waits until it has saved and ended.
+"""Stop hook of the head pod: asks the running trainer to stop, and waits until it has saved and exited.
 
-KubeRay's head does not pass the pod's SIGTERM on to the driver of a Ray job; Ray's own stop does, and gives it time.
+KubeRay's head does not forward the pod's SIGTERM to the driver of a Ray job. A stop through Ray's Jobs API does, and
+gives the driver time to save.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ POLL_SECONDS = 0.5
 
 
 def main() -> int:
-    """Always 0: a hook that fails would end the pod at once."""
+    """Always returns 0, because a failing hook would end the pod immediately."""
     settings = read_pod_settings()
     try:
         stop_jobs(RayJobs(DASHBOARD_PORT, settings.ray_token), settings.grace_seconds)
@@ -26,8 +27,8 @@ def main() -> int:
 
 
 def stop_jobs(jobs: RayJobs, grace_seconds: float) -> bool:
-    """Stops all jobs of the head and waits for their end; True when none is left, False when the time is over or the
-    head is gone. A dashboard that answers with errors is asked again."""
+    """Stops all jobs of the head and waits until they have ended. Returns True if none is left, False after
+    `grace_seconds` or if the head no longer listens. After an error of the dashboard it retries."""
     deadline = time.monotonic() + grace_seconds
     asked: set[str] = set()
     while True:

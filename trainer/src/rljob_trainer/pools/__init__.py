@@ -1,3 +1,3 @@
-"""Resource pools: which nodes take which pools, all reserved or none. From the job down: `pool_manager.py`,
-`resource_pool.py`, `reservation.py` (Ray placement groups), `fitting.py` (which node takes which pool, or what is
-missing; pure)."""
+"""Resource pools: choose nodes for all pools of a run, and reserve all of them or none. From the job down:
+`pool_manager.py`, `resource_pool.py`, `reservation.py` (Ray placement groups), `fitting.py` (chooses nodes, or explains
+what is missing; pure functions)."""

@@ -1,7 +1,7 @@
-"""Which nodes of the cluster take which pools, and, where they do not fit, what is missing. Pure.
+"""Chooses nodes of the cluster for pools, or explains what is missing. Pure functions.
 
-Amounts are Ray's: `CPU` and `GPU` in pieces, `memory` and `object_store_memory` in bytes, an accelerator type as a
-resource `accelerator_type:NAME` of which every node of that type has one.
+Amounts are Ray's: `CPU` and `GPU` as counts, `memory` and `object_store_memory` in bytes, an accelerator type as a
+resource `accelerator_type:NAME` of which every node of that type has 1.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ MEMORY = "memory"
 OBJECT_STORE = "object_store_memory"
 ACCELERATOR_PREFIX = "accelerator_type:"
 MAX_LISTED = 8
-"""Nodes that a message lists."""
+"""Maximum number of nodes that a message lists."""
 UNITS = 10_000
-"""Ray counts resources in steps of 1/10,000; whole numbers compare exactly."""
+"""Ray's smallest unit is 1/10,000 of a resource. Amounts are compared as integers in this unit, which is exact."""
 GPU = "GPU"
 MOST_EXACT = 2
-"""So many pools have a place together whenever one is found for them, and none when none is."""
+"""Up to this many pools, `placed` finds a placement whenever one exists."""
 MAX_ORDERS = 24
-"""In which pools are placed one after the other: all orders of up to four."""
-_ADVICE = "add nodes or larger ones, or ask for less in spec.pools"
+"""Maximum number of orders in which pools are placed; 24 are all orders of four pools."""
+_ADVICE = "add nodes or use larger ones, or request less in spec.pools"
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A living node: all that it has, and what of it is free now."""
+    """A living node: its total and its free resources."""
 
     node_id: str
     address: str
@@ -41,24 +41,24 @@ class ClusterNode:
 
     @cached_property
     def room_now(self) -> dict[str, float]:
-        """What can be taken now. The object store is never taken, it only has to be there."""
+        """The resources that can be reserved now. The object store is never reserved, so its total counts."""
         return {**self.free, OBJECT_STORE: self.total.get(OBJECT_STORE, 0.0)}
 
 
 @dataclass(frozen=True)
 class PoolNeed:
-    """What a pool reserves: on each of `num_nodes` different nodes `num_bundles` times `bundle`."""
+    """The resources of a pool: `num_bundles` times `bundle` on each of `num_nodes` different nodes."""
 
     pool: str
     num_nodes: int
     num_bundles: int
     bundle: Mapping[str, float]
     object_store_bytes: float = 0.0
-    """What a node's object store must be able to hold; Ray cannot reserve it."""
+    """Required size of a node's object store, in bytes; Ray cannot reserve it."""
 
     @cached_property
     def per_node(self) -> dict[str, float]:
-        """What one node must have."""
+        """The resources that one node must have."""
         reserved = {name: amount * self.num_bundles for name, amount in self.bundle.items()}
         return {**reserved, **({OBJECT_STORE: self.object_store_bytes} if self.object_store_bytes else {})}
 
@@ -67,7 +67,7 @@ class PoolNeed:
 
 
 def node_order(address: str, node_id: str) -> tuple[int, int, str, str]:
-    """Sorts nodes by the number that their address is; names, which are none, come after; then by node id."""
+    """Returns the sort key of a node: IP addresses numerically, then host names; equal ones by node id."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -76,8 +76,8 @@ def node_order(address: str, node_id: str) -> tuple[int, int, str, str]:
 
 
 def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> None:
-    """Raises ResourceError when no place is found for all pools, were all nodes free: it says what each node lacks for
-    a pool that does not fit alone, else which resource is short for all together, or that no way was found."""
+    """Raises ResourceError if the pools do not fit even if all nodes were free. The message says what each node lacks
+    for a pool that does not fit alone, else which resource is missing for all pools together."""
     for need in needs:
         gaps = [(node, found) for node in nodes if (found := _gaps(need.per_node, node.total, node))]
         num_fitting = len(nodes) - len(gaps)
@@ -85,8 +85,8 @@ def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> N
             few = f"; the cluster has only {_count(len(nodes), 'node')}" if len(nodes) < need.num_nodes else ""
             lacking = f": {_lacking(gaps, nodes)}" if gaps else ""
             raise ResourceError(
-                f"pool {need.pool}: needs {need} each, {num_fitting} of {_count(len(nodes), 'node')} can have that"
-                f"{lacking}{few}; {_ADVICE}"
+                f"pool {need.pool}: needs {need} each, but only {num_fitting} of {_count(len(nodes), 'node')} have "
+                f"that{lacking}{few}; {_ADVICE}"
             )
     problem = _problem_together(needs, [node.total for node in nodes])
     if problem:
@@ -100,7 +100,7 @@ def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> N
 
 
 def free_nodes(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> list[list[ClusterNode]] | None:
-    """For each pool the nodes that can take it now, in the order of `nodes`; None while there is no room for all."""
+    """Returns for each pool free nodes, in the order of `nodes`; None while there are not enough for all pools."""
     found = placed([(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
     return None if found is None else [[nodes[index] for index in indices] for indices in found]
 
@@ -108,13 +108,13 @@ def free_nodes(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> list[
 def placed(
     needs: Sequence[tuple[int, Mapping[str, float]]], rooms: Sequence[Mapping[str, float]]
 ) -> list[list[int]] | None:
-    """Different nodes for each pool (indices of `rooms`, ascending); None when no place is found for one of them.
+    """Chooses different nodes for each pool. Returns ascending indices of `rooms`; None if no placement was found.
 
-    `needs` are the number of nodes of each pool and what it takes of each. Pools get their nodes one after the other:
-    first the pool with the fewest nodes to spare, of equal ones the one that takes most. Each gets the nodes whose loss
-    matters least to the pools after it. Where a pool finds no place, all is tried again in other orders
-    (`MAX_ORDERS`), and with the emptiest nodes first. For two pools a place is found whenever there is one; for more
-    this is no search of all possibilities, and misses a way in very few cases."""
+    `needs`: for each pool the number of nodes and the resources that it takes of each. `rooms`: the free resources of
+    each node. Pools are placed one after the other: first the pool with the fewest spare nodes; of equal ones, the one
+    with the most GPUs. Each pool gets the nodes that matter least to the pools after it. If a pool finds no nodes,
+    further orders are tried (`MAX_ORDERS`), and finally with the emptiest nodes first. For two pools a placement is
+    found whenever one exists. For more pools the search is not exhaustive and misses one in very few cases."""
     free = [{name: units(amount) for name, amount in room.items()} for room in rooms]
     wanted = [(number, {name: units(amount) for name, amount in amounts.items()}) for number, amounts in needs]
     num_spare = [sum(_fits(amounts, room) for room in free) - number for number, amounts in wanted]
@@ -130,15 +130,15 @@ def placed(
 
 
 def waiting_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
-    """What is waited for, and what is free now on the nodes that could take a pool."""
+    """Returns the message for waiting: what is missing, and what is free now on the nodes that a pool could use."""
     return f"{_waiting_for(needs, nodes)} (free now: {_free_text(needs, nodes)})"
 
 
 def timeout_text(
     needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode], holders: Mapping[str, Sequence[str]], timeout: float
 ) -> str:
-    """The message of the error when the deadline, so many seconds, has passed. `holders` are the names of the placement
-    groups on each node."""
+    """Returns the error message after waiting for `timeout` seconds. `holders`: names of the placement groups on each
+    node, by node id."""
     names = _relevant(needs)
     used = []
     for node in nodes:
@@ -148,14 +148,14 @@ def timeout_text(
             taken = [name for name in names if _is_counted(name) and units(amounts.get(name, 0.0)) > 0]
             used.append(f"{_name(node, nodes)} {amounts_text(amounts, taken)}{by}")
     return (
-        f"{_waiting_for(needs, nodes)}, in vain for {timeout:.0f} s (free: {_free_text(needs, nodes)}; in use: "
-        f"{_listed(used) or 'nothing'}); stop what uses them, or wait longer "
+        f"{_waiting_for(needs, nodes)}; timed out after {timeout:.0f} s (free: {_free_text(needs, nodes)}; in use: "
+        f"{_listed(used) or 'nothing'}); stop what uses them, or increase the timeout "
         "(spec.runPolicy.provisioningDeadlineSeconds)"
     )
 
 
 def amounts_text(amounts: Mapping[str, float], names: Sequence[str] | None = None) -> str:
-    """Such as `CPU 4, GPU 4, memory 8 GiB`: all, or those of `names`, also where there is none."""
+    """Formats amounts, such as `CPU 4, GPU 4, memory 8 GiB`: all of them, or those of `names`, including zeros."""
     return ", ".join(
         resource_text(name)
         if name.startswith(ACCELERATOR_PREFIX)
@@ -166,19 +166,19 @@ def amounts_text(amounts: Mapping[str, float], names: Sequence[str] | None = Non
 
 
 def units(amount: float) -> int:
-    """An amount in Ray's smallest steps."""
+    """Converts an amount to Ray's smallest unit."""
     return round(amount * UNITS)
 
 
 def resource_text(name: str) -> str:
-    """A resource's name for people."""
+    """Returns a resource's name for messages."""
     if name.startswith(ACCELERATOR_PREFIX):
         return f"accelerator type {name.removeprefix(ACCELERATOR_PREFIX)}"
     return "object store" if name == OBJECT_STORE else name
 
 
 def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterNode) -> dict[str, str]:
-    """The resources that there is too little of, and how that reads."""
+    """Returns the resources that a node lacks, each with a text for messages."""
     gaps = {}
     for name, needed in wanted.items():
         there = room.get(name, 0.0)
@@ -192,7 +192,7 @@ def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterN
 
 
 def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, float]]) -> str:
-    """Why pools that fit alone do not fit together; empty when they do."""
+    """Returns why pools that fit alone do not fit together; empty if they do."""
     wanted = [(need.num_nodes, need.per_node) for need in needs]
     if placed(wanted, rooms) is not None:
         return ""
@@ -204,7 +204,7 @@ def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, fl
     asked = {name: sum(num * units(of.get(name, 0.0)) for num, of in wanted) for name in names}
     missing = [name for name in names if there[name] < asked[name]]
     if not missing:
-        return "no way to place all together was found, though there may be one"
+        return "no placement for all of them was found, though one may exist"
     return f"not all together: {_either(missing)} is missing"
 
 
@@ -227,7 +227,7 @@ def _placed_in_order(
     *,
     takes_emptiest: bool,
 ) -> dict[int, list[int]] | None:
-    """The nodes of each pool when they are placed one after the other; None when one finds too few."""
+    """Places the pools one after the other, in the given order; None if one of them finds too few nodes."""
     free = list(rooms)
     places: dict[int, list[int]] = {}
     for position, pool in enumerate(order):
@@ -246,8 +246,9 @@ def _placed_in_order(
 def _loss(
     room: Mapping[str, int], wanted: Mapping[str, int], others: Sequence[Mapping[str, int]], *, takes_emptiest: bool
 ) -> tuple[int, ...]:
-    """What is lost when a pool takes its part of a node, to compare nodes by: pools that fit no more, pools that could
-    have been there, GPUs of a node that a pool without GPUs does not need, GPUs left over (the fewest, or the most)."""
+    """Returns the cost of giving a node to a pool, as a sort key: number of other pools that no longer fit there,
+    number of other pools that fitted before, GPUs that a pool without GPUs would leave idle, GPUs left over (the
+    fewest, or with `takes_emptiest` the most, are best)."""
     left = _left(room, wanted)
     fitting = [other for other in others if _fits(other, room)]
     num_lost = sum(not _fits(other, left) for other in fitting)
@@ -265,19 +266,19 @@ def _waiting_for(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str
             num_missing = need.num_nodes - num_free
             names = {name for found in sorted(gaps, key=len)[:num_missing] for name in found}
             return (
-                f"pool {need.pool}: room on {num_free} of {_count(need.num_nodes, 'node')}, waiting for "
+                f"pool {need.pool}: {num_free} of {_count(need.num_nodes, 'node')} available, waiting for "
                 f"{', '.join(resource_text(name) for name in need.per_node if name in names)} on "
                 f"{_count(num_missing, 'node')}"
             )
     pools = ", ".join(need.pool for need in needs)
     problem = _problem_together(needs, [node.room_now for node in nodes])
     if problem:
-        return f"pools {pools}: room for each now, but {problem}"
-    return f"pool{'s' if needs[1:] else ''} {pools}: room on all nodes, waiting for Ray to reserve it"
+        return f"pools {pools}: nodes are available for each pool alone, but {problem}"
+    return f"pool{'s' if needs[1:] else ''} {pools}: all nodes are available, waiting for Ray to reserve them"
 
 
 def _free_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
-    """Of the nodes that could take a pool, were they free."""
+    """Lists the free resources of the nodes that could be used for a pool if they were free."""
     names = [name for name in _relevant(needs) if _is_counted(name)]
     texts = []
     for node in nodes:
@@ -292,7 +293,7 @@ def _free_text(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> str:
 
 
 def _lacking(gaps: Sequence[tuple[ClusterNode, Mapping[str, str]]], nodes: Sequence[ClusterNode]) -> str:
-    """What the nodes lack, equal ones together, those that lack the fewest things first."""
+    """Lists what the nodes lack: equal ones together, nodes that lack the fewest resources first."""
     groups: dict[str, list[str]] = {}
     for node, found in sorted(gaps, key=lambda gap: len(gap[1])):
         groups.setdefault(", ".join(found.values()), []).append(_name(node, nodes))
@@ -306,12 +307,12 @@ def _relevant(needs: Sequence[PoolNeed]) -> list[str]:
 
 
 def _is_counted(name: str) -> bool:
-    """Whether it is something that is used up."""
+    """Whether the resource is consumed by reservations."""
     return name != OBJECT_STORE and not name.startswith(ACCELERATOR_PREFIX)
 
 
 def _name(node: ClusterNode, nodes: Sequence[ClusterNode]) -> str:
-    """A node's address, with its id where that is not its alone."""
+    """Returns a node's address, with its id if several nodes have this address."""
     is_shared = sum(other.address == node.address for other in nodes) > 1
     return f"{node.address} ({node.node_id[:8]})" if is_shared else node.address
 

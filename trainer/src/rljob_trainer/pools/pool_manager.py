@@ -1,7 +1,7 @@
-"""From the job's `pools` and `roles` to reserved pools, and to the roles that share processes.
+"""Reserves the job's `pools`, and assigns its `roles` to worker processes.
 
-Roles on one pool share its processes, in the order in which they are built (fused), unless some of them are to be apart
-from the rest: these then have processes of their own on the same devices, of which each process gets an equal share.
+Roles on the same pool share its processes (fused roles) and are built in their order. Roles that must be apart have
+separate processes on the same devices; then each process gets an equal share of its device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool, reserv
 
 @dataclass(frozen=True)
 class FusedRoles:
-    """Roles that share one process per device, in the order in which they are built there."""
+    """Roles that share one process per device, in the order in which they are built."""
 
     pool: str
     roles: tuple[str, ...]
@@ -28,51 +28,52 @@ class FusedRoles:
 
 @dataclass(frozen=True)
 class RolePlan:
-    """Where all roles run."""
+    """The assignment of all roles to pools and processes."""
 
     groups: tuple[FusedRoles, ...]
-    """In the order in which their first roles are built."""
+    """The groups of fused roles, in the order in which their first roles are built."""
 
     def group_of(self, role: str) -> FusedRoles:
-        """Raises ConfigurationError for a role that has no pool."""
+        """Returns the group of a role. Raises ConfigurationError if the role has no pool."""
         for group in self.groups:
             if role in group.roles:
                 return group
         placed = ", ".join(role for group in self.groups for role in group.roles)
         raise ConfigurationError(
-            f"spec.roles.{role}.pool: this role runs on no pool (roles that do: {placed}); name one of spec.pools"
+            f"spec.roles.{role}.pool: this role has no pool (roles with a pool: {placed}); name one of spec.pools"
         )
 
     def groups_on(self, pool: str) -> list[FusedRoles]:
-        """Those whose processes share the devices of a pool."""
+        """Returns the groups whose processes share the devices of a pool."""
         return [group for group in self.groups if group.pool == pool]
 
 
 def plan_roles(
     pools: Sequence[str], role_pools: Mapping[str, str | None], apart: Sequence[Sequence[str]] = ()
 ) -> RolePlan:
-    """Puts roles (in the order in which they are to be built) on pools. Each entry of `apart` are roles of one pool
-    that are fused with each other and with no other.
+    """Assigns roles to pools. `role_pools`: the pool of each role, in the order in which the roles are built. `apart`:
+    each entry lists roles of one pool that are fused with each other but with no other role.
 
-    Raises ConfigurationError that names the field: a role without a pool or on one that is not there, a pool without a
-    role, roles kept apart that are on different pools, or that are in two entries."""
+    Raises ConfigurationError, naming the field, for a role without a pool or on an unknown pool, a pool without a role,
+    and an entry of `apart` with roles of different pools or with a role of another entry."""
     for role, pool in role_pools.items():
         if pool not in pools:
-            wrong = "this role has no pool" if pool is None else f"there is no pool of this name (seen: {pool})"
+            wrong = "this role has no pool" if pool is None else f"unknown pool (seen: {pool})"
             raise ConfigurationError(f"spec.roles.{role}.pool: {wrong}; name one of spec.pools ({', '.join(pools)})")
     for index, pool in enumerate(pools):
         if pool not in role_pools.values():
             raise ConfigurationError(
-                f"spec.pools[{index}].name: no role of this run is on this pool, whose devices would stay idle (seen: "
-                f"{pool}); remove it, or put a role there"
+                f"spec.pools[{index}].name: no role of this run uses this pool, so its devices would be idle (seen: "
+                f"{pool}); remove the pool, or assign a role to it"
             )
     entry_of: dict[str, int] = {}
     for number, roles in enumerate(apart):
         places = {role_pools.get(role) for role in roles}
         if len(places) != 1 or None in places or entry_of.keys() & set(roles):
             raise ConfigurationError(
-                f"spec.roles: {', '.join(roles)} cannot share processes of their own (on pools: "
-                f"{', '.join(f'{role} {role_pools.get(role)}' for role in roles)}); name roles of one pool, each once"
+                f"spec.roles: {', '.join(roles)} cannot share separate processes (pools: "
+                f"{', '.join(f'{role} {role_pools.get(role)}' for role in roles)}); name roles of the same pool, each "
+                "once"
             )
         entry_of |= dict.fromkeys(roles, number)
     groups: dict[tuple[str | None, int | None], list[str]] = {}
@@ -84,8 +85,8 @@ def plan_roles(
 def pool_settings_of(
     spec: RLJobSpec, *, num_cpus_per_device: float, cluster_resources: Mapping[str, float]
 ) -> list[PoolSettings]:
-    """What to reserve for the job's pools on a cluster that has these resources in all: GPUs where it has any, and a
-    pool's own nodes where it tells them apart."""
+    """Returns what to reserve for the job's pools. `cluster_resources`: total resources of the cluster, by Ray's names.
+    GPUs are reserved if the cluster has any; a pool's own nodes are used if the cluster marks nodes by pool."""
     marks = {pool.name: f"{POOL_RESOURCE_PREFIX}{pool.name}" for pool in spec.pools}
     return [
         PoolSettings(
@@ -102,7 +103,7 @@ def pool_settings_of(
 
 
 class ResourcePoolManager:
-    """The pools of a run, reserved together and released together. Used in a `with` statement, which does both."""
+    """The pools of a run. A `with` statement reserves all of them at its start and releases them at its end."""
 
     def __init__(self, settings: Sequence[PoolSettings], plan: RolePlan, report: Report = log_progress) -> None:
         self.settings = settings
@@ -113,14 +114,14 @@ class ResourcePoolManager:
 
     @property
     def num_devices(self) -> int:
-        """Of all pools."""
+        """Number of devices of all pools."""
         return sum(each.num_nodes * each.num_devices_per_node for each in self.settings)
 
     def __enter__(self) -> Self:
         """Reserves all pools, or none. Raises ResourceError."""
         for each in self.settings:
             if not self.plan.groups_on(each.name):
-                raise ResourceError(f"pool {each.name}: no role is on it; leave it out")
+                raise ResourceError(f"pool {each.name}: no role uses it; remove it")
         self.pools = {pool.settings.name: pool for pool in reserve_pools(self.settings, self.report)}
         try:
             for name, pool in self.pools.items():
@@ -142,5 +143,6 @@ class ResourcePoolManager:
             pool.release()
 
     def pool_of(self, role: str) -> ResourcePool:
-        """The slots of the processes that a role runs in. Raises ConfigurationError for a role without a pool."""
+        """Returns the pool, or its view, with the slots of a role's processes. Raises ConfigurationError for a role
+        without a pool."""
         return self._views[self.plan.group_of(role)]

@@ -1,8 +1,8 @@
 """Reserves nodes for pools as Ray placement groups: all of them, or none.
 
-Nothing is held while something else is waited for, so that two runs that wait for each other's nodes cannot happen, and
-a small pool never sits on the large node that another pool of the run needs. Each group is bound to the node that
-`fitting` chose for it: Ray would put two groups of one pool on the same node.
+Nothing is held while waiting, so that two runs never deadlock by waiting for each other's nodes, and a small pool never
+occupies the large node that another pool of the run needs. Each placement group is bound to the node that `fitting`
+chose, because Ray could put two groups of one pool on the same node.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ POLL_SECONDS = 0.25
 REPORT_SECONDS = 4.0
 LEAST_GRANT_SECONDS = 0.5
 GRANT_SECONDS = 2.0
-"""Ray grants what is free within milliseconds; after so long somebody else was faster, and another try is made."""
+"""Ray grants free resources within milliseconds. After this time, another program was faster, and the search is
+repeated."""
 NODE_LABEL = "ray.io/node-id"
 
 
 class GroupStats(TypedDict):
-    """A part of what Ray tells of the granting of a group."""
+    """Part of Ray's information about the scheduling of a placement group."""
 
     scheduling_state: str
 
 
 class GroupEntry(TypedDict):
-    """A part of what Ray tells of a placement group."""
+    """Part of Ray's information about a placement group."""
 
     name: str
     state: str
@@ -58,12 +59,12 @@ class GroupEntry(TypedDict):
 
 
 Report = Callable[[str], None]
-"""Told what is waited for, at once and then every `REPORT_SECONDS`."""
+"""Called with a description of what is waited for: immediately, and then every `REPORT_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class ReservedNode:
-    """A node of a pool, and the group that holds its part of it."""
+    """A node of a pool, and the placement group that reserves the pool's resources there."""
 
     node_id: str
     address: str
@@ -71,13 +72,13 @@ class ReservedNode:
 
 
 def log_progress(text: str) -> None:
-    """Reports to the log."""
+    """Writes the report to the log."""
     log.info("%s", text)
 
 
 def cluster_nodes() -> list[ClusterNode]:
-    """The living nodes of the cluster, in the order of their addresses."""
-    # Ray has no public name for what is free per node; `ray.available_resources()` is the sum.
+    """Returns the living nodes of the cluster, in the order of their addresses."""
+    # Ray has no public function for the free resources per node; `ray.available_resources()` is the sum over nodes.
     free = available_resources_per_node()
     nodes = [
         ClusterNode(node["NodeID"], node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}))
@@ -90,10 +91,11 @@ def cluster_nodes() -> list[ClusterNode]:
 def reserve(
     needs: Sequence[PoolNeed], timeout_seconds: float, are_detached: Sequence[bool], report: Report
 ) -> list[list[ReservedNode]]:
-    """For each pool its nodes, in the order of their addresses. Groups of pools that are detached outlive this process.
+    """Reserves the nodes of all pools, and returns them for each pool in the order of their addresses. Placement groups
+    of detached pools outlive this process.
 
-    Raises ResourceError that says what is missing: at once when no place is found for all pools even if the cluster
-    were empty, after the timeout when they do not become free. Nothing stays reserved then, nor after an interrupt."""
+    Raises ResourceError that says what is missing: immediately if the pools do not fit even on an empty cluster, else
+    after the timeout. Then, and after an interrupt, nothing stays reserved."""
     deadline = time.monotonic() + timeout_seconds
     progress = _Progress(needs, report)
     attempt = _Attempt(needs, are_detached, progress)
@@ -117,20 +119,20 @@ def reserve(
 
 
 def release(groups: Sequence[PlacementGroup]) -> None:
-    """Gives groups back; nothing to do when the connection to Ray is closed, which has done it."""
+    """Releases placement groups. Does nothing if the connection to Ray is closed, because that has released them."""
     if ray.is_initialized():
         for group in groups:
             remove_placement_group(group)
 
 
 def release_by_id(group_ids: Sequence[str]) -> None:
-    """Gives back groups that are known by their ids only, such as another process's that are detached. Those that are
-    gone are no error."""
+    """Releases placement groups by id, such as detached groups of another process. Groups that no longer exist are
+    ignored."""
     release([PlacementGroup(PlacementGroupID.from_hex(group_id)) for group_id in group_ids])
 
 
 class _Progress:
-    """Tells what is waited for, when it is time to."""
+    """Reports what is waited for, at most every `REPORT_SECONDS`."""
 
     def __init__(self, needs: Sequence[PoolNeed], report: Report) -> None:
         self.needs = needs
@@ -138,7 +140,7 @@ class _Progress:
         self.next = 0.0
 
     def tell(self, nodes: Sequence[ClusterNode]) -> None:
-        """Reports, unless that was done a moment ago."""
+        """Reports, unless the last report is too recent."""
         now = time.monotonic()
         if now >= self.next:
             self.report(waiting_text(self.needs, nodes))
@@ -146,8 +148,8 @@ class _Progress:
 
 
 class _Attempt:
-    """The groups of one reservation, known by a name of its own: an interrupt can come between the creation of a group
-    and the moment when it is in one of our variables."""
+    """The placement groups of one reservation. They share a unique name, by which they are found again: an interrupt
+    may come after Ray has created a group and before a variable here refers to it."""
 
     def __init__(self, needs: Sequence[PoolNeed], are_detached: Sequence[bool], progress: _Progress) -> None:
         self.needs = needs
@@ -157,14 +159,14 @@ class _Attempt:
         self.number = 0
 
     def reserve(self, chosen: Sequence[Sequence[ClusterNode]], deadline: float) -> list[list[ReservedNode]] | None:
-        """Groups on the chosen nodes; None, and no group, when they are not all granted soon or by the deadline."""
+        """Creates groups on the chosen nodes. Returns None and removes them if Ray does not grant all of them soon."""
         self.number += 1
         reserved = [
             [self._group(need, node, index, lifetime) for index, node in enumerate(nodes)]
             for need, nodes, lifetime in zip(self.needs, chosen, self.lifetimes, strict=True)
         ]
         now = time.monotonic()
-        # Who does not want to wait gets what is free now all the same.
+        # Even with a timeout of 0, Ray gets a moment to grant what is free now.
         limit = min(max(deadline, now + LEAST_GRANT_SECONDS), now + GRANT_SECONDS)
         if all(self._is_granted(node.group, limit) for nodes in reserved for node in nodes):
             return reserved
@@ -172,10 +174,11 @@ class _Attempt:
         return None
 
     def withdraw(self) -> None:
-        """Removes every group that was made. Never raises.
+        """Removes every group that was created. Never raises.
 
-        Ray 2.60 never gives back what a group holds that is removed while Ray grants it (ray-project/ray#64693; without
-        the wait `test_ctrl_c_just_after_a_group_was_made_leaves_nothing` fails), so that is waited for, for a while."""
+        Ray 2.60 never releases the resources of a group that is removed while it is being granted
+        (ray-project/ray#64693; without the wait `test_ctrl_c_just_after_a_group_was_made_leaves_nothing` fails). So
+        this first waits, for at most `GRANT_SECONDS`, until no group is being granted."""
         if not ray.is_initialized():
             return
         deadline = time.monotonic() + GRANT_SECONDS
@@ -185,7 +188,7 @@ class _Attempt:
             release_by_id(list(self._entries()))
 
     def _entries(self) -> dict[str, GroupEntry]:
-        """What Ray knows of the groups that are there, by their ids."""
+        """Returns Ray's information about the existing groups of this reservation, by group id."""
         table: dict[str, GroupEntry] = placement_group_table()
         return {
             group_id: entry
@@ -197,7 +200,7 @@ class _Attempt:
         group = placement_group(
             [dict(need.bundle)] * need.num_bundles,
             strategy="STRICT_PACK",
-            # Names are unique in a namespace, and that of a removed group may linger for a moment.
+            # Names must be unique in a namespace, and the name of a removed group may stay in use for a moment.
             name=f"{need.pool}/{index} {self.name}-{self.number}",
             lifetime=lifetime,
             bundle_label_selector=[{NODE_LABEL: node.node_id}] * need.num_bundles,
@@ -217,12 +220,12 @@ class _Attempt:
 
 
 def _is_settled(entry: GroupEntry) -> bool:
-    """Whether Ray has granted a group, or waits for room for it."""
+    """Whether Ray has granted a group, or waits for free resources. False while it is being granted."""
     return entry["state"] == "CREATED" or entry["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE")
 
 
 def _holders() -> dict[str, list[str]]:
-    """By node id: the names, or else the ids, of the placement groups that have a part of the node."""
+    """Returns by node id the names of the placement groups on the node; the id of a group without a name."""
     table: dict[str, GroupEntry] = placement_group_table()
     holders: dict[str, list[str]] = {}
     for group_id, entry in table.items():

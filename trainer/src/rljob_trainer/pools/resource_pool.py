@@ -1,7 +1,8 @@
 """Resource pools: equal nodes with equally many devices, reserved as placement groups before anything starts; and views
-of them: some of their ranks, several pools as one, a share of each device.
+of pools: some of their ranks, several pools as one, or a share of each device.
 
-A pool owns its reservation. A view has slots on the same placement groups and owns nothing: only the pool releases.
+A pool owns its reservation. A view has slots on the same placement groups and owns nothing: only the pool releases
+them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from rljob_trainer.pools.fitting import ACCELERATOR_PREFIX, MEMORY, OBJECT_STORE
 from rljob_trainer.pools.reservation import Report, ReservedNode, log_progress, release, reserve
 
 ACCELERATOR_PART = 0.001
-"""A node has one `accelerator_type:NAME` for all of its devices; whoever wants that type asks for so little of it."""
+"""Amount of `accelerator_type:NAME` that each device requests: a node has only 1 of it for all of its devices."""
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """What to reserve: `num_nodes` x `num_devices_per_node` bundles, each a device (or, on CPUs, only cores)."""
+    """What to reserve: `num_nodes` x `num_devices_per_node` bundles, each with one device (or, on CPUs, only cores)."""
 
     name: str
     num_nodes: int
@@ -35,18 +36,18 @@ class PoolSettings:
     num_cpus_per_device: float
     timeout_seconds: float
     memory_bytes_per_device: int = 0
-    """Main memory that Ray sets aside; 0 for none."""
+    """Main memory that Ray reserves per device, in bytes; 0 for none."""
     object_store_bytes_per_node: int = 0
-    """What each node's object store must hold."""
+    """Required size of each node's object store, in bytes."""
     accelerator_type: str | None = None
-    """Ray's name of it, such as `A100`; any when unset."""
+    """Ray's name of the accelerator type, such as `A100`; None: any type."""
     custom_resources: Mapping[str, float] = field(default_factory=dict)
-    """Per device, by Ray's names."""
+    """Custom Ray resources per device, such as `{"rljob-pool-train": 1.0}`."""
     is_detached: bool = False
-    """Whether the reservation outlives this process; somebody has to release it then (`group_ids`, `release_by_id`)."""
+    """Whether the reservation outlives this process. Then the caller must release it (`group_ids`, `release_by_id`)."""
 
     def __post_init__(self) -> None:
-        """Raises ResourceError for amounts that nothing can have."""
+        """Raises ResourceError for invalid amounts."""
         for what, number in {"nodes": self.num_nodes, "devices per node": self.num_devices_per_node}.items():
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ResourceError(f"pool {self.name}: the number of {what} must be 1 or more (seen: {number!r})")
@@ -67,11 +68,11 @@ class PoolSettings:
             )
         for name in self.custom_resources:
             if name in ("CPU", "GPU", MEMORY, OBJECT_STORE):
-                raise ResourceError(f"pool {self.name}: {name} is no custom resource; it has a setting of its own")
+                raise ResourceError(f"pool {self.name}: {name} is not a custom resource; use the pool's setting for it")
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of one device."""
+        """The resources of one device."""
         return {
             "CPU": self.num_cpus_per_device,
             **({"GPU": 1.0} if self.use_gpu else {}),
@@ -82,7 +83,7 @@ class PoolSettings:
 
     @property
     def need(self) -> PoolNeed:
-        """What is asked of the cluster."""
+        """The resources that the pool needs from the cluster."""
         return PoolNeed(
             self.name, self.num_nodes, self.num_devices_per_node, self.bundle, float(self.object_store_bytes_per_node)
         )
@@ -90,7 +91,7 @@ class PoolSettings:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one worker process."""
+    """The slot of one worker process: its rank, and the placement group bundle that it runs in."""
 
     rank: int
     node_rank: int
@@ -103,7 +104,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class ProcessResources:
-    """What one process asks Ray for, in the words of an actor's options."""
+    """The resources of one process, named like the options of a Ray actor."""
 
     num_cpus: float
     num_gpus: float
@@ -117,13 +118,13 @@ class ResourcePool:
     def __init__(
         self, settings: PoolSettings, report: Report = log_progress, nodes: Sequence[ReservedNode] | None = None
     ) -> None:
-        """Reserves, unless `nodes` were reserved together with those of other pools (`reserve_pools`).
+        """Reserves the pool, unless `nodes` were already reserved together with other pools (`reserve_pools`).
 
-        Raises ResourceError that says what is missing: at once when the cluster can never fit the pool, after the
-        timeout when it does not become free. `report` is told what is waited for."""
+        Raises ResourceError that says what is missing: immediately if the pool can never fit the cluster, else after
+        the timeout. `report` is called with what is waited for."""
         self.settings = settings
         self.num_shares = 1
-        """Processes that share a device."""
+        """Number of processes that share a device."""
         if nodes is None:
             [nodes] = reserve([settings.need], settings.timeout_seconds, [settings.is_detached], report)
         self.groups: list[PlacementGroup] = [node.group for node in nodes]
@@ -135,12 +136,13 @@ class ResourcePool:
         self._slots = _numbered(places)
 
     def slots(self) -> list[Slot]:
-        """One per worker, ranks in the order of the nodes' addresses, so that they are the same after a restart."""
+        """Returns one slot per worker. Ranks follow the order of the nodes' addresses, so they are the same after a
+        restart."""
         return list(self._slots)
 
     @property
     def group_ids(self) -> list[str]:
-        """Ray's ids of the placement groups that this pool has reserved; a view has none."""
+        """Ray's ids of the placement groups that this pool owns; empty for a view."""
         return [group.id.hex() for group in self.groups]
 
     @property
@@ -150,7 +152,7 @@ class ResourcePool:
 
     @property
     def process_resources(self) -> ProcessResources:
-        """What each process of this pool or view may ask for, so that all that share a device find room."""
+        """The resources that each process may request, so that all processes that share a device fit."""
         settings = self.settings
         custom = {name: _share(amount, self.num_shares) for name, amount in settings.custom_resources.items()}
         return ProcessResources(
@@ -161,13 +163,13 @@ class ResourcePool:
         )
 
     def shares(self, num_shares: int) -> list[PoolView]:
-        """So many views of all slots, whose processes share each device in equal parts. Raises ResourceError for no
-        part, and for parts so small that Ray knows none."""
+        """Returns `num_shares` views of all slots, whose processes share each device in equal parts. Raises
+        ResourceError for a number below 1, and for parts that are smaller than Ray's unit."""
         smallest = min(amount for name, amount in self.settings.bundle.items() if name in ("CPU", "GPU") and amount > 0)
         if num_shares < 1 or not _share(smallest, self.num_shares * num_shares):
             raise ResourceError(
-                f"pool {self.settings.name}: cannot be shared by {num_shares} processes; Ray's smallest part is "
-                f"{1 / UNITS:g}"
+                f"pool {self.settings.name}: cannot be shared by {num_shares} processes; give at least 1, with shares "
+                f"of at least {1 / UNITS:g} (Ray's smallest unit)"
             )
         return [
             PoolView(self._named(f"{index + 1}/{num_shares}"), self._slots, self.num_shares * num_shares)
@@ -175,11 +177,12 @@ class ResourcePool:
         ]
 
     def split(self, sizes: Sequence[int]) -> list[PoolView]:
-        """Views of consecutive ranks, one of each size. Raises ResourceError unless the sizes add up to all ranks."""
+        """Returns views of consecutive ranks, one per size. Raises ResourceError unless the sizes add up to all
+        ranks."""
         if sum(sizes) != len(self._slots) or any(size < 1 for size in sizes):
             raise ResourceError(
                 f"pool {self.settings.name}: cannot be split into {list(sizes)} ranks (it has {len(self._slots)}); "
-                "give sizes of at least 1 that add up to that"
+                "give sizes of at least 1 that add up to its number of ranks"
             )
         return [
             PoolView(self._named(f"{first}-{end - 1}"), self._slots[first:end], self.num_shares)
@@ -188,9 +191,8 @@ class ResourcePool:
 
     @staticmethod
     def merged(name: str, pools: Sequence[ResourcePool]) -> PoolView:
-        """A view of all slots of several pools, or views, as one. Raises ResourceError for no pool, for a slot that is
-        in two of them, and for pools whose processes ask Ray for different resources, or of which one outlives this
-        process and another does not."""
+        """Returns one view of all slots of several pools or views. Raises ResourceError for an empty list, for a slot
+        that occurs twice, for pools with different resources per process, and if only some pools are detached."""
         if not pools:
             raise ResourceError(f"pool {name}: there is no pool to merge; give one or more")
         slots = [slot for pool in pools for slot in pool.slots()]
@@ -199,14 +201,13 @@ class ResourcePool:
         for pool in pools:
             if pool.process_resources != pools[0].process_resources:
                 raise ResourceError(
-                    f"pool {name}: the processes of {pools[0].settings.name} and {pool.settings.name} ask for "
-                    f"different resources ({pools[0].process_resources} and {pool.process_resources}); "
-                    "merge equal pools"
+                    f"pool {name}: the processes of {pools[0].settings.name} and {pool.settings.name} have different "
+                    f"resources ({pools[0].process_resources} and {pool.process_resources}); merge only equal pools"
                 )
             if pool.settings.is_detached != pools[0].settings.is_detached:
                 raise ResourceError(
-                    f"pool {name}: of {pools[0].settings.name} and {pool.settings.name} only one is detached, and "
-                    "outlives this process; merge equal pools"
+                    f"pool {name}: only one of {pools[0].settings.name} and {pool.settings.name} is detached (outlives "
+                    "this process); merge only equal pools"
                 )
         return PoolView(replace(pools[0].settings, name=name), slots, pools[0].num_shares)
 
@@ -216,11 +217,11 @@ class ResourcePool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Releases it."""
+        """Releases the reservation."""
         self.release()
 
     def release(self) -> None:
-        """Gives the reservation back."""
+        """Releases the reservation; a view releases nothing."""
         groups, self.groups = self.groups, []
         release(groups)
 
@@ -229,7 +230,7 @@ class ResourcePool:
 
 
 class PoolView(ResourcePool):
-    """Slots on what pools have reserved. Settings are those of the pool, under a name of its own."""
+    """Slots on the reservations of pools. Its settings are those of the pool, with another name."""
 
     def __init__(self, settings: PoolSettings, places: Sequence[Slot], num_shares: int) -> None:
         self.settings = settings
@@ -239,13 +240,13 @@ class PoolView(ResourcePool):
 
 
 def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progress) -> list[ResourcePool]:
-    """All pools, or none; they wait together, as long as the most impatient. Raises ResourceError as a pool does, and
-    for two pools of one name."""
+    """Reserves all pools, or none. The shortest timeout applies to all of them. Raises ResourceError as `ResourcePool`
+    does, and for duplicate names."""
     if not settings:
         return []
     names = [each.name for each in settings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ResourceError(f"pools: several are called {', '.join(twice)}; give each a name of its own")
+        raise ResourceError(f"pools: duplicate names {', '.join(twice)}; give each pool its own name")
     reserved = reserve(
         [each.need for each in settings],
         min(each.timeout_seconds for each in settings),
@@ -256,8 +257,7 @@ def reserve_pools(settings: Sequence[PoolSettings], report: Report = log_progres
 
 
 def _numbered(places: Sequence[Slot]) -> list[Slot]:
-    """The slots in the order of their nodes, with ranks in that order; within a node in the order of the reservations,
-    and of the devices of each."""
+    """Returns the slots with ranks, ordered by node address, then by placement group, then by device."""
     groups = {group: number for number, group in enumerate(dict.fromkeys(slot.group.id for slot in places))}
     ordered = sorted(
         places, key=lambda slot: (node_order(slot.address, slot.node_id), groups[slot.group.id], slot.bundle_index)
@@ -273,5 +273,6 @@ def _numbered(places: Sequence[Slot]) -> list[Slot]:
 
 
 def _share(amount: float, num_shares: int) -> float:
-    """Rounded down to Ray's smallest step, so that all shares together are not more than the whole."""
+    """Returns one share of an amount, rounded down to Ray's smallest unit, so that the sum does not exceed the
+    amount."""
     return math.floor(amount * UNITS / num_shares + 1e-6) / UNITS
