@@ -59,7 +59,7 @@ def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_name
 
 def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() -> None:
     """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node."""
-    message = "pod small-1-main-worker-abc: container ray was killed for want of memory (OOMKilled)"
+    message = "pod small-1-main-worker-abc: container ray ran out of memory (OOMKilled)"
     [line] = explained(
         "OutOfMemory", message, {"offload": {"optimizer": True}}, {"resources": {"limits": {"memory": "64Gi"}}}
     )
@@ -76,7 +76,7 @@ def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() 
 @pytest.mark.parametrize(
     ("message", "model"),
     [
-        ("pod small-1-head-abc: container ray was killed for want of memory (OOMKilled)", {}),
+        ("pod small-1-head-abc: container ray ran out of memory (OOMKilled)", {}),
         ("pod small-1-main-worker-abc: container ray was killed", {"source": "owner/unknown"}),
     ],
     ids=["the head", "an unknown model"],

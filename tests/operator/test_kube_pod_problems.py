@@ -197,15 +197,15 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("OOMKilled", 137))]),
-            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)"),
         ),
         (
             pod("Failed", containerStatuses=[container(state=ended("OOMKilled", 137, finished=""))]),
-            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)"),
         ),
         (
             with_memory_kill("ray", "2026-01-31T11:55:31Z"),
-            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)"),
         ),
         (
             with_memory_kill("ray", "2026-01-31T11:55:29Z"),

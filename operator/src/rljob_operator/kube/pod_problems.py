@@ -130,7 +130,7 @@ def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
         ends.append(former)
     if all(text_at(end, "reason") != "OOMKilled" for end in ends):
         return None
-    return PodProblem(Reason.OUT_OF_MEMORY, f"container {RAY_CONTAINER} was killed for want of memory (OOMKilled)")
+    return PodProblem(Reason.OUT_OF_MEMORY, f"container {RAY_CONTAINER} ran out of memory (OOMKilled)")
 
 
 def _lost(raw: JsonObject) -> PodProblem | None:
