@@ -267,7 +267,7 @@ def run_killed(testbed: Testbed, story: Story) -> tuple[dict[str, Any], list[ope
                 story.run(course)
         finally:
             operator.kill()
-    assert "mistake in the operator" not in operator.log(), operator.log()
+    assert "a bug in the operator" not in operator.log(), operator.log()
     return course.status(), killer.victims
 
 
