@@ -30,7 +30,8 @@ def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: s
     http.patch(path, headers=headers, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
     small.delete_job("small")
     with pytest.raises(
-        CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
+        CliError,
+        match=f"RLJob {small.namespace}/small: is being deleted; create it again with `rljob submit --context here`",
     ):
         steering.steer(small, command)
     http.patch(path, headers=headers, json={"metadata": {"finalizers": None}}).raise_for_status()
@@ -59,7 +60,7 @@ def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
 
     small.write_status("small", job_statuses.RUNNING)
     code, lines = steering.steer(small, "suspend", [interrupt])
-    assert (code, lines[-1]) == (130, "stopped waiting; what was asked for is done all the same")
+    assert (code, lines[-1]) == (130, "stopped waiting; the request stays in effect")
     assert steering.suspend(small) is True
 
 
@@ -83,7 +84,7 @@ def test_who_may_only_look_changes_nothing(small: JobCluster, tmp_path: Path, co
     file = tmp_path / "looks"
     token = str(answer.json()["status"]["token"])
     file.write_text(kubeconfig_text(small.server.url, small.server.certificate, token, namespace))
-    with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
+    with pytest.raises(NotAllowedError, match=r"permission denied \(.*cannot patch resource"):
         steering.steer(small, command, kubeconfig=file)
     assert (
         steering.suspend(small),
@@ -114,7 +115,7 @@ def test_the_job_is_deleted_and_what_stays_is_named(job_cluster: JobCluster, rlj
     assert (code, errors) == (0, "")
     assert output == (
         f"RLJob {job_cluster.namespace}/small deleted; its pods stop within their grace period\n"
-        "checkpoints and results stay in pvc://results/runs/a\n"
+        "checkpoints and results are kept in pvc://results/runs/a\n"
     )
     assert job_cluster.server.http.get(f"{job_cluster.jobs}/small").status_code == 404
 
@@ -139,7 +140,7 @@ def test_wait_returns_when_the_last_pod_is_gone(job_cluster: JobCluster) -> None
     assert output.getvalue().splitlines()[1:] == [
         "waiting for head, worker",
         "waiting for worker",
-        "nothing of it is left",
+        "all its pods are deleted",
     ]
     assert steps == []
 
@@ -157,4 +158,4 @@ def test_ctrl_c_while_waiting_says_that_the_job_is_deleted(job_cluster: JobClust
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
     assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=interrupt)) == 130
-    assert output.getvalue().endswith("waiting for head\nstopped waiting; the job is deleted all the same\n")
+    assert output.getvalue().endswith("waiting for head\nstopped waiting; the deletion continues\n")

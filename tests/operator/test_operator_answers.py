@@ -212,7 +212,7 @@ def test_an_answer_that_is_no_answer_changes_nothing(lives: Mapping[str, Life], 
     life = lives[name]
     outcome = life.outcome.result()
     print(f"{name}: {len(outcome.told)} answers")
-    assert "mistake in the operator" not in outcome.log, outcome.log
+    assert "a bug in the operator" not in outcome.log, outcome.log
     assert [(each["reason"], each["cluster"]) for each in outcome.status["attempts"]] == [
         ("InfrastructureError", f"{JOB}-1"),
         ("Succeeded", f"{JOB}-2"),

@@ -86,10 +86,10 @@ def test_what_is_wrong_is_named(name: str, value: str, message: str) -> None:
 
 
 def test_token_keys(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="key: .*missing; mount the Secret"):
+    with pytest.raises(SettingsError, match=r"key: .*missing; mount the Secret"):
         read_token_keys(tmp_path)
     (tmp_path / "key").write_bytes(b"short")
-    with pytest.raises(SettingsError, match="key: .*5 bytes.*16 random"):
+    with pytest.raises(SettingsError, match=r"key: .*5 bytes.*16 random"):
         read_token_keys(tmp_path)
     (tmp_path / "key").write_bytes(b"0123456789abcdef\n")
     assert read_token_keys(tmp_path).keys == (b"0123456789abcdef",)
