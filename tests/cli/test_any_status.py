@@ -19,18 +19,18 @@ from rljob_testing.operator import any_moment, inputs
 from rljob_testing.operator.inputs import decide
 
 HEADLINES = {
-    "It is being deleted",
-    "It has ended",
-    "It has ended in attempt N",
-    "Attempt N is to end",
-    "Somebody has asked to stop it",
-    "It is being suspended",
-    "It is suspended",
-    "It is between two attempts",
-    "It is waiting for",
-    "It is waiting for (attempt N)",
-    "Nothing keeps it from going on",
-    "No operator has looked at it yet",
+    "The job is being deleted",
+    "The job has finished",
+    "The job has finished in attempt N",
+    "Attempt N is being stopped",
+    "A user asked to stop the job; the operator has not applied the request yet",
+    "The job is being suspended",
+    "The job is suspended",
+    "The job is waiting for its next attempt",
+    "The job is waiting for",
+    "The job is waiting for (attempt N)",
+    "The job is making progress",
+    "No operator has processed the job yet",
 }
 
 
@@ -57,7 +57,7 @@ def test_every_moment_of_a_job_is_shown_and_explained() -> None:
         next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
         assert next_lines
         told = [line for line in lines if line.startswith("What to do: ")]
-        assert told or any(line.startswith("Nothing keeps it from going on") for line in lines)
+        assert told or any(line.startswith("The job is making progress") for line in lines)
         assert list_lines([job], inputs.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
             "here",
             seen.job.name,

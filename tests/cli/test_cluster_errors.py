@@ -34,7 +34,7 @@ def test_without_a_crd_the_operator_is_not_installed(
     code, _, errors = rljob("list", "--kubeconfig", str(file))
     assert code == 2
     assert errors == (
-        "error: here: the API server does not know RLJobs; install the operator (docs/install.md), or name another"
+        "error: here: the API server does not know RLJobs; install the operator (docs/install.md), or select another"
         " cluster with --context\n"
     )
 
@@ -46,8 +46,8 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     code, _, errors = rljob("status", "small")
     assert code == 2
     assert errors == (
-        f"error: no kubeconfig (looked at {tmp_path}/a, {tmp_path}/b); name one with --kubeconfig or KUBECONFIG, or"
-        " write it with the tool of your cluster\n"
+        f"error: no kubeconfig found (searched: {tmp_path}/a, {tmp_path}/b); set --kubeconfig or KUBECONFIG, or"
+        " create one with the tool of your cluster\n"
     )
 
 
@@ -55,7 +55,7 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
 def test_a_kubeconfig_that_is_named_must_be_there(rljob: Rljob, tmp_path: Path) -> None:
     code, _, errors = rljob("status", "small", "--kubeconfig", str(tmp_path / "other"))
     assert code == 2
-    assert errors.startswith(f"error: no kubeconfig (looked at {tmp_path}/other); ")
+    assert errors.startswith(f"error: no kubeconfig found (searched: {tmp_path}/other); ")
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "{}", "clusters: 3\ncontexts: 4\n", "contexts: []\n"])
@@ -67,15 +67,15 @@ def test_a_kubeconfig_that_is_none_is_one_line(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, output, errors = rljob("status", "small")
     assert (code, output) == (2, "")
-    assert errors.startswith(f"error: {file}: cannot be used (")
-    assert errors.endswith("); correct it, or name another with --kubeconfig\n")
+    assert errors.startswith(f"error: {file}: invalid kubeconfig (")
+    assert errors.endswith("); correct it, or use another with --kubeconfig\n")
     assert errors.count("\n") == 1
 
 
 def test_a_context_that_is_not_there_is_named_with_those_that_are(job_cluster: JobCluster, rljob: Rljob) -> None:
     code, _, errors = rljob("status", "small", "--context", "there")
     assert code == 2
-    assert errors == f"error: {job_cluster.kubeconfig}: there is no context there; it has here\n"
+    assert errors == f"error: {job_cluster.kubeconfig}: no context there; use one of: here\n"
 
 
 def test_several_kubeconfigs_are_merged_and_any_context_can_be_named(
@@ -100,7 +100,7 @@ def test_a_server_that_does_not_listen(
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
     assert code == 75
-    assert errors.startswith("error: here: no answer from the API server (")
+    assert errors.startswith("error: here: the API server is unreachable (")
     assert "Connection refused" in errors
     assert errors.count("\n") == 1
 
@@ -125,10 +125,10 @@ def test_an_invalid_name_is_rejected_before_any_request(job_cluster: JobCluster,
     for name in ("", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254):
         code, output, errors = rljob(command, "--", name)
         assert (code, output) == (2, "")
-        assert errors.startswith(f"error: NAME: {name!r} is no name of a Kubernetes object; ")
+        assert errors.startswith(f"error: NAME: {name!r} is not a valid Kubernetes name; ")
         code, _, errors = rljob(command, "--namespace", name, "small")
         assert code == 2
-        assert errors.startswith(f"error: --namespace: {name!r} is no name of a Kubernetes object; ")
+        assert errors.startswith(f"error: --namespace: {name!r} is not a valid Kubernetes name; ")
     assert "small" in rljob("list")[1]
 
 
@@ -142,7 +142,7 @@ def test_output_that_cannot_be_written(job_cluster: JobCluster) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert (ended.returncode, ended.stderr) == (1, "error: the output cannot be written (No space left on device)\n")
+    assert (ended.returncode, ended.stderr) == (1, "error: cannot write the output (No space left on device)\n")
 
 
 def test_a_token_that_is_not_valid(
@@ -153,7 +153,7 @@ def test_a_token_that_is_not_valid(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
     assert code == 2
-    assert errors == "error: here: the API server does not accept these credentials; log in again\n"
+    assert errors == "error: here: the API server rejected the credentials; log in again\n"
 
 
 def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -162,7 +162,7 @@ def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobClu
     code, _, errors = rljob("status", "small")
     assert code == 2
     assert errors == (
-        'error: here: not allowed (rljobs.rljob.dev "small" is forbidden: User'
+        'error: here: permission denied (rljobs.rljob.dev "small" is forbidden: User'
         f' "system:serviceaccount:{job_cluster.namespace}:visitor" cannot get resource "rljobs" in API group'
         f' "rljob.dev" in the namespace "{job_cluster.namespace}"); ask for a role as in docs/install.md\n'
     )
@@ -175,8 +175,11 @@ def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster
     job_cluster.kubeconfig.write_text(job_cluster.server.kubeconfig(token=token, namespace=job_cluster.namespace))
     code, output, errors = rljob("explain", "small")
     assert (code, errors) == (0, "")
-    assert "No operator has looked at it yet.\n" in output
-    assert '\nMore cannot be said: here: not allowed (pods is forbidden: User "system:serviceaccount:' in output
+    assert "No operator has processed the job yet.\n" in output
+    assert (
+        '\nPods and events could not be read: here: permission denied (pods is forbidden: User "system:serviceaccount:'
+        in output
+    )
 
 
 def test_a_server_that_is_no_api_server(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +198,7 @@ def test_a_server_that_is_no_api_server(rljob: Rljob, tmp_path: Path, monkeypatc
         server.shutdown()
     assert code == 2
     assert errors.splitlines()[-1] == (
-        f"error: web: {url} does not answer as a Kubernetes API server; correct `server` in the kubeconfig"
+        f"error: web: {url} is not a Kubernetes API server; correct `server` in the kubeconfig"
     )
 
 
@@ -217,5 +220,5 @@ def test_in_a_pod_its_service_account_and_namespace_are_used(
     assert code == 2
     assert errors == (
         "error: this pod's service account cannot be used (Service token file does not exist.); mount its token into"
-        " the pod, or name a kubeconfig with --kubeconfig\n"
+        " the pod, or use a kubeconfig with --kubeconfig\n"
     )

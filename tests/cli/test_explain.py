@@ -71,7 +71,7 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
     assert explained(status, pods, warnings) == (
         "RLJob team-a/small: Pending, 30m old\n"
         "\n"
-        "It is waiting for: ClusterReady=False, reason Unschedulable, for 19m\n"
+        "The job is waiting for: ClusterReady=False, reason Unschedulable, for 19m\n"
         f"  {message}\n"
         f"What to do: {EXPLANATIONS[Reason.UNSCHEDULABLE].advice}\n"
         "\n"
@@ -82,8 +82,8 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         "    60s  Pod small-1-main-a: FailedScheduling (x12): 0/3 nodes are available\n"
         "\n"
         "What comes next:\n"
-        "  when ClusterReady is True: the operator compares Ray's nodes with the pools, then submits the training\n"
-        "  Failed if the trainer of attempt 1 does not run by 2026-01-31T12:40:00Z (in 10m)"
+        "  when ClusterReady is True: the operator compares Ray's nodes with the pools, then submits the trainer\n"
+        "  the job fails if the trainer of attempt 1 has not started by 2026-01-31T12:40:00Z (in 10m)"
     )
 
 
@@ -105,7 +105,7 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
                     )
                 ]
             },
-            "container ray: CrashLoopBackOff: back-off 40s; it ended with OOMKilled, exit code 137",
+            "container ray: CrashLoopBackOff: back-off 40s; it last terminated with OOMKilled, exit code 137",
         ),
         (
             {
@@ -159,20 +159,18 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
         "RLJob team-a/small: Running, 30m old\n"
         "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
         "\n"
-        "Nothing keeps it from going on: Training for 20m.\n"
+        "The job is making progress: Training for 20m.\n"
         "\n"
         "What comes next:\n"
-        "  Complete when the last step is done, with the export at status.exportUri\n"
-        "  Failed if it has not ended by 2026-01-31T13:02:00Z (in 32m)"
+        "  the job is Complete after the last step, with the exported model at status.exportUri\n"
+        "  the job fails if it has not finished by 2026-01-31T13:02:00Z (in 32m)"
     )
 
 
 def test_without_a_checkpoint_explain_says_that_a_failure_restarts_from_step_0() -> None:
     none = job_statuses.condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
     text = explained({"conditions": [VALID, none]})
-    assert (
-        f"Nothing keeps it from going on.\nNo checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}\n" in text
-    )
+    assert f"The job is making progress.\nNo checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}\n" in text
 
 
 @pytest.mark.parametrize(
@@ -208,19 +206,19 @@ def test_a_failure_says_how_to_resume() -> None:
         "RLJob team-a/small: Failed, 30m old\n"
         "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10\n"
         "\n"
-        "It has ended in attempt 1: Failed, reason ApplicationError, 10m ago\n"
+        "The job has finished in attempt 1: Failed, reason ApplicationError, 10m ago\n"
         "  exit code 1\n"
         "    division by zero\n"
         f"What to do: {EXPLANATIONS[Reason.APPLICATION_ERROR].advice}\n"
         "\n"
         "What comes next:\n"
-        "  remove the cause, then `rljob retry small`: it goes on from step 10, with all tries given back\n"
+        "  fix the cause, then `rljob retry small`: it resumes from step 10 and resets the retry budget\n"
         "  results, logs and checkpoints: pvc://results/small\n"
-        "  its cluster is kept, GPUs included; `rljob delete small` frees them"
+        "  its cluster is kept and still holds its GPUs; `rljob delete small` frees them"
     )
     given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
     text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
-    assert text.endswith("\n  its cluster is not kept: its trainer was not seen to end")
+    assert text.endswith("\n  its cluster is not kept, because its trainer might still be running")
 
 
 def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
@@ -231,7 +229,7 @@ def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
     )
     text = explained(status, more="  runPolicy: {gracePeriodSeconds: 300}\n")
     assert text.endswith(
-        "What comes next:\n  the trainer saves a checkpoint and ends, within 5m (runPolicy.gracePeriodSeconds)"
+        "What comes next:\n  the trainer saves a checkpoint and exits within 5m (runPolicy.gracePeriodSeconds)"
     )
 
 
@@ -242,23 +240,23 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one(
         "ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready"
     )
     text = explained(status)
-    assert "It is waiting for: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
+    assert "The job is waiting for: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
     assert text.endswith(
-        "What comes next:\n  the trainer was started before this; it goes on, or Retrying or Failed says how it ended"
+        "What comes next:\n  the trainer was already started; it continues, or Retrying or Failed shows how it ended"
     )
 
 
 def test_a_deadline_that_has_passed_is_due() -> None:
     early = ATTEMPT | {"started": "2026-01-31T11:00:00Z"}
     text = explained({"attempts": [early], "conditions": [VALID]})
-    assert text.endswith("  Failed if the trainer of attempt 1 does not run by 2026-01-31T11:30:00Z (now)")
+    assert text.endswith("  the job fails if the trainer of attempt 1 has not started by 2026-01-31T11:30:00Z (now)")
 
 
 def test_a_success_says_where_the_model_is() -> None:
     complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
     status = {"phase": "Complete", "conditions": [VALID, complete], "exportUri": "pvc://results/small/run/export"}
     assert explained(status).endswith(
-        "What comes next:\n  the model: pvc://results/small/run/export\n"
+        "What comes next:\n  exported model: pvc://results/small/run/export\n"
         "  results, logs and checkpoints: pvc://results/small"
     )
 
@@ -267,20 +265,20 @@ def test_a_job_that_no_operator_has_seen() -> None:
     assert explained({}) == (
         "RLJob team-a/small: Unseen, 30m old\n"
         "\n"
-        "No operator has looked at it yet.\n"
-        "What to do: see whether the operator runs and handles this namespace (Helm value watchNamespaces): kubectl get"
-        " pods --all-namespaces -l app.kubernetes.io/name=rljob-operator\n"
+        "No operator has processed the job yet.\n"
+        "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
+        " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator\n"
         "\n"
         "What comes next:\n"
-        "  the operator checks it and makes its RayCluster"
+        "  the operator validates the job and creates its RayCluster"
     )
 
 
 def test_a_reason_of_a_newer_operator_does_not_stop_it() -> None:
     later = job_statuses.condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})
-    assert "It is waiting for: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
-    assert "What to do: Update rljob; this version does not know the reason.\n" in text
+    assert "The job is waiting for: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
+    assert "What to do: Update rljob; this version does not know this reason.\n" in text
 
 
 @pytest.mark.parametrize("text", ["OutOfMemory", "outofmemory"])
@@ -295,14 +293,14 @@ def test_a_reason_alone_needs_no_cluster(rljob: Rljob, monkeypatch: pytest.Monke
 def test_a_reason_that_does_not_exist_is_answered_with_those_that_do(rljob: Rljob) -> None:
     code, _, errors = rljob("explain", "--reason", "Tired")
     assert code == 2
-    assert errors.startswith("error: --reason Tired: there is no such reason; it is one of Valid, InvalidSpec, ")
+    assert errors.startswith("error: --reason Tired: unknown reason; use one of Valid, InvalidSpec, ")
 
 
 def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
     for arguments in ([], ["small", "--reason", "Valid"]):
         code, _, errors = rljob("explain", *arguments)
         assert code == 2
-        assert errors == "error: rljob explain: wants the name of a job or --reason REASON; give one of them\n"
+        assert errors == "error: rljob explain: expects either the name of a job or --reason REASON\n"
 
 
 @pytest.mark.apiserver

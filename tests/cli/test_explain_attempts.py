@@ -77,20 +77,21 @@ def test_a_retried_job_shows_the_retries_left() -> None:
     assert explained(status, policy) == [
         "RLJob team-a/small: Running, 30m old",
         "",
-        "Nothing keeps it from going on: Training for 10m, attempt 2.",
+        "The job is making progress: Training for 10m, attempt 2.",
         "",
         NEXT,
-        "  Complete when the last step is done, with the export at status.exportUri",
-        "  attempt 2 ends if it gets no further by 2026-01-31T12:38:00Z (in 8m; runPolicy.stallDeadlineSeconds)",
+        "  the job is Complete after the last step, with the exported model at status.exportUri",
+        "  attempt 2 is stopped if it makes no progress until 2026-01-31T12:38:00Z (in 8m;"
+        " runPolicy.stallDeadlineSeconds)",
         # 3600 s less the 600 of attempt 1, from when the cluster of attempt 2 was there.
-        "  Failed if it has not ended by 2026-01-31T13:02:00Z (in 32m)",
-        f"  after a failure it goes on from its newest checkpoint; tries left: {TRIES}",
+        "  the job fails if it has not finished by 2026-01-31T13:02:00Z (in 32m)",
+        f"  after a failure it resumes from its newest checkpoint; retries left: {TRIES}",
     ]
 
 
 @pytest.mark.parametrize(
     ("same_cluster", "place"),
-    [(False, "on a new cluster"), (True, "on the same cluster, if that is still well")],
+    [(False, "on a new cluster"), (True, "on the same cluster, if that is still healthy")],
 )
 def test_between_two_attempts(same_cluster: bool, place: str) -> None:
     status = {
@@ -105,30 +106,30 @@ def test_between_two_attempts(same_cluster: bool, place: str) -> None:
     assert explained(status, {"runPolicy": {"activeDeadlineSeconds": 3600}}) == [
         "RLJob team-a/small: Retrying, 30m old",
         "",
-        "It is between two attempts: attempt 1 has ended, reason HeadLost (Infrastructure), 60s ago",
+        "The job is waiting for its next attempt: attempt 1 has ended, reason HeadLost (Infrastructure), 60s ago",
         "  node n7 is not ready",
         f"What to do: {EXPLANATIONS[Reason.HEAD_LOST].advice}",
         "",
         NEXT,
-        f"  attempt 2 begins at 2026-01-31T12:30:40Z (in 40s), {place}, from step 10",
-        f"  tries left: {TRIES}",
-        "  `rljob retry small` begins it now and gives all tries back",
-        "  of runPolicy.activeDeadlineSeconds 50m are left; they do not pass meanwhile",
+        f"  attempt 2 starts at 2026-01-31T12:30:40Z (in 40s), {place}, from step 10",
+        f"  retries left: {TRIES}",
+        "  `rljob retry small` starts it now and resets the retry budget",
+        "  50m of runPolicy.activeDeadlineSeconds are left; the deadline is paused meanwhile",
     ]
 
 
 def test_an_attempt_that_is_due_waits_for_the_pods_of_the_former() -> None:
     status = {"attempts": [ENDED], "nextAttempt": BETWEEN | {"notBefore": "2026-01-31T12:29:30Z"}}
     assert what_is_next(explained(status))[:2] == [
-        "attempt 2 begins at 2026-01-31T12:29:30Z (now), on a new cluster, from the beginning: there is no checkpoint",
-        "it waits until no pod of the former attempt is left",
+        "attempt 2 starts at 2026-01-31T12:29:30Z (now), on a new cluster, from step 0 (there is no checkpoint)",
+        "it waits until all pods of the previous attempt are deleted",
     ]
 
 
 def test_tries_that_were_taken_away_are_none_and_not_fewer() -> None:
     policy = {"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 3}}
     lines = what_is_next(explained({"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN}, policy))
-    assert "tries left: 0 of 0 (Application), 0 of 3 (Infrastructure)" in lines
+    assert "retries left: 0 of 0 (Application), 0 of 3 (Infrastructure)" in lines
 
 
 def test_a_job_that_is_being_suspended() -> None:
@@ -136,21 +137,21 @@ def test_a_job_that_is_being_suspended() -> None:
     status = {"conditions": [VALID], "attempts": [ENDED, RUNNING | {"state": "Stopping", "stop": stop}]}
     lines = explained(status, {"suspend": True})
     assert lines[2:5] == [
-        "Attempt 2 is to end: reason Suspended, for 30s",
+        "Attempt 2 is being stopped: reason Suspended, for 30s",
         "  Ray was asked 20s ago to stop its trainer",
         f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
     ]
     assert what_is_next(lines) == [
-        "attempt 2: its trainer saves a checkpoint and ends by 2026-01-31T12:31:40Z (in 100s;"
-        " runPolicy.gracePeriodSeconds), else it is ended",
-        "then its cluster is removed, and the job is suspended",
+        "attempt 2: its trainer saves a checkpoint and exits by 2026-01-31T12:31:40Z (in 100s;"
+        " runPolicy.gracePeriodSeconds), or its cluster is deleted",
+        "then its cluster is deleted, and the job is suspended",
     ]
     # Its trainer has ended, and pods are left.
     lines = explained({"conditions": [VALID], "attempts": [ENDED]}, {"suspend": True})
-    assert lines[2:4] == ["It is being suspended.", f"What to do: {EXPLANATIONS[Reason.SUSPENDING].advice}"]
+    assert lines[2:4] == ["The job is being suspended.", f"What to do: {EXPLANATIONS[Reason.SUSPENDING].advice}"]
     assert what_is_next(lines)[1:] == [
-        "then its cluster is removed",
-        "`rljob resume small` lets it go on from the beginning: there is no checkpoint",
+        "then its cluster is deleted",
+        "`rljob resume small` resumes the job from step 0 (there is no checkpoint)",
     ]
 
 
@@ -165,10 +166,10 @@ def test_a_job_that_is_suspended() -> None:
     }
     lines = explained(status, {"suspend": True, "runPolicy": {"activeDeadlineSeconds": 900}})
     assert lines[0] == "RLJob team-a/small: Suspended, 30m old"
-    assert lines[2] == "It is suspended, for 5m, and holds no nodes."
+    assert lines[2] == "The job is suspended, for 5m, and holds no nodes."
     assert what_is_next(lines) == [
-        "`rljob resume small` lets it go on from step 10",
-        "of runPolicy.activeDeadlineSeconds 5m are left; they do not pass meanwhile",
+        "`rljob resume small` resumes the job from step 10",
+        "5m of runPolicy.activeDeadlineSeconds are left; the deadline is paused meanwhile",
     ]
 
 
@@ -183,14 +184,15 @@ def test_a_silent_trainer_is_reported_with_its_deadline() -> None:
     }
     lines = explained(status)
     assert lines[2:6] == [
-        "It is waiting for (attempt 2): Progressing=Unknown, reason DashboardUnreachable, for 9m",
+        "The job is waiting for (attempt 2): Progressing=Unknown, reason DashboardUnreachable, for 9m",
         "  timed out",
-        "  Nothing could be learned of attempt 2's trainer since 2026-01-31T12:20:30Z, for 9m30s",
+        "  The trainer of attempt 2 could not be observed since 2026-01-31T12:20:30Z, for 9m30s",
         f"What to do: {EXPLANATIONS[Reason.DASHBOARD_UNREACHABLE].advice}",
     ]
     assert what_is_next(lines)[:2] == [
-        "the trainer was started before this; it goes on, or Retrying or Failed says how it ended",
-        "attempt 2 ends if nothing is heard of it by 2026-01-31T13:20:30Z (in 50m; runPolicy.stallDeadlineSeconds)",
+        "the trainer was already started; it continues, or Retrying or Failed shows how it ended",
+        "attempt 2 is stopped if its trainer stays unreachable until 2026-01-31T13:20:30Z (in 50m;"
+        " runPolicy.stallDeadlineSeconds)",
     ]
 
 
@@ -204,29 +206,31 @@ def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[s
     submitted = job_statuses.condition("JobSubmitted", "True", "Submitted", CREATED)
     status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
     lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
-    assert "It is waiting for (attempt 3): ClusterReady=False, reason PodsPending, for 20m" in lines
-    assert f"  Failed if the trainer of attempt 3 does not run by 2026-01-31T{end}" in lines
+    assert "The job is waiting for (attempt 3): ClusterReady=False, reason PodsPending, for 20m" in lines
+    assert f"  the job fails if the trainer of attempt 3 has not started by 2026-01-31T{end}" in lines
     # Time without a cluster does not count.
     activity = "13:02:00Z (in 32m)" if admitted else "13:20:00Z (in 50m)"
-    assert f"  Failed if it has not ended by 2026-01-31T{activity}" in lines
+    assert f"  the job fails if it has not finished by 2026-01-31T{activity}" in lines
 
 
 def test_a_stop_that_the_operator_has_not_seen() -> None:
     status = {"conditions": [VALID, TRAINING], "attempts": [ENDED, RUNNING], "counters": COUNTERS}
     lines = explained(status, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})
-    assert lines[2] == "Somebody has asked to stop it, and the operator has not seen to that yet."
+    assert lines[2] == "A user asked to stop the job; the operator has not applied the request yet."
     handled = status | {"handledRequests": {"stop": "2026-01-31T12:29:59Z"}}
-    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith("Nothing keeps it")
+    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith(
+        "The job is making progress"
+    )
 
 
 def test_a_stop_that_ray_could_not_be_asked_for() -> None:
     stop = {"reason": "StoppedByUser", "requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
-        "Attempt 2 is to end: reason StoppedByUser, for 30s",
+        "Attempt 2 is being stopped: reason StoppedByUser, for 30s",
         "  Ray could not be asked yet to stop its trainer",
     ]
-    assert what_is_next(lines)[1] == "then the job is Failed, StoppedByUser; `rljob retry small` lets it go on"
+    assert what_is_next(lines)[1] == "then the job is Failed (StoppedByUser); `rljob retry small` resumes it"
 
 
 def test_a_stalled_trainer_is_stopped_after_its_stacks_are_written() -> None:
@@ -234,12 +238,12 @@ def test_a_stalled_trainer_is_stopped_after_its_stacks_are_written() -> None:
     stop |= {"requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
-        "Attempt 2 is to end: reason Stalled, for 30s",
+        "Attempt 2 is being stopped: reason Stalled, for 30s",
         "  no progress for 600 s; it stood at step 9 of 40",
     ]
     assert what_is_next(lines)[0] == (
-        "attempt 2: its trainer is asked to end when its stacks are written, and ends by 2026-01-31T12:32:00Z (in 2m;"
-        " runPolicy.gracePeriodSeconds), else it is ended"
+        "attempt 2: its trainer writes its stack traces, is asked to stop, and exits by 2026-01-31T12:32:00Z (in 2m;"
+        " runPolicy.gracePeriodSeconds), or its cluster is deleted"
     )
 
 
@@ -251,28 +255,28 @@ def failed(reason: str) -> dict[str, object]:
 def test_a_job_that_failed_for_good_can_be_retried() -> None:
     lines = explained(failed("OutOfMemory"), {"runPolicy": {"ttlSecondsAfterFinished": 86400}})
     assert lines[2:] == [
-        "It has ended in attempt 1: Failed, reason OutOfMemory, 10m ago",
+        "The job has finished in attempt 1: Failed, reason OutOfMemory, 10m ago",
         "  why",
         f"What to do: {EXPLANATIONS[Reason.OUT_OF_MEMORY].advice}",
         "",
         NEXT,
-        "  remove the cause, then `rljob retry small`: it goes on from step 10, with all tries given back",
+        "  fix the cause, then `rljob retry small`: it resumes from step 10 and resets the retry budget",
         "  results, logs and checkpoints: pvc://results/small",
-        "  it is deleted at 2026-02-01T12:20:00Z (in 23h; runPolicy.ttlSecondsAfterFinished); its files stay",
+        "  the job is deleted at 2026-02-01T12:20:00Z (in 23h; runPolicy.ttlSecondsAfterFinished); its files are kept",
     ]
 
 
 @pytest.mark.parametrize(
     ("reason", "spec", "first"),
     [
-        ("InvalidSpec", {}, "correct the job: `rljob delete small` and `rljob submit` with the corrected file"),
-        ("StorageMissing", {}, "correct the job: `rljob delete small` and `rljob submit` with the corrected file"),
-        ("StoppedByUser", {"suspend": True}, "`rljob resume small` first: it is to be suspended"),
+        ("InvalidSpec", {}, "fix the job: `rljob delete small` and `rljob submit` with the corrected file"),
+        ("StorageMissing", {}, "fix the job: `rljob delete small` and `rljob submit` with the corrected file"),
+        ("StoppedByUser", {"suspend": True}, "`rljob resume small` first, because the job is suspended"),
         (
             "HeadLost",
             {"checkpoint": {"resume": "Never"}},
-            "remove the cause, then `rljob retry small`: it goes on beside the checkpoint of step 10, which"
-            " checkpoint.resume: Never refuses, with all tries given back",
+            "fix the cause, then `rljob retry small`: it resumes from step 0 (and fails:"
+            " checkpoint.resume is Never, but step 10 has a checkpoint) and resets the retry budget",
         ),
     ],
 )
@@ -282,7 +286,7 @@ def test_the_advice_depends_on_the_reason_of_the_failure(reason: str, spec: Mapp
 
 def test_a_configuration_error_may_be_in_the_job_or_beside_it() -> None:
     lines = what_is_next(explained(failed("ConfigurationError")))
-    assert lines[0].startswith("remove the cause, then `rljob retry small`")
+    assert lines[0].startswith("fix the cause, then `rljob retry small`")
     assert lines[1] == (
         "if the cause is in the job itself: `rljob delete small` and `rljob submit` with the corrected file"
     )
@@ -290,7 +294,7 @@ def test_a_configuration_error_may_be_in_the_job_or_beside_it() -> None:
 
 def test_a_retry_that_was_asked_for_is_on_its_way() -> None:
     lines = what_is_next(explained(failed("OutOfMemory"), annotations={ANNOTATION_RETRY: "now"}))
-    assert lines[0] == "a retry was asked for: the operator begins another attempt from step 10"
+    assert lines[0] == "a retry was requested: the operator starts another attempt from step 10"
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -47,19 +47,19 @@ def test_a_gpu_that_is_full_is_answered_by_the_fields_that_make_room() -> None:
     message = "the trainer ended with exit code 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     first, *changes = explained("ApplicationError", message, {}, {"template": H100})
     # 0.9 of 79.1 GiB beside 3.7 of parameters and 7.5 of moments of four GPUs.
-    assert first == "  by an estimate most is taken in pool main: later wake-ups takes 82.4 of 78.4 GiB on each GPU"
-    assert changes[0].startswith("  what would do: spec.training.")
+    assert first == "  by estimate, pool main uses the most memory: later wake-ups takes 82.4 of 78.4 GiB on each GPU"
+    assert changes[0].startswith("  this would be enough: spec.training.")
     assert any("offload.optimizer: true" in line or "gpuMemoryUtilization: 0.8" in line for line in changes)
 
 
 def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_named() -> None:
     lines = explained("ApplicationError", "CUDA out of memory", {}, {})
-    assert lines == ["  `rljob plan` for the job's file, with --gpu, says what takes memory and which field to change"]
+    assert lines == ["  `rljob plan FILE --gpu KIND` shows what uses memory and which field to change"]
 
 
 def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() -> None:
     """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node."""
-    message = "pod small-1-main-worker-abc: container ray was killed for want of memory (OOMKilled)"
+    message = "pod small-1-main-worker-abc: container ray ran out of memory (OOMKilled)"
     [line] = explained(
         "OutOfMemory", message, {"offload": {"optimizer": True}}, {"resources": {"limits": {"memory": "64Gi"}}}
     )
@@ -76,7 +76,7 @@ def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() 
 @pytest.mark.parametrize(
     ("message", "model"),
     [
-        ("pod small-1-head-abc: container ray was killed for want of memory (OOMKilled)", {}),
+        ("pod small-1-head-abc: container ray ran out of memory (OOMKilled)", {}),
         ("pod small-1-main-worker-abc: container ray was killed", {"source": "owner/unknown"}),
     ],
     ids=["the head", "an unknown model"],

@@ -55,7 +55,7 @@ def test_a_reference_to_a_secret_that_is_not_exported_is_refused() -> None:
         {"name": "REFERS", "value": "exit-$(P)"},
     ]
     spec = RLJob.from_wire(valid_job({"spec.env": env})).spec
-    with pytest.raises(CliError, match="export P, with the value for this run") as refused:
+    with pytest.raises(CliError, match="export P with the value for this run") as refused:
         job_variables(spec, {}, {})
     said = "spec.env[3].value: $(P) comes from a Secret or ConfigMap, which `rljob run` does not read"
     assert str(refused.value).startswith(said)

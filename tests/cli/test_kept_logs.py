@@ -76,14 +76,17 @@ def test_workers_of_several_pools_have_a_folder_each(claim: Path, rljob: Rljob) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--attempt", "4"], "logs are kept of attempts 1, 2, 3 (seen: --attempt 4); those of the newest ten are"),
-        (["--pool", "main"], "worker 0 of pool main has no log; it has attempt-1, attempt-2, attempt-3, worker-1.log"),
+        (["--attempt", "4"], "has logs of attempts 1, 2, 3 (seen: --attempt 4); only the newest ten attempts are"),
+        (
+            ["--pool", "main"],
+            "has no log of worker 0 of pool main; it contains attempt-1, attempt-2, attempt-3, worker-1.log",
+        ),
         (
             ["--pool", "main", "--index", "1", "--attempt", "1"],
-            "has no logs of a failed worker 1, and has driver.log; leave out --attempt",
+            "has no logs of a failed worker 1 (it contains driver.log); remove --attempt",
         ),
-        (["--follow"], "--follow: what was kept of a log does not grow; leave out --follow or --storage"),
-        (["--container", "ray"], "--container ray: kept are the driver's log, and with --pool those of workers"),
+        (["--follow"], "--follow: cannot be combined with --storage; remove one of them"),
+        (["--container", "ray"], "--container ray: not available with --storage, which has only the driver's log"),
     ],
 )
 def test_a_missing_attempt_is_reported_with_those_that_exist(
@@ -99,17 +102,17 @@ def test_a_folder_without_a_job_is_reported(claim: Path, rljob: Rljob) -> None:
     code, _, errors = rljob("logs", "other", "--storage", str(claim))
     assert code == 2
     assert errors == (
-        f"error: --storage {claim}: neither {claim / 'other' / LOGS} nor {claim / LOGS} is there (it has small); name"
-        " the folder where the claim is mounted, or, where the job has a subPath, that folder in it\n"
+        f"error: --storage {claim}: neither {claim / 'other' / LOGS} nor {claim / LOGS} exists (it contains small); use"
+        " the folder where the claim is mounted or, if the job has a subPath, that folder in it\n"
     )
-    assert "(there is no such folder)" in rljob("logs", "small", "--storage", str(claim / "none"))[2]
+    assert "(the folder does not exist)" in rljob("logs", "small", "--storage", str(claim / "none"))[2]
 
 
 def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) -> None:
     folder = claim / "small" / LOGS / "attempt-1"
     (folder / "driver.log").rename(folder / "stacks-0.txt")
     code, output, errors = rljob("logs", "small", "--storage", str(claim), "--attempt", "1")
-    assert (code, output, errors) == (2, "", f"error: {folder}: no driver.log was kept; it has stacks-0.txt\n")
+    assert (code, output, errors) == (2, "", f"error: {folder}: has no driver.log; it contains stacks-0.txt\n")
 
 
 def test_a_line_without_an_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

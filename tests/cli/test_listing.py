@@ -22,8 +22,8 @@ Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
 OTHER_VERSION = (
-    "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at the"
-    " whole of it with --output yaml"
+    "the cluster's operator has another version than this command: install the `rljob` of that version, or see the"
+    " whole RLJob with --output yaml"
 )
 FAILED = {
     "phase": "Retrying",
@@ -82,7 +82,7 @@ def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
     assert lines[2].split() == row
-    assert notes.getvalue() == f"RLJob team-a/bad: cannot be read here: {place}; {OTHER_VERSION}\n"
+    assert notes.getvalue() == f"RLJob team-a/bad: cannot be parsed: {place}; {OTHER_VERSION}\n"
 
 
 def test_a_text_that_steers_a_terminal_does_not() -> None:

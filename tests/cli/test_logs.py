@@ -111,7 +111,7 @@ def test_an_attempt_can_be_named_and_the_newest_one_with_pods_is_the_default(
     assert rljob("logs", "small", "--attempt", "1") == (0, "log 1\n", "")
     code, _, errors = rljob("logs", "small", "--attempt", "3")
     assert code == 2
-    assert "/small: the head pod of attempt 3 is not there yet (ClusterReady=False PodsPending: 0 of 2" in errors
+    assert "/small: the head pod of attempt 3 does not exist yet (ClusterReady=False PodsPending: 0 of 2" in errors
     code, _, errors = rljob("logs", "small", "--attempt", "4", "--follow")
     assert (code, errors) == (2, f"error: RLJob {small.namespace}/small: has had 3 attempts (seen: --attempt 4)\n")
 
@@ -121,7 +121,7 @@ def test_attempts_on_one_cluster_share_its_pods(small: JobCluster, kubelet: Stan
     small.write_status("small", {"attempts": [ended, ATTEMPT | {"number": 2}]})
     create_pod(small, "small-1-head-a", "head", cluster="small-1")
     kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"both\n"]
-    text = "attempts 1, 2 ran in this pod, and its log has what all of them printed\n"
+    text = "attempts 1, 2 ran in this pod; the log contains all of them\n"
     for arguments in ([], ["--attempt", "1"], ["--attempt", "2"]):
         assert rljob("logs", "small", *arguments) == (0, "both\n", text)
 
@@ -131,21 +131,21 @@ def test_without_pods_the_path_of_the_log_copy_is_shown(small: JobCluster, rljob
     waits = {"reason": "HeadLost", "failureClass": "Infrastructure", "notBefore": "2026-01-31T12:31:00Z"}
     attempts = [ATTEMPT | {"number": number, "submissions": 1} | lost for number in (3, 4)]
     small.write_status("small", {"attempts": attempts, "nextAttempt": waits})
-    command = "where claim results is mounted at FOLDER, this prints it: rljob logs small --storage FOLDER"
+    command = "to print it, mount claim results at FOLDER and run: rljob logs small --storage FOLDER"
     where = f"RLJob {small.namespace}/small"
     code, output, errors = rljob("logs", "small")
     assert (code, output) == (1, "")
     assert errors == (
-        f"{where}: the pods of attempt 4 are gone, and their logs with them\n"
-        f"a copy of the driver's log is pvc://results/small/run/logs/attempt-4/driver.log\n{command} --attempt 4\n"
+        f"{where}: the pods of attempt 4 and their logs were deleted\n"
+        f"a copy of the driver's log is at pvc://results/small/run/logs/attempt-4/driver.log\n{command} --attempt 4\n"
         "attempt 4, Failed, HeadLost:\nnode n7 was lost\n"
     )
     # No longer listed, and of a worker.
     code, _, errors = rljob("logs", "small", "--attempt", "2", "--pool", "main", "--follow")
     assert (code, errors) == (
         1,
-        f"{where}: the pods of attempt 2 are gone, and their logs with them\n"
-        f"what is kept of the logs of workers is below pvc://results/small/run/logs/\n"
+        f"{where}: the pods of attempt 2 and their logs were deleted\n"
+        f"copies of the workers' logs are in pvc://results/small/run/logs/\n"
         f"{command} --pool main --index RANK\n",
     )
 
@@ -168,7 +168,7 @@ def test_follow_waits_for_the_attempt_that_follows(
     assert rljob("logs", "small", "--follow") == (
         0,
         "second\n",
-        "waiting: the head pod is not there yet (the next attempt begins at 2026-01-31T12:31:00Z)\n",
+        "waiting: the head pod does not exist yet (the next attempt starts at 2026-01-31T12:31:00Z)\n",
     )
 
 
@@ -177,7 +177,7 @@ def test_a_suspended_job_has_no_pods_to_wait_for(small: JobCluster, rljob: Rljob
     small.write_status("small", {"attempts": [], "suspendedAt": SINCE})
     code, _, errors = rljob("logs", "small")
     assert code == 2
-    assert "the head pod is not there yet (the job is suspended); --follow waits for it" in errors
+    assert "the head pod does not exist yet (the job is suspended); wait with --follow" in errors
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_suspended_job_has_no_pods_to_wait_for(small: JobCluster, rljob: Rljob
         ),
         (
             ["--pool", "main", "--container", "driver"],
-            "--container driver: only the head pod has it; leave out --pool, or name --container ray",
+            "--container driver: only the head pod has it; remove --pool, or use --container ray",
         ),
     ],
 )
@@ -206,8 +206,8 @@ def test_a_missing_pod_is_reported_with_its_cause(small: JobCluster, rljob: Rljo
     code, _, errors = rljob("logs", "small")
     assert code == 2
     assert errors == (
-        f"error: RLJob {small.namespace}/small: the head pod is not there yet (ClusterReady=False PodsPending: 0 of 2"
-        " pods are ready); --follow waits for it, `rljob explain small` says more\n"
+        f"error: RLJob {small.namespace}/small: the head pod does not exist yet (ClusterReady=False PodsPending: 0 of 2"
+        " pods are ready); wait with --follow, or see `rljob explain small`\n"
     )
 
 
@@ -215,7 +215,7 @@ def test_a_container_that_has_not_started_is_reported_with_the_kubelet_reason(sm
     create_pod(small, "small-1-head-a", "head", state={"waiting": {"reason": "ImagePullBackOff"}})
     code, _, errors = rljob("logs", "small")
     assert code == 2
-    assert "container driver of pod small-1-head-a has not started (ImagePullBackOff); --follow waits" in errors
+    assert "container driver of pod small-1-head-a has not started (ImagePullBackOff); wait with --follow" in errors
 
 
 def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
@@ -296,9 +296,9 @@ def test_without_pods_the_path_of_the_log_copy_and_its_last_lines_are_shown(smal
         code, output, errors = rljob("logs", "small", *follow)
         assert (code, output) == (1, "")
         assert errors == (
-            f"RLJob {small.namespace}/small: the pods of attempt 1 are gone, and their logs with them\n"
-            "a copy of the driver's log is pvc://results/small/run/logs/attempt-1/driver.log\n"
-            "where claim results is mounted at FOLDER, this prints it: rljob logs small --storage FOLDER --attempt 1\n"
+            f"RLJob {small.namespace}/small: the pods of attempt 1 and their logs were deleted\n"
+            "a copy of the driver's log is at pvc://results/small/run/logs/attempt-1/driver.log\n"
+            "to print it, mount claim results at FOLDER and run: rljob logs small --storage FOLDER --attempt 1\n"
             "Failed, ApplicationError:\n"
             "exit code 1, last lines of the log:\nZeroDivisionError: division by zero\n"
         )
@@ -310,7 +310,7 @@ def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster
     ended = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
     job_cluster.write_status("small", {"attempts": [ATTEMPT | {"submissions": 1} | ended]})
     errors = rljob("logs", "small")[2]
-    assert "is pvc://results/team/my runs/run/logs/attempt-1/driver.log\n" in errors
+    assert "is at pvc://results/team/my runs/run/logs/attempt-1/driver.log\n" in errors
     assert ": rljob logs small --storage FOLDER/'team/my runs' --attempt 1\n" in errors
 
 
@@ -320,7 +320,7 @@ def test_a_job_that_never_trained_has_no_log(small: JobCluster, rljob: Rljob) ->
     code, _, errors = rljob("logs", "small")
     assert code == 1
     assert errors == (
-        f"RLJob {small.namespace}/small: attempt 1 ended before its training was started: there is no log\n"
+        f"RLJob {small.namespace}/small: attempt 1 ended before its trainer was started, so there is no log\n"
         "Failed, ProvisioningDeadlineExceeded:\nno node has 32 GPUs\n"
     )
 
@@ -338,5 +338,5 @@ def test_a_kubelet_that_does_not_answer_is_one_line(small: JobCluster, rljob: Rl
     create_pod(small, "small-1-head-a", "head")
     code, output, errors = rljob("logs", "small")
     assert (code, output) == (2, "")
-    assert errors.startswith("error: here: the API server refused this (")
+    assert errors.startswith("error: here: the API server rejected the request (")
     assert errors.count("\n") == 1

@@ -74,8 +74,8 @@ def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(
     assert "actor, rollout, ref" not in output
     assert f"results: {workplace.run_folder}" in output
     assert "exit code 0: complete" in output
-    assert "step 3 of 3, held-out score 0.500, newest checkpoint at step 3" in output
-    assert "to go on" not in output
+    assert "step 3 of 3, held-out score 0.500, newest checkpoint of step 3" in output
+    assert "to continue:" not in output
     written = load_job_file(folder / "job.yaml")
     assert written.spec.training.batch_size == 4
     text = (folder / "job.yaml").read_text()
@@ -111,7 +111,7 @@ def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, na
 
 def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -> None:
     output = refused("--ray", "auto", "--workers", "2")
-    assert "--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out" in output
+    assert "--workers: a Ray cluster uses the pools of the file; remove --workers or --ray" in output
 
 
 def test_the_run_folder_keeps_the_resolved_algorithm(workplace: JobFolder) -> None:
@@ -148,8 +148,8 @@ def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(w
         file.write("  env: [{name: CODE, value: '75'}, {name: STAND_IN, value: exit-$(CODE)}]\n")
     code, output = workplace.run(mode="finish")
     assert code == 75
-    assert "a worker or a device was lost, or something is missing here" in output
-    assert output.endswith("to go on: rljob run job.yaml --code code\n")
+    assert "a worker or device was lost" in output
+    assert output.endswith("to continue: rljob run job.yaml --code code\n")
 
 
 def test_advice_repeats_the_options_that_were_given(workplace: JobFolder, refused: Callable[..., str]) -> None:
@@ -157,11 +157,11 @@ def test_advice_repeats_the_options_that_were_given(workplace: JobFolder, refuse
     again = "rljob run job.yaml --resume --workers 1 --run-folder 'my runs/1' --code code"
     code, output = workplace.run(*options, mode="lost")
     assert code == 75
-    assert output.endswith(f"to go on: {again}\n")
+    assert output.endswith(f"to continue: {again}\n")
     output = refused(*options)
-    assert f"`{again}` goes on with it, another --run-folder starts one beside it" in output
+    assert f"`{again}`, or start another with --run-folder" in output
     output = refused("--resume", "--run-folder", "other")
-    assert "there is no run to resume; `rljob run job.yaml --run-folder other --code code` starts one" in output
+    assert "no run to resume; start one with `rljob run job.yaml --run-folder other --code code`" in output
 
 
 @pytest.mark.parametrize(("mode", "code"), [("exit-1", 1), ("killed", 137)])
@@ -175,10 +175,10 @@ def test_the_trainers_exit_code_is_passed_on_and_explained(workplace: JobFolder,
     ("code", "text"),
     [
         (1, "the training or the job's own code failed"),
-        (2, "the job cannot work as written"),
-        (3, "ended in a way that it never means to"),
-        (137, "most often the machine ran out of memory"),
-        (143, "the trainer was ended by signal 15"),
+        (2, "the job's configuration is invalid"),
+        (3, "exited unexpectedly"),
+        (137, "usually because the machine ran out of memory"),
+        (143, "the trainer was killed by signal 15"),
     ],
 )
 def test_every_exit_code_is_explained(code: int, text: str) -> None:
@@ -188,7 +188,7 @@ def test_every_exit_code_is_explained(code: int, text: str) -> None:
 def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:
     code, output = workplace.run(mode="exit-0")
     assert code == 1
-    assert "the trainer ended as if all were done, and the job is not complete" in output
+    assert "the trainer exited with code 0 before the job was complete" in output
     assert "exit code 1: " in output
     assert json.loads((workplace.run_folder / "attempts.jsonl").read_text().splitlines()[-1])["exitCode"] == 1
 
@@ -196,7 +196,10 @@ def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplac
 def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: JobFolder, refused: Callable[..., str]) -> None:
     assert workplace.run()[0] == 0
     before = (workplace.run_folder / "metrics.jsonl").read_text()
-    assert "holds a run already (step 3 of 3, Complete); `rljob run job.yaml --resume --code code` goes on" in refused()
+    assert (
+        "already contains a run (step 3 of 3, Complete); resume it with `rljob run job.yaml --resume --code code`"
+        in refused()
+    )
     assert (workplace.run_folder / "metrics.jsonl").read_text() == before
     assert workplace.run("--resume")[0] == 0
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
@@ -210,7 +213,7 @@ def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workpla
 
 def test_resume_without_a_run_is_rejected(workplace: JobFolder, refused: Callable[..., str]) -> None:
     output = refused("--resume")
-    assert f"{workplace.run_folder}: there is no run to resume; `rljob run job.yaml --code code` starts one\n" in output
+    assert f"{workplace.run_folder}: no run to resume; start one with `rljob run job.yaml --code code`\n" in output
 
 
 def test_resume_is_refused_where_the_job_says_never(workplace: JobFolder, refused: Callable[..., str]) -> None:
@@ -224,7 +227,7 @@ def test_a_folder_of_something_else_is_left_alone(workplace: JobFolder, refused:
     folder.mkdir()
     (folder / "thesis.txt").write_text("x")
     output = refused("--run-folder", "mine")
-    assert "is not empty and not the folder of a run (thesis.txt is in it)" in output
+    assert "is not empty and not the folder of a run (it contains thesis.txt)" in output
     assert sorted(entry.name for entry in folder.iterdir()) == [".lock", "thesis.txt"]
 
 
@@ -246,7 +249,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(workplace: JobFolder, 
     assert process.returncode == 130
     assert "Ctrl-C again to stop at once" in output
     assert "exit code 130: stopped on request after a checkpoint" in output
-    assert "to go on: rljob run job.yaml --resume" in output
+    assert "to continue: rljob run job.yaml --resume" in output
     assert workplace.run("--resume")[0] == 0
     rows = [json.loads(line)["step"] for line in (workplace.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert rows == [1, 2, 3]
@@ -258,8 +261,8 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: JobFolder,
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "exit code 130: stopped on request; no step was done by this attempt, so nothing is lost\n" in output
-    assert "to go on: rljob run job.yaml --code code\n" in output
+    assert "exit code 130: stopped on request; this attempt completed no step, so nothing is lost\n" in output
+    assert "to continue: rljob run job.yaml --code code\n" in output
 
 
 def test_ctrl_c_during_a_resumed_run_reports_the_kept_checkpoints(workplace: JobFolder, wait_for: WaitFor) -> None:
@@ -269,17 +272,17 @@ def test_ctrl_c_during_a_resumed_run_reports_the_kept_checkpoints(workplace: Job
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "exit code 130: stopped on request; no step was done by this attempt, so nothing is lost\n" in output
-    assert f"checkpoints of former attempts are kept: {workplace.run_folder}/checkpoints\n" in output
+    assert "exit code 130: stopped on request; this attempt completed no step, so nothing is lost\n" in output
+    assert f"checkpoints of earlier attempts are kept: {workplace.run_folder}/checkpoints\n" in output
     assert "step 0 of" not in output
-    assert "to go on: rljob run job.yaml --resume --code code\n" in output
+    assert "to continue: rljob run job.yaml --resume --code code\n" in output
 
 
 @pytest.mark.parametrize(
     ("mode", "step", "lost"),
     [
-        ("deaf", 1, "there is no checkpoint yet, so the 1 steps done are lost"),
-        ("deaf-later", 2, "what was done after the checkpoint at step 1 is lost"),
+        ("deaf", 1, "there is no checkpoint yet, so 1 completed steps are lost"),
+        ("deaf-later", 2, "steps after the checkpoint of step 1 are lost"),
     ],
 )
 def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
@@ -296,7 +299,7 @@ def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 137
     assert "stopping at once" in output
-    assert "exit code 137: stopped at once, as asked a second time; " + lost in output
+    assert "exit code 137: stopped at once by a second request; " + lost in output
     assert "memory" not in output
     assert not alive(trainer)
 

@@ -52,7 +52,7 @@ def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: 
     (folder / "mine.yaml").write_text("my changes")
     code, _, errors = rljob("init", "mine.yaml")
     assert code == 2
-    assert errors == "error: mine.yaml: exists already; give another name\n"
+    assert errors == "error: mine.yaml: already exists; use another name\n"
     assert (folder / "mine.yaml").read_text() == "my changes"
 
 

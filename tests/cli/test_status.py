@@ -94,7 +94,7 @@ def test_a_job_that_has_ended_has_no_time_left() -> None:
 def test_a_job_without_a_status() -> None:
     assert printed(job({})) == (
         "RLJob team-a/small   Unseen   age 30m\n"
-        "  no operator has looked at it yet; `rljob explain small` says what to check\n"
+        "  no operator has processed it yet; `rljob explain small` shows what to check\n"
     )
 
 
@@ -142,11 +142,11 @@ def test_a_job_that_is_not_there_has_an_exit_code_of_its_own(rljob: Rljob) -> No
         code, output, errors = rljob(*command, "nothing")
         assert (code, output) == (3, "")
         assert errors == (
-            "error: RLJob nothing: there is none in this namespace; `rljob list` shows which there are, --namespace"
-            " names another one\n"
+            "error: RLJob nothing: not found in this namespace; `rljob list` lists its jobs, --namespace"
+            " selects another namespace\n"
         )
     _, _, errors = rljob("status", "nothing", "--namespace", "team-a")
-    assert "; `rljob list --namespace team-a` shows which there are" in errors
+    assert "; `rljob list --namespace team-a` lists its jobs" in errors
 
 
 FIRST = {
@@ -213,9 +213,9 @@ def test_an_attempt_that_stops_or_does_not_report() -> None:
     stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:40Z"}
     attempts = [SECOND | {"state": "Stopping", "stop": stop, "silentSince": "2026-01-31T12:28:30Z"}]
     assert facts(attempted({"attempts": attempts}, {"suspend": True})) == [
-        "  suspended    asked for, and not done yet",
-        "  attempts     the first 1 not shown; --output yaml has those that are still listed",
-        "  attempt 2    Stopping for 20s, is to end: Suspended, cluster small-2, resumed from step 10, silent for 90s",
+        "  suspended    requested, not done yet",
+        "  attempts     the first 1 are not shown; --output yaml shows those still recorded",
+        "  attempt 2    Stopping for 20s, stopping: Suspended, cluster small-2, resumed from step 10, silent for 90s",
     ]
 
 
@@ -244,21 +244,21 @@ def test_suspended_results_and_requests() -> None:
     stored = attempted({"result": result, "handledRequests": {"stop": "x"}}, {"suspend": True}, annotations)
     assert facts(stored) == [
         "  result       Failed, StoppedByUser, 5m ago; being cleaned up",
-        "  retry asked  at 2026-01-31T12:29:59Z, and not seen by the operator yet",
+        "  retry request at 2026-01-31T12:29:59Z, not applied by the operator yet",
     ]
     stored = attempted(
         {"result": result | {"cleanedUpAt": "2026-01-31T12:26:00Z"}}, annotations={ANNOTATION_STOP: "a\tb"}
     )
     assert facts(stored) == [
         "  result       Failed, StoppedByUser, 5m ago; cleaned up 4m ago",
-        "  stop asked   at a b, and not seen by the operator yet",
+        "  stop request at a b, not applied by the operator yet",
     ]
 
 
 def test_of_many_attempts_the_newest_are_shown() -> None:
     attempts = [FIRST | {"number": number, "message": None} for number in range(37, 101)]
     lines = facts(attempted({"attempts": attempts}))
-    assert lines[0] == "  attempts     the first 92 not shown; --output yaml has those that are still listed"
+    assert lines[0] == "  attempts     the first 92 are not shown; --output yaml shows those still recorded"
     assert [line.split(" Failed")[0].strip() for line in lines[1:]] == [f"attempt {n}" for n in range(93, 101)]
 
 

@@ -27,7 +27,8 @@ def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: s
     http.patch(path, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
     small.delete("small")
     with pytest.raises(
-        CliError, match=f"RLJob {small.namespace}/small: is being deleted; `rljob submit --context here` makes"
+        CliError,
+        match=f"RLJob {small.namespace}/small: is being deleted; create it again with `rljob submit --context here`",
     ):
         job_steering.steer(small, command)
     http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
@@ -56,7 +57,7 @@ def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
 
     small.write_status("small", job_statuses.RUNNING)
     code, lines = job_steering.steer(small, "suspend", [interrupt])
-    assert (code, lines[-1]) == (130, "stopped waiting; what was asked for is done all the same")
+    assert (code, lines[-1]) == (130, "stopped waiting; the request stays in effect")
     assert job_steering.suspend(small) is True
 
 
@@ -70,7 +71,7 @@ def test_commands_without_permission_to_patch_change_nothing(small: JobCluster, 
     token = small.account_token({"metadata": {"name": "looks"}, "rules": rules})
     file = tmp_path / "looks"
     file.write_text(small.server.kubeconfig(token=token, namespace=small.namespace))
-    with pytest.raises(NotAllowedError, match=r"not allowed \(.*cannot patch resource"):
+    with pytest.raises(NotAllowedError, match=r"permission denied \(.*cannot patch resource"):
         job_steering.steer(small, command, kubeconfig=file)
     assert (
         job_steering.suspend(small),
@@ -101,7 +102,7 @@ def test_delete_reports_the_files_that_remain(job_cluster: JobCluster, rljob: Rl
     assert (code, errors) == (0, "")
     assert output == (
         f"RLJob {job_cluster.namespace}/small deleted; its pods stop within their grace period\n"
-        "checkpoints and results stay in pvc://results/runs/a\n"
+        "checkpoints and results are kept in pvc://results/runs/a\n"
     )
     assert job_cluster.server.http.get(f"{job_cluster.jobs}/small").status_code == 404
 
@@ -126,7 +127,7 @@ def test_wait_returns_when_the_last_pod_was_deleted(job_cluster: JobCluster) -> 
     assert output.getvalue().splitlines()[1:] == [
         "waiting for head, worker",
         "waiting for worker",
-        "nothing of it is left",
+        "all its pods are deleted",
     ]
     assert steps == []
 
@@ -144,4 +145,4 @@ def test_ctrl_c_while_waiting_reports_that_the_job_was_deleted(job_cluster: JobC
     console = Console(file=output, highlight=False)
     cluster = connect(ClusterOptions(kubeconfig=job_cluster.kubeconfig))
     assert delete(cluster, "small", console, wait=True, clock=Clock(sleep=interrupt)) == 130
-    assert output.getvalue().endswith("waiting for head\nstopped waiting; the job is deleted all the same\n")
+    assert output.getvalue().endswith("waiting for head\nstopped waiting; the deletion continues\n")

@@ -23,8 +23,8 @@ def test_stop_requests_with_the_time_and_says_how_to_withdraw_it(small: JobClust
     assert (code, job_steering.annotation(small, ANNOTATION_STOP)) == (0, job_steering.ASKED)
     assert lines == [
         f"RLJob {small.namespace}/small will be stopped: its trainer saves a checkpoint within 2m"
-        " (runPolicy.gracePeriodSeconds), then its cluster is removed, and the job is Failed, StoppedByUser",
-        "`rljob retry small --context here` lets it go on from its newest checkpoint",
+        " (runPolicy.gracePeriodSeconds), then its cluster is deleted, and the job is Failed (StoppedByUser)",
+        "`rljob retry small --context here` resumes it from its newest checkpoint",
         "to watch it: rljob status small --context here --watch",
     ]
 
@@ -34,10 +34,10 @@ def test_stop_waits_for_any_result_of_the_job(small: JobCluster) -> None:
     result = job_statuses.FAILED | {"reason": "StoppedByUser", "message": "somebody asked for it"}
     code, lines = job_steering.steer(small, "stop", [lambda: None, job_steering.operator_writes(small, result=result)])
     assert code == 0
-    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
+    assert lines[-1] == f"RLJob {small.namespace}/small has finished: Failed, StoppedByUser: somebody asked for it"
     assert job_steering.steer(small, "stop") == (
         0,
-        [f"RLJob {small.namespace}/small has ended already (Failed, StoppedByUser)"],
+        [f"RLJob {small.namespace}/small has already finished (Failed, StoppedByUser)"],
     )
 
 
@@ -46,12 +46,12 @@ def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
     job_steering.steer(small, "stop")
     where = f"RLJob {small.namespace}/small"
     version = small.job("small")["metadata"]["resourceVersion"]  # type: ignore[index]
-    assert job_steering.steer(small, "stop")[1][0] == f"{where} was asked to stop already, at {job_steering.ASKED}"
+    assert job_steering.steer(small, "stop")[1][0] == f"{where} was already asked to stop, at {job_steering.ASKED}"
     assert small.job("small")["metadata"]["resourceVersion"] == version  # type: ignore[index]
     stop = {"reason": "StoppedByUser", "requestedAt": job_statuses.SINCE}
     handled = {"stop": job_steering.ASKED}
     small.write_status("small", {"attempts": [job_statuses.ATTEMPT | {"stop": stop}], "handledRequests": handled})
-    assert job_steering.steer(small, "stop")[1][0] == f"{where} is being stopped already, since {job_statuses.SINCE}"
+    assert job_steering.steer(small, "stop")[1][0] == f"{where} is already being stopped, since {job_statuses.SINCE}"
     # It was retried, and the request of before still stands there.
     small.write_status("small", {"attempts": [job_statuses.ENDED, job_statuses.ATTEMPT | {"number": 2}]})
     small.server.http.patch(
@@ -68,7 +68,7 @@ def test_the_operators_note_of_any_request_is_recognized(small: JobCluster, requ
     small.write_status("small", job_statuses.RUNNING)
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
     small.change("small", patch)
-    assert "was asked to stop already" in job_steering.steer(small, "stop")[1][0]
+    assert "was already asked to stop" in job_steering.steer(small, "stop")[1][0]
     noted = hashlib.sha256(request_text.encode()).hexdigest()
     small.write_status("small", {"handledRequests": {"stop": noted}})
     assert "will be stopped: " in job_steering.steer(small, "stop")[1][0]
@@ -80,7 +80,7 @@ def test_stop_keeps_a_cluster_with_cleanup_keepcluster(small: JobCluster, rljob:
     small.write_status("small", job_statuses.RUNNING)
     code, output, errors = rljob("stop", "small")
     assert (code, errors) == (0, "")
-    assert ", then its cluster is kept (runPolicy.cleanup), and the job is Failed, StoppedByUser\n" in output
+    assert ", then its cluster is kept (runPolicy.cleanup), and the job is Failed (StoppedByUser)\n" in output
 
 
 def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobCluster) -> None:
@@ -108,10 +108,10 @@ def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobClus
     code, lines = job_steering.steer(small, "retry", steps)
     assert (code, job_steering.annotation(small, ANNOTATION_RETRY)) == (0, job_steering.ASKED)
     assert lines == [
-        f"RLJob {small.namespace}/small: attempt 2 begins now, from step 10, with all retries given back",
+        f"RLJob {small.namespace}/small: attempt 2 starts now, from step 10; the retry budget is reset",
         "waiting: Failed, OutOfMemory",
         "waiting: Provisioning, attempt 2 Provisioning",
-        f"RLJob {small.namespace}/small: attempt 2 runs",
+        f"RLJob {small.namespace}/small: attempt 2 is running",
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_long_retry_request_is_recognized_by_its_digest(small: JobCluster) -> 
         ),
     ]
     code, lines = job_steering.steer(small, "retry", steps)
-    assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 runs")
+    assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 is running")
 
 
 def test_a_failure_after_a_retry_is_told_apart_from_the_one_before(small: JobCluster) -> None:
@@ -144,7 +144,7 @@ def test_a_failure_after_a_retry_is_told_apart_from_the_one_before(small: JobClu
     ]
     code, lines = job_steering.steer(small, "retry", steps)
     assert code == 1
-    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, ImagePullFailed: no such image"
+    assert lines[-1] == f"RLJob {small.namespace}/small has finished: Failed, ImagePullFailed: no such image"
 
 
 def test_retry_between_two_attempts_means_now(small: JobCluster) -> None:
@@ -155,11 +155,11 @@ def test_retry_between_two_attempts_means_now(small: JobCluster) -> None:
     code, lines = job_steering.steer(small, "retry")
     assert code == 0
     assert lines[0] == (
-        f"RLJob {small.namespace}/small: attempt 2 begins now, instead of at 2026-01-31T12:31:00Z, from the beginning:"
-        " there is no checkpoint, with all retries given back"
+        f"RLJob {small.namespace}/small: attempt 2 starts now, instead of at 2026-01-31T12:31:00Z, from step 0"
+        " (there is no checkpoint); the retry budget is reset"
     )
     assert job_steering.steer(small, "retry")[1][0] == (
-        f"RLJob {small.namespace}/small was asked for another attempt already, at {job_steering.ASKED}"
+        f"RLJob {small.namespace}/small: a retry was already requested at {job_steering.ASKED}"
     )
 
 
@@ -174,7 +174,7 @@ STOPPING = job_statuses.ATTEMPT | {
     [
         (
             {"result": job_statuses.COMPLETE},
-            "is Complete, so there is nothing to retry; for further steps submit another job",
+            "is Complete, so there is nothing to retry; submit a new job to train further",
         ),
         (
             {"conditions": [job_statuses.condition("Complete", "True", "Succeeded", job_statuses.SINCE)]},
@@ -184,7 +184,10 @@ STOPPING = job_statuses.ATTEMPT | {
             {"attempts": [job_statuses.ATTEMPT]},
             "attempt 1 is Running, so there is nothing to retry; stop it first with `rljob stop",
         ),
-        ({"attempts": [STOPPING]}, "is still ending; retry when `rljob status small --context here` says that it has"),
+        (
+            {"attempts": [STOPPING]},
+            "is still stopping; retry when `rljob status small --context here` shows that it has",
+        ),
         ({}, r"no attempt has failed, so there is nothing to retry \(Unseen\); wait"),
     ],
 )
@@ -203,7 +206,7 @@ def test_a_retry_waits_until_the_operator_has_handled_an_earlier_stop(small: Job
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
     )
     job_steering.steer(small, "stop")
-    with pytest.raises(CliError, match="is still ending; retry when "):
+    with pytest.raises(CliError, match="is still stopping; retry when "):
         job_steering.steer(small, "retry")
 
 
@@ -222,9 +225,9 @@ def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) ->
     )
     assert (code, job_steering.annotation(small, ANNOTATION_STOP)) == (0, job_steering.ASKED)
     assert lines[0] == (
-        f"RLJob {small.namespace}/small will be stopped: nothing of it runs, and the job is Failed, StoppedByUser"
+        f"RLJob {small.namespace}/small will be stopped: no attempt is running, and the job is Failed (StoppedByUser)"
     )
-    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Failed, StoppedByUser: somebody asked for it"
+    assert lines[-1] == f"RLJob {small.namespace}/small has finished: Failed, StoppedByUser: somebody asked for it"
 
 
 def test_the_later_of_an_unhandled_stop_and_an_unhandled_retry_counts(small: JobCluster) -> None:
@@ -233,13 +236,13 @@ def test_the_later_of_an_unhandled_stop_and_an_unhandled_retry_counts(small: Job
     )
     # The retry takes this stop back.
     small.annotate("small", {ANNOTATION_STOP: BEFORE_THAT, ANNOTATION_RETRY: BEFORE})
-    assert "was asked for another attempt already" in job_steering.steer(small, "retry")[1][0]
+    assert "a retry was already requested" in job_steering.steer(small, "retry")[1][0]
     assert "will be stopped: " in job_steering.steer(small, "stop")[1][0]
     assert job_steering.annotation(small, ANNOTATION_STOP) == job_steering.ASKED
-    assert "was asked to stop already" in job_steering.steer(small, "stop")[1][0]
+    assert "was already asked to stop" in job_steering.steer(small, "stop")[1][0]
     # And this stop the retry.
     small.annotate("small", {ANNOTATION_STOP: BEFORE, ANNOTATION_RETRY: BEFORE_THAT})
-    assert "attempt 2 begins now" in job_steering.steer(small, "retry")[1][0]
+    assert "attempt 2 starts now" in job_steering.steer(small, "retry")[1][0]
     assert job_steering.annotation(small, ANNOTATION_RETRY) == job_steering.ASKED
 
 
@@ -249,6 +252,6 @@ def test_a_complete_job_cannot_be_stopped_after_any_request(small: JobCluster) -
     )
     small.annotate("small", {ANNOTATION_RETRY: BEFORE})
     assert job_steering.steer(small, "stop")[1] == [
-        f"RLJob {small.namespace}/small has ended already (Complete, Succeeded)"
+        f"RLJob {small.namespace}/small has already finished (Complete, Succeeded)"
     ]
     assert job_steering.annotation(small, ANNOTATION_STOP) is None

@@ -70,7 +70,7 @@ def test_unknown_values_of_a_newer_operator_are_shown_unchanged() -> None:
     for word in ("Migrating", "QuotaReserved", "Moved", "Borrowed", "Preempted", "Moved (Weather)", '"Perhaps"'):
         assert word in text, word
     assert "  QuotaReserved      Unknown  Borrowed" in text
-    assert "the cluster's operator is of another version than this command" in text
+    assert "the cluster's operator has another version than this command" in text
 
 
 def test_an_unknown_way_to_end_is_an_end() -> None:
@@ -79,7 +79,7 @@ def test_an_unknown_way_to_end_is_an_end() -> None:
     end = ending(stored.status)
     assert end is not None
     assert (end.kind, end.is_complete) == ("Evacuated", False)
-    assert "It has ended: Evacuated, reason Flood, 10m ago" in shown(stored)
+    assert "The job has finished: Evacuated, reason Flood, 10m ago" in shown(stored)
 
 
 def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> None:

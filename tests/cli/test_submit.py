@@ -17,9 +17,9 @@ pytestmark = pytest.mark.apiserver
 Rljob = Callable[..., tuple[int, str, str]]
 ON_CLUSTER = SMALL_JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
 NEXT = (
-    "next: rljob status small --watch   until it has ended\n"
-    "      rljob logs small --follow    what the training prints\n"
-    "      rljob explain small          if nothing seems to happen\n"
+    "next: rljob status small --watch   shows changes until the job finishes\n"
+    "      rljob logs small --follow    prints the log of the training\n"
+    "      rljob explain small          explains what the job waits for\n"
 )
 
 
@@ -64,7 +64,7 @@ def test_the_same_file_again_finds_the_same_job(job_cluster: JobCluster, rljob: 
     stored = job_cluster.job("small")["metadata"]
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output == f"RLJob {job_cluster.namespace}/small exists already with this spec (Unseen)\n{NEXT}"
+    assert output == f"RLJob {job_cluster.namespace}/small already exists with this spec (Unseen)\n{NEXT}"
     assert job_cluster.job("small")["metadata"] == stored
 
 
@@ -72,7 +72,7 @@ def test_defaults_that_are_written_out_are_the_same_job(rljob: Rljob, job_cluste
     rljob("submit", str(file))
     file.write_text(ON_CLUSTER + "  head: {resources: {limits: {}}}\n  runPolicy: {gracePeriodSeconds: 120}\n")
     _, output, _ = rljob("submit", str(file))
-    assert output.startswith(f"RLJob {job_cluster.namespace}/small exists already with this spec")
+    assert output.startswith(f"RLJob {job_cluster.namespace}/small already exists with this spec")
 
 
 def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
@@ -84,9 +84,9 @@ def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
     code, output, errors = rljob("submit", str(file))
     assert (code, output) == (2, "")
     assert errors == (
-        f"error: {file}: RLJob {job_cluster.namespace}/small exists already with another spec, and only suspend and"
-        " runPolicy may change while it exists; give the file another metadata.name, or delete the job first"
-        " (`rljob delete small`). Stored -> in the file:\n"
+        f"error: {file}: RLJob {job_cluster.namespace}/small already exists with another spec, and only suspend and"
+        " runPolicy of an existing job can change; use another metadata.name, or delete the job first"
+        " (`rljob delete small`). Differences, stored -> file:\n"
         "  spec.pools[main].nodes: 1 -> 2\n"
         "  spec.training.steps: 3 -> 4\n"
         '  spec.image: unset -> "mine:1"\n'
@@ -102,7 +102,7 @@ def test_a_changed_run_policy_is_applied_and_can_be_taken_back(
     code, output, _ = rljob("submit", str(file))
     assert code == 0
     assert output == (
-        f"RLJob {job_cluster.namespace}/small exists already; changed:\n"
+        f"RLJob {job_cluster.namespace}/small already exists; changed:\n"
         "  spec.runPolicy.gracePeriodSeconds: 120 -> 60\n"
         f"  spec.runPolicy.activeDeadlineSeconds: unset -> 600\n{NEXT}"
     )
@@ -122,8 +122,8 @@ def test_a_file_without_suspend_does_not_resume_a_suspended_job(
     code, output, _ = rljob("submit", str(file))
     assert code == 0
     assert output == (
-        f"RLJob {job_cluster.namespace}/small exists already with this spec (Unseen)\n"
-        "next: rljob resume small   it is suspended until then\n"
+        f"RLJob {job_cluster.namespace}/small already exists with this spec (Unseen)\n"
+        "next: rljob resume small   starts the suspended job\n"
     )
     file.write_text(ON_CLUSTER + "  suspend: false\n")
     assert "  spec.suspend: true -> false\n" in rljob("submit", str(file))[1]
@@ -143,8 +143,8 @@ def test_a_job_that_has_failed_can_be_retried(job_cluster: JobCluster, rljob: Rl
     code, output, _ = rljob("submit", str(file), "--namespace", job_cluster.namespace)
     assert code == 0
     assert output.splitlines()[1:] == [
-        f"next: rljob explain small --namespace {job_cluster.namespace}   why it failed",
-        f"      rljob retry small --namespace {job_cluster.namespace}     it goes on from its newest checkpoint",
+        f"next: rljob explain small --namespace {job_cluster.namespace}   explains why it failed",
+        f"      rljob retry small --namespace {job_cluster.namespace}     resumes from the newest checkpoint",
     ]
 
 
@@ -156,8 +156,8 @@ def test_a_job_that_is_complete_can_only_be_deleted_first(job_cluster: JobCluste
     code, output, _ = rljob("submit", str(file))
     assert code == 0
     assert output == (
-        f"RLJob {job_cluster.namespace}/small exists already with this spec (Complete)\n"
-        "next: rljob delete small   then submit again; it goes on from its newest checkpoint\n"
+        f"RLJob {job_cluster.namespace}/small already exists with this spec (Complete)\n"
+        "next: rljob delete small   then submit again to resume from the newest checkpoint\n"
     )
 
 
@@ -172,11 +172,11 @@ def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (
-        f"error: RLJob {job_cluster.namespace}/small: is being deleted; submit again when `rljob list` no longer shows"
+        f"error: RLJob {job_cluster.namespace}/small: is being deleted; submit again once `rljob list` no longer shows"
         " it\n"
     )
     assert "Deleting" in rljob("list")[1]
-    assert rljob("explain", "small")[1].endswith("it is being deleted; its pods stop within their grace period\n")
+    assert rljob("explain", "small")[1].endswith("the job is being deleted; its pods stop within their grace period\n")
     http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
@@ -217,7 +217,7 @@ def test_a_namespace_of_the_file_is_used_and_named_in_what_comes_next(
     code, _, errors = rljob("submit", str(file), "--namespace", "elsewhere")
     assert code == 2
     assert errors == (
-        f"error: {file}: metadata.namespace is {other}, but --namespace says elsewhere; leave out one of them\n"
+        f"error: {file}: metadata.namespace is {other}, but --namespace is elsewhere; remove one of them\n"
     )
 
 
@@ -226,7 +226,7 @@ def test_a_namespace_that_is_not_there_is_named(rljob: Rljob, file: Path) -> Non
     code, _, errors = rljob("submit", str(file), "-n", "nowhere")
     assert code == 2
     assert errors == (
-        'error: here: the API server refused this (namespaces "nowhere" not found); change what it names\n'
+        'error: here: the API server rejected the request (namespaces "nowhere" not found); correct what it names\n'
     )
 
 
@@ -240,7 +240,7 @@ def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rl
     code, _, errors = rljob("submit", str(file))
     assert code == 2
     assert errors == (
-        'error: here: the API server refused this (rljobs.rljob.dev "small" is forbidden: exceeded quota: none,'
+        'error: here: the API server rejected the request (rljobs.rljob.dev "small" is forbidden: exceeded quota: none,'
         " requested: count/rljobs.rljob.dev=1, used: count/rljobs.rljob.dev=0, limited: count/rljobs.rljob.dev=0);"
-        " change what it names\n"
+        " correct what it names\n"
     )

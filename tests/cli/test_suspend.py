@@ -20,8 +20,8 @@ def test_suspend_says_what_will_happen_and_how_to_watch_it(small: JobCluster) ->
     assert (code, job_steering.suspend(small)) == (0, True)
     assert lines == [
         f"RLJob {small.namespace}/small will be suspended: its trainer saves a checkpoint within 2m"
-        " (runPolicy.gracePeriodSeconds), then its cluster is removed",
-        "`rljob resume small --context here` lets it go on from its newest checkpoint",
+        " (runPolicy.gracePeriodSeconds), then its cluster is deleted",
+        "`rljob resume small --context here` resumes it from its newest checkpoint",
         "to watch it: rljob status small --context here --watch",
     ]
 
@@ -46,7 +46,7 @@ def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     assert lines[2:] == [
         "waiting: Running, attempt 1 Running",
         "waiting: Suspending, attempt 1 Stopping",
-        f"RLJob {small.namespace}/small is suspended and holds no nodes; it goes on from step 10",
+        f"RLJob {small.namespace}/small is suspended and holds no nodes; it will resume from step 10",
     ]
 
 
@@ -56,7 +56,7 @@ def test_suspend_of_a_suspended_job_changes_nothing(small: JobCluster) -> None:
     assert job_steering.steer(small, "suspend") == (
         0,
         [
-            f"RLJob {small.namespace}/small is being suspended already",
+            f"RLJob {small.namespace}/small is already being suspended",
             "to watch it: rljob status small --context here --watch",
         ],
     )
@@ -64,8 +64,8 @@ def test_suspend_of_a_suspended_job_changes_nothing(small: JobCluster) -> None:
     assert job_steering.steer(small, "suspend", []) == (
         0,
         [
-            f"RLJob {small.namespace}/small is suspended already, for 10m; `rljob resume small --context here` lets it"
-            " go on"
+            f"RLJob {small.namespace}/small is already suspended (for 10m); `rljob resume small --context here`"
+            " resumes it"
         ],
     )
     assert small.job("small")["metadata"]["generation"] == generation  # type: ignore[index]
@@ -77,7 +77,7 @@ def test_a_job_that_ends_before_it_is_suspended_has_not_been(small: JobCluster) 
         small, "suspend", [job_steering.operator_writes(small, result=job_statuses.COMPLETE | {"message": "80 steps"})]
     )
     assert code == 1
-    assert lines[-1] == f"RLJob {small.namespace}/small has ended: Complete, Succeeded: 80 steps"
+    assert lines[-1] == f"RLJob {small.namespace}/small has finished: Complete, Succeeded: 80 steps"
 
 
 def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> None:
@@ -87,16 +87,16 @@ def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> Non
         assert job_steering.steer(small, "resume")[0] == 0
 
     code, lines = job_steering.steer(small, "suspend", [resumed])
-    assert (code, lines[-1]) == (1, f"RLJob {small.namespace}/small was resumed meanwhile")
+    assert (code, lines[-1]) == (1, f"RLJob {small.namespace}/small was resumed in the meantime")
 
 
 @pytest.mark.parametrize(
     ("status", "takes"),
     [
-        ({}, "nothing of it runs"),
+        ({}, "no attempt is running"),
         (
             {"attempts": [job_statuses.ATTEMPT | {"state": "Provisioning"}]},
-            "its trainer does not run yet, and its cluster is removed",
+            "its trainer has not started yet, and its cluster is deleted",
         ),
     ],
 )
@@ -128,11 +128,11 @@ def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluste
     code, lines = job_steering.steer(small, "resume", steps)
     assert (code, job_steering.suspend(small)) == (0, False)
     assert lines == [
-        f"RLJob {small.namespace}/small will go on, with a new attempt from the beginning: there is no checkpoint",
+        f"RLJob {small.namespace}/small will resume with a new attempt from step 0 (there is no checkpoint)",
         "waiting: Suspended",
         "waiting: Provisioning, attempt 2 Provisioning",
         "waiting: Running, attempt 2 Running",
-        f"RLJob {small.namespace}/small: attempt 2 runs",
+        f"RLJob {small.namespace}/small: attempt 2 is running",
     ]
 
 
@@ -146,20 +146,20 @@ def test_a_job_that_failed_while_it_was_to_be_suspended_can_be_got_going(small: 
     job_steering.steer(small, "suspend")
     small.write_status("small", {"result": job_statuses.FAILED, "counters": job_statuses.COUNTERS})
     where = f"RLJob {small.namespace}/small"
-    with pytest.raises(CliError, match=f"{where}: is suspended; let it go on with `rljob resume small --context here`"):
+    with pytest.raises(CliError, match=f"{where}: is suspended; resume it with `rljob resume small --context here`"):
         job_steering.steer(small, "retry")
     assert job_steering.annotation(small, ANNOTATION_RETRY) is None
     code, lines = job_steering.steer(small, "resume", [])
     assert (code, job_steering.suspend(small)) == (0, False)
     assert lines == [
-        f"{where} is no longer suspended, but it has ended (Failed, OutOfMemory); `rljob retry small --context here`"
-        " lets it go on from its newest checkpoint"
+        f"{where} is no longer suspended, but it has finished (Failed, OutOfMemory); `rljob retry small --context here`"
+        " resumes it from its newest checkpoint"
     ]
     assert job_steering.steer(small, "retry")[0] == 0
 
 
 def test_a_job_that_has_ended_cannot_be_suspended(small: JobCluster) -> None:
     small.write_status("small", {"result": job_statuses.FAILED})
-    with pytest.raises(CliError, match=r"small: has ended \(Failed, OutOfMemory\); there is nothing to suspend"):
+    with pytest.raises(CliError, match=r"small: has finished \(Failed, OutOfMemory\), so it cannot be suspended"):
         job_steering.steer(small, "suspend")
     assert job_steering.suspend(small) is False

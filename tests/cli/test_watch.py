@@ -143,7 +143,7 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
     assert code == 0
     lines = output.splitlines()
     assert lines[:7] == [
-        "2026-01-31T12:30:00Z  no operator has looked at the job yet",
+        "2026-01-31T12:30:00Z  no operator has processed the job yet",
         "2026-01-31T12:30:02Z  SpecValid=True Valid",
         "2026-01-31T12:30:02Z  ClusterReady=False PodsPending: 0 of 2 pods are ready",
         "2026-01-31T12:30:10Z  ClusterReady=True Ready",
@@ -230,7 +230,7 @@ def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: J
 
         code, output = watched(through_gate, [gate.close, lambda: None, comes_back])
         assert code == 0
-        assert output.count("no answer from the API server (") == 1
+        assert output.count("the API server is unreachable (") == 1
         assert "2026-01-31T12:30:06Z  Complete=True" in output
 
         write_status(small, VALID)()
@@ -244,9 +244,7 @@ def test_ctrl_c_leaves_the_job_alone(small: JobCluster) -> None:
 
     code, output = watched(small, [interrupt])
     assert code == 130
-    assert output.endswith(
-        "stopped watching; the job goes on without this command. To watch it again: rljob status small --watch\n"
-    )
+    assert output.endswith("stopped watching; the job continues. To watch it again: rljob status small --watch\n")
     assert small.job("small")["metadata"]["generation"] == 1  # type: ignore[index]
 
 
@@ -260,7 +258,7 @@ def test_the_live_view_is_drawn_in_place_with_a_bar(small: JobCluster) -> None:
 
     code, output = watched(small, [runs, lambda: small.write_status("small", ends)], is_terminal=True)
     assert code == 0
-    assert "no operator has looked at it yet" in output
+    assert "no operator has processed it yet" in output
     assert "━━━━" in output
     assert "\x1b[2K" in output  # lines are erased, so the view stays in place
     last = output[output.rindex("RLJob") :]
@@ -294,4 +292,4 @@ def test_ctrl_c_on_a_real_terminal_has_no_traceback(small: JobCluster) -> None:
             os.close(ours)
             os.close(theirs)
     assert "Traceback" not in output
-    assert "the job goes on without this command" in output.replace("\r\n", " ")
+    assert "the job continues" in output.replace("\r\n", " ")

@@ -20,6 +20,7 @@ from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJo
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings
 from rljob_testing.jobs.valid_job import Wire, edited
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import fake_api
 
 PROVISIONED = {"type": "RayClusterProvisioned", "status": "True"}
@@ -98,7 +99,7 @@ def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None
         del world.api.objects[PODS, "of-a-former-attempt"]
         await world.relist()
         assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
-        assert fake_api.condition_message(world, "ClusterReady") == "pods of a former RayCluster have not ended yet (1)"
+        assert fake_api.condition_message(world, "ClusterReady") == Mentions("pods of an earlier RayCluster", "1")
         del world.api.objects[PODS, "of-a-former-job"]
         async with asyncio.timeout(60):
             while not set(fake_api.CREATED) <= set(await world.passes(fake_api.KEY, 1)):
@@ -185,7 +186,7 @@ def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog:
         await world.relist()
         with caplog.at_level(logging.WARNING):
             await world.passes(fake_api.KEY, 3)
-        assert caplog.text.count("which ignores spec.runPolicy.patience") == 1
+        assert caplog.text.count("spec.runPolicy.patience") == 1
         assert world.condition("job", "SpecValid") == "Valid"
 
     fake_api.run_controller(settings, test)

@@ -184,12 +184,12 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
                     container(state=waiting("CrashLoopBackOff", "back-off 40s"), last=ended("Error", 127), restarts=3)
                 ],
             ),
-            PodProblem(Reason.CONTAINER_CRASHING, "container ray: ended with exit code 127"),
+            PodProblem(Reason.CONTAINER_CRASHING, "container ray: terminated with exit code 127"),
         ),
         # Between two tries it runs for a moment; that is no recovery.
         (
             pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("Error", 1), restarts=2)]),
-            PodProblem(Reason.CONTAINER_CRASHING, "container ray: ended with exit code 1"),
+            PodProblem(Reason.CONTAINER_CRASHING, "container ray: terminated with exit code 1"),
         ),
         (
             pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("Error", 1), restarts=1)]),
@@ -197,15 +197,15 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("OOMKilled", 137))]),
-            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)"),
         ),
         (
             pod("Failed", containerStatuses=[container(state=ended("OOMKilled", 137, finished=""))]),
-            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)"),
         ),
         (
             with_memory_kill("ray", "2026-01-31T11:55:31Z"),
-            PodProblem(Reason.OUT_OF_MEMORY, "container ray was killed for want of memory (OOMKilled)"),
+            PodProblem(Reason.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)"),
         ),
         (
             with_memory_kill("ray", "2026-01-31T11:55:29Z"),
@@ -225,7 +225,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ),
         (
             pod("Failed", containerStatuses=[container("driver", ended("Error", 3, "bad\n"))]),
-            PodProblem(Reason.CONTAINER_CRASHING, "container driver: ended with exit code 3: bad"),
+            PodProblem(Reason.CONTAINER_CRASHING, "container driver: terminated with exit code 3: bad"),
         ),
         (pod("Failed"), PodProblem(Reason.CONTAINER_CRASHING, "the pod has failed")),
         (pod(containerStatuses=[container(state=waiting("ContainerCreating"))]), None),

@@ -92,7 +92,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             assert record is not None
             assert record.holder == "second", "what is not ours is not given back"
             assert await lease.write("third", 2, record)
-            with pytest.raises(LeadershipLostError, match="third holds it"):
+            with pytest.raises(LeadershipLostError, match="held by third"):
                 await second.hold()
             taking = asyncio.create_task(first.acquire())
             await ours.new_look()
@@ -126,7 +126,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
             with pytest.raises(LeadershipLostError, match="could not be renewed for 1 s"):
                 await leader.hold()
             assert clock() - started >= 1.0
-            assert "no answer within" not in caplog.text, "it waits for no answer longer than it leads"
+            assert "timed out" not in caplog.text, "it waits for no answer longer than it leads"
         server.close()
 
     asyncio.run(asyncio.wait_for(test(), 240))

@@ -203,7 +203,7 @@ def test_invalid_and_stale_responses_change_nothing(lives: Mapping[str, Life], n
     life = lives[name]
     outcome = life.outcome.result()
     print(f"{name}: {len(outcome.told)} answers")
-    assert "mistake in the operator" not in outcome.log, outcome.log
+    assert "a bug in the operator" not in outcome.log, outcome.log
     assert [(each["reason"], each["cluster"]) for each in outcome.status["attempts"]] == [
         ("InfrastructureError", f"{JOB}-1"),
         ("Succeeded", f"{JOB}-2"),

@@ -97,7 +97,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "crashing": Scenario(
         ("ClusterReady", "False", "ContainerCrashing"),
-        ("container ray", "exit code 127"),
+        ("container ray", "code 127"),
         script=scripts.ClusterScript(
             {
                 "main": scripts.PodScript(
@@ -140,10 +140,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         dashboard={"infeasible": [PENDING_GROUP, LARGE_GROUP]},
     ),
     "silent": Scenario(
-        ("ClusterReady", "False", "DashboardUnreachable"), ("does not answer",), dashboard={"down": True}
+        ("ClusterReady", "False", "DashboardUnreachable"), ("dashboard is unreachable",), dashboard={"down": True}
     ),
     "open-dashboard": Scenario(
-        ("Failed", "True", "AuthenticationMissing"), ("asks nobody for a token",), dashboard={"open": True}
+        ("Failed", "True", "AuthenticationMissing"), ("authentication is off",), dashboard={"open": True}
     ),
     "refused": Scenario(
         ("JobSubmitted", "False", "SubmissionFailed"),
@@ -159,24 +159,24 @@ SCENARIOS: Mapping[str, Scenario] = {
     "lost-answer": Scenario(("Complete", "True", "Succeeded"), ("4 of 4 steps",), dashboard={"lose_answer": True}),
     "bad-code": Scenario(
         ("Failed", "True", "ApplicationError"),
-        ("exit code 1", "RewardError: my_rewards.score raised ValueError: no number"),
+        ("code 1", "RewardError: my_rewards.score raised ValueError: no number"),
         edits=NO_RETRIES,
         life=scripts.failing(1, ("RewardError", "my_rewards.score raised ValueError: no number"), "a\nb\n"),
     ),
     "no-words": Scenario(
         ("Failed", "True", "ApplicationError"),
-        ("exit code 3", "ModuleNotFoundError: No module named 'rljob_trainer'"),
+        ("code 3", "ModuleNotFoundError: No module named 'rljob_trainer'"),
         edits=NO_RETRIES,
         life=scripts.failing(3, None, "Traceback\nModuleNotFoundError: No module named 'rljob_trainer'\n"),
     ),
     "bad-file": Scenario(
         ("Failed", "True", "ConfigurationError"),
-        ("exit code 2", "ConfigurationError: spec.training.dataset"),
+        ("code 2", "ConfigurationError: spec.training.dataset"),
         life=scripts.failing(2, ("ConfigurationError", "spec.training.dataset: no such file"), ""),
     ),
     "lost-node": Scenario(
         ("Failed", "True", "InfrastructureError"),
-        ("exit code 75", "WorkerLostError: node gone"),
+        ("code 75", "WorkerLostError: node gone"),
         edits=NO_RETRIES,
         life=scripts.failing(75, ("WorkerLostError", "node gone"), ""),
     ),
@@ -188,13 +188,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "tried-again": Scenario(
         ("Retrying", "True", "ApplicationError"),
-        ("exit code 1",),
+        ("code 1",),
         edits={"spec.runPolicy.maxAppRetries": 1000},
         life=scripts.failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
-    "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("not by the operator",), life=stopped_by_somebody),
+    "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("else than the operator",), life=stopped_by_somebody),
     "no-result": Scenario(
-        ("Failed", "True", "EndedWithoutResult"), ("exit code 0",), edits=NO_RETRIES, life=ending_without_result
+        ("Failed", "True", "EndedWithoutResult"), ("code 0",), edits=NO_RETRIES, life=ending_without_result
     ),
     "kept": Scenario(("ClusterReady", "True", "Kept"), ("kept",), edits={"spec.runPolicy.cleanup": "KeepCluster"}),
 }
@@ -215,7 +215,7 @@ def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
                 setattr(dashboard, attribute, value)
             testbed.submit(name, scenario.edits)
         yield testbed
-        assert "mistake in the operator" not in operator.log(), operator.log()
+        assert "a bug in the operator" not in operator.log(), operator.log()
     finally:
         operator.kill()
         testbed.delete_all_jobs()
@@ -256,7 +256,7 @@ def test_a_lost_head_cluster_or_driver_is_named(jobs: Testbed) -> None:
     jobs.dashboard("no-memory-1").forgets_jobs = True
     jobs.dashboard("no-driver-1").forgets_jobs = True
     jobs.http.delete(f"/apis/ray.io/v1/namespaces/{jobs.namespace}/rayclusters/no-cluster-1").raise_for_status()
-    assert "head pod is gone" in jobs.wait_for("no-head", "Failed", "HeadLost")["message"]
+    assert "head pod was deleted" in jobs.wait_for("no-head", "Failed", "HeadLost")["message"]
     assert "was deleted" in jobs.wait_for("no-cluster", "Failed", "ClusterLost")["message"]
     assert "no longer knows" in jobs.wait_for("no-driver", "Failed", "DriverLost")["message"]
     jobs.script("no-memory-1", scripts.ClusterScript({"head": scripts.PodScript(ended=("OOMKilled", 137), restarts=1)}))

@@ -83,7 +83,7 @@ def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
 
         (keys / "previous-key").unlink()
         rejected = testbed.wait_for("steady", "Progressing", "TokenRejected", "Unknown")
-        assert "does not accept the token" in rejected["message"]
+        assert "rejects the token" in rejected["message"]
         (keys / "previous-key").write_bytes(first_key)
         testbed.wait_for("steady", "Progressing", "Training")
 

@@ -159,4 +159,4 @@ def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
                 # One that ends takes the others with it; a connection that is cut is no reason.
                 assert restarts in range(1 if broken else 0, len(broken) + 1), operator.log()
             assert operator.probe("/healthz") == 200
-            assert "mistake in the operator" not in operator.log()
+            assert "a bug in the operator" not in operator.log()

@@ -214,10 +214,10 @@ def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unan
         assert testbed.dashboard(f"{name}-1").posts == [f"{name}-1-1"]
         assert [attempt["number"] for attempt in testbed.job(name)["status"]["attempts"]] == [1]
     assert testbed.most_live_clusters(unanswered.since)[1] == len(PATIENT_JOBS)
-    given_up = [line for line in operator.log().splitlines() if f"no answer within {LIMIT_SECONDS:g} s" in line]
+    given_up = [line for line in operator.log().splitlines() if f"timed out after {LIMIT_SECONDS:g} s" in line]
     print(f"{len(given_up)} requests to the API server were given up")
     for asked, said in STALLED.items():
         assert unanswered.stall.asked[asked] > 2, asked
         assert any(f"{said} /api" in line for line in given_up), said
-    assert "mistake in the operator" not in operator.log()
+    assert "a bug in the operator" not in operator.log()
     assert operator.probe("/healthz") == 200

@@ -258,7 +258,7 @@ def run_killed(testbed: Testbed, story: Story) -> tuple[dict[str, Any], list[ope
         course = Course(testbed, killer)
         story.run(course)
     log = killer.operator.log()
-    assert "mistake in the operator" not in log, log
+    assert "a bug in the operator" not in log, log
     return course.status(), killer.victims
 
 

@@ -45,7 +45,9 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
             testbed.wait(
                 lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1, "it again"
             )
-            assert "waiting: " not in first.log()[said_before:], "a container that is restarted has its lease"
+            assert "waiting for leadership" not in first.log()[said_before:], (
+                "a container that is restarted has its lease"
+            )
 
             assert first.terminate(STOP_SECONDS) == 0
             testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
@@ -59,7 +61,7 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
 
             testbed.wait(take, "a moment between two renewals")
             testbed.wait(lambda: second.exit_code() == 1, "the end of the second")
-            assert "somebody-else holds it" in second.log()
+            assert "held by somebody-else" in second.log()
     testbed.http.delete(testbed.lease)
 
 
@@ -87,7 +89,7 @@ def test_kuberay_is_installed_later(testbed: Testbed) -> None:
             testbed.wait_for("early", "ClusterReady", "KubeRayUnavailable", "False")
             testbed.install_kuberay()
             testbed.wait_for("early", "Complete", "Succeeded")
-            testbed.wait(lambda: "there is a resource rayclusters now" in operator.log(), "the watches to begin anew")
+            testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to begin anew")
             # Nothing but the watch tells within the time of this test that a cluster is gone.
             testbed.dashboard("gone-1").train_for_ever()
             testbed.submit("gone")

@@ -40,7 +40,7 @@ def test_an_unreachable_dashboard() -> None:
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
             seen = await dashboard_client.observe_without_memory(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
-            assert seen.error == f"no connection: Connect call failed ('127.0.0.1', {port})"
+            assert (seen.error or "").endswith(f"Connect call failed ('127.0.0.1', {port})")
             with pytest.raises(DashboardUnreachableError):
                 await nobody.submit({"submission_id": "x"})
 
@@ -50,14 +50,14 @@ def test_an_unreachable_dashboard() -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>...", "its answer is not JSON: <html>..."),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>...", "not JSON: <html>..."),
         (b"HTTP/1.1 503 No\r\nContent-Length: 11\r\n\r\nbusy\nat all\n", "HTTP 503: at all"),
         (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302: "),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 9_000_000, "larger than 8388608 bytes"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nConnection: close\r\n\r\n"
             + gzip.compress(gzip.compress(b'{"data": {}}')),
-            "its answer is encoded (gzip, gzip)",
+            "encoding (gzip, gzip)",
         ),
         (b"", "disconnected"),
     ],
@@ -90,11 +90,11 @@ def node(num_gpus: str) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (node("Infinity"), "its answer makes no sense: cannot convert float infinity"),
-        (node("NaN"), "its answer makes no sense: cannot convert float NaN"),
-        (node("1" + 400 * "0"), "its answer makes no sense: int too large"),
-        (node(5000 * "1"), "its answer is not JSON"),
-        (ok(200_000 * "["), "its answer is not JSON"),
+        (node("Infinity"), "cannot convert float infinity"),
+        (node("NaN"), "cannot convert float NaN"),
+        (node("1" + 400 * "0"), "int too large"),
+        (node(5000 * "1"), "not JSON"),
+        (ok(200_000 * "["), "not JSON"),
     ],
 )
 def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
@@ -167,7 +167,7 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as slow:
-            with pytest.raises(DashboardUnreachableError, match=r"no answer within 0\.5 s"):
+            with pytest.raises(DashboardUnreachableError, match=r"after 0\.5 s"):
                 await slow.submit({"submission_id": "x"})
         server.close()
 

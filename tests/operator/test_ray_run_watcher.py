@@ -185,7 +185,7 @@ def test_an_unreadable_run_state_is_reported_and_still_polled() -> None:
         assert "contract versions 1 to 2 (seen: 99)" in (seen.run_state_error or "")
         assert await place.looks(2) == [["state"], ["job"]]
         place.ray.state = "x" * 70_000
-        assert "it has 70000 characters" in ((await place.look()).run_state_error or "")
+        assert "70000 characters" in ((await place.look()).run_state_error or "")
         place.ray.state = watched_dashboard.state("Running", 3)
         seen = await place.look()
         assert seen.run_state is not None
@@ -262,7 +262,7 @@ def test_an_unclear_response_to_the_probe_proves_nothing() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert (seen.reachability, place.ray.since()) == (Reachability.UNREACHABLE, ["probe"])
-        assert "HTTP 503 to a request without a token" in (seen.error or "")
+        assert "HTTP 503" in (seen.error or "")
         place.ray.failing = set()
         assert (await place.look(None)).reachability is Reachability.OK
 

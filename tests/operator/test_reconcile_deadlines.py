@@ -12,6 +12,7 @@ from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, DeleteCluster, StopJob
 from rljob_operator.reconcile.status_draft import timestamp
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import condition_of, decide
 
@@ -45,7 +46,7 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
     assert condition_of(plan.status, C.FAILED) == (
         "True",
         "ProvisioningDeadlineExceeded",
-        "the trainer did not run within 300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main",
+        Mentions("300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     )
     assert plan.status.attempts[0].outcome == AttemptOutcome.FAILED
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
@@ -54,17 +55,16 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
 @pytest.mark.parametrize(
     ("seen", "text"),
     [
-        (inputs.ray(gpus=(1,)), "Ray has 1 of 2 GPUs, 1 on the node with the fewest"),
-        (UNREACHABLE, "all pods are ready, but Ray's dashboard does not answer: timeout"),
-        (inputs.ray(), "Ray job example-1-1 is being submitted"),
+        (inputs.ray(gpus=(1,)), Mentions("300 s: Ray has 1 of 2 GPUs")),
+        (UNREACHABLE, Mentions("300 s: all pods are ready", "dashboard", "timeout")),
+        (inputs.ray(), Mentions("300 s: Ray job example-1-1 is being submitted")),
     ],
 )
-def test_the_deadline_names_what_was_missing(seen: ObservedRay, text: str) -> None:
+def test_the_deadline_names_what_was_missing(seen: ObservedRay, text: Mentions) -> None:
     ready = replace(pending(10), pods=inputs.ready_pods(), ray=seen)
     waited = inputs.with_status_written(ready, decide(ready))
-    told = condition_of(decide(waited, inputs.at(290)).status, C.FAILED)
-    assert told is not None
-    assert told[2] == f"the trainer did not run within 300 s: {text}"
+    failed = condition_of(decide(waited, inputs.at(290)).status, C.FAILED)
+    assert failed == ("True", "ProvisioningDeadlineExceeded", text)
 
 
 def test_a_job_that_was_submitted_has_no_provisioning_deadline() -> None:
@@ -77,7 +77,7 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     plan = decide(training(1000))
     assert plan.effects == (StopJob("example-1-1"),)
     assert condition_of(plan.status, C.FAILED) is None
-    message = "the trainer was asked to stop (ActiveDeadlineExceeded)"
+    message = Mentions("asked to stop (ActiveDeadlineExceeded)")
     assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     assert plan.status.phase == "Stopping"
     asked = inputs.with_status_written(training(1000), plan)
@@ -92,7 +92,7 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     assert condition_of(last.status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
-        "the trainer was asked to stop and has ended; it leaves the checkpoint of step 7",
+        Mentions("stopped as requested", "checkpoint", "step 7"),
     )
     assert last.status.attempts[0].outcome == AttemptOutcome.STOPPED
 
@@ -107,7 +107,7 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
     assert condition_of(decide(asked, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
-        "the trainer was asked to stop and did not end within 50 s",
+        Mentions("asked to stop", "within 50 s"),
     )
 
 
@@ -137,18 +137,18 @@ def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None
     silent = replace(training(1000), ray=UNREACHABLE)
     plan = decide(silent)
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
-    message = "the trainer is to stop (ActiveDeadlineExceeded), but cannot be asked: Ray's dashboard does not answer"
+    message = Mentions("(ActiveDeadlineExceeded)", "cannot be asked", "dashboard")
     assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     later = inputs.with_status_written(silent, plan)
     assert condition_of(decide(later, inputs.at(4)).status, C.PROGRESSING) == ("False", "Stopping", message)
     assert condition_of(decide(later, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
-        "the trainer could not be asked to stop for 50 s: Ray's dashboard does not answer",
+        Mentions("could not be asked to stop for 50 s", "dashboard"),
     )
     answered = decide(replace(later, ray=training(0).ray), inputs.at(20))
     assert answered.effects == (StopJob("example-1-1"),)
-    asked = "the trainer was asked to stop (ActiveDeadlineExceeded)"
+    asked = Mentions("was asked to stop (ActiveDeadlineExceeded)")
     assert condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", asked)
 
 
@@ -207,19 +207,13 @@ def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPha
 @pytest.mark.parametrize(
     ("phase", "kind", "reason", "message"),
     [
-        (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", "10 of 10 steps are done"),
-        (
-            *(RunPhase.FAILED, C.FAILED, "ApplicationError"),
-            "the trainer failed, and its process did not end: RewardError: no score",
-        ),
-        (
-            *(RunPhase.STOPPED, C.FAILED, "StoppedOutside"),
-            "the trainer was stopped through Ray, and not by the operator",
-        ),
+        (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", Mentions("10 of 10 steps")),
+        (RunPhase.FAILED, C.FAILED, "ApplicationError", Mentions("process did not exit: RewardError: no score")),
+        (RunPhase.STOPPED, C.FAILED, "StoppedOutside", Mentions("else than the operator", "through Ray")),
     ],
 )
 def test_a_stopped_trainer_keeps_the_result_it_reported(
-    status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: str
+    status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: Mentions
 ) -> None:
     seen = hanging(phase, 100)
     plan = decide(replace(seen, ray=replace(seen.ray, job=inputs.ray_job(status))))

@@ -13,6 +13,7 @@ from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob, SubmitJob
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import condition_of, decide
 
@@ -55,12 +56,8 @@ def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batc
     plan = decide(starting(num_ready))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=nodes),)
-    told = condition_of(plan.status, C.CLUSTER_READY)
-    assert told is not None
-    assert told[2] == (
-        f"{1 + nodes} of {1 + nodes} pods ready and in Ray; runs on fewer nodes than it asks for:"
-        f" {nodes} of pool main (runPolicy.elastic)"
-    )
+    message = Mentions(f"{1 + nodes} of {1 + nodes} pods ready", f"{nodes} of pool main (runPolicy.elastic)")
+    assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", message)
     assert (plan.status.gpus, plan.status.pools[0].desired) == (8, 4)
 
 
@@ -140,7 +137,7 @@ def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
     plan = decide(small(2))
     assert plan.effects == ()
     assert newest(plan.status).whole_since is None
-    assert condition_of(plan.status, C.PROGRESSING) == ("True", "Training", "10 steps in all")
+    assert condition_of(plan.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
 
 
 def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_minute() -> None:

@@ -13,6 +13,7 @@ from rljob_api.v1alpha1.status import Counters, RLJobStatus
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.status_draft import moment
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import condition_of, decide
 
@@ -51,7 +52,7 @@ def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
     assert told is not None
     assert told[:2] == ("True", "ApplicationError")
     assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
-    assert told[2].endswith("after: the trainer ended with exit code 1: Ray's message")
+    assert told[2] == Mentions("after: the trainer", "code 1: Ray's message")
 
 
 def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own() -> None:
@@ -110,13 +111,13 @@ def test_a_failure_of_the_infrastructure_takes_a_new_cluster_when_nothing_of_the
     assert condition_of(decide(pods_left, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "WaitingForNextAttempt",
-        "another attempt follows; of the former attempt there are left: 2 pods",
+        Mentions("waiting for the next attempt", "2 pods"),
     )
     gone = replace(pods_left, pods=())
     assert decide(gone, inputs.at(7)).status.attempts[-1].number == 1
     started = decide(gone, inputs.at(60))
     assert started.status.attempts[-1].cluster == "example-2"
-    assert condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", "attempt 2 has begun")
+    assert condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", Mentions("attempt 2"))
     assert decide(inputs.with_status_written(gone, started), inputs.at(61)).effects == (CreateCluster(2, "example-2"),)
 
 
@@ -135,19 +136,15 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
 @pytest.mark.parametrize(
     ("code", "counters", "text"),
     [
-        (APPLICATION, {"application_retries": 2}, "after 2 of 2 retries (runPolicy.maxAppRetries): the trainer ended"),
-        (
-            INFRASTRUCTURE,
-            {"infrastructure_retries": 3},
-            "after 3 of 3 retries (runPolicy.maxInfraRetries): the trainer ended",
-        ),
+        (APPLICATION, {"application_retries": 2}, "2 of 2 retries (runPolicy.maxAppRetries): the trainer"),
+        (INFRASTRUCTURE, {"infrastructure_retries": 3}, "3 of 3 retries (runPolicy.maxInfraRetries): the trainer"),
     ],
 )
 def test_a_budget_that_is_used_up_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
     plan = decide(failing(code, Counters(attempts=3, **counters)))
     told = condition_of(plan.status, C.FAILED)
     assert told is not None
-    assert told[2].startswith(text)
+    assert text in told[2]
     assert plan.status.next_attempt is None
     other = {"application_retries": 2, "infrastructure_retries": 3}.keys() - counters.keys()
     still = decide(failing(code, Counters(attempts=3, **dict.fromkeys(other, 9))))

@@ -58,20 +58,20 @@ def test_everything_is_read() -> None:
 
 @pytest.mark.parametrize("name", NEEDED)
 def test_what_is_needed_is_named(name: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^{name}: is not set; set it$"):
+    with pytest.raises(SettingsError, match=rf"^{name}: is not set; set"):
         parse_settings({**NEEDED, name: " "})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("NUM_WORKERS", "0", "not a number from 1 to 1024 (seen: '0'); change it"),
-        ("NUM_WORKERS", "²", "not a number from 1 to 1024 (seen: '²'); change it"),
-        ("HEALTH_PORT", "70000", "not a number from 1 to 65535 (seen: '70000'); change it"),
+        ("NUM_WORKERS", "0", "from 1 to 1024 (seen: '0')"),
+        ("NUM_WORKERS", "²", "from 1 to 1024 (seen: '²')"),
+        ("HEALTH_PORT", "70000", "from 1 to 65535 (seen: '70000')"),
         ("LOG_LEVEL", "loud", "unknown value (seen: 'loud'); use one of debug, info, warning, error"),
         ("LEADER_ELECTION", "maybe", "unknown value (seen: 'maybe'); use one of true, false"),
         ("NAMESPACES", "team-a,Team_B", "not a namespace (seen: 'Team_B')"),
-        ("POD_LABELS", "a=b,c", "not a label (seen: 'c'); write key=value,key=value"),
+        ("POD_LABELS", "a=b,c", "(seen: 'c'); use key=value"),
         ("DASHBOARD_URL", "http://fixed:8265", "not a URL with {cluster} and {namespace} (seen: 'http://fixed:8265')"),
         ("DASHBOARD_URL", "http://{name}:8265", "not a URL with {cluster} and {namespace}"),
         ("DASHBOARD_URL", "{cluster}.{namespace}", "not a URL with {cluster} and {namespace}"),
@@ -86,10 +86,10 @@ def test_an_invalid_setting_is_named(name: str, value: str, message: str) -> Non
 
 
 def test_token_keys(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="key: is missing; mount the Secret"):
+    with pytest.raises(SettingsError, match=r"key: .*missing; mount the Secret"):
         read_token_keys(tmp_path)
     (tmp_path / "key").write_bytes(b"short")
-    with pytest.raises(SettingsError, match="key: has 5 bytes; use at least 16 random ones"):
+    with pytest.raises(SettingsError, match=r"key: .*5 bytes.*16 random"):
         read_token_keys(tmp_path)
     (tmp_path / "key").write_bytes(b"0123456789abcdef\n")
     assert read_token_keys(tmp_path).keys == (b"0123456789abcdef",)

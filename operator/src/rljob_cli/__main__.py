@@ -1,4 +1,4 @@
-"""The `rljob` command. Each command loads what it needs when it runs."""
+"""The `rljob` command line. Each command imports what it needs only when it runs, to start fast."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ app = typer.Typer(
 
 
 def _print_version(is_wanted: bool) -> None:
-    """Of this command, of the resources that it writes, and of the documents between operator and trainer."""
+    """Prints the versions of this command, of the API, and of the contract between operator and trainer."""
     if is_wanted:
         try:
             package = version("rljob-operator")
         except PackageNotFoundError:
-            package = "of a source tree"
+            package = "(source tree)"
         text = f"rljob {package}, {API_GROUP}/{API_VERSION}, contract {CONTRACT_VERSION}"
         _console().print(Text(text), soft_wrap=True)
         raise typer.Exit
@@ -50,17 +50,17 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def every_command(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print versions and end.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print versions and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Reinforcement-learning post-training jobs: one file, on this machine or on a cluster."""
+    """Run reinforcement-learning post-training jobs from one file, on this machine or on a Kubernetes cluster."""
 
 
 @app.command("init")
 def init_command(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("job.yaml"),
 ) -> None:
-    """Write a commented job file to start from."""
+    """Write a commented example job file."""
     from rljob_cli import init
 
     init.write_starter(file)
@@ -73,12 +73,12 @@ def validate_command(
     file: JobFile,
     resolved: Annotated[
         bool,
-        typer.Option("--resolved", help="Print the job with every default and what its recipe stands for."),
+        typer.Option("--resolved", help="Print the job with all defaults and recipe settings filled in."),
     ] = False,
 ) -> None:
-    """Check a job file; prints every error with its line.
+    """Check a job file and print every error with its line.
 
-    With --resolved the job alone goes to standard output, as a job file, and the rest to standard error.
+    With --resolved, standard output contains only the resolved job file; messages go to standard error.
     """
     from rljob_cli import validate
 
@@ -111,11 +111,11 @@ def plan_command(
     context: of.PlanContext = None,
     kubeconfig: of.PlanKubeconfig = None,
 ) -> None:
-    """Say what a job needs before it takes a GPU: memory, time, and where its roles are best.
+    """Estimate memory and step time of a job before it uses a GPU, and find the best pools for its roles.
 
-    Give a job file, or a run's folder with --from-run or --calibrate.
+    Pass a job file, or a run's folder with --from-run or --calibrate.
 
-    GPUs are those that an option says, else those of the pools' nodeSelector, else this machine's.
+    The GPU type comes from an option, else from the pools' nodeSelector, else from this machine.
 
     rljob plan job.yaml --gpu H100 --mean-response 800
 
@@ -123,9 +123,8 @@ def plan_command(
 
     rljob plan --from-run runs/x
 
-    Exit codes: 0 its memory fits, 1 it does not, 2 something is wrong with the file or an option. With --search 0 means
-    that the job fits somewhere as it is, in other pools and places at most; with --write too, that what was written
-    fits.
+    Exit codes: 0 the job fits into memory, 1 it does not, 2 the file or an option is invalid. With --search, 0 means
+    that the job fits in some layout, changing only pools and placement; with --write, that the written job fits.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
@@ -166,9 +165,9 @@ def run_command(
 
 @app.command("plot")
 def plot_command(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Such as runs/<name>.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Folder of the run, such as runs/<name>.")],
 ) -> None:
-    """Draw the curves of a run again."""
+    """Draw the plots of a run again."""
     from rljob_cli.local.run import plot
 
     raise typer.Exit(plot(run_folder))
@@ -184,7 +183,7 @@ def submit_command(
 ) -> None:
     """Run a job on a cluster.
 
-    A job that is there already with the same spec is found again; a changed runPolicy is applied to it.
+    If the job exists with the same spec, nothing is created; changes of runPolicy and suspend are applied to it.
     """
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.cluster.submit import submit
@@ -199,14 +198,15 @@ def submit_command(
 def status_command(
     name: JobName,
     watch: of.Watch = False,
-    output: Annotated[of.OutputFormat | None, typer.Option("--output", "-o", help="For programs.")] = None,
+    output: Annotated[of.OutputFormat | None, typer.Option("--output", "-o", help="Print the whole RLJob.")] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show where a job on a cluster is.
+    """Show the status of a job on a cluster.
 
-    Exit codes: 0 shown, or with --watch Complete; 1 with --watch Failed; 3 there is no such job; 75 no answer.
+    Exit codes: 0 success (with --watch: the job is Complete); 1 with --watch: the job Failed; 3 no such job; 75 the API
+    server is unreachable.
     """
     from rljob_cli.cluster.listing import print_object
     from rljob_cli.cluster.status import job_lines
@@ -215,7 +215,7 @@ def status_command(
     cluster = _cluster(context, namespace, kubeconfig)
     if watch:
         if output is not None:
-            raise CliError("--output: is for one look, not for --watch; leave out one of them")
+            raise CliError("--output: cannot be combined with --watch; remove one of them")
         raise typer.Exit(watch_job(cluster, name, _console()))
     job = cluster.job(name)
     if output is not None:
@@ -227,23 +227,23 @@ def status_command(
 
 @app.command("list")
 def list_command(
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="List all namespaces.")] = False,
     output: Annotated[
-        of.ListFormat | None, typer.Option("--output", "-o", help="More columns, or for programs.")
+        of.ListFormat | None, typer.Option("--output", "-o", help="Print more columns (wide), or the whole RLJobs.")
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show all jobs of a namespace."""
+    """List the jobs of a namespace."""
     from rljob_cli.cluster.listing import show_list
     from rljob_cli.cluster.watching import utc_now
 
     cluster = _cluster(context, namespace, kubeconfig)
     jobs = cluster.jobs(everywhere=everywhere)
     if not jobs and output in (None, of.ListFormat.WIDE):
-        place = "the cluster" if everywhere else f"namespace {cluster.namespace}"
-        _console(stderr=True).print(Text(f"no jobs in {place}"), soft_wrap=True)
+        where = "the cluster" if everywhere else f"namespace {cluster.namespace}"
+        _console(stderr=True).print(Text(f"no jobs in {where}"), soft_wrap=True)
         return
     show_list(jobs, output, utc_now(), _console(), _console(stderr=True), everywhere=everywhere)
 
@@ -262,9 +262,9 @@ def logs_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print what the training prints.
+    """Print the log of the training.
 
-    Exit code 1: the pods, and their logs with them, are gone; what is left of them is named.
+    Exit code 1: the pods and their logs were deleted; the command prints where copies are kept.
     """
     from rljob_cli.cluster.kept_logs import LogOptions
     from rljob_cli.cluster.logs import show_kept_logs, show_logs
@@ -279,16 +279,18 @@ def logs_command(
 @app.command("explain")
 def explain_command(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")] = None,
-    reason: Annotated[str | None, typer.Option(help="A reason, such as Unschedulable; needs no cluster.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Explain a reason, such as Unschedulable. Needs no cluster.")
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say what a job is waiting for, why, and what to do."""
+    """Explain what a job is waiting for, why, and what to do."""
     from rljob_cli.cluster import explain
 
     if (name is None) == (reason is None):
-        raise CliError("rljob explain: wants the name of a job or --reason REASON; give one of them")
+        raise CliError("rljob explain: expects either the name of a job or --reason REASON")
     if reason is not None:
         explain.explain_reason(reason, _console())
     elif name is not None:
@@ -303,7 +305,7 @@ def suspend_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Stop a job with a checkpoint and free its nodes, until `rljob resume`."""
+    """Save a checkpoint, stop the job and free its nodes until `rljob resume`."""
     raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).suspend())
 
 
@@ -315,7 +317,7 @@ def resume_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Let a suspended job go on from its newest checkpoint."""
+    """Resume a suspended job from its newest checkpoint."""
     raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).resume())
 
 
@@ -327,7 +329,7 @@ def stop_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Stop a job with a checkpoint, for good; `rljob retry` lets it go on all the same."""
+    """Save a checkpoint and end the job as Failed; `rljob retry` can resume it later."""
     raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).stop())
 
 
@@ -339,26 +341,26 @@ def retry_command(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Let a failed job go on from its newest checkpoint; between two attempts, begin the next one now."""
+    """Restart a failed job from its newest checkpoint, or start the next attempt now instead of waiting."""
     raise typer.Exit(_steering(name, _cluster(context, namespace, kubeconfig), wait=wait).retry())
 
 
 @app.command("delete")
 def delete_command(
     name: JobName,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when none of its pods is left.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all its pods are deleted.")] = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Delete a job and its cluster; checkpoints and results stay."""
+    """Delete a job and its cluster; checkpoints and results are kept."""
     from rljob_cli.cluster.steering import delete
 
     raise typer.Exit(delete(_cluster(context, namespace, kubeconfig), name, _console(), wait=wait))
 
 
 def main() -> None:
-    """Runs the command; errors that the user can mend are one text on standard error, without a traceback."""
+    """Runs the command. Errors that the user can fix are printed to standard error without a traceback."""
     accept_all_characters()
     try:
         app()
@@ -371,9 +373,9 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        # Else the interpreter writes what is still to be written when it ends, and complains again.
+        # Otherwise the interpreter flushes the output again when it exits, and reports the error a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _console(stderr=True).print(Text(f"error: the output cannot be written ({error.strerror})"), soft_wrap=True)
+        _console(stderr=True).print(Text(f"error: cannot write the output ({error.strerror})"), soft_wrap=True)
         raise SystemExit(ExitCode.APPLICATION) from None
 
 

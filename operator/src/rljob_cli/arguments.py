@@ -1,6 +1,6 @@
-"""The commands' names, and those of their arguments and options that several have or that take several lines.
+"""Arguments and options that several commands share or that take several lines.
 
-It loads nothing that only some commands need."""
+It imports nothing that only some commands need."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 _CLUSTER = "Which cluster"
 _GPUS = "Which GPUs"
-_KNOWN = "What is known"
-_NODES = "Where --from-cluster looks"
+_KNOWN = "Known facts about the job"
+_NODES = "Cluster for --from-cluster"
 
 
 class OutputFormat(StrEnum):
-    """How a job is printed for programs."""
+    """Format in which a job is printed."""
 
     JSON = "json"
     YAML = "yaml"
 
 
 class ListFormat(StrEnum):
-    """How a list is printed, where not as a table of the usual columns."""
+    """Format in which a list is printed; without it, a table with the usual columns."""
 
     JSON = "json"
     YAML = "yaml"
@@ -41,82 +41,100 @@ class ListFormat(StrEnum):
 
 
 class Container(StrEnum):
-    """Whose log."""
+    """The container whose log is printed."""
 
     DRIVER = DRIVER_LOG_CONTAINER
-    """The training, in the head pod."""
+    """The log of the training, in the head pod."""
     RAY = RAY_CONTAINER
-    """Ray itself."""
+    """The log of Ray."""
 
 
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML).")]
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a job on the cluster.")]
 Context = Annotated[
     str | None,
-    typer.Option(help="Of the kubeconfig.", show_default="its current one", rich_help_panel=_CLUSTER),
+    typer.Option(help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_CLUSTER),
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", show_default="that of the context", rich_help_panel=_CLUSTER),
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Kubernetes namespace.",
+        show_default="namespace of the context",
+        rich_help_panel=_CLUSTER,
+    ),
 ]
 Kubeconfig = Annotated[
     Path | None,
     typer.Option(
-        show_default="those of KUBECONFIG, ~/.kube/config, or the service account of this pod",
+        help="Path of the kubeconfig.",
+        show_default="KUBECONFIG, ~/.kube/config, or this pod's service account",
         rich_help_panel=_CLUSTER,
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it is so, or when the job has ended.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show it until it has ended: 0 for Complete, 1 for Failed.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job reaches that state or finishes.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show changes until the job finishes. Exit code 0: Complete, 1: Failed.")
+]
 
-# Of `rljob run`.
+# Options of `rljob run`.
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Workers per pool; else its size, at most the devices found."),
+    typer.Option(min=1, help="Workers per pool.", show_default="size of the pool, at most the number of devices"),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")]
-RunFolderOption = Annotated[Path | None, typer.Option(help="Where results go.", show_default="runs/<name>")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest complete checkpoint.")]
+RunFolderOption = Annotated[Path | None, typer.Option(help="Folder for results.", show_default="runs/<name>")]
 Code = Annotated[
     Path | None,
-    typer.Option(help="A further folder with Python for rewards; with --ray it goes along instead."),
+    typer.Option(
+        help="Additional folder with Python code, such as rewards. With --ray, it is copied to the cluster instead of "
+        "the job file's folder."
+    ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
         help="Run on an existing Ray cluster (HOST:PORT, or auto for one on this machine), with the file's pools. "
-        "The folder with the code goes along; the run folder must be on storage that all nodes see.",
+        "The folder with the code is copied to it; the run folder must be on storage that all nodes share.",
     ),
 ]
 
-# Of `rljob logs`.
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod, then go on to its end.")]
-Tail = Annotated[int | None, typer.Option(min=0, help="Lines from the end.", show_default="all")]
+# Options of `rljob logs`.
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for the pod and print new lines as they come.")]
+Tail = Annotated[int | None, typer.Option(min=0, help="Number of lines from the end.", show_default="all")]
 AttemptNumber = Annotated[
-    int | None, typer.Option(min=1, help="Of this attempt.", show_default="the newest one that has pods")
+    int | None, typer.Option(min=1, help="Number of the attempt.", show_default="the newest attempt that has pods")
 ]
-PoolName = Annotated[str | None, typer.Option(help="A worker of this pool instead of the head.")]
-WorkerIndex = Annotated[int, typer.Option(min=0, help="Which worker of the pool; with --storage, its rank.")]
-ContainerName = Annotated[Container | None, typer.Option(show_default="driver in the head, ray in workers")]
+PoolName = Annotated[str | None, typer.Option(help="Print the log of a worker of this pool, not of the head.")]
+WorkerIndex = Annotated[int, typer.Option(min=0, help="Index of the worker in the pool; with --storage, its rank.")]
+ContainerName = Annotated[
+    Container | None,
+    typer.Option(help="Container of the pod.", show_default="driver in the head, ray in workers"),
+]
 Storage = Annotated[
     Path | None,
-    typer.Option(help="Read what is kept in the job's claim, mounted here. Asks no cluster.", show_default=False),
+    typer.Option(
+        help="Read the logs kept in the job's PersistentVolumeClaim, mounted at this folder. Needs no cluster.",
+        show_default=False,
+    ),
 ]
 
-# Of `rljob plan`.
+# Options of `rljob plan`.
 JobToPlan = Annotated[
     Path | None,
-    typer.Argument(metavar="[FILE]", help="The job file (YAML). Wanted unless --from-run or --calibrate is given."),
+    typer.Argument(metavar="[FILE]", help="The job file (YAML). Required without --from-run or --calibrate."),
 ]
 FromRun = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="In the place of FILE: show a run beside its plan, and what to change."),
+    typer.Option(metavar="FOLDER", help="Instead of FILE: compare a run with its plan and suggest changes."),
 ]
 Calibrate = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FOLDER",
-        help="In the place of FILE: fit the planner to this machine by a run, and write a profile. May be repeated.",
+        help="Instead of FILE: fit the planner to this machine with a run, and write a profile. Can be repeated.",
     ),
 ]
 
@@ -124,89 +142,92 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         metavar="NODES",
-        help="Plan for these nodes: nodes x GPUs x kind, such as 4x8xH100, or 2x8xH200,4x8xA100-80.",
+        help="Plan for these nodes: nodes x GPUs x GPU type, such as 4x8xH100, or 2x8xH200,4x8xA100-80.",
         rich_help_panel=_GPUS,
     ),
 ]
 FromCluster = Annotated[
     bool,
-    typer.Option("--from-cluster", help="Plan for the nodes that the Kubernetes cluster has.", rich_help_panel=_GPUS),
+    typer.Option("--from-cluster", help="Plan for the nodes of the Kubernetes cluster.", rich_help_panel=_GPUS),
 ]
 Kinds = Annotated[
     list[str] | None,
     typer.Option(
         "--gpu",
         metavar="KIND",
-        help="The pools of the file have GPUs of this kind, or POOL=KIND for one pool; cpu stands for this machine's"
-        " CPUs. May be repeated.",
+        help="GPU type of all pools, or POOL=KIND for one pool; cpu means this machine's CPUs. Can be repeated.",
         rich_help_panel=_GPUS,
     ),
 ]
 GpuMemory = Annotated[
     str | None,
-    typer.Option(help="A kind that rljob does not know has this memory, such as 80Gi.", rich_help_panel=_GPUS),
+    typer.Option(help="Memory of a GPU type that rljob does not know, such as 80Gi.", rich_help_panel=_GPUS),
 ]
 GpuTflops = Annotated[
-    float | None, typer.Option(help="It reaches so many TFLOP/s in dense BFloat16.", rich_help_panel=_GPUS)
+    float | None,
+    typer.Option(help="Peak dense BF16 TFLOP/s of a GPU type that rljob does not know.", rich_help_panel=_GPUS),
 ]
-GpuBandwidth = Annotated[float | None, typer.Option(help="Its memory is read at so many GB/s.", rich_help_panel=_GPUS)]
+GpuBandwidth = Annotated[
+    float | None,
+    typer.Option(help="Memory bandwidth in GB/s of a GPU type that rljob does not know.", rich_help_panel=_GPUS),
+]
 MeanPrompt = Annotated[
     float | None,
-    typer.Option(help="Prompts have so many tokens on average.", show_default="half the limit", rich_help_panel=_KNOWN),
+    typer.Option(help="Average prompt length in tokens.", show_default="half the limit", rich_help_panel=_KNOWN),
 ]
 MeanResponse = Annotated[
     float | None,
     typer.Option(
-        help="Responses have so many tokens on average: the first thing to say.",
+        help="Average response length in tokens. The most important estimate.",
         show_default="half the limit",
         rich_help_panel=_KNOWN,
     ),
 ]
 ModelConfig = Annotated[
     Path | None,
-    typer.Option(help="The policy's config.json is here, where rljob does not find it.", rich_help_panel=_KNOWN),
+    typer.Option(help="Path of the policy's config.json, if rljob does not find it.", rich_help_panel=_KNOWN),
 ]
 Profile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="The profile to plan by; with --calibrate, the one to write.",
-        show_default="~/.config/rljob/profiles/KIND.json, where there is one",
+        help="Profile to plan with; with --calibrate, the profile to write.",
+        show_default="~/.config/rljob/profiles/KIND.json, if it exists",
         rich_help_panel=_KNOWN,
     ),
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Show every formula, with numbers put in.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; for a job file.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the plan of a job file as JSON.")]
 Search = Annotated[
-    bool, typer.Option("--search", help="Look for the best pools and places of the roles on these GPUs.")
+    bool, typer.Option("--search", help="Find the best pools, and placement of the roles, on these GPUs.")
 ]
 Write = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write what --search finds into a new file, with the comments of FILE. Needs --search.",
+        help="Write the job that --search finds to a new file, with the comments of FILE. Requires --search.",
     ),
 ]
 PlanContext = Annotated[
     str | None,
-    typer.Option(help="The context of the kubeconfig to use.", show_default="its current one", rich_help_panel=_NODES),
+    typer.Option(help="Context of the kubeconfig.", show_default="the current context", rich_help_panel=_NODES),
 ]
 PlanKubeconfig = Annotated[
     Path | None,
     typer.Option(
-        help="The kubeconfig to use.",
-        show_default="those of KUBECONFIG, ~/.kube/config, or the service account of this pod",
+        help="Path of the kubeconfig.",
+        show_default="KUBECONFIG, ~/.kube/config, or this pod's service account",
         rich_help_panel=_NODES,
     ),
 ]
 
 
 class Commands(TyperGroup):
-    """The commands of `rljob`. Typer's own suggestions are similar names, too, that mean something else (`start` is not
-    `status`)."""
+    """The commands of `rljob`. It replaces Typer's suggestions for misspelled commands, which also suggest commands
+    that mean something else (`status` for `start`)."""
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """As Typer does, with the command that a misspelled one may have meant."""
+        """Resolves a command like Typer; for an unknown one, the error suggests the command that was probably meant."""
         if args and args[0] not in self.commands and (near := near_names(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)

@@ -1,4 +1,4 @@
-"""Which devices this machine has, found out without importing torch (which takes seconds)."""
+"""Finds this machine's devices without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LISTED = re.compile(r"^GPU \d+: (.+?)(?: \(UUID: .*)?$", re.MULTILINE)
 
 
 class DeviceType(StrEnum):
-    """What a worker computes on; the values of `RLJOB_DEVICE`."""
+    """The type of device of a worker; the values of `RLJOB_DEVICE`."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -23,7 +23,7 @@ class DeviceType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Equal devices of one machine: its GPUs, or its CPU cores where it has no GPU."""
+    """The devices of one machine: its GPUs, or its CPU cores if it has no GPU."""
 
     type: DeviceType
     count: int
@@ -47,7 +47,7 @@ def find_devices(visible_cuda: str | None, dev_folder: Path = Path("/dev")) -> D
 
 
 def count_visible(visible_cuda: str, num_gpus: int) -> int:
-    """How many of `num_gpus` GPUs are on the list. CUDA stops at the first entry that it does not know."""
+    """How many of `num_gpus` GPUs are in the list. Like CUDA, it stops at the first unknown entry."""
     count = 0
     for entry in visible_cuda.split(","):
         name = entry.strip()
@@ -59,7 +59,7 @@ def count_visible(visible_cuda: str, num_gpus: int) -> int:
 
 
 def gpu_names() -> list[str] | None:
-    """The kinds of this machine's GPUs, as its driver calls them; None where there is no driver's program to ask."""
+    """The types of this machine's GPUs, as nvidia-smi names them; None if there is no nvidia-smi."""
     try:
         query = ["nvidia-smi", "-L"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_SECONDS, check=False)
@@ -77,5 +77,5 @@ def count_cores() -> int:
 
 def _count_gpus(dev_folder: Path) -> int:
     names = gpu_names()
-    # Some images come without nvidia-smi; the driver's device files are there all the same.
+    # Some images have no nvidia-smi, but the driver's device files exist in any case.
     return len(names) if names is not None else sum(1 for _ in dev_folder.glob("nvidia[0-9]*"))

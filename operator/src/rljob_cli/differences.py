@@ -1,4 +1,4 @@
-"""What two specs of a job say differently, a line for each value."""
+"""Lists the differences between two specs of a job, one line for each value."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LONGEST_SHOWN = 60
 
 
 def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
-    """Lines such as `spec.pools[main].nodes: 1 -> 2`, defaults included; entries that have names are compared by
-    them."""
+    """Lines such as `spec.pools[main].nodes: 1 -> 2`, including defaults. List entries with names are matched by
+    name."""
     return [
         f"{place}: {_shown(before)} -> {_shown(after)}"
         for place, before, after in _differing(old.to_full_wire(), new.to_full_wire(), "spec")
@@ -20,7 +20,7 @@ def differences(old: RLJobSpec, new: RLJobSpec) -> list[str]:
 
 
 def named_entries(value: object) -> dict[str, dict[str, object]] | None:
-    """The entries of a list by their names; None for what is no list of entries with names."""
+    """The entries of a list by their names; None if it is not a list of entries with names."""
     entries = value if isinstance(value, list) else []
     named = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
     return named if named and len(named) == len(entries) else None

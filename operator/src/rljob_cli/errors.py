@@ -1,4 +1,4 @@
-"""What the commands raise on purpose."""
+"""The errors that the commands raise on purpose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NOT_FOUND_EXIT_CODE = 3
 
 
 class CliError(Exception):
-    """A command cannot do what was asked; the text says why and what to do instead."""
+    """A command failed. The message says why and what to do; it is printed without a traceback."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.CONFIGURATION) -> None:
         super().__init__(message)
@@ -32,15 +32,15 @@ class ClusterError(CliError):
 
 
 class NotAllowedError(ClusterError):
-    """Whoever asks lacks a right."""
+    """The user lacks a permission on the cluster."""
 
 
 class ClusterUnreachableError(ClusterError):
-    """No answer from the API server, or one that a later try may not get."""
+    """The API server is unreachable or overloaded; a retry may succeed."""
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(
-            f"{cluster}: no answer from the API server ({reason}); try again, check the network, or name another"
+            f"{cluster}: the API server is unreachable ({reason}); retry, check the network, or select another"
             " cluster with --context",
             ExitCode.INFRASTRUCTURE,
         )
@@ -52,14 +52,14 @@ class JobNotFoundError(ClusterError):
 
     def __init__(self, name: str, flags: str = "") -> None:
         super().__init__(
-            f"RLJob {name}: there is none in this namespace; `rljob list{flags}` shows which there are,"
-            " --namespace names another one",
+            f"RLJob {name}: not found in this namespace; `rljob list{flags}` lists its jobs,"
+            " --namespace selects another namespace",
             NOT_FOUND_EXIT_CODE,
         )
 
 
 class JobExistsError(ClusterError):
-    """There is a job of this name already."""
+    """A job with this name already exists."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"RLJob {name}: exists already; give another name")
+        super().__init__(f"RLJob {name}: already exists; use another name")

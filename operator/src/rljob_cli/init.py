@@ -1,4 +1,4 @@
-"""`rljob init`: a job file to start from. It runs as it is, on a CPU, with what `make install` installs."""
+"""`rljob init`: writes an example job file. It runs unchanged on a CPU, with the packages of `make install`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ metadata:
   name: my-first-run              # results go to runs/my-first-run
 spec:
   pools:
-  - name: main                    # equal GPU nodes; on one machine: that many workers, or as many as it has devices
+  - name: main                    # equal GPU nodes; on one machine: at most one worker per device
     nodes: 1
     gpusPerNode: 1
 
@@ -48,24 +48,24 @@ spec:
       # type: HuggingFace
       # huggingFace: {path: openai/gsm8k, subset: main, split: train}
 
-    rewards:                      # score each response, in processes of their own with a time limit
+    rewards:                      # score each response, in separate processes with a timeout
       - type: ReasoningGym        # the task's own scorer; `MathAnswer` compares final mathematical answers
       # Your own function instead, `score(prompt, response, answer, row) -> float` in my_rewards.py beside this file:
       # - type: Function
       #   function: {path: "my_rewards:score"}
-      # Of several the weighted sum is learned from; give each further one a name:
+      # With several rewards the weighted sum is used; each additional one needs a name:
       # - {name: length, weight: 0.5, type: Overlong, overlong: {bufferTokens: 4}}
 
     algorithm:
-      type: GRPO                  # a recipe, as DrGRPO is; `rljob validate --resolved FILE` prints what it stands for
-      kl: {coefficient: 0.0}      # above 0, the policy is held near the first model
+      type: GRPO                  # a recipe, like DrGRPO; `rljob validate --resolved FILE` prints its settings
+      kl: {coefficient: 0.0}      # above 0: penalty that keeps the policy close to the initial model
 
     optimizer:
       learningRate: 1.0e-5
       warmupSteps: 2
 
     rollout:
-      engine: Auto                # vLLM where it is installed
+      engine: Auto                # vLLM if it is installed
       groupSize: 8                # responses per prompt, compared with each other
       maxNewTokens: 16
       temperature: 1.0
@@ -78,7 +78,7 @@ spec:
         type: ReasoningGym
         reasoningGym:
           task: basic_arithmetic
-          seed: 1000000           # rows of its own
+          seed: 1000000           # other rows than those of training
           size: 64
           config:
             {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2, operators: ["+"], allow_parentheses: false,
@@ -87,7 +87,7 @@ spec:
         maxPromptTokens: 64
 
   checkpoint:
-    # storage: {persistentVolumeClaim: rljob-storage}   # a cluster needs it: a ReadWriteMany claim for all pods
+    # storage: {persistentVolumeClaim: rljob-storage}   # required on a cluster: a ReadWriteMany claim for all pods
     everySteps: 12
     keep: 2
     exportHuggingFace: Final      # runs/my-first-run/export, for AutoModelForCausalLM.from_pretrained
@@ -104,6 +104,6 @@ def write_starter(file: Path) -> None:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(STARTER)
     except FileExistsError as error:
-        raise CliError(f"{file}: exists already; give another name") from error
+        raise CliError(f"{file}: already exists; use another name") from error
     except OSError as error:
-        raise CliError(f"{file}: cannot be written ({error.strerror}); give another place") from error
+        raise CliError(f"{file}: cannot be written ({error.strerror}); use another path") from error

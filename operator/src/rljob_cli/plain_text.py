@@ -1,4 +1,4 @@
-"""How ages, lengths of time, texts from elsewhere and columns are shown."""
+"""Formats ages, durations, text of other programs and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def one_line(text: object) -> str:
 
 
 def shortened(line: str, limit: int = 240) -> str:
-    """A line with the middle left out where it is long: its beginning says what, its end often why."""
+    """Shortens a long line in the middle: the start usually names the subject and the end the cause."""
     if len(line) <= limit:
         return line
     tail = (limit - 5) // 2
@@ -24,12 +24,12 @@ def shortened(line: str, limit: int = 240) -> str:
 
 
 def age(then: datetime, now: datetime) -> str:
-    """As `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. Clocks that differ give no negative age."""
+    """An age as `kubectl get` shows it: `45s`, `3m20s`, `12m`, `3h5m`, `2d`. Never negative, as clocks may differ."""
     return length(max((now - then).total_seconds(), 0))
 
 
 def length(time_seconds: float) -> str:
-    """A length of time in its two largest units where they matter: `45s`, `3m20s`, `12m`, `3h5m`, `2d`."""
+    """A duration in one or two units: `45s`, `3m20s`, `12m`, `3h5m`, `2d`."""
     seconds = int(time_seconds)
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
     if minutes < 2:
@@ -44,23 +44,23 @@ def length(time_seconds: float) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Four digits; empty for none."""
+    """A number with four significant digits; empty for None."""
     return "" if value is None else f"{value:.4g}"
 
 
 def time_text(then: datetime) -> str:
-    """To the second, in UTC, as a status has it."""
+    """A time in UTC, such as `2026-01-31T12:29:30Z`."""
     return f"{then.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def in_time(then: datetime, now: datetime) -> str:
-    """`in 10m`, or `now` for what is due."""
+    """`in 10m`, or `now` if the time has passed."""
     left = (then - now).total_seconds()
     return f"in {length(left)}" if left > 0 else "now"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | Text]], indent: str = "") -> list[Text]:
-    """Columns as wide as their widest cell; the last one has no width, so that it can be long."""
+    """A table whose columns are as wide as their widest cell; the last column may be long."""
     widths = [max(len(name), *(len(row[at]) for row in rows), 0) for at, name in enumerate(head)]
     lines = []
     for cells in ([Text(name, "dim") for name in head], *rows):

@@ -1,4 +1,4 @@
-"""The only module that reads the process environment."""
+"""Reads the process environment. No other module does."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def inherited_environment() -> dict[str, str]:
 
 
 def visible_cuda_devices() -> str | None:
-    """`CUDA_VISIBLE_DEVICES`, as it stands; None when unset."""
+    """The value of `CUDA_VISIBLE_DEVICES`; None if unset."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def kubeconfig_files() -> list[Path]:
-    """Where a kubeconfig may be: the entries of `KUBECONFIG`, else `~/.kube/config`."""
+    """Possible paths of a kubeconfig: the entries of `KUBECONFIG`, else `~/.kube/config`."""
     entries = [entry for entry in os.environ.get("KUBECONFIG", "").split(os.pathsep) if entry]
     return [Path(entry).expanduser() for entry in entries] or [Path.home() / ".kube" / "config"]
 
 
 def service_account_namespace() -> str | None:
-    """The namespace of the pod that we run in; None outside of one, or where no service account is mounted."""
+    """The namespace of the pod that this process runs in; None outside a pod or without a service account."""
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return None
     try:
@@ -35,7 +35,7 @@ def service_account_namespace() -> str | None:
 
 
 def hub_cache_folder() -> Path:
-    """Where Hugging Face's libraries keep what they have downloaded."""
+    """The download cache of Hugging Face's libraries."""
     if folder := os.environ.get("HF_HUB_CACHE"):
         return Path(folder).expanduser()
     if home := os.environ.get("HF_HOME"):
@@ -45,18 +45,18 @@ def hub_cache_folder() -> Path:
 
 
 def hub_address() -> str | None:
-    """The Hugging Face hub, or the mirror that `HF_ENDPOINT` names; None where `HF_HUB_OFFLINE` forbids asking it."""
+    """URL of the Hugging Face hub or of the mirror in `HF_ENDPOINT`; None if `HF_HUB_OFFLINE` is set."""
     if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on"):
         return None
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 def hub_token() -> str | None:
-    """`HF_TOKEN`; None when unset."""
+    """The value of `HF_TOKEN`; None if unset."""
     return os.environ.get("HF_TOKEN") or None
 
 
 def profile_folder() -> Path:
-    """Where `rljob plan --calibrate` keeps what it has learned of machines."""
+    """Folder of the profiles that `rljob plan --calibrate` writes."""
     folder = os.environ.get("XDG_CONFIG_HOME")
     return (Path(folder).expanduser() if folder else Path.home() / ".config") / "rljob" / "profiles"

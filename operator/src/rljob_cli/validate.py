@@ -1,4 +1,4 @@
-"""`rljob validate`: shows every problem of a job file where it stands, and what is doubtful in a valid one."""
+"""`rljob validate`: prints every error of a job file with its line, and warnings about a valid one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rljob_api.v1alpha1.job import RLJob
 
 
 def validate_file(path: Path, console: Console) -> RLJob | None:
-    """The job in the file, after its warnings and one line that says so; None after printing every problem with its
-    source line."""
+    """Validates a file. Returns the job after printing warnings and one line that it is valid; returns None after
+    printing every error with its source line."""
     text = ""
     try:
         text = read_job_text(path)
@@ -41,12 +41,13 @@ def print_warnings(path: Path, text: str, job: RLJob, console: Console) -> None:
 
 
 def print_resolved(job: RLJob, console: Console) -> None:
-    """The job file that says the same with nothing left open."""
+    """Prints an equivalent job file with all defaults filled in."""
     write_utf8(console.file, resolved_job_text(job.metadata, job.spec))
 
 
 def _print_problem(path: Path, problem: Problem, lines: list[str], console: Console, kind: str = "") -> None:
-    """`FILE:LINE:COL: kind: path: message`, the line itself unless it holds a secret, and a mark under the column."""
+    """Prints `FILE:LINE:COL: kind: path: message`, the source line unless it contains a secret, and a mark under the
+    column."""
     line, column = problem.line or 1, problem.column or 1
     console.print(Text(f"{path}:{line}:{column}: {kind}{problem}"), soft_wrap=True)
     if line <= len(lines) and not problem.hides_line:

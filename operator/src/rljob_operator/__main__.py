@@ -1,7 +1,6 @@
-"""`python -m rljob_operator`: runs the operator until it is told to stop.
+"""`python -m rljob_operator`: runs the operator until it receives SIGTERM or SIGINT.
 
-Exit codes: 0 when stopped, 1 when leadership was lost or a port is taken (start it again), 2 for settings that cannot
-be used.
+Exit codes: 0 when stopped, 1 when leadership was lost or a port is in use (restart it), 2 for invalid settings.
 """
 
 from __future__ import annotations

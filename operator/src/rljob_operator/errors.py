@@ -1,11 +1,11 @@
-"""Everything that the operator raises on purpose; `kube.errors` and `ray.client` say more about their own edges."""
+"""Base classes of the operator's errors. `kube.errors` and `ray.client` add those for their requests."""
 
 from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """The base of all of them."""
+    """Base class of all errors that the operator raises on purpose."""
 
 
 class SettingsError(OperatorError):
-    """The operator's environment cannot be used as it is."""
+    """A setting of the operator (environment variable or file) is missing or invalid."""

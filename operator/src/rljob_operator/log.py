@@ -1,7 +1,4 @@
-"""Log lines: one per record, key=value, with the job that they are about.
-
-A caller names the job as `extra=about(key)`.
-"""
+"""Formats log records as single key=value lines; a record about one job names it with `extra=about(key)`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from datetime import UTC, datetime
 
 QUIET_LOGGERS = ("kopf", "httpx", "httpcore", "aiohttp", "asyncio")
 SILENT_LOGGERS = ("kopf._core.reactor.running",)
-"""kopf warns at each start that it takes no signals outside of the main thread, which is as it should be."""
+"""kopf warns at each start that it handles no signals outside the main thread; here that is intended."""
 
 
 def about(job: str) -> dict[str, str]:
@@ -21,7 +18,7 @@ def about(job: str) -> dict[str, str]:
 
 
 def configure_logging(level: str) -> None:
-    """Sends records to stderr. Libraries are heard from `warning` on, at level `debug` from `info` on."""
+    """Sends records to stderr. Libraries log from `warning` up; at level `debug`, from `info` up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.root.handlers[:] = [handler]
@@ -33,10 +30,10 @@ def configure_logging(level: str) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """time=... level=... logger=... job=... msg="..." error="...": tracebacks are kept, in one line."""
+    """Formats `time=... level=... logger=... job=... msg="..." error="..."`, with a traceback on the same line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Formats a record as one line."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         parts = [f"time={time}", f"level={record.levelname.lower()}", f"logger={record.name}"]
         job = record.__dict__.get("job")

@@ -1,6 +1,6 @@
-"""Reading JSON that others wrote: what is missing or of another kind reads as absent, nothing raises.
+"""Reads JSON of other programs without raising: a value that is missing or has another type counts as absent.
 
-The API server's objects and Ray's answers grow fields with every version, so only what is used is looked at.
+The API server's objects and Ray's responses get new fields with every version, so only the used fields are read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ JsonObject = Mapping[str, object]
 
 
 def at(value: object, *path: str) -> object:
-    """The value at a path of object keys; None where there is none."""
+    """The value at a path of keys, such as `at(pod, "spec", "nodeName")`; None if absent."""
     for part in path:
         if not isinstance(value, Mapping):
             return None
@@ -20,41 +20,41 @@ def at(value: object, *path: str) -> object:
 
 
 def text_at(value: object, *path: str) -> str:
-    """The text at a path; empty where there is none."""
+    """The string at a path; empty if absent."""
     found = at(value, *path)
     return found if isinstance(found, str) else ""
 
 
 def optional_text_at(value: object, *path: str) -> str | None:
-    """The text at a path; None where there is none or it is empty."""
+    """The string at a path; None if absent or empty."""
     return text_at(value, *path) or None
 
 
 def integer_at(value: object, *path: str) -> int | None:
-    """The whole number at a path; None where there is none."""
+    """The integer at a path; None if absent."""
     found = at(value, *path)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def number_at(value: object, *path: str) -> float:
-    """The number at a path; 0 where there is none."""
+    """The number at a path; 0 if absent."""
     found = at(value, *path)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
 
 
 def flag_at(value: object, *path: str) -> bool:
-    """Whether a `true` stands at a path."""
+    """Whether the value at a path is `true`."""
     return at(value, *path) is True
 
 
 def object_at(value: object, *path: str) -> JsonObject:
-    """The object at a path; empty where there is none."""
+    """The object at a path; empty if absent."""
     found = at(value, *path)
     return found if isinstance(found, Mapping) else {}
 
 
 def objects_at(value: object, *path: str) -> tuple[JsonObject, ...]:
-    """The objects of the list at a path."""
+    """The objects in the list at a path; empty if absent."""
     found = at(value, *path)
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return ()

@@ -1,4 +1,4 @@
-"""What the installer decides, from the environment: the only module that reads it."""
+"""The operator's settings, read from environment variables. Only this module reads the environment."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class Settings:
-    """All of it, checked."""
+    """The validated settings."""
 
     namespaces: tuple[str, ...]
-    """Those whose jobs are served; empty for all."""
+    """Namespaces whose jobs the operator runs; empty for all."""
     trainer_image: str | None
-    """For jobs that name none."""
+    """Image for jobs that specify none."""
     ray_version: str
-    """For jobs that name none."""
+    """Ray version for jobs that specify none."""
     image_pull_policy: str
     pod_labels: Mapping[str, str]
-    """Of the operator's own pods, for the network policies of jobs."""
+    """Labels of the operator's own pods, to which network policies of jobs give access."""
     token_keys_folder: Path
-    """Holds `key`, from which the tokens of Ray clusters are derived, and `previous-key` while keys are exchanged."""
+    """Folder with `key`, from which the tokens of Ray clusters are derived; during key rotation also `previous-key`."""
     dashboard_url: str
-    """Of a cluster's Ray dashboard, with `{cluster}` and `{namespace}`."""
+    """URL template of a cluster's Ray dashboard, with `{cluster}` and `{namespace}`."""
     pod_name: str
     pod_namespace: str
     leader_election: bool
     lease_name: str
     num_workers: int
-    """Jobs that are worked on at the same time; waiting for Ray does not count."""
+    """How many jobs are reconciled at the same time; jobs that wait for Ray do not count."""
     log_level: str
     health_port: int
     metrics_port: int
     kubeconfig: str | None
-    """For an operator that does not run in a pod."""
+    """Path of the kubeconfig, for an operator that does not run in a pod."""
 
 
 @dataclass(frozen=True)
 class TokenKeys:
-    """Keys from which tokens are derived, the current one first."""
+    """Keys from which tokens of Ray clusters are derived, the current one first."""
 
     keys: tuple[bytes, ...]
 
     @property
     def current(self) -> bytes:
-        """For new clusters."""
+        """The key for new clusters."""
         return self.keys[0]
 
 
@@ -67,7 +67,7 @@ def settings_from_environment() -> Settings:
 
 
 def parse_settings(environment: Mapping[str, str]) -> Settings:
-    """The settings that an environment describes. Raises SettingsError, which names the variable."""
+    """Parses and validates the settings in an environment. Raises SettingsError, which names the variable."""
     read = _Reader(environment)
     return Settings(
         namespaces=read.names("NAMESPACES"),
@@ -90,7 +90,8 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def read_token_keys(folder: Path) -> TokenKeys:
-    """The keys as they are now: a mounted Secret changes while the operator runs. Raises SettingsError."""
+    """Reads the keys from their files. Called before each use, because a mounted Secret can change while the operator
+    is running. Raises SettingsError."""
     keys = []
     for name in (KEY_FILE, PREVIOUS_KEY_FILE):
         path = folder / name
@@ -98,20 +99,24 @@ def read_token_keys(folder: Path) -> TokenKeys:
             key = path.read_bytes().strip()
         except FileNotFoundError:
             if name == KEY_FILE:
-                raise SettingsError(f"{path}: is missing; mount the Secret with the operator's key there") from None
+                raise SettingsError(
+                    f"{path}: file is missing; mount the Secret with the operator's key there"
+                ) from None
             continue
         except OSError as error:
-            raise SettingsError(f"{path}: cannot be read ({error.strerror}); check how it is mounted") from None
+            raise SettingsError(f"{path}: cannot be read ({error.strerror}); check the mount of the Secret") from None
         if not key and name == PREVIOUS_KEY_FILE:
             continue
         if len(key) < MIN_KEY_BYTES:
-            raise SettingsError(f"{path}: has {len(key)} bytes; use at least {MIN_KEY_BYTES} random ones")
+            raise SettingsError(
+                f"{path}: key is too short ({len(key)} bytes); use at least {MIN_KEY_BYTES} random bytes"
+            )
         keys.append(key)
     return TokenKeys(tuple(keys))
 
 
 class _Reader:
-    """Reads variables by their names without the prefix."""
+    """Reads variables by name, without the prefix `RLJOB_OPERATOR_`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -119,7 +124,7 @@ class _Reader:
     def text(self, name: str, default: str | None = None) -> str:
         found = self._environment.get(PREFIX + name, "").strip() or default
         if found is None:
-            raise SettingsError(f"{PREFIX}{name}: is not set; set it")
+            raise SettingsError(f"{PREFIX}{name}: is not set; set this environment variable")
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
@@ -132,7 +137,7 @@ class _Reader:
     def number(self, name: str, default: int, lowest: int, highest: int) -> int:
         found = self.text(name, str(default))
         if not found.isascii() or not found.isdecimal() or not lowest <= int(found) <= highest:
-            raise SettingsError(f"{PREFIX}{name}: not a number from {lowest} to {highest} (seen: {found!r}); change it")
+            raise SettingsError(f"{PREFIX}{name}: not an integer from {lowest} to {highest} (seen: {found!r})")
         return int(found)
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -140,7 +145,8 @@ class _Reader:
         for part in found:
             if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", part):
                 raise SettingsError(
-                    f"{PREFIX}{name}: not a namespace (seen: {part!r}); separate names with commas, nothing means all"
+                    f"{PREFIX}{name}: not a namespace (seen: {part!r}); use comma-separated names, or leave it empty"
+                    " for all namespaces"
                 )
         return found
 
@@ -151,7 +157,7 @@ class _Reader:
                 continue
             key, equals, value = part.strip().partition("=")
             if not equals or not key:
-                raise SettingsError(f"{PREFIX}{name}: not a label (seen: {part!r}); write key=value,key=value")
+                raise SettingsError(f"{PREFIX}{name}: not a label (seen: {part!r}); use key=value,key=value")
             found[key] = value
         return found
 
@@ -164,6 +170,6 @@ class _Reader:
         if not re.match(r"https?://[^/]", example) or example == found:
             raise SettingsError(
                 f"{PREFIX}{name}: not a URL with {{cluster}} and {{namespace}} (seen: {found!r});"
-                f" the default is {DEFAULT_DASHBOARD_URL}"
+                f" use for example {DEFAULT_DASHBOARD_URL}"
             )
         return found.rstrip("/")

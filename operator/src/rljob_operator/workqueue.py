@@ -1,9 +1,9 @@
-"""A queue of keys that are worked on one at a time each.
+"""A work queue like that of Kubernetes controllers: each key is processed by one worker at a time.
 
-A key that is added many times is worked on once; a key that is added while it is worked on is worked on again
-afterwards. A key that fails waits longer each time and delays no other. Keys belong to parties, which take turns: one
-with a thousand keys delays another's only key by one. `Slots` bounds how many keys are worked on at once, and lets go
-of its place whoever waits for something slow.
+Adding a key several times processes it once; adding it while it is processed processes it again afterwards. A failing
+key is retried with exponential backoff and delays no other key. Keys belong to parties (here: namespaces) that take
+turns, so a party with a thousand keys delays the only key of another party by one key. `Slots` limits how many keys
+are processed at once; a worker gives up its slot while it waits for something slow.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Generic, TypeVar
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 300.0
 JITTER = 0.2
-"""A delay is this much shorter or longer, so that keys that failed together do not come back together."""
+"""A delay is up to this fraction shorter or longer, so that keys that failed together are not retried together."""
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class QueueClosed(Exception):
-    """No key will come any more."""
+    """The queue is closed and returns no more keys."""
 
 
 class WorkQueue(Generic[KeyT]):
-    """For one event loop. `random` gives numbers from 0 to below 1; `party_of` says whose turn a key takes."""
+    """The queue, for one event loop. `random` returns numbers in [0, 1); `party_of` returns the party of a key."""
 
     def __init__(self, random: Callable[[], float], party_of: Callable[[KeyT], Hashable]) -> None:
         self._random = random
         self._party_of = party_of
         self._waiting: OrderedDict[Hashable, deque[KeyT]] = OrderedDict()
-        """By party, the one whose turn it is first. None is empty."""
+        """Waiting keys by party; the party whose turn it is comes first. No party has an empty list."""
         self._dirty: set[KeyT] = set()
         self._processing: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
@@ -43,21 +43,21 @@ class WorkQueue(Generic[KeyT]):
 
     @property
     def num_waiting(self) -> int:
-        """Keys that wait for a place."""
+        """Number of keys that wait for a worker."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def num_delayed(self) -> int:
-        """Keys that will be added later."""
+        """Number of keys that will be added later."""
         return len(self._timers)
 
     @property
     def num_working(self) -> int:
-        """Keys that are worked on."""
+        """Number of keys that are being processed."""
         return len(self._processing)
 
     def add(self, key: KeyT) -> None:
-        """The key is worked on as soon as there is a place."""
+        """Adds a key, to be processed as soon as a worker is free."""
         if self._closed or key in self._dirty:
             return
         self._dirty.add(key)
@@ -65,7 +65,7 @@ class WorkQueue(Generic[KeyT]):
             self._wait_for_turn(key)
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """The key is added later. Of several times for one key the earliest counts; they end when its work begins."""
+        """Adds a key after a delay. The earliest of several times counts; processing the key clears its time."""
         loop = asyncio.get_running_loop()
         planned = self._timers.get(key)
         if self._closed or (planned is not None and planned.when() <= loop.time() + seconds):
@@ -75,10 +75,10 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(max(0.0, seconds), self._due, key)
 
     def retry(self, key: KeyT, at_least_seconds: float = 0.0) -> float:
-        """Adds a key that failed, the later the more often it failed in a row. Returns in how many seconds."""
+        """Adds a failed key with exponential backoff, by its failures in a row. Returns the delay in seconds."""
         num_failures = self._num_failures.get(key, 0)
         self._num_failures[key] = num_failures + 1
-        # 2**10 half seconds are beyond the longest delay already.
+        # The exponent is bounded to avoid an overflow; 2**10 times 0.5 s exceeds the longest delay anyway.
         delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(num_failures, 10))
         delay *= 1 - JITTER + 2 * JITTER * self._random()
         delay = max(delay, at_least_seconds)
@@ -86,11 +86,11 @@ class WorkQueue(Generic[KeyT]):
         return delay
 
     def forget_failures(self, key: KeyT) -> None:
-        """The key's next failure is its first one again."""
+        """Resets the key's backoff."""
         self._num_failures.pop(key, None)
 
     async def get(self) -> KeyT:
-        """The next key, which `done` must be told about. Raises QueueClosed."""
+        """Waits for the next key. The caller must call `done` for it. Raises QueueClosed."""
         while not self._waiting:
             if self._closed:
                 raise QueueClosed
@@ -107,13 +107,13 @@ class WorkQueue(Generic[KeyT]):
         return key
 
     def done(self, key: KeyT) -> None:
-        """The work on a key has ended."""
+        """Marks a key as processed."""
         self._processing.discard(key)
         if key in self._dirty:
             self._wait_for_turn(key)
 
     def close(self) -> None:
-        """Nothing is added or given out any more."""
+        """Closes the queue: nothing is added or returned any more."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -125,7 +125,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def _next(self) -> KeyT:
-        """The first key of the party whose turn it is; that party is the last then."""
+        """Takes the first key of the party whose turn it is; the party moves to the end."""
         party, keys = self._waiting.popitem(last=False)
         key = keys.popleft()
         if keys:
@@ -138,22 +138,22 @@ class WorkQueue(Generic[KeyT]):
 
 
 class Slots:
-    """Places for work that needs the API server and the processor."""
+    """Limits how many keys are processed at the same time."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = asyncio.Semaphore(num_slots)
 
     async def take(self) -> None:
-        """Waits for a place."""
+        """Waits for a free slot and takes it."""
         await self._free.acquire()
 
     def leave(self) -> None:
-        """Gives the place back."""
+        """Frees the slot."""
         self._free.release()
 
     @asynccontextmanager
     async def aside(self) -> AsyncIterator[None]:
-        """Gives the place to others meanwhile, and takes one again at the end."""
+        """Frees the slot within the context, and takes one again at its end. For slow requests."""
         self._free.release()
         try:
             yield
@@ -162,16 +162,17 @@ class Slots:
 
 
 async def work_through(queue: WorkQueue[KeyT], slots: Slots, work: Callable[[KeyT], Awaitable[None]]) -> None:
-    """Works on the keys of a queue until it is closed, then ends when the work under way has ended.
+    """Processes the keys of a queue until it is closed, then waits for the running work.
 
-    `work` is expected to deal with its failures; what it raises nevertheless ends all work and is raised here."""
+    `work` should handle its own failures: an exception that it raises stops all work and is raised here."""
     async with asyncio.TaskGroup() as group:
         while True:
             try:
                 key = await queue.get()
             except QueueClosed:
                 return
-            # The key first: whoever comes back from waiting needs a place even if there is no key.
+            # Take the key before the slot: otherwise an idle loop would hold a slot that a worker which returns from
+            # `aside` needs.
             await slots.take()
             group.create_task(_work_on(key, queue, slots, work))
 

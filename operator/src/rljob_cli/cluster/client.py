@@ -1,7 +1,7 @@
-"""What the commands ask of a Kubernetes cluster; the one module that knows the `kubernetes` package.
+"""Sends the commands' requests to a Kubernetes cluster; the only module that uses the `kubernetes` package.
 
-The package finds credentials (a kubeconfig with its plugins, or the service account of the pod that we run in) and
-carries the requests. It is imported when a command first needs a cluster, because that takes half a second.
+The package finds credentials (a kubeconfig with its plugins, or the service account of this pod) and sends the
+requests. It is imported only when a command needs a cluster, because the import takes half a second.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ Query = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which cluster and namespace; what is unset is taken from the kubeconfig, or from the pod that we run in."""
+    """Options that select cluster and namespace; unset ones come from the kubeconfig, or from this pod."""
 
     context: str | None = None
     namespace: str | None = None
     kubeconfig: Path | None = None
 
     def flags(self) -> str:
-        """The options as they were given, to be put behind a command that is suggested."""
+        """The given options as a string, to append to a suggested command."""
         given = (("--kubeconfig", self.kubeconfig), ("--context", self.context), ("--namespace", self.namespace))
         return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 class Cluster:
-    """Requests to one API server. Methods raise ClusterError, or one of its kinds where that is said."""
+    """Sends requests to one API server. Methods raise ClusterError; docstrings name its subclasses that matter."""
 
     def __init__(self, api: ApiClient, namespace: str, name: str, flags: str = "") -> None:
         self._api = api
         self.namespace = namespace
-        """Where jobs are looked for unless another one is said."""
+        """Namespace of the jobs."""
         self.name = name
-        """For messages: the context of the kubeconfig, or `in-cluster`."""
+        """Name for messages: the context of the kubeconfig, or `in-cluster`."""
         self.flags = flags
-        """What further commands for this cluster and namespace must say."""
+        """Options that suggested commands need for this cluster and namespace."""
 
     def create_job(self, job: Mapping[str, object]) -> StoredJob:
-        """Stores a job; unknown fields are refused. Raises JobExistsError."""
+        """Creates a job; the API server rejects unknown fields. Raises JobExistsError."""
         return stored_job(self._json("POST", self._job_path(), [("fieldValidation", "Strict")], job))
 
     def job(self, name: str) -> StoredJob:
@@ -85,7 +85,7 @@ class Cluster:
         return [stored_job(item) for item in _items(self._json("GET", path))]
 
     def change_spec(self, name: str, changes: Mapping[str, object]) -> StoredJob:
-        """Merges into `spec`; null removes a field. Raises JobNotFoundError."""
+        """Applies a merge patch to `spec`; null removes a field. Raises JobNotFoundError."""
         patch: Json = {"spec": dict(changes)}
         return stored_job(self._json("PATCH", self._job_path(name), [("fieldValidation", "Strict")], patch))
 
@@ -95,7 +95,7 @@ class Cluster:
         return stored_job(self._json("PATCH", self._job_path(name), (), patch))
 
     def delete_job(self, name: str) -> None:
-        """Deletes a job; what belongs to it is removed after it. Raises JobNotFoundError."""
+        """Deletes a job; Kubernetes then deletes its cluster and pods. Raises JobNotFoundError."""
         self._json("DELETE", self._job_path(name))
 
     def pods(self, job: StoredJob) -> list[Pod]:
@@ -105,7 +105,7 @@ class Cluster:
         return sorted(map(Pod.model_validate, _items(found)), key=lambda pod: pod.metadata.name)
 
     def nodes(self) -> list[Json]:
-        """The nodes of the cluster, as they are stored."""
+        """The nodes of the cluster, as API objects."""
         return _items(self._json("GET", "/api/v1/nodes"))
 
     def warnings(self, namespace: str) -> list[Event]:
@@ -114,7 +114,7 @@ class Cluster:
         return sorted(map(Event.model_validate, _items(found)), key=lambda event: event.seen)
 
     def pod_log(self, pod: Pod, container: str, *, follow: bool, num_lines: int | None) -> Iterator[bytes]:
-        """The log of a container in pieces as they come; `num_lines` from its end, None for all of it."""
+        """Streams the log of a container in pieces; only the last `num_lines` lines, None for all."""
         query = [("container", container), ("follow", str(follow).lower())]
         if num_lines is not None:
             query.append(("tailLines", str(num_lines)))
@@ -125,7 +125,7 @@ class Cluster:
                 yield piece
 
     def _job_path(self, name: str | None = None) -> str:
-        """An empty name, or `.`, would make a path of all jobs."""
+        """The URL path of the jobs, or of one. The name is checked, since an empty one or `.` gives the path of all."""
         path = f"{_JOBS}/namespaces/{_checked_name('--namespace', self.namespace)}/{_PLURAL}"
         return path if name is None else f"{path}/{_checked_name('NAME', name)}"
 
@@ -140,14 +140,14 @@ class Cluster:
         if not isinstance(found, dict):
             host = self._api.configuration.host
             raise ClusterError(
-                f"{self.name}: {host} does not answer as a Kubernetes API server; correct `server` in the kubeconfig"
+                f"{self.name}: {host} is not a Kubernetes API server; correct `server` in the kubeconfig"
             )
         return found
 
     def _answer(
         self, method: str, path: str, query: Query, body: Mapping[str, object] | None = None, *, endless: bool = False
     ) -> RESTResponse:
-        """The answer to a request, if it is a good one; its body is not read yet."""
+        """Sends a request. Returns the response if it succeeded; its body is not read yet."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Content-Type": kind, "Accept": "application/json, */*"}
         with _plain_errors(self.name):
@@ -162,14 +162,14 @@ class Cluster:
 
 
 def connect(options: ClusterOptions) -> Cluster:
-    """The cluster that the options name. Nothing is sent yet.
+    """A client for the cluster that the options select. Sends no request yet.
 
     Raises:
         ClusterError: there is no kubeconfig, or it cannot be used.
     """
     from kubernetes.client import ApiClient, Configuration
 
-    # Without this the client tries three times, with a warning each.
+    # By default the client retries three times and prints a warning each time.
     configuration = Configuration(retries=False)
     given = options.kubeconfig is not None or options.context is not None
     files = [options.kubeconfig] if options.kubeconfig else kubeconfig_files()
@@ -179,27 +179,26 @@ def connect(options: ClusterOptions) -> Cluster:
     elif not given and (own_namespace := service_account_namespace()):
         name, namespace = _load_service_account(configuration), own_namespace
     else:
-        looked_at = ", ".join(map(str, files))
+        searched = ", ".join(map(str, files))
         raise ClusterError(
-            f"no kubeconfig (looked at {looked_at}); name one with --kubeconfig or KUBECONFIG, or write it with the"
-            " tool of your cluster"
+            f"no kubeconfig found (searched: {searched}); set --kubeconfig or KUBECONFIG, or create one with the tool"
+            " of your cluster"
         )
     namespace = namespace if options.namespace is None else options.namespace
     return Cluster(ApiClient(configuration), namespace, name, options.flags())
 
 
 def _checked_name(what: str, name: str) -> str:
-    """A name as it may stand in a path. Raises ClusterError."""
+    """Returns a valid Kubernetes name. Raises ClusterError for others."""
     if not _NAME.fullmatch(name):
         raise ClusterError(
-            f"{what}: {name!r} is no name of a Kubernetes object; names have letters a-z, digits and '-', and neither "
-            "begin nor end with '-'"
+            f"{what}: {name!r} is not a valid Kubernetes name; use letters a-z, digits and '-', not at the start or end"
         )
     return name
 
 
 def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], context: str | None) -> tuple[str, str]:
-    """Fills the configuration; name of the context, and its namespace."""
+    """Fills the configuration from kubeconfig files. Returns the name of the context and its namespace."""
     from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     named = ", ".join(map(str, files))
@@ -208,17 +207,17 @@ def _load_kubeconfig(configuration: Configuration, files: Sequence[Path], contex
         merged = KubeConfigMerger(os.pathsep.join(map(str, files)))  # type: ignore[no-untyped-call]
         names = [str(entry["name"]) for entry in merged.config["contexts"]]
         if context is not None and context not in names:
-            raise ClusterError(f"{named}: there is no context {context}; it has {', '.join(names) or 'none'}")
+            raise ClusterError(f"{named}: no context {context}; use one of: {', '.join(names) or 'none'}")
         loader = KubeConfigLoader(merged.config, active_context=context, config_persister=merged.save_changes)  # type: ignore[no-untyped-call]
         loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
         chosen = loader.current_context
         return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")
     except ClusterError:
         raise
-    # The package lets out whatever its parsers and the credential plugins raise.
+    # The package does not wrap the errors of its parsers and of credential plugins.
     except Exception as error:
         raise ClusterError(
-            f"{named}: cannot be used ({one_line(error)}); correct it, or name another with --kubeconfig"
+            f"{named}: invalid kubeconfig ({one_line(error)}); correct it, or use another with --kubeconfig"
         ) from error
 
 
@@ -230,14 +229,14 @@ def _load_service_account(configuration: Configuration) -> str:
     except ConfigException as error:
         raise ClusterError(
             f"this pod's service account cannot be used ({one_line(error)}); mount its token into the pod, or"
-            " name a kubeconfig with --kubeconfig"
+            " use a kubeconfig with --kubeconfig"
         ) from error
     return "in-cluster"
 
 
 @contextmanager
 def _plain_errors(cluster: str) -> Iterator[None]:
-    """Says in our words what goes wrong on the way to the API server."""
+    """Turns connection errors into ClusterError with a message for users."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -254,29 +253,29 @@ def _plain_errors(cluster: str) -> Iterator[None]:
 
 
 def _refusal(status: int, body: bytes, cluster: str, flags: str) -> ClusterError:
-    """What the API server's answer means. A `Status` object says more than the number, where there is one."""
+    """The error for an error response of the API server. A `Status` object in it has more detail than the number."""
     try:
         refusal = Refusal.model_validate_json(body)
     except ValidationError:
         refusal = Refusal(message=body.decode(errors="replace").strip())
     message = one_line(refusal.message) or f"HTTP {status}"
     if status == 401:
-        return ClusterError(f"{cluster}: the API server does not accept these credentials; log in again")
-    # Quotas and other admission plugins answer 403 too, without naming a user.
+        return ClusterError(f"{cluster}: the API server rejected the credentials; log in again")
+    # Quotas and other admission plugins also respond with 403, but do not name a user.
     if status == 403 and 'User "' in message:
-        return NotAllowedError(f"{cluster}: not allowed ({message}); ask for a role as in docs/install.md")
+        return NotAllowedError(f"{cluster}: permission denied ({message}); ask for a role as in docs/install.md")
     if status == 404 and refusal.details.kind == _PLURAL and refusal.details.name:
         return JobNotFoundError(refusal.details.name, flags)
     if status == 404 and not refusal.details.name:
         return ClusterError(
-            f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or name another"
-            " cluster with --context"
+            f"{cluster}: the API server does not know RLJobs; install the operator (docs/install.md), or select"
+            " another cluster with --context"
         )
     if status == 409 and refusal.reason == "AlreadyExists":
         return JobExistsError(refusal.details.name)
     if status in (429, 500, 502, 503, 504):
         return ClusterUnreachableError(cluster, message)
-    return ClusterError(f"{cluster}: the API server refused this ({message}); change what it names")
+    return ClusterError(f"{cluster}: the API server rejected the request ({message}); correct what it names")
 
 
 def _items(found: Json) -> list[Json]:

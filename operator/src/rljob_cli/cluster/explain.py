@@ -1,7 +1,7 @@
-"""`rljob explain`, for a job that does not do what was wanted: what it waits for, why, what to do, what is next.
+"""`rljob explain`: explains what a job waits for or why it failed, what to do, and what happens next.
 
-For a job that has run out of memory, or may, the planner says by the job's file alone what takes it and which field to
-change; nothing where it does not know the model or the kind of GPUs."""
+For a job that has run out of memory, or may, the planner estimates from the job's spec what uses the memory and which
+field to change. It says nothing if it does not know the model or the GPU type."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from rljob_planner.job_memory import host_memory_told, memory_outlook, shown, to
 from rljob_planner.plan_types import Verdict
 
 _OF_A_GPU = re.compile(r"out of memory|too little memory|OutOfMemoryError|there is too little", re.IGNORECASE)
-"""In the words of torch, vLLM and the trainer."""
+"""Error messages of torch, vLLM and the trainer for too little GPU memory."""
 _MAX_CHANGES = 4
 _MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
 _MAX_PODS = 8
 _MAX_WARNINGS = 5
 _UNSEEN_SECONDS = 10
-"""An operator that works has looked at a job by then."""
+"""A working operator has processed a new job by then."""
 
 
 def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | None = None) -> None:
@@ -65,8 +65,8 @@ def explain_job(cluster: Cluster, name: str, console: Console, now: datetime | N
         pods = cluster.pods(job)
         warnings = cluster.warnings(job.metadata.namespace)
     except NotAllowedError as error:
-        unknown = f"\nMore cannot be said: {error}"
-    # What the operator itself says about the job stands in the conditions.
+        unknown = f"\nPods and events could not be read: {error}"
+    # Only warnings about clusters and pods: the operator's own events repeat the conditions.
     about = {attempt.cluster for attempt in job.status.attempts} | {pod.metadata.name for pod in pods}
     warnings = [event for event in warnings if event.involved_object.name in about]
     for line in explanation(job, pods, warnings, now, cluster.flags):
@@ -83,7 +83,7 @@ def explain_reason(text: str, console: Console) -> None:
     """
     found = next((reason for reason in Reason if reason.lower() == text.lower()), None)
     if found is None:
-        raise CliError(f"--reason {text}: there is no such reason; it is one of {', '.join(Reason)}")
+        raise CliError(f"--reason {text}: unknown reason; use one of {', '.join(Reason)}")
     console.print(Text(f"{found}: {EXPLANATIONS[found].means}"), soft_wrap=True)
     console.print(Text(f"What to do: {EXPLANATIONS[found].advice}"), soft_wrap=True)
 
@@ -91,14 +91,14 @@ def explain_reason(text: str, console: Console) -> None:
 def explanation(
     job: StoredJob, pods: list[Pod], warnings: list[Event], now: datetime, flags: str = ""
 ) -> Iterator[Text]:
-    """The whole text. `warnings`: those about the job's clusters and pods, oldest first; `flags`: what commands for the
-    same cluster and namespace must say."""
+    """The whole text. `warnings`: events about the job's clusters and pods, oldest first; `flags`: options that
+    suggested commands need for the same cluster and namespace."""
     yield Text.assemble((job.where, "bold"), f": {phase(job)}, {age(job.metadata.creation_timestamp, now)} old")
     progress = progress_text(job)
     if progress is not None:
         yield Text(f"  {progress}")
     if job.unread:
-        yield Text(f"  cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")
+        yield Text(f"  cannot be parsed: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")
     yield Text()
     yield from _headline(job, now)
     yield from _memory_text(job)
@@ -121,7 +121,7 @@ def explanation(
 
 
 def pod_trouble(pod: Pod) -> str:
-    """Why a pod is not ready, in the words of the scheduler or the kubelet."""
+    """Why a pod is not ready: the message of the scheduler or the kubelet."""
     status = pod.status
     for found in status.conditions:
         if found.type == "PodScheduled" and found.status == "False":
@@ -143,11 +143,11 @@ def _container_trouble(container: ContainerStatus) -> str:
     if state.waiting is not None and state.waiting.reason != "PodInitializing":
         trouble = _reason_and_message(state.waiting.reason, state.waiting.message)
         last = container.last_state.terminated
-        return f"{trouble}; it ended with {last.reason}, exit code {last.exit_code}" if last else trouble
+        return f"{trouble}; it last terminated with {last.reason}, exit code {last.exit_code}" if last else trouble
     if state.terminated is not None and state.terminated.exit_code != 0:
         ended = state.terminated
         return f"{_reason_and_message(ended.reason, ended.message)} (exit code {ended.exit_code})"
-    return "runs, but is not ready" if state.running is not None and not container.ready else ""
+    return "is running, but not ready" if state.running is not None and not container.ready else ""
 
 
 def _reason_and_message(reason: str, message: str) -> str:
@@ -155,7 +155,7 @@ def _reason_and_message(reason: str, message: str) -> str:
 
 
 def _says_what_is_known(event: Event, troubles: dict[str, str]) -> bool:
-    """The kubelet says the same thing in a pod's status and in several events."""
+    """Whether the event only repeats a pod's status, as the kubelet's events often do."""
     message = one_line(event.message).removeprefix("Error: ")
     return message in troubles.get(event.involved_object.name, "")
 
@@ -167,18 +167,18 @@ def _warning(event: Event) -> str:
 
 
 def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
-    """What matters most about it, and what to do about that."""
+    """The most important fact about the job, and what to do about it."""
     status, attempt, end = job.status, attempt_under_way(job), ending(job.status)
     found = waits_for(status)
     if job.metadata.deletion_timestamp is not None:
-        yield Text(f"It is being deleted, for {age(job.metadata.deletion_timestamp, now)}.", "bold")
-        yield Text("What to do: Wait; what belongs to it is removed after it.", "cyan")
+        yield Text(f"The job is being deleted, for {age(job.metadata.deletion_timestamp, now)}.", "bold")
+        yield Text("What to do: Wait; its cluster and pods are deleted after it.", "cyan")
     elif end is not None:
         yield from _end_text(job, end, now)
     elif attempt is not None and attempt.stop is not None:
         yield from _stop_text(attempt, attempt.stop, now)
     elif stop_asked_at(job) is not None:
-        yield Text("Somebody has asked to stop it, and the operator has not seen to that yet.", "bold")
+        yield Text("A user asked to stop the job; the operator has not applied the request yet.", "bold")
         yield _advice(Reason.STOPPED_BY_USER)
     elif job.is_to_be_suspended:
         yield from _suspension_text(job, now)
@@ -186,14 +186,14 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
         yield from _between_text(job, status.next_attempt, now)
     elif found is not None:
         named = f" (attempt {attempt.number})" if attempt is not None and attempt.number > 1 else ""
-        yield Text(f"It is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
+        yield Text(f"The job is waiting for{named}: {_condition_text(found, attempt, now)}", "bold")
         yield from _message_lines(found.message)
         yield from _silence_text(attempt, now)
         yield _advice(found.reason)
     elif not status.conditions:
         yield from _unseen_text(job, now)
     else:
-        yield Text(f"Nothing keeps it from going on{_how_it_goes(job, now)}.", "bold")
+        yield Text(f"The job is making progress{_how_it_goes(job, now)}.", "bold")
         yield from _silence_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
@@ -203,28 +203,28 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
 def _end_text(job: StoredJob, end: Ending, now: datetime) -> Iterator[Text]:
     newest = newest_attempt(job)
     attempt = f" in attempt {newest.number}" if newest is not None else ""
-    yield Text(f"It has ended{attempt}: {end.kind}, reason {end.reason}, {age(end.at, now)} ago", "bold")
+    yield Text(f"The job has finished{attempt}: {end.kind}, reason {end.reason}, {age(end.at, now)} ago", "bold")
     yield from _message_lines(end.message)
     yield _advice(end.reason)
 
 
 def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[Text]:
     since = age(moment(stop.requested_at), now)
-    yield Text(f"Attempt {attempt.number} is to end: reason {one_line(stop.reason)}, for {since}", "bold")
+    yield Text(f"Attempt {attempt.number} is being stopped: reason {one_line(stop.reason)}, for {since}", "bold")
     if stop.message is not None:
         yield from _message_lines(stop.message)
-    told = f"Ray was asked {age(moment(stop.told_at), now)} ago" if stop.told_at else "Ray could not be asked yet"
-    yield Text(f"  {told} to stop its trainer")
+    sent = f"Ray was asked {age(moment(stop.told_at), now)} ago" if stop.told_at else "Ray could not be asked yet"
+    yield Text(f"  {sent} to stop its trainer")
     yield _advice(stop.reason)
 
 
 def _suspension_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     since = job.status.suspended_at
     if since is None:
-        yield Text("It is being suspended.", "bold")
+        yield Text("The job is being suspended.", "bold")
         yield _advice(Reason.SUSPENDING)
     else:
-        yield Text(f"It is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
+        yield Text(f"The job is suspended, for {age(moment(since), now)}, and holds no nodes.", "bold")
         yield _advice(Reason.SUSPENDED)
 
 
@@ -233,7 +233,7 @@ def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iter
     which = f"attempt {newest.number} has ended" if newest is not None else "an attempt has ended"
     since = f", {age(moment(newest.ended), now)} ago" if newest is not None and newest.ended else ""
     why = f"{following.reason} ({following.failure_class})"
-    yield Text(f"It is between two attempts: {which}, reason {one_line(why)}{since}", "bold")
+    yield Text(f"The job is waiting for its next attempt: {which}, reason {one_line(why)}{since}", "bold")
     yield from _message_lines(following.message)
     yield _advice(following.reason)
 
@@ -242,17 +242,17 @@ def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
     if attempt is not None and attempt.silent_since is not None:
         since = moment(attempt.silent_since)
         yield Text(
-            f"  Nothing could be learned of attempt {attempt.number}'s trainer since {time_text(since)},"
+            f"  The trainer of attempt {attempt.number} could not be observed since {time_text(since)},"
             f" for {age(since, now)}"
         )
 
 
 def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
     seconds = (now - job.metadata.creation_timestamp).total_seconds()
-    yield Text("No operator has looked at it yet.", "bold")
+    yield Text("No operator has processed the job yet.", "bold")
     if seconds > _UNSEEN_SECONDS:
         yield Text(
-            "What to do: see whether the operator runs and handles this namespace (Helm value watchNamespaces):"
+            "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
             " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
         )
 
@@ -264,7 +264,8 @@ def _how_it_goes(job: StoredJob, now: datetime) -> str:
 
 
 def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
-    """A condition may not hold since a former attempt; this one waits since it began."""
+    """The condition and how long the attempt has waited for it; at most since the attempt started, as the condition may
+    be False since an earlier attempt."""
     since = moment(found.last_transition_time)
     if attempt is not None and attempt.number > 1:
         since = max(since, moment(attempt.started))
@@ -278,11 +279,11 @@ def _message_lines(message: str) -> Iterator[Text]:
 
 def _advice(reason: str) -> Text:
     known = EXPLANATIONS[Reason(reason)].advice if reason in list(Reason) else None
-    return Text(f"What to do: {known or 'Update rljob; this version does not know the reason.'}", "cyan")
+    return Text(f"What to do: {known or 'Update rljob; this version does not know this reason.'}", "cyan")
 
 
 def _memory_text(job: StoredJob) -> Iterator[Text]:
-    """Nothing for a job whose memory nobody has complained about."""
+    """The planner's explanation for a job that has run out of memory, or a warning; else nothing."""
     reason, message = _why(job)
     if reason == Reason.OUT_OF_MEMORY:
         yield from _host_text(job, message)
@@ -293,7 +294,7 @@ def _memory_text(job: StoredJob) -> Iterator[Text]:
 
 
 def _why(job: StoredJob) -> tuple[str, str]:
-    """Why the job, or its newest attempt, has ended."""
+    """Reason and message with which the job, or its newest attempt, ended."""
     end, following, newest = ending(job.status), job.status.next_attempt, newest_attempt(job)
     if end is not None:
         return end.reason, end.message
@@ -303,7 +304,7 @@ def _why(job: StoredJob) -> tuple[str, str]:
 
 
 def _host_text(job: StoredJob, message: str) -> Iterator[Text]:
-    """A container's memory is not that of its GPUs."""
+    """The planner's estimate of host memory, for a container that ran out of memory."""
     spec = _spec(job)
     try:
         found = {} if spec is None else host_memory_told(spec)
@@ -321,17 +322,17 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
     except PlanError:
         outlook = None
     if outlook is None:
-        yield Text("  `rljob plan` for the job's file, with --gpu, says what takes memory and which field to change")
+        yield Text("  `rljob plan FILE --gpu KIND` shows what uses memory and which field to change")
         return
-    yield Text(f"  by an estimate most is taken in pool {outlook.worst.pool}: {shown(outlook.worst)}")
+    yield Text(f"  by estimate, pool {outlook.worst.pool} uses the most memory: {shown(outlook.worst)}")
     for knob in outlook.knobs()[:_MAX_CHANGES]:
-        yield Text(f"  what would do: {told(knob)}")
+        yield Text(f"  this would be enough: {told(knob)}")
     if outlook.verdict is Verdict.FITS:
-        yield Text(f"  so the estimate is wrong for this job, or its machines; lower {' or '.join(_MAX_COMMON)}")
+        yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_MAX_COMMON)}")
 
 
 def _warning_text(job: StoredJob) -> Iterator[Text]:
-    """What the operator has said before anything was made."""
+    """The operator's warning about GPU memory in SpecValid."""
     valid, end = condition(job.status, ConditionType.SPEC_VALID), ending(job.status)
     is_told = valid is not None and valid.reason == Reason.MEMORY_TOO_SMALL
     if valid is not None and is_told and not (end is not None and end.is_complete):

@@ -1,6 +1,6 @@
-"""What a job's status says, read in one place: how it ended, what it waits for, where its results are.
+"""Interprets a job's status: how the job finished, what it waits for, where its results are.
 
-What the operator has recorded counts: result, attempts, counters. Conditions are asked where a record cannot be read.
+It uses the operator's records (result, attempts, counters), and conditions only if a record cannot be parsed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Con
 from rljob_cli.cluster.stored_job import StoredJob
 
 UNREADABLE = "?"
-"""Instead of a word that this version cannot read."""
+"""Shown instead of a value that this version cannot parse."""
 
 _MUST_BE_TRUE = (
     ConditionType.SPEC_VALID,
@@ -25,45 +25,45 @@ _MUST_BE_TRUE = (
     ConditionType.JOB_SUBMITTED,
     ConditionType.PROGRESSING,
 )
-"""In the order in which a job gets there. Without a checkpoint a job still goes on."""
+"""Conditions that a training job needs, in the order in which they become True."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended."""
+    """How a job finished."""
 
     kind: str
-    """Complete or Failed; a newer operator may know more."""
+    """`Complete` or `Failed`; a newer operator may have others."""
     reason: str
     message: str
     at: datetime
     cleaned_up_at: str | None = None
-    """When nothing was left of its clusters; None until then, and where the result cannot be read."""
+    """When its clusters were cleaned up; None until then, or if the result cannot be parsed."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether it ended well."""
+        """Whether the job succeeded."""
         return self.kind == ConditionType.COMPLETE
 
 
 def moment(timestamp: str) -> datetime:
-    """The time that a status names."""
+    """The time of a timestamp in a status."""
     return datetime.fromisoformat(timestamp)
 
 
 def condition(status: RLJobStatus, kind: ConditionType) -> Condition | None:
-    """One condition; None where the operator has not said it yet."""
+    """One condition; None if the operator has not set it yet."""
     return next((found for found in status.conditions if found.type == kind), None)
 
 
 def is_true(status: RLJobStatus, kind: ConditionType) -> bool:
-    """Whether a condition holds; not, where nothing was said yet."""
+    """Whether a condition is True; False if it is not set yet."""
     found = condition(status, kind)
     return found is not None and found.status is ConditionStatus.TRUE
 
 
 def ending(status: RLJobStatus) -> Ending | None:
-    """How it ended; None while it has not."""
+    """How the job finished; None if it has not."""
     result = status.result
     if result is not None:
         kind = ConditionType.COMPLETE.value if result.outcome == AttemptOutcome.SUCCEEDED else result.outcome
@@ -76,7 +76,7 @@ def ending(status: RLJobStatus) -> Ending | None:
 
 
 def waits_for(status: RLJobStatus) -> Condition | None:
-    """The first condition that keeps a job that has not ended from training; None if there is none."""
+    """The first condition that is not True and blocks an unfinished job from training; None if there is none."""
     for kind in _MUST_BE_TRUE:
         found = condition(status, kind)
         if found is not None and found.status is not ConditionStatus.TRUE:
@@ -85,7 +85,7 @@ def waits_for(status: RLJobStatus) -> Condition | None:
 
 
 def phase(job: StoredJob) -> str:
-    """One word for people."""
+    """The phase for users: that of the status, or `Deleting`, `Unseen` (not processed yet) or `?`."""
     if job.metadata.deletion_timestamp is not None:
         return "Deleting"
     if job.status.phase is None and is_unread(job, "phase"):
@@ -94,7 +94,7 @@ def phase(job: StoredJob) -> str:
 
 
 def reason(job: StoredJob) -> str:
-    """Why the job is in its phase, in one word; empty where nothing is to be said."""
+    """The reason for the job's phase, such as `Unschedulable`; empty if there is none."""
     if job.status.reason is not None:
         return job.status.reason
     found = ending(job.status) or waits_for(job.status)
@@ -102,7 +102,7 @@ def reason(job: StoredJob) -> str:
 
 
 def is_unread(job: StoredJob, field: str) -> bool:
-    """Whether something of this field of the status, or the status as a whole, cannot be read here."""
+    """Whether this version cannot parse a part of this status field, or the whole status."""
     return any(place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unread)
 
 
@@ -118,64 +118,64 @@ def attempt_under_way(job: StoredJob) -> Attempt | None:
 
 
 def attempt_state(attempt: Attempt) -> str:
-    """How it ended, or how far it is; words of newer operators as they are."""
+    """The outcome of an attempt that has ended, else its state. Unknown values of newer operators are unchanged."""
     if attempt.ended is not None or attempt.outcome != AttemptOutcome.RUNNING:
         return attempt.outcome
     return attempt.state
 
 
 def is_running(attempt: Attempt) -> bool:
-    """Whether its trainer runs, and is not to end."""
+    """Whether its trainer is running and was not asked to stop."""
     return attempt_state(attempt) == AttemptState.RUNNING and attempt.stop is None
 
 
 def stop_asked_at(job: StoredJob) -> str | None:
-    """The request to stop that the operator has not seen to yet; None if there is none."""
+    """The stop request that the operator has not applied yet; None if there is none."""
     return _not_handled(job, ANNOTATION_STOP)
 
 
 def retry_asked_at(job: StoredJob) -> str | None:
-    """The request for another attempt that the operator has not seen to yet; None if there is none."""
+    """The retry request that the operator has not applied yet; None if there is none."""
     return _not_handled(job, ANNOTATION_RETRY)
 
 
 def is_to_be_retried(job: StoredJob) -> bool:
-    """Whether a job that has failed will go on: somebody asked for it, and the operator has not seen to it yet."""
+    """Whether a failed job has a retry request that the operator has not applied yet."""
     end = ending(job.status)
     return end is not None and not end.is_complete and retry_asked_at(job) is not None
 
 
 def stop_counts(job: StoredJob) -> bool:
-    """Whether the request to stop that is not seen to yet will stop the job: a retry takes back those before it."""
+    """Whether a stop request that is not applied yet will stop the job: a later retry request cancels it."""
     asked, retry = stop_asked_at(job), retry_asked_at(job)
     return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
 
 
 def application_tries_used(job: StoredJob) -> int:
-    """How often the training has failed since it last got further."""
+    """Retries used after application failures since the job last made progress."""
     counters = job.status.counters
     return counters.application_retries if counters is not None and not _has_got_further(job) else 0
 
 
 def infrastructure_tries_used(job: StoredJob) -> int:
-    """How often what is under the training has failed since it last got further."""
+    """Retries used after infrastructure failures since the job last made progress."""
     counters = job.status.counters
     return counters.infrastructure_retries if counters is not None and not _has_got_further(job) else 0
 
 
 def application_tries_left(job: StoredJob) -> int:
-    """How often the training may still fail."""
+    """Retries left for application failures."""
     return max(job.run_policy.max_app_retries - application_tries_used(job), 0)
 
 
 def infrastructure_tries_left(job: StoredJob) -> int:
-    """How often what is under the training may still fail."""
+    """Retries left for infrastructure failures."""
     return max(job.run_policy.max_infra_retries - infrastructure_tries_used(job), 0)
 
 
 def _has_got_further(job: StoredJob) -> bool:
-    """Whether a later checkpoint was saved than when a retry was last counted: the operator counts anew at the next
-    failure."""
+    """Whether a later checkpoint was saved since the last retry, so that the operator resets the retry budget at the
+    next failure."""
     checkpoint, counters = job.status.checkpoint, job.status.counters
     if checkpoint is None or counters is None or attempt_under_way(job) is None:
         return False
@@ -183,17 +183,17 @@ def _has_got_further(job: StoredJob) -> bool:
 
 
 def where_it_begins(job: StoredJob) -> str:
-    """Where another attempt would start."""
+    """The step from which another attempt would start, such as `from step 40`."""
     checkpoint = job.status.checkpoint
     if checkpoint is None:
-        return "from the beginning: there is no checkpoint"
+        return "from step 0 (there is no checkpoint)"
     if job.resume is Resume.NEVER:
-        return f"beside the checkpoint of step {checkpoint.step}, which checkpoint.resume: Never refuses"
+        return f"from step 0 (and fails: checkpoint.resume is Never, but step {checkpoint.step} has a checkpoint)"
     return f"from step {checkpoint.step}"
 
 
 def storage_uri(job: StoredJob) -> str | None:
-    """The job's folder in its claim, in the form of the status's own URIs; None without a claim."""
+    """The job's folder in its claim, such as `pvc://claim/folder`; None without a claim."""
     storage = job.storage
     if storage is None:
         return None

@@ -1,5 +1,7 @@
-"""Which log `rljob logs` is asked for, and `--storage`: the logs that a job has left in its claim, which is mounted on
-this machine. No cluster is asked for these, so it works when the job has been deleted, too."""
+"""Options of `rljob logs`, and `--storage`: reads the logs in a job's claim that is mounted on this machine.
+
+This needs no cluster, so it also works after the job was deleted.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,24 @@ from rljob_cli.plain_text import one_line
 
 PIECE_BYTES = 1 << 16
 BELOW_THE_JOB = POD_LOGS_FOLDER.removeprefix(f"{POD_STORAGE_FOLDER}/")
-"""Where the logs are in the job's folder of the claim."""
+"""Path of the logs in the job's folder of the claim."""
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Which log, and how much of it."""
+    """The log to print, and how much of it."""
 
     pool: str | None = None
-    """A worker of this pool instead of the head pod."""
+    """Pool of the worker whose log is printed; None for the head pod."""
     index: int = 0
-    """Which worker, in the order of the pods' names."""
+    """Index of the worker, in the order of the pods' names."""
     container: Container | None = None
-    """The head's driver, or the worker's Ray, when unset."""
+    """Container; None for the head's driver, or a worker's Ray."""
     follow: bool = False
     num_lines: int | None = None
-    """From the end; all when unset."""
+    """Number of lines from the end; None for all."""
     attempt: int | None = None
-    """Of this attempt; else of the newest one that has pods."""
+    """Number of the attempt; None for the newest one that has pods."""
 
     @property
     def group(self) -> str:
@@ -55,33 +57,33 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class KeptLog:
-    """Files that are one log, in the order in which they were written."""
+    """A log, possibly in several files, in the order in which they were written."""
 
     files: Sequence[Path]
     about: str
 
 
 def kept_log(name: str, storage: Path, options: LogOptions) -> KeptLog:
-    """The log that the options name. Raises CliError where there is none, with what there is."""
+    """The log that the options select. If there is none, raises CliError, which lists what there is."""
     if options.follow:
-        raise CliError("--follow: what was kept of a log does not grow; leave out --follow or --storage")
+        raise CliError("--follow: cannot be combined with --storage; remove one of them")
     if options.container is not None and options.container_name != _kept_container(options):
         raise CliError(
-            f"--container {options.container}: kept are the driver's log, and with --pool those of workers;"
-            " leave it out with --storage"
+            f"--container {options.container}: not available with --storage, which has only the driver's log and, with"
+            " --pool, the workers' logs; remove --container"
         )
     logs = _logs_folder(name, storage)
     return _log_of_worker(logs, options) if options.pool else _log_of_driver(logs, options.attempt)
 
 
 def pieces_of(log: KeptLog, num_lines: int | None) -> Iterator[bytes]:
-    """Its bytes, or those of so many lines from its end. Raises CliError."""
+    """The content of a log in pieces, or its last `num_lines` lines. Raises CliError."""
     pieces = _pieces(log) if num_lines is None else _lines(log)
     return iter(pieces if num_lines is None else deque(pieces, maxlen=num_lines))
 
 
 def tell_which(log: KeptLog, console: Console) -> None:
-    """Says whose log it is, and where it lies."""
+    """Prints which log it is, and its path."""
     console.print(Text(f"{log.about}: {', '.join(map(one_line, log.files))}", "dim"), soft_wrap=True)
 
 
@@ -90,14 +92,14 @@ def _kept_container(options: LogOptions) -> Container:
 
 
 def _logs_folder(name: str, storage: Path) -> Path:
-    """Of a folder that is the claim, or the job's own folder in it."""
+    """The job's logs folder. `storage` may be the claim's folder, or the job's folder in it."""
     candidates = [storage / name / BELOW_THE_JOB, storage / BELOW_THE_JOB]
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
-        there = f"it has {_listed(storage)}" if storage.is_dir() else "there is no such folder"
+        there = f"it contains {_listed(storage)}" if storage.is_dir() else "the folder does not exist"
         raise CliError(
-            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} is there ({there}); name the folder"
-            " where the claim is mounted, or, where the job has a subPath, that folder in it"
+            f"--storage {storage}: neither {candidates[0]} nor {candidates[1]} exists ({there}); use the folder where"
+            " the claim is mounted or, if the job has a subPath, that folder in it"
         )
     return found
 
@@ -108,30 +110,32 @@ def _log_of_driver(logs: Path, attempt: int | None) -> KeptLog:
         (file for file in folder.glob("driver*.log") if file.is_file()), key=lambda file: (len(file.name), file.name)
     )
     if not files:
-        raise CliError(f"{folder}: no driver.log was kept; it has {_listed(folder)}")
+        raise CliError(f"{folder}: has no driver.log; it contains {_listed(folder)}")
     return KeptLog(files, f"attempt {number}")
 
 
 def _log_of_worker(logs: Path, options: LogOptions) -> KeptLog:
-    """Its own file, of all attempts, or what was kept of an attempt in which it has failed."""
+    """A worker's log of all attempts, or the end of its log in an attempt in which it failed."""
     if options.attempt is None:
         places = [logs / f"{options.pool}" / f"worker-{options.index}.log", logs / f"worker-{options.index}.log"]
         files = [file for file in places if file.is_file()][:1]
         if not files:
-            raise CliError(f"{logs}: worker {options.index} of pool {options.pool} has no log; it has {_listed(logs)}")
+            raise CliError(
+                f"{logs}: has no log of worker {options.index} of pool {options.pool}; it contains {_listed(logs)}"
+            )
         return KeptLog(files, f"worker {options.index}, all attempts")
     number, folder = _attempt_folder(logs, options.attempt)
     files = sorted(folder.glob(f"worker-*-rank{options.index}.log"))
     if len(files) != 1:
         raise CliError(
-            f"{folder}: has {len(files) or 'no'} logs of a failed worker {options.index}, and has"
-            f" {_listed(folder)}; leave out --attempt for that worker's log of all attempts"
+            f"{folder}: has {len(files) or 'no'} logs of a failed worker {options.index} (it contains"
+            f" {_listed(folder)}); remove --attempt to print that worker's log of all attempts"
         )
-    return KeptLog(files, f"attempt {number}, the end of what that worker printed")
+    return KeptLog(files, f"attempt {number}, end of the worker's log")
 
 
 def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
-    """The one that is named, else the one that was written to last: a job that was made again counts from 1 again."""
+    """The folder of the attempt; None: the folder written last, as a recreated job counts its attempts from 1 again."""
     numbered = {
         int(number): folder
         for folder in _entries(logs)
@@ -144,7 +148,7 @@ def _attempt_folder(logs: Path, attempt: int | None) -> tuple[int, Path]:
     if attempt is None or attempt not in numbered:
         kept = ", ".join(str(number) for number in sorted(numbered)) or "none"
         wanted = "" if attempt is None else f" (seen: --attempt {attempt})"
-        raise CliError(f"{logs}: logs are kept of attempts {kept}{wanted}; those of the newest ten are")
+        raise CliError(f"{logs}: has logs of attempts {kept}{wanted}; only the newest ten attempts are kept")
     return attempt, numbered[attempt]
 
 
@@ -156,7 +160,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise CliError(f"{folder}: cannot be read ({error.strerror}); ask for the right to it") from None
+        raise CliError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from None
 
 
 def _listed(folder: Path) -> str:
@@ -171,12 +175,12 @@ def _pieces(log: KeptLog) -> Iterator[bytes]:
                 while piece := opened.read(PIECE_BYTES):
                     yield piece
         except OSError as error:
-            raise CliError(f"{file}: cannot be read ({error.strerror}); ask for the right to it") from None
+            raise CliError(f"{file}: cannot be read ({error.strerror}); check its permissions") from None
 
 
 def _lines(log: KeptLog) -> Iterable[bytes]:
     begun: list[bytes] = []
-    """Pieces of a line whose end is not there yet. They are put together once, however long it is."""
+    """Pieces of a line whose end was not read yet. They are joined once, so that a very long line stays fast."""
     for piece in _pieces(log):
         *lines, rest = piece.split(b"\n")
         for line in lines:

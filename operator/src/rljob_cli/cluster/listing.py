@@ -1,5 +1,4 @@
-"""`rljob list`: a line for each job, with the columns of `kubectl get rlj`; and jobs as the API server has them, for
-programs."""
+"""`rljob list`: a table with the columns of `kubectl get rlj`, or the jobs as JSON or YAML."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from rljob_cli.plain_text import age, number_text, one_line, table
 def show_list(
     jobs: Sequence[StoredJob], form: ListFormat | None, now: datetime, out: Console, notes: Console, *, everywhere: bool
 ) -> None:
-    """Prints the jobs to `out`. A job whose status cannot be read here has a row like all others, with `?` for what is
-    not known of it; `notes` gets its name and what cannot be read."""
+    """Prints the jobs to `out`. A job whose status cannot be parsed has a row with `?` for unknown values; its name and
+    the unparsed fields go to `notes`."""
     if form in (ListFormat.JSON, ListFormat.YAML):
         whole: Json = {"apiVersion": "v1", "kind": "List", "items": [_shown(job) for job in jobs]}
         _print(whole, OutputFormat(form.value), out)
@@ -33,12 +32,12 @@ def show_list(
         out.print(line, soft_wrap=True)
     for job in jobs:
         if job.unread:
-            text = f"{job.where}: cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}"
+            text = f"{job.where}: cannot be parsed: {one_line('; '.join(job.unread))}; {OTHER_VERSION}"
             notes.print(Text(text, "yellow"), soft_wrap=True)
 
 
 def list_lines(jobs: Sequence[StoredJob], now: datetime, *, everywhere: bool, wide: bool = False) -> list[Text]:
-    """The table."""
+    """The lines of the table."""
     rows = [_cells(job, now, wide=wide) for job in jobs]
     head = list(rows[0]) if rows else []
     if not everywhere:
@@ -47,7 +46,7 @@ def list_lines(jobs: Sequence[StoredJob], now: datetime, *, everywhere: bool, wi
 
 
 def _cells(job: StoredJob, now: datetime, *, wide: bool) -> dict[str, str]:
-    """What stands under each heading. Unlike kubectl's, the usual table has the steps in all beside those done."""
+    """The cells of a job's row, by column. Unlike kubectl's, the default table shows the total steps in STEP."""
     status, progress, newest = job.status, job.status.progress, newest_attempt(job)
     attempt = status.counters.attempts if status.counters else newest.number if newest else None
     step = "" if progress is None else str(progress.step) if wide else f"{progress.step}/{progress.total_steps}"
@@ -78,7 +77,7 @@ def _missing(job: StoredJob, field: str) -> str:
 
 
 def print_object(job: StoredJob, output: OutputFormat, console: Console) -> None:
-    """The whole resource, without the bookkeeping of who wrote which field."""
+    """Prints the whole RLJob, without managedFields."""
     _print(_shown(job), output, console)
 
 

@@ -1,6 +1,6 @@
-"""`rljob logs`: what the training prints, from a head pod while there is one, else where to find it.
+"""`rljob logs`: prints a pod's log, or says where copies are kept when the pod is deleted.
 
-What the job has left in its claim is read by `kept_logs`, where the claim is mounted on this machine.
+`kept_logs` reads the copies in the job's claim, if the claim is mounted on this machine.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from rljob_cli.plain_text import one_line, time_text
 
 @dataclass(frozen=True)
 class _Source:
-    """A container that has a log, or the reason why there is none (yet)."""
+    """The pod that has the log, or the reason why there is none."""
 
     attempt: int | None = None
     pod: Pod | None = None
     missing: str = ""
     is_gone: bool = False
-    """There was one, and there will be none again unless another attempt brings one."""
+    """Whether the pod was deleted; only another attempt can create a new one."""
     may_come: bool = True
-    """Whether waiting for it makes sense."""
+    """Whether the pod may still appear, so that it can be waited for."""
 
 
 def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console, clock: Clock | None = None) -> int:
-    """Copies the log to standard output as it is; everything else goes to `console`. 0 if there was a log, else 1; 130
-    for Ctrl-C.
+    """Copies the log to standard output unchanged; everything else goes to `console`. Returns 0 if there was a log,
+    else 1; 130 for Ctrl-C.
 
     Raises:
         CliError: there is no log yet, or no such pod.
@@ -57,7 +57,8 @@ def show_logs(cluster: Cluster, name: str, options: LogOptions, console: Console
 
 
 def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Console) -> int:
-    """Copies a log that is kept in the claim to standard output; its place goes to `console`. 0, or 130 for Ctrl-C.
+    """Copies a log that is kept in the claim to standard output; its path goes to `console`. Returns 0, or 130 for
+    Ctrl-C.
 
     Raises:
         CliError: there is none.
@@ -87,7 +88,7 @@ def _show(cluster: Cluster, name: str, options: LogOptions, console: Console, cl
             return 1
         if not options.follow:
             raise CliError(
-                f"{job.where}: {source.missing}; --follow waits for it, `rljob explain {name}{cluster.flags}` says more"
+                f"{job.where}: {source.missing}; wait with --follow, or see `rljob explain {name}{cluster.flags}`"
             )
         if source.missing != said:
             said = source.missing
@@ -112,7 +113,7 @@ def _find(job: StoredJob, pods: list[Pod], options: LogOptions) -> _Source:
 
 
 def _is_of(pod: Pod, number: int, record: Attempt | None) -> bool:
-    """Attempts may share a cluster, so the cluster counts where it is known."""
+    """Whether the pod belongs to the attempt. Attempts can share a cluster, so the cluster counts if it is known."""
     if record is not None and pod.cluster is not None:
         return pod.cluster == record.cluster
     return pod.attempt == str(number)
@@ -129,22 +130,22 @@ def _source(number: int, pod: Pod, options: LogOptions) -> _Source:
 
 
 def _missing(job: StoredJob, options: LogOptions) -> str:
-    """That there is no such pod, and why."""
+    """The message that the pod does not exist yet, and why."""
     following, waits = job.status.next_attempt, waits_for(job.status)
     why = ""
     if job.is_to_be_suspended:
         why = " (the job is suspended)"
     elif following is not None:
-        why = f" (the next attempt begins at {time_text(moment(following.not_before))})"
+        why = f" (the next attempt starts at {time_text(moment(following.not_before))})"
     elif waits is not None:
         why = f" ({waits.type}={waits.status} {waits.reason}: {one_line(waits.message)})"
     which = "head pod" if options.pool is None else f"pod {options.index} of pool {options.pool}"
     of = "" if options.attempt is None else f" of attempt {options.attempt}"
-    return f"the {which}{of} is not there yet{why}"
+    return f"the {which}{of} does not exist yet{why}"
 
 
 def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
-    """An attempt that there has not been, or a pool or index that the job will never have."""
+    """Rejects an attempt that has not started, and a pool or index that the job does not have."""
     newest = newest_attempt(job)
     num_attempts = newest.number if newest else 0
     if options.attempt is not None and options.attempt > num_attempts:
@@ -160,7 +161,7 @@ def _refuse_unknown(job: StoredJob, options: LogOptions) -> None:
             " the first is --index 0"
         )
     if options.container is Container.DRIVER:
-        raise CliError("--container driver: only the head pod has it; leave out --pool, or name --container ray")
+        raise CliError("--container driver: only the head pod has it; remove --pool, or use --container ray")
 
 
 def _standard_output() -> BinaryIO:
@@ -175,7 +176,7 @@ def _copy(pieces: Iterator[bytes]) -> None:
 
 
 def _tell_which(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
-    """Where one might take the log for another one."""
+    """Prints which attempts the log belongs to, if that is not obvious."""
     newest, shown = newest_attempt(job), [each for each in job.status.attempts if each.number == source.attempt]
     if newest is None or not shown:
         return
@@ -184,19 +185,19 @@ def _tell_which(job: StoredJob, source: _Source, options: LogOptions, console: C
         console.print(Text(f"{text} {source.attempt} ({attempt_text(shown[0])})", "dim"), soft_wrap=True)
     sharing = [str(each.number) for each in job.status.attempts if each.cluster == shown[0].cluster]
     if len(sharing) > 1:
-        text = f"attempts {', '.join(sharing)} ran in this pod, and its log has what all of them printed"
+        text = f"attempts {', '.join(sharing)} ran in this pod; the log contains all of them"
         console.print(Text(text, "dim"), soft_wrap=True)
 
 
 def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, console: Console) -> None:
-    """Where the log is when the pods are gone, and the last lines of it that the job itself holds."""
+    """Prints where the log is kept when the pods are deleted, and the end of it from the job's status."""
     record = next((each for each in job.status.attempts if each.number == source.attempt), None)
     end, newest = ending(job.status), newest_attempt(job)
     if source.attempt is None or (record is not None and record.submissions == 0):
-        what = "ended" if source.attempt is None else f"attempt {source.attempt} ended"
-        lines = [f"{job.where}: {what} before its training was started: there is no log"]
+        what = "the job" if source.attempt is None else f"attempt {source.attempt}"
+        lines = [f"{job.where}: {what} ended before its trainer was started, so there is no log"]
     else:
-        lines = [f"{job.where}: the pods of attempt {source.attempt} are gone, and their logs with them"]
+        lines = [f"{job.where}: the pods of attempt {source.attempt} and their logs were deleted"]
         lines += _places(job, source.attempt, options)
     if end is not None and (newest is None or source.attempt == newest.number):
         lines += [f"{end.kind}, {end.reason}:", printable(end.message)]
@@ -207,16 +208,16 @@ def _tell_what_is_left(job: StoredJob, source: _Source, options: LogOptions, con
 
 
 def _places(job: StoredJob, attempt: int, options: LogOptions) -> Iterator[str]:
-    """Where copies are, and the command that prints them."""
+    """The location of the log's copies, and the command that prints them."""
     storage = job.storage
     if storage is None:
         return
     name, logs = job.metadata.name, POD_LOGS_FOLDER.removeprefix(POD_STORAGE_FOLDER)
     if options.container_name == Container.DRIVER:
-        yield f"a copy of the driver's log is {storage_uri(job)}{logs}/{attempt_logs_folder(attempt)}/driver.log"
+        yield f"a copy of the driver's log is at {storage_uri(job)}{logs}/{attempt_logs_folder(attempt)}/driver.log"
     else:
-        yield f"what is kept of the logs of workers is below {storage_uri(job)}{logs}/"
+        yield f"copies of the workers' logs are in {storage_uri(job)}{logs}/"
     claim = storage.persistent_volume_claim
     folder = "FOLDER" if storage.sub_path is None else f"FOLDER/{shlex.quote(storage.sub_path)}"
     which = f" --attempt {attempt}" if options.pool is None else f" --pool {options.pool} --index RANK"
-    yield f"where claim {claim} is mounted at FOLDER, this prints it: rljob logs {name} --storage {folder}{which}"
+    yield f"to print it, mount claim {claim} at FOLDER and run: rljob logs {name} --storage {folder}{which}"

@@ -1,4 +1,4 @@
-"""The last part of `rljob explain`: what happens by itself, what can be done, and the deadlines that end something."""
+"""The last part of `rljob explain`: what happens next, what the user can do, and which deadlines apply."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import in_time, length, time_text
 
 _NEXT = {
-    ConditionType.SPEC_VALID: "the operator makes its RayCluster",
-    ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the training",
-    ConditionType.PLACEMENT_FEASIBLE: "the operator submits the training",
+    ConditionType.SPEC_VALID: "the operator creates its RayCluster",
+    ConditionType.CLUSTER_READY: "the operator compares Ray's nodes with the pools, then submits the trainer",
+    ConditionType.PLACEMENT_FEASIBLE: "the operator submits the trainer",
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
-    ConditionType.PROGRESSING: "the trainer trains",
+    ConditionType.PROGRESSING: "the trainer runs training steps",
 }
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
-"""What only another spec mends."""
+"""Reasons that only another spec fixes."""
 _AFTER_A_STOP = {
-    Reason.SUSPENDING: "its cluster is removed, and the job is suspended",
-    Reason.SUSPENDED: "its cluster is removed, and the job is suspended",
-    Reason.STOPPED_BY_USER: "the job is Failed, StoppedByUser; `rljob retry {name}` lets it go on",
-    Reason.ACTIVE_DEADLINE_EXCEEDED: "the job is Failed, ActiveDeadlineExceeded",
+    Reason.SUSPENDING: "its cluster is deleted, and the job is suspended",
+    Reason.SUSPENDED: "its cluster is deleted, and the job is suspended",
+    Reason.STOPPED_BY_USER: "the job is Failed (StoppedByUser); `rljob retry {name}` resumes it",
+    Reason.ACTIVE_DEADLINE_EXCEEDED: "the job is Failed (ActiveDeadlineExceeded)",
 }
 
 
 def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str]:
-    """A line for each thing. `flags`: what commands for the same cluster and namespace must say."""
+    """The lines of this part. `flags`: options that suggested commands need for the same cluster and namespace."""
     name = f"{job.metadata.name}{flags}"
     end, attempt = ending(job.status), attempt_under_way(job)
     if job.metadata.deletion_timestamp is not None:
-        yield "it is being deleted; its pods stop within their grace period"
+        yield "the job is being deleted; its pods stop within their grace period"
     elif end is not None:
         yield from _after_the_end(job, end, now, flags)
     elif attempt is not None and attempt.stop is not None:
@@ -60,33 +60,34 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
         yield _next_step(job, attempt)
         yield from _deadlines(job, attempt, now)
         if job.status.counters is not None:
-            yield f"after a failure it goes on from its newest checkpoint; tries left: {_tries_left(job)}"
+            yield f"after a failure it resumes from its newest checkpoint; retries left: {_retries_left(job)}"
 
 
 def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
     if not job.status.conditions:
-        return "the operator checks it and makes its RayCluster"
+        return "the operator validates the job and creates its RayCluster"
     waits = waits_for(job.status)
     if waits is None:
-        return "Complete when the last step is done, with the export at status.exportUri"
+        return "the job is Complete after the last step, with the exported model at status.exportUri"
     if waits.reason == Reason.STOPPING:
         grace_seconds = job.run_policy.grace_period_seconds
-        return f"the trainer saves a checkpoint and ends, within {length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
+        limit = f"{length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
+        return f"the trainer saves a checkpoint and exits within {limit}"
     if attempt is not None and attempt.running_since is not None:
-        return "the trainer was started before this; it goes on, or Retrying or Failed says how it ended"
+        return "the trainer was already started; it continues, or Retrying or Failed shows how it ended"
     return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
 
 
 def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime, name: str) -> Iterator[str]:
     grace_seconds = job.run_policy.grace_period_seconds
-    what = "saves a checkpoint and ends"
+    what = "saves a checkpoint and exits"
     if stop.reason == Reason.STALLED:
         grace_seconds += STACKS_SECONDS
-        what = "is asked to end when its stacks are written, and ends"
+        what = "writes its stack traces, is asked to stop, and exits"
     end = moment(stop.told_at or stop.requested_at) + timedelta(seconds=grace_seconds)
     yield (
         f"attempt {attempt.number}: its trainer {what} by {time_text(end)} ({in_time(end, now)};"
-        " runPolicy.gracePeriodSeconds), else it is ended"
+        " runPolicy.gracePeriodSeconds), or its cluster is deleted"
     )
     known = _AFTER_A_STOP.get(Reason(stop.reason)) if stop.reason in list(Reason) else None
     if known is not None:
@@ -96,21 +97,21 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
 def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
     if job.status.suspended_at is None:
         grace = length(job.run_policy.grace_period_seconds)
-        yield f"its trainer, if one runs, saves a checkpoint and ends within {grace} (runPolicy.gracePeriodSeconds)"
-        yield "then its cluster is removed"
-    yield f"`rljob resume {name}` lets it go on {where_it_begins(job)}"
+        yield f"a running trainer saves a checkpoint and exits within {grace} (runPolicy.gracePeriodSeconds)"
+        yield "then its cluster is deleted"
+    yield f"`rljob resume {name}` resumes the job {where_it_begins(job)}"
     yield from _paused_deadline(job)
 
 
 def _when_between(job: StoredJob, following: NextAttempt, now: datetime, name: str) -> Iterator[str]:
     newest = newest_attempt(job)
     number, begins = newest.number + 1 if newest is not None else 1, moment(following.not_before)
-    place = "on the same cluster, if that is still well" if following.same_cluster else "on a new cluster"
-    yield f"attempt {number} begins at {time_text(begins)} ({in_time(begins, now)}), {place}, {where_it_begins(job)}"
+    where = "on the same cluster, if that is still healthy" if following.same_cluster else "on a new cluster"
+    yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {where_it_begins(job)}"
     if begins <= now and not following.same_cluster:
-        yield "it waits until no pod of the former attempt is left"
-    yield f"tries left: {_tries_left(job)}"
-    yield f"`rljob retry {name}` begins it now and gives all tries back"
+        yield "it waits until all pods of the previous attempt are deleted"
+    yield f"retries left: {_retries_left(job)}"
+    yield f"`rljob retry {name}` starts it now and resets the retry budget"
     yield from _paused_deadline(job)
 
 
@@ -118,12 +119,12 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
     name, status, policy = f"{job.metadata.name}{flags}", job.status, job.run_policy
     if end.is_complete:
         yield (
-            f"the model: {status.export_uri}"
+            f"exported model: {status.export_uri}"
             if status.export_uri
             else "no model was exported (checkpoint.exportHuggingFace)"
         )
     elif retry_asked_at(job) is not None:
-        yield f"a retry was asked for: the operator begins another attempt {where_it_begins(job)}"
+        yield f"a retry was requested: the operator starts another attempt {where_it_begins(job)}"
     else:
         yield from _after_a_failure(job, end, flags)
     folder = storage_uri(job)
@@ -131,14 +132,14 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
         yield f"results, logs and checkpoints: {folder}"
     newest = newest_attempt(job)
     if policy.cleanup is Cleanup.KEEP_CLUSTER and newest is not None and newest.trainer_may_run:
-        yield "its cluster is not kept: its trainer was not seen to end"
+        yield "its cluster is not kept, because its trainer might still be running"
     elif policy.cleanup is Cleanup.KEEP_CLUSTER:
-        yield f"its cluster is kept, GPUs included; `rljob delete {name}` frees them"
+        yield f"its cluster is kept and still holds its GPUs; `rljob delete {name}` frees them"
     if policy.ttl_seconds_after_finished is not None:
         deleted = end.at + timedelta(seconds=policy.ttl_seconds_after_finished)
         yield (
-            f"it is deleted at {time_text(deleted)} ({in_time(deleted, now)}; runPolicy.ttlSecondsAfterFinished); its"
-            " files stay"
+            f"the job is deleted at {time_text(deleted)} ({in_time(deleted, now)}; runPolicy.ttlSecondsAfterFinished);"
+            " its files are kept"
         )
 
 
@@ -146,40 +147,42 @@ def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
     name = f"{job.metadata.name}{flags}"
     again = f"`rljob delete {name}` and `rljob submit{flags}` with the corrected file"
     if end.reason in _NEEDS_ANOTHER_JOB:
-        yield f"correct the job: {again}"
+        yield f"fix the job: {again}"
         return
     if job.is_to_be_suspended:
-        yield f"`rljob resume {name}` first: it is to be suspended"
-    yield f"remove the cause, then `rljob retry {name}`: it goes on {where_it_begins(job)}, with all tries given back"
+        yield f"`rljob resume {name}` first, because the job is suspended"
+    yield f"fix the cause, then `rljob retry {name}`: it resumes {where_it_begins(job)} and resets the retry budget"
     if end.reason == Reason.CONFIGURATION_ERROR:
         yield f"if the cause is in the job itself: {again}"
 
 
 def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterator[str]:
-    """When an attempt, or the job, ends by itself."""
+    """The deadlines that can end the attempt or the job."""
     policy = job.run_policy
     if attempt is None:
         return
     if attempt.running_since is None:
         end = moment(attempt.admitted_at or attempt.started) + timedelta(seconds=policy.provisioning_deadline_seconds)
-        yield _failed_if(f"the trainer of attempt {attempt.number} does not run", end, now)
+        yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
     yield from _stall_deadline(attempt, policy, now)
     if policy.active_deadline_seconds is not None:
-        yield _failed_if("it has not ended", _end_of_activity(job, attempt, policy.active_deadline_seconds, now), now)
+        yield _failed_if(
+            "it has not finished", _end_of_activity(job, attempt, policy.active_deadline_seconds, now), now
+        )
 
 
 def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Iterator[str]:
-    since, cause = attempt.silent_since, "nothing is heard of it"
+    since, cause = attempt.silent_since, "its trainer stays unreachable"
     if since is None:
-        since, cause = attempt.progressed_at, "it gets no further"
+        since, cause = attempt.progressed_at, "it makes no progress"
     if since is not None:
         end = moment(since) + timedelta(seconds=policy.stall_deadline_seconds)
         when = f"{time_text(end)} ({in_time(end, now)}; runPolicy.stallDeadlineSeconds)"
-        yield f"attempt {attempt.number} ends if {cause} by {when}"
+        yield f"attempt {attempt.number} is stopped if {cause} until {when}"
 
 
 def _end_of_activity(job: StoredJob, attempt: Attempt, limit_seconds: int, now: datetime) -> datetime:
-    """The end of the active deadline, if nothing pauses it until then."""
+    """When the active deadline ends, if nothing pauses it until then."""
     counters = job.status.counters
     if counters is None:
         return moment(job.status.attempts[0].started) + timedelta(seconds=limit_seconds)
@@ -191,14 +194,14 @@ def _paused_deadline(job: StoredJob) -> Iterator[str]:
     limit_seconds, counters = job.run_policy.active_deadline_seconds, job.status.counters
     if limit_seconds is not None and counters is not None:
         left = max(limit_seconds - counters.active_seconds, 0)
-        yield f"of runPolicy.activeDeadlineSeconds {length(left)} are left; they do not pass meanwhile"
+        yield f"{length(left)} of runPolicy.activeDeadlineSeconds are left; the deadline is paused meanwhile"
 
 
 def _failed_if(cause: str, end: datetime, now: datetime) -> str:
-    return f"Failed if {cause} by {time_text(end)} ({in_time(end, now)})"
+    return f"the job fails if {cause} by {time_text(end)} ({in_time(end, now)})"
 
 
-def _tries_left(job: StoredJob) -> str:
+def _retries_left(job: StoredJob) -> str:
     policy = job.run_policy
     application = f"{application_tries_left(job)} of {policy.max_app_retries} ({FailureClass.APPLICATION})"
     return (

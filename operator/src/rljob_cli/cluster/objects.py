@@ -1,4 +1,4 @@
-"""The parts of Kubernetes objects that the commands read; everything else in an answer is passed over."""
+"""Models of the Kubernetes objects that the commands read; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, object]
 
 
 class _Part(BaseModel):
-    """Reads what it knows of an object and passes over the rest."""
+    """Base model: reads the declared fields of an object and ignores others."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True)
 
@@ -32,14 +32,14 @@ class ObjectMeta(_Part):
 
 
 class Waiting(_Part):
-    """Why a container does not run yet."""
+    """Why a container is not running yet."""
 
     reason: str = "Waiting"
     message: str = ""
 
 
 class Terminated(_Part):
-    """How a container ended."""
+    """How a container terminated."""
 
     reason: str = "Terminated"
     message: str = ""
@@ -47,7 +47,7 @@ class Terminated(_Part):
 
 
 class ContainerState(_Part):
-    """One of the three is given."""
+    """The state of a container; exactly one of the three fields is set."""
 
     waiting: Waiting | None = None
     running: dict[str, object] | None = None
@@ -55,7 +55,7 @@ class ContainerState(_Part):
 
 
 class ContainerStatus(_Part):
-    """One container of a pod."""
+    """The status of one container of a pod."""
 
     name: str
     ready: bool = False
@@ -65,13 +65,13 @@ class ContainerStatus(_Part):
 
     @property
     def has_started(self) -> bool:
-        """Whether it has, or had, a log."""
+        """Whether the container has a log: it is running or has terminated."""
         states = (self.state, self.last_state)
         return any(state.running is not None or state.terminated is not None for state in states)
 
 
 class PodCondition(_Part):
-    """One observation about a pod."""
+    """A condition of a pod."""
 
     type: str
     status: str
@@ -80,7 +80,7 @@ class PodCondition(_Part):
 
 
 class PodStatus(_Part):
-    """What the kubelet and the scheduler say about a pod."""
+    """The status of a pod."""
 
     phase: str = "Pending"
     reason: str = ""
@@ -110,12 +110,12 @@ class Pod(_Part):
 
     @property
     def attempt(self) -> str:
-        """The number of the attempt that its cluster was made for."""
+        """Number of the attempt for which its cluster was created."""
         return self.metadata.labels.get(LABEL_ATTEMPT, "?")
 
     @property
     def is_ready(self) -> bool:
-        """Whether all its containers run and answer."""
+        """Whether the pod's condition Ready is True."""
         return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
 
     def container(self, name: str) -> ContainerStatus | None:
@@ -129,14 +129,14 @@ class _Series(_Part):
 
 
 class InvolvedObject(_Part):
-    """What an event is about."""
+    """The object of an event."""
 
     kind: str = ""
     name: str = ""
 
 
 class Event(_Part):
-    """A line under `kubectl describe`."""
+    """A Kubernetes event."""
 
     metadata: ObjectMeta
     involved_object: InvolvedObject = InvolvedObject()
@@ -149,7 +149,7 @@ class Event(_Part):
 
     @property
     def seen(self) -> datetime:
-        """When it happened last. Old and new recorders fill different fields."""
+        """When the event last happened. Event recorders of different API versions set different fields."""
         newest = self.series.last_observed_time if self.series else None
         return newest or self.last_timestamp or self.event_time or self.metadata.creation_timestamp
 
@@ -160,14 +160,14 @@ class Event(_Part):
 
 
 class RefusalDetails(_Part):
-    """What was refused."""
+    """The object of a rejected request."""
 
     kind: str = ""
     name: str = ""
 
 
 class Refusal(_Part):
-    """The API server's `Status`: why it did not do what was asked."""
+    """The API server's `Status` object: why it rejected a request."""
 
     reason: str = ""
     message: str = ""

@@ -1,4 +1,4 @@
-"""`rljob status`: where a job is, as lines for people."""
+"""`rljob status`: formats the state of a job as lines of text."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _STYLES_WHEN_TRUE = {
     ConditionType.COMPLETE: "green",
     ConditionType.FAILED: "bold red",
 }
-"""Of conditions that need not be True; False says nothing of these."""
+"""Styles of conditions that need not be True; if they are False, they get no style."""
 _MAX_ATTEMPTS = 8
 
 
 def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
-    """Everything about one job. The same for a terminal, a file and the live view. `flags`: what commands for the same
-    cluster and namespace must say."""
+    """The whole state of one job, for a terminal, a file or the live view. `flags`: options that suggested commands
+    need for the same cluster and namespace."""
     name = f"{job.metadata.namespace}/{job.metadata.name}"
     words = one_line(", ".join(dict.fromkeys(word for word in (phase(job), _said_reason(job)) if word)))
     created = job.metadata.creation_timestamp
@@ -51,13 +51,13 @@ def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
         lines += [Text(), *table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, indent="  ")]
     elif not job.unread:
         explain = f"rljob explain {job.metadata.name}{flags}"
-        lines.append(Text(f"  no operator has looked at it yet; `{explain}` says what to check", style="yellow"))
+        lines.append(Text(f"  no operator has processed it yet; `{explain}` shows what to check", style="yellow"))
     for found in job.status.conditions:
-        # Finished says what Complete or Failed says.
+        # Finished has the same message as Complete or Failed.
         if "\n" in found.message.strip() and found.type != ConditionType.FINISHED:
             lines += [Text(), Text(f"  {found.type}, {found.reason}:", style="bold"), *_indented(found.message, "    ")]
     if job.unread:
-        lines += [Text(), Text(f"  cannot be read here: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")]
+        lines += [Text(), Text(f"  cannot be parsed: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")]
     return lines
 
 
@@ -79,12 +79,12 @@ def progress_text(job: StoredJob) -> str | None:
 
 
 def attempt_text(attempt: Attempt) -> str:
-    """How far an attempt is or how it ended, why, and where it began; without times."""
+    """The state of an attempt, its reason and the step it resumed from; without times."""
     return one_line(", ".join([attempt_state(attempt), *_why(attempt), *_resumed(attempt)]))
 
 
 def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
-    """That another attempt follows, when and why; without what changes from second to second."""
+    """The time, cluster and reason of the next attempt; without values that change every second."""
     newest = newest_attempt(job)
     number = f"attempt {newest.number + 1}" if newest else "the next attempt"
     place = "on the same cluster" if following.same_cluster else "on a new cluster"
@@ -94,12 +94,12 @@ def next_attempt_text(job: StoredJob, following: NextAttempt) -> str:
 
 
 def _said_reason(job: StoredJob) -> str:
-    """Only as the operator says it: other reasons stand in the table below."""
+    """The reason in the status; empty if the operator gives none. Other reasons are in the table of conditions."""
     return reason(job) if job.status.reason is not None else ""
 
 
 def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
-    """What was asked for and is not done, or has been done for good."""
+    """The job's result, suspension, and requests that are not applied yet."""
     result, suspended_at = job.status.result, job.status.suspended_at
     if result is not None:
         at = f"{result.outcome}, {result.reason}, {age(moment(result.at), now)} ago"
@@ -110,10 +110,10 @@ def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
     if suspended_at is not None:
         yield "suspended", f"for {age(moment(suspended_at), now)}; it holds no nodes"
     elif job.is_to_be_suspended and result is None:
-        yield "suspended", "asked for, and not done yet"
+        yield "suspended", "requested, not done yet"
     for what, asked_at in (("stop", stop_asked_at(job)), ("retry", retry_asked_at(job))):
         if asked_at is not None:
-            yield f"{what} asked", shortened(one_line(f"at {asked_at}, and not seen by the operator yet"))
+            yield f"{what} request", shortened(one_line(f"at {asked_at}, not applied by the operator yet"))
 
 
 def _training(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
@@ -143,7 +143,7 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
     status, counters, following = job.status, job.status.counters, job.status.next_attempt
     shown = status.attempts[-_MAX_ATTEMPTS:]
     if shown and shown[0].number > 1:
-        yield "attempts", f"the first {shown[0].number - 1} not shown; --output yaml has those that are still listed"
+        yield "attempts", f"the first {shown[0].number - 1} are not shown; --output yaml shows those still recorded"
     for attempt in shown:
         yield f"attempt {attempt.number}", _attempt(attempt, now)
         if attempt.message:
@@ -173,9 +173,9 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
 
 
 def _why(attempt: Attempt) -> list[str]:
-    """Why it ended, or is to end."""
+    """Why the attempt ended, or is being stopped."""
     if attempt.ended is None and attempt.stop is not None:
-        return [f"is to end: {attempt.stop.reason}"]
+        return [f"stopping: {attempt.stop.reason}"]
     if attempt.reason in (None, attempt_state(attempt)):
         return []
     return [_with_class(str(attempt.reason), attempt.failure_class)]
@@ -186,7 +186,7 @@ def _resumed(attempt: Attempt) -> list[str]:
 
 
 def _since(attempt: Attempt) -> str:
-    """Since when an attempt runs or stops; of one that has ended, or is being provisioned, since when there is one."""
+    """The start of the attempt's present state: running or stopping; for other states, the start of the attempt."""
     if attempt.ended is not None:
         return attempt.started
     if attempt.stop is not None:

@@ -1,7 +1,7 @@
-"""`rljob suspend`, `resume`, `stop`, `retry` and `delete`: what a person asks of a job that is there.
+"""`rljob suspend`, `resume`, `stop`, `retry` and `delete`: change an existing job.
 
-Each asks once: what is so already, or was asked for already, is said and left alone. The operator does it; with `wait`
-the command watches until it is done.
+Each command writes a request once; if the job is already in that state or the request exists, it only says so. The
+operator carries the request out; with `wait` the command waits until that is done.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rljob_cli.plain_text import age, length, one_line, shortened, time_text
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of a request."""
+    """The outcome of a request."""
 
     text: str
     exit_code: int = ExitCode.SUCCESS
@@ -50,9 +50,9 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class Steering:
-    """One job, and how the commands for it tell what they do. Every method returns an exit code: 0, and with `wait` 1
-    where the job ended instead, 3 where it was deleted, 130 for Ctrl-C. They raise JobNotFoundError, other kinds of
-    ClusterError, and CliError where the job cannot do what is asked."""
+    """The commands for one job. Every method returns an exit code: 0; with `wait` also 1 if the job finished instead, 3
+    if it was deleted, 130 for Ctrl-C. Methods raise JobNotFoundError, other kinds of ClusterError, and CliError if the
+    request is not possible in the job's state."""
 
     cluster: Cluster
     name: str
@@ -61,25 +61,25 @@ class Steering:
     clock: Clock = field(default_factory=Clock)
 
     def suspend(self) -> int:
-        """Asks for a checkpoint and for the job's nodes."""
+        """Asks the operator to save a checkpoint and free the job's nodes."""
         job = self._job()
         end = ending(job.status)
         if end is not None:
-            raise CliError(f"{job.where}: has ended ({end.kind}, {end.reason}); there is nothing to suspend")
+            raise CliError(f"{job.where}: has finished ({end.kind}, {end.reason}), so it cannot be suspended")
         if job.is_to_be_suspended and job.status.suspended_at is not None:
             since = age(moment(job.status.suspended_at), self.clock.now())
-            self._say(f"{job.where} is suspended already, for {since}; {self._command('resume')} lets it go on")
+            self._say(f"{job.where} is already suspended (for {since}); {self._command('resume')} resumes it")
             return ExitCode.SUCCESS
         if job.is_to_be_suspended:
-            self._say(f"{job.where} is being suspended already")
+            self._say(f"{job.where} is already being suspended")
         else:
             job = self.cluster.change_spec(self.name, {"suspend": True})
             self._say(f"{job.where} will be suspended: {_what_ending_takes(job)}")
-            self._say(f"{self._command('resume')} lets it go on from its newest checkpoint")
+            self._say(f"{self._command('resume')} resumes it from its newest checkpoint")
         return self._until(job, _suspended)
 
     def resume(self) -> int:
-        """Lets a suspended job go on."""
+        """Resumes a suspended job."""
         job = self._job()
         if not job.is_to_be_suspended:
             self._say(f"{job.where} is not suspended ({_in_words(job)})")
@@ -87,35 +87,35 @@ class Steering:
         job = self.cluster.change_spec(self.name, {"suspend": False})
         end = ending(job.status)
         if end is not None:
-            more = "" if end.is_complete else f"; {self._command('retry')} lets it go on from its newest checkpoint"
-            self._say(f"{job.where} is no longer suspended, but it has ended ({end.kind}, {end.reason}){more}")
+            more = "" if end.is_complete else f"; {self._command('retry')} resumes it from its newest checkpoint"
+            self._say(f"{job.where} is no longer suspended, but it has finished ({end.kind}, {end.reason}){more}")
             return ExitCode.SUCCESS
-        self._say(f"{job.where} will go on, with a new attempt {where_it_begins(job)}")
+        self._say(f"{job.where} will resume with a new attempt {where_it_begins(job)}")
         generation = job.metadata.generation
         return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
 
     def stop(self) -> int:
-        """Ends the job for good, with a checkpoint. 0 however it ends."""
+        """Stops the job for good, with a checkpoint. Returns 0 however it finishes."""
         job = self._job()
         end, goes_on = ending(job.status), is_to_be_retried(job)
         if end is not None and not goes_on:
-            self._say(f"{job.where} has ended already ({end.kind}, {end.reason})")
+            self._say(f"{job.where} has already finished ({end.kind}, {end.reason})")
             return ExitCode.SUCCESS
         asked_at, attempt = stop_asked_at(job), attempt_under_way(job)
         if asked_at is not None and stop_counts(job):
-            self._say(f"{job.where} was asked to stop already, at {shortened(one_line(asked_at))}")
+            self._say(f"{job.where} was already asked to stop, at {shortened(one_line(asked_at))}")
         elif attempt is not None and attempt.stop is not None and attempt.stop.reason == Reason.STOPPED_BY_USER:
-            self._say(f"{job.where} is being stopped already, since {attempt.stop.requested_at}")
+            self._say(f"{job.where} is already being stopped, since {attempt.stop.requested_at}")
         else:
             job = self.cluster.annotate_job(self.name, ANNOTATION_STOP, _new_value(self.clock.now()))
             takes = _what_ending_takes(job, job.run_policy.cleanup)
-            self._say(f"{job.where} will be stopped: {takes}, and the job is Failed, {Reason.STOPPED_BY_USER}")
-            self._say(f"{self._command('retry')} lets it go on from its newest checkpoint")
-        # An ending before the retry is seen to is the old one.
+            self._say(f"{job.where} will be stopped: {takes}, and the job is Failed ({Reason.STOPPED_BY_USER})")
+            self._say(f"{self._command('retry')} resumes it from its newest checkpoint")
+        # Until the operator has applied the retry, the result in the status is the old one.
         return self._until(job, lambda seen: None if goes_on and is_to_be_retried(seen) else _ended(seen))
 
     def retry(self) -> int:
-        """Asks for another attempt now."""
+        """Asks the operator to start another attempt now."""
         job = self._job()
         asked_at = retry_asked_at(job)
         if asked_at is None or (is_to_be_retried(job) and stop_counts(job)):
@@ -123,12 +123,12 @@ class Steering:
             job = self.cluster.annotate_job(self.name, ANNOTATION_RETRY, _new_value(self.clock.now()))
             self._say(f"{job.where}: {_what_a_retry_does(job)}")
         else:
-            self._say(f"{job.where} was asked for another attempt already, at {shortened(one_line(asked_at))}")
+            self._say(f"{job.where}: a retry was already requested at {shortened(one_line(asked_at))}")
         former = newest_attempt(job)
 
         def retried(seen: StoredJob) -> _Outcome | None:
             newest = newest_attempt(seen)
-            # An ending before that is the old one.
+            # Until the operator has applied the retry, the result in the status is the old one.
             if retry_asked_at(seen) is not None:
                 return None
             if newest is not None and (former is None or newest.number > former.number):
@@ -140,13 +140,15 @@ class Steering:
     def _refuse_retry(self, job: StoredJob) -> None:
         where, attempt, end = job.where, attempt_under_way(job), ending(job.status)
         if end is not None and end.is_complete:
-            raise CliError(f"{where}: is Complete, so there is nothing to retry; for further steps submit another job")
+            raise CliError(f"{where}: is Complete, so there is nothing to retry; submit a new job to train further")
         if job.is_to_be_suspended:
-            raise CliError(f"{where}: is suspended; let it go on with {self._command('resume')}")
+            raise CliError(f"{where}: is suspended; resume it with {self._command('resume')}")
         if end is not None:
             return
         if stop_asked_at(job) is not None or (attempt is not None and attempt.stop is not None):
-            raise CliError(f"{where}: is still ending; retry when {self._command('status')} says that it has ended")
+            raise CliError(
+                f"{where}: is still stopping; retry when {self._command('status')} shows that it has finished"
+            )
         if attempt is not None:
             state = f"attempt {attempt.number} is {one_line(attempt_state(attempt))}"
             raise CliError(
@@ -159,12 +161,12 @@ class Steering:
         job = self.cluster.job(self.name)
         if job.metadata.deletion_timestamp is not None:
             raise CliError(
-                f"{job.where}: is being deleted; `rljob submit{self.cluster.flags}` makes it again when that is done"
+                f"{job.where}: is being deleted; create it again with `rljob submit{self.cluster.flags}` afterwards"
             )
         return job
 
     def _until(self, job: StoredJob, done: Callable[[StoredJob], _Outcome | None]) -> int:
-        """Waits until something has come of it, or says how to see that."""
+        """Waits until `done` returns an outcome, or, without `wait`, prints the command that watches the job."""
         if not self.wait:
             self._say(f"to watch it: rljob status {self.name}{self.cluster.flags} --watch")
             return ExitCode.SUCCESS
@@ -182,7 +184,7 @@ class Steering:
                     said = text
                     self.console.print(Text(text, "dim"), soft_wrap=True)
         except KeyboardInterrupt:
-            self._say("stopped waiting; what was asked for is done all the same")
+            self._say("stopped waiting; the request stays in effect")
             return ExitCode.INTERRUPTED
         self._say(f"{job.where} was deleted")
         return NOT_FOUND_EXIT_CODE
@@ -195,7 +197,7 @@ class Steering:
 
 
 def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: Clock | None = None) -> int:
-    """Deletes the job; with `wait` it returns when none of its pods is left. 0, or 130 for Ctrl-C while waiting.
+    """Deletes the job; with `wait` it waits until all its pods are deleted. Returns 0, or 130 for Ctrl-C while waiting.
 
     Raises:
         JobNotFoundError: there is no such job.
@@ -205,30 +207,30 @@ def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: 
     console.print(Text(f"{job.where} deleted; its pods stop within their grace period"), soft_wrap=True)
     folder = storage_uri(job)
     if folder is not None:
-        console.print(Text(f"checkpoints and results stay in {folder}"), soft_wrap=True)
+        console.print(Text(f"checkpoints and results are kept in {folder}"), soft_wrap=True)
     if not wait:
         return 0
     try:
         _wait_for_its_end(cluster, job, console, clock or Clock())
     except KeyboardInterrupt:
-        console.print("stopped waiting; the job is deleted all the same")
+        console.print("stopped waiting; the deletion continues")
         return ExitCode.INTERRUPTED
-    console.print("nothing of it is left")
+    console.print("all its pods are deleted")
     return 0
 
 
 def _suspended(job: StoredJob) -> _Outcome | None:
     if not job.is_to_be_suspended:
-        return _Outcome(f"{job.where} was resumed meanwhile", ExitCode.APPLICATION)
+        return _Outcome(f"{job.where} was resumed in the meantime", ExitCode.APPLICATION)
     if job.status.suspended_at is not None:
-        return _Outcome(f"{job.where} is suspended and holds no nodes; it goes on {where_it_begins(job)}")
+        return _Outcome(f"{job.where} is suspended and holds no nodes; it will resume {where_it_begins(job)}")
     return _ended(job, ExitCode.APPLICATION)
 
 
 def _runs(job: StoredJob) -> _Outcome | None:
     attempt = attempt_under_way(job)
     if attempt is not None and is_running(attempt):
-        return _Outcome(f"{job.where}: attempt {attempt.number} runs")
+        return _Outcome(f"{job.where}: attempt {attempt.number} is running")
     return _ended(job, ExitCode.APPLICATION)
 
 
@@ -236,17 +238,18 @@ def _ended(job: StoredJob, exit_code: int = ExitCode.SUCCESS) -> _Outcome | None
     end = ending(job.status)
     if end is None:
         return None
-    return _Outcome(f"{job.where} has ended: {end.kind}, {end.reason}: {shortened(one_line(end.message))}", exit_code)
+    text = f"{job.where} has finished: {end.kind}, {end.reason}: {shortened(one_line(end.message))}"
+    return _Outcome(text, exit_code)
 
 
 def _what_ending_takes(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER) -> str:
     """What happens between a request and the end of the attempt."""
     attempt = attempt_under_way(job)
     if attempt is None:
-        return "nothing of it runs"
-    rest = "its cluster is removed" if cleanup is Cleanup.DELETE_CLUSTER else "its cluster is kept (runPolicy.cleanup)"
+        return "no attempt is running"
+    rest = "its cluster is deleted" if cleanup is Cleanup.DELETE_CLUSTER else "its cluster is kept (runPolicy.cleanup)"
     if attempt_state(attempt) == AttemptState.PROVISIONING:
-        return f"its trainer does not run yet, and {rest}"
+        return f"its trainer has not started yet, and {rest}"
     grace = length(job.run_policy.grace_period_seconds)
     return f"its trainer saves a checkpoint within {grace} (runPolicy.gracePeriodSeconds), then {rest}"
 
@@ -255,18 +258,18 @@ def _what_a_retry_does(job: StoredJob) -> str:
     following, newest = job.status.next_attempt, newest_attempt(job)
     number = f"attempt {newest.number + 1}" if newest else "attempt 1"
     when = f"instead of at {time_text(moment(following.not_before))}, " if following is not None else ""
-    return f"{number} begins now, {when}{where_it_begins(job)}, with all retries given back"
+    return f"{number} starts now, {when}{where_it_begins(job)}; the retry budget is reset"
 
 
 def _in_words(job: StoredJob) -> str:
-    """Where it is, on a line."""
+    """The state of the job on one line."""
     attempt = attempt_under_way(job)
     parts = [phase(job), reason(job), f"attempt {attempt.number} {attempt_state(attempt)}" if attempt else ""]
     return one_line(", ".join(dict.fromkeys(part for part in parts if part)))
 
 
 def _new_value(now: datetime) -> str:
-    """Another one for each request: the operator knows by its value which it has seen to."""
+    """A unique value for a request: the operator records the value of the request that it has applied."""
     return now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -284,7 +287,7 @@ def _wait_for_its_end(cluster: Cluster, job: StoredJob, console: Console, clock:
 
 
 def _is_gone(cluster: Cluster, job: StoredJob) -> bool:
-    """Whether the job, or what has its name, is another one or none."""
+    """Whether the job no longer exists; another job may have its name."""
     try:
         return cluster.job(job.metadata.name).metadata.uid != job.metadata.uid
     except JobNotFoundError:

@@ -1,8 +1,7 @@
-"""An RLJob as an API server has it, which an operator and a CRD of other versions may have written.
+"""Parses an RLJob of the API server, which may have been written by an operator or CRD of another version.
 
-It is read as far as it can be read here: what is unknown is passed over, what cannot be read is left out and named.
-What a command shows of a job must not hang on one field that it does not know; programs that act on what they read are
-stricter.
+Unknown fields are ignored; fields that cannot be parsed are left out and listed. One unknown field must not keep a
+command from showing the job. Programs that act on the job are stricter.
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ ModelT = TypeVar("ModelT", bound=WireModel)
 
 _LONGEST_SHOWN = 40
 OTHER_VERSION = (
-    "the cluster's operator is of another version than this command: install the `rljob` of its version, or look at"
-    " the whole of it with --output yaml"
+    "the cluster's operator has another version than this command: install the `rljob` of that version, or see the"
+    " whole RLJob with --output yaml"
 )
 
 
 @dataclass(frozen=True)
 class StoredJob:
-    """A job, as far as it can be read here."""
+    """A job, as far as this version can parse it."""
 
     metadata: ObjectMeta
     status: RLJobStatus
     wire: Mapping[str, object]
     unread: tuple[str, ...] = ()
-    """What of the status cannot be read here, with its value: `status.pools[0].ready (seen: "all")`."""
+    """Status fields that cannot be parsed, with their values: `status.pools[0].ready (seen: "all")`."""
 
     @property
     def where(self) -> str:
-        """How messages name it."""
+        """Name of the job in messages, such as `RLJob team-a/my-job`."""
         return f"RLJob {self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def is_to_be_suspended(self) -> bool:
-        """What `spec.suspend` asks for."""
+        """The value of `spec.suspend`."""
         return self._spec_wire().get("suspend") is True
 
     @cached_property
     def run_policy(self) -> RunPolicy:
-        """`spec.runPolicy`, with the defaults of this version for what cannot be read here."""
+        """`spec.runPolicy`, with this version's defaults for fields that cannot be parsed."""
         return self._block(RunPolicy, "runPolicy")
 
     @property
@@ -79,13 +78,13 @@ class StoredJob:
         return {str(entry.get("name")): nodes for entry in entries if isinstance(nodes := entry.get("nodes", 1), int)}
 
     def spec(self) -> RLJobSpec:
-        """What is wanted, all of it. Raises CliError if a newer schema made it unreadable here."""
+        """The whole spec. Raises CliError if this version cannot parse it, as a newer schema may have written it."""
         try:
             return read_document(RLJobSpec, self.wire.get("spec"), STORED_SPEC).value
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise CliError(f"{self.where}: {place} cannot be read ({first['msg']}); {OTHER_VERSION}") from None
+            raise CliError(f"{self.where}: {place} cannot be parsed ({first['msg']}); {OTHER_VERSION}") from None
 
     def _block(self, kind: type[ModelT], name: str) -> ModelT:
         return read_document(kind, self._spec_wire().get(name) or {}, AS_FAR_AS_READABLE).value
@@ -96,8 +95,8 @@ class StoredJob:
 
 
 def stored_job(wire: Mapping[str, object]) -> StoredJob:
-    """The job in an answer of the API server. Fields that are unknown here are passed over, and what cannot be read is
-    left out: one look at it must always be possible."""
+    """Parses a job from a response of the API server. It never fails: unknown fields are ignored, and fields that
+    cannot be parsed are left out."""
     metadata = ObjectMeta.model_validate(wire.get("metadata"))
     given = _without_control_characters(wire.get("status") or {})
     conditions, unknown = _known_statuses(given.get("conditions") if isinstance(given, dict) else None)
@@ -107,7 +106,8 @@ def stored_job(wire: Mapping[str, object]) -> StoredJob:
 
 
 def _without_control_characters(status: object) -> object:
-    """The status with texts that cannot steer a terminal. Requests stay as they are: they are compared, not shown."""
+    """The status without control characters in strings, which could control the terminal. Requests stay unchanged:
+    they are compared, not shown."""
     if isinstance(status, dict):
         return {
             name: value if name == "handledRequests" else _without_control_characters(value)
@@ -125,7 +125,7 @@ def _unread(part: ErrorDetails) -> str:
 
 
 def _known_statuses(conditions: object) -> tuple[object, tuple[str, ...]]:
-    """The conditions with Unknown for each status that this version has no word for, and which these were."""
+    """The conditions with Unknown instead of each status that this version does not know, and a list of those."""
     if not isinstance(conditions, list):
         return conditions, ()
     known, unknown = [], []

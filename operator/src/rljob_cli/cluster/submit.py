@@ -1,4 +1,4 @@
-"""`rljob submit`: checks a job file as far as that goes without a cluster, then hands it to one."""
+"""`rljob submit`: validates a job file as far as possible without a cluster, then creates the job on the cluster."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _MAX_DIFFERENCES = 8
 
 @dataclass(frozen=True)
 class Submission:
-    """A job on a cluster."""
+    """A submitted job and its cluster."""
 
     cluster: Cluster
     job: StoredJob
 
 
 def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
-    """Creates the job in the file, or finds that it is there already; says which, and what to do next.
+    """Creates the job in the file, or updates it if it exists. Prints what was done and what to do next.
 
     Raises:
-        JobFileError: the file is no valid job.
+        JobFileError: the file is not a valid job.
         HandoverError: the job is too large.
-        CliError: it cannot run on a cluster, another job has its name, or the cluster does not take it.
+        CliError: it cannot run on a cluster, another job has its name, or the cluster rejects it.
     """
     text = read_job_text(file)
     job = load_job_text_to_run(text, str(file))
@@ -55,22 +55,23 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
     except JobExistsError:
         stored = _existing(file, job, cluster, console)
     submission = Submission(cluster, stored)
-    _tell_what_is_next(submission, console)
+    _print_next_steps(submission, console)
     return submission
 
 
 def _namespace(file: Path, job: RLJob, options: ClusterOptions) -> str | None:
-    """What the command line or the file says; None for the cluster's default."""
+    """The namespace of the command line or the file; None for the cluster's default."""
     in_file = job.metadata.namespace
     if options.namespace and in_file and options.namespace != in_file:
         raise CliError(
-            f"{file}: metadata.namespace is {in_file}, but --namespace says {options.namespace}; leave out one of them"
+            f"{file}: metadata.namespace is {in_file}, but --namespace is {options.namespace}; remove one of them"
         )
     return options.namespace or in_file
 
 
 def _refuse_unfit(file: Path, job: RLJob, namespace: str) -> None:
-    """What the operator would refuse, said before anything is created. It may bring an image; we cannot know."""
+    """Raises errors that the operator would report, before anything is created. The operator may have a default image,
+    so a missing image is no error here."""
     found = cluster_violations(job.spec, has_default_image=True)
     if found:
         raise CliError("\n".join(f"{file}: {wire_path(broken.path)}: {broken.message}" for broken in found))
@@ -78,11 +79,11 @@ def _refuse_unfit(file: Path, job: RLJob, namespace: str) -> None:
 
 
 def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> StoredJob:
-    """The job of this name that is there already, if it is the same one; a changed runPolicy is applied to it."""
+    """Returns the existing job of this name if its spec is the same; applies changes of runPolicy and suspend."""
     stored = cluster.job(job.metadata.name)
     if stored.metadata.deletion_timestamp is not None:
         raise CliError(
-            f"{stored.where}: is being deleted; submit again when `rljob list{cluster.flags}` no longer shows it"
+            f"{stored.where}: is being deleted; submit again once `rljob list{cluster.flags}` no longer shows it"
         )
     spec = stored.spec()
     changes = _changes(spec, job.spec)
@@ -90,18 +91,18 @@ def _existing(file: Path, job: RLJob, cluster: Cluster, console: Console) -> Sto
         kept = {"run_policy": spec.run_policy, "suspend": spec.suspend}
         raise CliError(_other_job(file, stored, differences(spec, job.spec.model_copy(update=kept)), cluster.flags))
     if not changes:
-        console.print(Text(f"{stored.where} exists already with this spec ({phase(stored)})"), soft_wrap=True)
+        console.print(Text(f"{stored.where} already exists with this spec ({phase(stored)})"), soft_wrap=True)
         return stored
     stored = cluster.change_spec(job.metadata.name, changes)
-    console.print(Text(f"{stored.where} exists already; changed:", "green"), soft_wrap=True)
+    console.print(Text(f"{stored.where} already exists; changed:", "green"), soft_wrap=True)
     for line in differences(spec, stored.spec()):
         console.print(Text(f"  {line}"), soft_wrap=True)
     return stored
 
 
 def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
-    """What of the file is to be applied to the stored job. A file that says nothing about `suspend` leaves it as it is:
-    `rljob suspend` may have set it."""
+    """The changes of the file to apply to the stored job. A file without `suspend` does not change it, because `rljob
+    suspend` may have set it."""
     changes: dict[str, object] = {}
     if stored.run_policy != wanted.run_policy:
         changes["runPolicy"] = wanted.run_policy.model_dump(mode="json", by_alias=True)
@@ -113,9 +114,8 @@ def _changes(stored: RLJobSpec, wanted: RLJobSpec) -> dict[str, object]:
 def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> str:
     delete = f"rljob delete {stored.metadata.name}{flags}"
     lines = [
-        f"{file}: {stored.where} exists already with another spec, and only suspend and runPolicy may change while"
-        f" it exists; give the file another metadata.name, or delete the job first (`{delete}`). Stored -> in"
-        " the file:",
+        f"{file}: {stored.where} already exists with another spec, and only suspend and runPolicy of an existing job"
+        f" can change; use another metadata.name, or delete the job first (`{delete}`). Differences, stored -> file:",
         *(f"  {line}" for line in shown[:_MAX_DIFFERENCES]),
     ]
     if len(shown) > _MAX_DIFFERENCES:
@@ -123,23 +123,23 @@ def _other_job(file: Path, stored: StoredJob, shown: list[str], flags: str) -> s
     return "\n".join(lines)
 
 
-def _tell_what_is_next(submission: Submission, console: Console) -> None:
+def _print_next_steps(submission: Submission, console: Console) -> None:
     name, flags = submission.job.metadata.name, submission.cluster.flags
     end = ending(submission.job.status)
     if end is not None and not end.is_complete:
         steps = {
-            f"rljob explain {name}{flags}": "why it failed",
-            f"rljob retry {name}{flags}": "it goes on from its newest checkpoint",
+            f"rljob explain {name}{flags}": "explains why it failed",
+            f"rljob retry {name}{flags}": "resumes from the newest checkpoint",
         }
     elif end is not None:
-        steps = {f"rljob delete {name}{flags}": "then submit again; it goes on from its newest checkpoint"}
+        steps = {f"rljob delete {name}{flags}": "then submit again to resume from the newest checkpoint"}
     elif submission.job.is_to_be_suspended:
-        steps = {f"rljob resume {name}{flags}": "it is suspended until then"}
+        steps = {f"rljob resume {name}{flags}": "starts the suspended job"}
     else:
         steps = {
-            f"rljob status {name}{flags} --watch": "until it has ended",
-            f"rljob logs {name}{flags} --follow": "what the training prints",
-            f"rljob explain {name}{flags}": "if nothing seems to happen",
+            f"rljob status {name}{flags} --watch": "shows changes until the job finishes",
+            f"rljob logs {name}{flags} --follow": "prints the log of the training",
+            f"rljob explain {name}{flags}": "explains what the job waits for",
         }
     width = max(map(len, steps))
     for number, (command, purpose) in enumerate(steps.items()):

@@ -1,7 +1,7 @@
-"""Watches a job to its end: a live view on a terminal, a line for every change elsewhere.
+"""Watches a job until it finishes: a live view on a terminal, otherwise a line for every change.
 
-It asks every two seconds instead of keeping a watch open: what it asks for is small, and nothing has to be taken up
-again when a connection breaks.
+It polls every two seconds instead of using a Kubernetes watch: the responses are small, and there is no state to
+restore when a connection breaks.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from rljob_cli.plain_text import one_line
 
 POLL_SECONDS = 2.0
 PATIENCE_SECONDS = 600.0
-"""How long the API server may be away before we give up."""
+"""How long the API server may be unreachable before the command gives up."""
 _BAR_WIDTH = 60
 
 
 def utc_now() -> datetime:
-    """The time."""
+    """The current time in UTC."""
     return datetime.fromtimestamp(time.time(), UTC)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The time, and waiting for it to pass; tests bring their own."""
+    """The current time and sleeping; tests replace both."""
 
     now: Callable[[], datetime] = utc_now
     sleep: Callable[[float], None] = time.sleep
 
 
 class _View(Protocol):
-    """Where a watched job is shown."""
+    """Shows a watched job."""
 
     def show(self, job: StoredJob, now: datetime) -> None: ...
 
@@ -53,12 +53,12 @@ class _View(Protocol):
 
 
 def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None = None) -> int:
-    """Shows the job until it has ended. 0 for Complete, 1 for Failed, 3 when it was deleted, 130 for Ctrl-C, which
-    leaves the job running.
+    """Shows the job until it finishes. Returns 0 for Complete, 1 for Failed, 3 if it was deleted, 130 for Ctrl-C, which
+    does not stop the job.
 
     Raises:
-        JobNotFoundError: there was no such job from the beginning.
-        ClusterUnreachableError: the API server was away for ten minutes.
+        JobNotFoundError: there was no such job at the start.
+        ClusterUnreachableError: the API server was unreachable for ten minutes.
     """
     clock = clock or Clock()
     try:
@@ -70,18 +70,18 @@ def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None
         last.summary(clock.now())
         return code
     except KeyboardInterrupt:
-        text = "stopped watching; the job goes on without this command. To watch it again: "
+        text = "stopped watching; the job continues. To watch it again: "
         text += f"rljob status {name}{cluster.flags} --watch"
         console.print(Text(text), soft_wrap=True)
         return ExitCode.INTERRUPTED
 
 
 def looks_at(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
-    """The job, every two seconds, until it was deleted. While the API server is away, `note` is told.
+    """Polls the job every two seconds until it is deleted. Calls `note` while the API server is unreachable.
 
     Raises:
-        JobNotFoundError: there was no such job from the beginning.
-        ClusterUnreachableError: the API server was away for ten minutes, or from the beginning.
+        JobNotFoundError: there was no such job at the start.
+        ClusterUnreachableError: the API server was unreachable for ten minutes, or at the start.
     """
     seen = False
     unreachable_since: datetime | None = None
@@ -97,7 +97,7 @@ def looks_at(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, dat
             unreachable_since = unreachable_since or now
             if not seen or (now - unreachable_since).total_seconds() > PATIENCE_SECONDS:
                 raise
-            note(f"no answer from the API server ({error.reason}); trying again", now)
+            note(f"the API server is unreachable ({error.reason}); retrying", now)
         else:
             seen, unreachable_since = True, None
             yield job
@@ -108,7 +108,7 @@ def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
     for job in looks_at(cluster, name, clock, view.note):
         view.show(job, clock.now())
         end = ending(job.status)
-        # The end of a job that is to be tried again is not what is waited for.
+        # A failed job with a pending retry request will continue, so keep watching.
         if end is not None and (end.is_complete or retry_asked_at(job) is None):
             return ExitCode.SUCCESS if end.is_complete else ExitCode.APPLICATION
     view.note(f"RLJob {name} was deleted", clock.now())
@@ -116,7 +116,7 @@ def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
 
 
 class _LiveView:
-    """The whole status, drawn again in place."""
+    """Shows the whole status, redrawn in place."""
 
     def __init__(self, live: Live, flags: str) -> None:
         self._live = live
@@ -128,7 +128,7 @@ class _LiveView:
         self._draw(job, now)
 
     def note(self, text: str, now: datetime) -> None:
-        assert self._job is not None, "notes come after the first look"
+        assert self._job is not None, "notes come after the first poll"
         self._draw(self._job, now, Text(text, "bold yellow"))
 
     def _draw(self, job: StoredJob, now: datetime, *notes: Text) -> None:
@@ -141,7 +141,7 @@ class _LiveView:
 
 
 class _Lines:
-    """A line with the time for everything that has changed."""
+    """Prints a line with the time for every change."""
 
     def __init__(self, console: Console, flags: str) -> None:
         self._console = console
@@ -152,18 +152,18 @@ class _Lines:
     def show(self, job: StoredJob, now: datetime) -> None:
         self._job = job
         if not job.status.conditions:
-            self._say("conditions", "no operator has looked at the job yet", now)
+            self._say("conditions", "no operator has processed the job yet", now)
         self._show_attempts(job, now)
         for found in job.status.conditions:
             message = f": {one_line(found.message)}" if found.message else ""
             self._say(found.type, f"{found.type}={found.status} {found.reason}{message}", now)
         progress = progress_text(job)
-        # At the end the summary says it.
+        # When the job has finished, the summary shows the progress.
         if progress is not None and ending(job.status) is None:
             self._say("progress", progress, now)
 
     def _show_attempts(self, job: StoredJob, now: datetime) -> None:
-        """Of every attempt how it goes and how it ended; a single one that runs goes without saying."""
+        """Prints the state of every attempt, except for a first one that is still running."""
         following = job.status.next_attempt
         for attempt in job.status.attempts:
             if attempt.number > 1 or attempt.ended is not None:
@@ -183,7 +183,7 @@ class _Lines:
         self._say("note", text, now)
 
     def summary(self, now: datetime) -> None:
-        """The whole status, at the end."""
+        """Prints the whole status at the end."""
         if self._job is not None:
             for line in job_lines(self._job, now, self._flags):
                 self._console.print(line, soft_wrap=True)

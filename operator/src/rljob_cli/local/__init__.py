@@ -1,1 +1,1 @@
-"""`rljob run`: a job on this machine, or on a Ray cluster."""
+"""`rljob run`: runs a job on this machine, or on an existing Ray cluster."""

@@ -1,7 +1,7 @@
-"""How a job that was written for a cluster runs on this machine. Pure: the devices are passed in.
+"""Adapts a job that was written for a cluster to this machine. Pure: the devices are passed in.
 
-Each pool becomes min(its size, devices found) workers on one node. What only a cluster has is left out, with one line
-each. A job that no longer divides evenly is refused.
+Each pool becomes min(its size, devices found) workers on one node. Fields that only a cluster uses are ignored, with a
+note each. A job that no longer divides evenly is rejected.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """The job as this machine runs it, or a Ray cluster, whose devices are not known here."""
+    """The job as this machine or a Ray cluster runs it. `devices` is None for a Ray cluster."""
 
     spec: RLJobSpec
     devices: Devices | None
     pools: tuple[PoolPlan, ...]
     notes: tuple[str, ...]
-    """What of the file is not used here, one line each."""
+    """Fields of the file that are ignored or changed, one line each."""
 
 
 def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> LocalPlan:
-    """The job on this machine; `num_workers` per pool instead of what would be chosen.
+    """The job on this machine. `num_workers`: workers per pool; None to choose them by the pools and devices.
 
     Raises:
         LocalPlanError: there are too few devices, or the job no longer divides evenly.
@@ -67,7 +67,7 @@ def plan_for_machine(job: RLJob, devices: Devices, num_workers: int | None) -> L
 
 
 def plan_for_cluster(job: RLJob) -> LocalPlan:
-    """The job on a Ray cluster: its pools as they are."""
+    """The job on a Ray cluster, with its pools unchanged."""
     roles_of = _roles_by_pool(job.spec)
     sizes = [(pool.name, pool.nodes * pool.gpus_per_node) for pool in job.spec.pools]
     rows = tuple(PoolPlan(name, roles_of.get(name, ()), size, size) for name, size in sizes)
@@ -75,15 +75,15 @@ def plan_for_cluster(job: RLJob) -> LocalPlan:
 
 
 def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tuple[RLJobSpec, tuple[str, ...]]:
-    """Fewer workers hold a copy of the model, or share rows, where the pool has fewer here (`num_workers`, by pool).
-    What is learned does not depend on it."""
+    """Reduces the sizes of parallel groups (workers that share a copy of the model, or rows) to fit `num_workers`, by
+    pool. The trained model does not depend on them."""
     roles, pool_of = spec.roles, spec.placed_roles()
     places: dict[str, TrainRole | RolloutRole] = dict(roles)
     notes: list[str] = []
     for name, place in places.items():
         role = wire_name(Roles, name)
         workers = num_workers[pool_of[role]]
-        # Of whole numbers alone: whether something is done (True, False) fits any number of workers.
+        # Only integers: flags (True, False) fit any number of workers.
         asked = {field: value for field, value in place if type(value) is int and workers % value}
         fitting = {field: _fitting(field, value, workers) for field, value in asked.items()}
         notes += (
@@ -95,7 +95,7 @@ def _with_fitting_layouts(spec: RLJobSpec, num_workers: Mapping[str, int]) -> tu
 
 
 def _fitting(field: str, asked: int, workers: int) -> int:
-    # As many as there are, where a copy of the model was to have more: replicas would take more memory, not less.
+    # A shard size above the number of workers becomes that number: replicas would need more memory, not less.
     return workers if field == "shard_size" and asked > workers else gcd(asked, workers)
 
 
@@ -115,12 +115,12 @@ def _refuse_too_many(rows: list[PoolPlan], devices: Devices) -> None:
         limit = devices.count if too_many_here else MAX_WORKERS_PER_NODE
         raise LocalPlanError(
             f"spec.pools: {total} workers do not fit on this machine ({devices}, at most {limit} workers); "
-            "choose a smaller --workers, or put the roles on one pool"
+            "reduce --workers, or put the roles on one pool"
         )
 
 
 def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]) -> None:
-    """The rules of the API decide, so that a local run and a cluster refuse the same things."""
+    """Raises LocalPlanError if the job breaks a rule of the API, so that local runs and clusters reject the same."""
     broken = violations(spec, ("spec",))
     if not broken:
         return
@@ -128,8 +128,8 @@ def _refuse_uneven(spec: RLJobSpec, rows: list[PoolPlan], notes: tuple[str, ...]
     lines = [*(f"{wire_path(found.path)}: {found.message}" for found in broken), *notes]
     places = "\n".join(f"  {line}" for line in lines)
     raise LocalPlanError(
-        f"the job does not divide over the workers of this machine (workers per pool, file -> here: {mapped}):\n"
-        f"{places}\nchoose another --workers, or change the file"
+        f"the job cannot be divided among the workers of this machine (workers per pool, file -> here: {mapped}):\n"
+        f"{places}\nuse another --workers, or change the file"
     )
 
 
@@ -159,12 +159,12 @@ def _cluster_only(spec: RLJobSpec) -> Iterator[str]:
     for secret in spec.image_pull_secrets:
         yield f"imagePullSecrets {secret.name}: ignored, no image is pulled"
     for volume in spec.volumes:
-        yield f"volumes {volume.name}: ignored, {volume.mount_path} is what this machine has there"
+        yield f"volumes {volume.name}: ignored, {volume.mount_path} of this machine is used"
     if spec.code is not None:
-        yield "code: ignored, Python is found in the job file's folder, or under --code"
+        yield "code: ignored, Python code is imported from the job file's folder and from --code"
     if spec.checkpoint.storage is not None:
         claim = spec.checkpoint.storage.persistent_volume_claim
-        yield f"checkpoint.storage {claim}: ignored, checkpoints go into the run's folder"
+        yield f"checkpoint.storage {claim}: ignored, checkpoints are saved in the run's folder"
     unused = spec.run_policy.model_fields_set - {"provisioning_deadline_seconds"}
     if unused:
         names = ", ".join(sorted(RunPolicy.model_fields[name].alias or name for name in unused))

@@ -1,4 +1,4 @@
-"""`rljob run`: the same file as on a cluster, on this machine."""
+"""`rljob run`: runs a job file on this machine or on an existing Ray cluster."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ TRAINER_PACKAGE = "rljob_trainer"
 
 _MEANING = {
     ExitCode.SUCCESS: "complete",
-    ExitCode.APPLICATION: "the training or the job's own code failed; the lines above say why",
-    ExitCode.CONFIGURATION: "the job cannot work as written; change the file",
-    ExitCode.INFRASTRUCTURE: "a worker or a device was lost, or something is missing here; going on may well work",
+    ExitCode.APPLICATION: "the training or the job's own code failed; see the log above",
+    ExitCode.CONFIGURATION: "the job's configuration is invalid; change the file",
+    ExitCode.INFRASTRUCTURE: "a worker or device was lost, or a resource is missing; a retry may succeed",
 }
 SIGKILL_EXIT_CODE = 137
 _UNUSED_MODULES = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
-"""Of the standard library: no library imports them, and jobs may have a folder of tests."""
+"""Modules of the standard library that no library imports, so a job may use their names, such as a folder `test`."""
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^)]*)\))")
-"""In values of a pod's variables (Kubernetes, `third_party/forked/golang/expansion`)."""
+"""References in values of a pod's variables, as in Kubernetes (`third_party/forked/golang/expansion`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     file: Path
     num_workers: int | None = None
@@ -69,10 +69,10 @@ class RunOptions:
     run_folder: Path | None = None
     code: Path | None = None
     ray_address: str | None = None
-    """An existing Ray cluster instead of this machine; `auto` is one that runs here."""
+    """Address of an existing Ray cluster; `auto` for one on this machine. None to run without a cluster."""
 
     def command(self, *, resume: bool) -> str:
-        """The command that runs the job again in the same folder, with the options of this one."""
+        """The command that runs the job again in the same folder, with the same options."""
         options: Mapping[str, object] = {
             "--workers": self.num_workers,
             "--run-folder": self.run_folder,
@@ -84,19 +84,18 @@ class RunOptions:
 
 
 def run(options: RunOptions, console: Console) -> int:
-    """Runs the job to its end and returns the trainer's exit code; of a trainer that ends with 0 before the job is
-    complete, that of a failed training.
+    """Runs the job to its end. Returns the trainer's exit code, or 1 if it exits with 0 before the job is complete.
 
     Raises:
-        JobFileError: the file is no valid job.
+        JobFileError: the file is not a valid job.
         CliError: the job, the folder or the system does not allow this run.
-        HandoverError: the job is too large to be handed over.
+        HandoverError: the job is too large to pass on to the trainer.
     """
     job = load_job_file_to_run(options.file)
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
         _refuse_hiding_files(imported_from)
     if options.resume and job.spec.checkpoint.resume is Resume.NEVER:
-        raise CliError("spec.checkpoint.resume: is Never, so --resume cannot be done; change it to Auto")
+        raise CliError("spec.checkpoint.resume: is Never, so --resume is not possible; change it to Auto")
     plan = _local_plan(job, options)
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
@@ -114,7 +113,7 @@ def run(options: RunOptions, console: Console) -> int:
         code = process.run(keep_open=(lock,), on_start=record_start)
         state = folder.run_state_of(attempt)
         if code == ExitCode.SUCCESS and (state is None or state.phase is not RunPhase.COMPLETE):
-            console.print(Text("the trainer ended as if all were done, and the job is not complete"), soft_wrap=True)
+            console.print(Text("the trainer exited with code 0 before the job was complete"), soft_wrap=True)
             code = ExitCode.APPLICATION
         try:
             folder.record(attempt, ended=_now(), exitCode=code)
@@ -125,8 +124,8 @@ def run(options: RunOptions, console: Console) -> int:
 
 
 def plot(run_folder: Path) -> int:
-    """`rljob plot`: draws the curves of a run again, from its metrics, into `run_folder`/plots in a process of the
-    trainer; returns its exit code.
+    """`rljob plot`: draws the plots of a run again from its metrics, into `run_folder`/plots, in a process of the
+    trainer. Returns its exit code.
 
     Raises:
         CliError: the trainer is not installed.
@@ -136,8 +135,8 @@ def plot(run_folder: Path) -> int:
 
 
 def _refuse_hiding_files(folder: Path) -> None:
-    """Raises CliError where a file of a folder that the trainer imports from is called like a module of the standard
-    library: the trainer or one of its libraries would get the wrong module, and fail with an ImportError."""
+    """Raises CliError if a file in the folder has the name of a standard library module: the trainer imports from this
+    folder, so it or one of its libraries would import the wrong module and fail."""
     for name in sorted(sys.stdlib_module_names - _UNUSED_MODULES):
         for file in (folder / f"{name}.py", folder / name / "__init__.py"):
             if file.exists():
@@ -151,7 +150,7 @@ def _local_plan(job: RLJob, options: RunOptions) -> LocalPlan:
     if options.ray_address is None:
         return plan_for_machine(job, find_devices(visible_cuda_devices()), options.num_workers)
     if options.num_workers is not None:
-        raise CliError("--workers: on a Ray cluster the pools are as the file has them; leave --workers or --ray out")
+        raise CliError("--workers: a Ray cluster uses the pools of the file; remove --workers or --ray")
     return plan_for_cluster(job)
 
 
@@ -164,7 +163,7 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
     if find_spec(TRAINER_PACKAGE) is None:
         raise CliError(
             f"the trainer is not installed in this Python environment ({sys.prefix}); install rljob-trainer, "
-            "or run `make install` in the project's folder"
+            "or run `make install` in the repository"
         )
     return (sys.executable, "-m", module)
 
@@ -172,7 +171,8 @@ def trainer_module_command(module: str) -> tuple[str, ...]:
 def trainer_environment(
     options: RunOptions, job: RLJob, plan: LocalPlan, folder: RunFolder, attempt: int
 ) -> dict[str, str]:
-    """This process's environment, the job's own variables, and the contract's. A local run starts a Ray of its own.
+    """The trainer's environment: this process's variables, the job's own, and those of the contract with the trainer.
+    RAY_ADDRESS is removed for a local run, which starts its own Ray.
 
     Raises:
         HandoverError: the job is too large.
@@ -203,12 +203,12 @@ def trainer_environment(
 
 
 def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the job's `env` sets, with `$(NAME)` in a value replaced as the kubelet does it.
+    """The variables that the job's `env` sets, with `$(NAME)` in values expanded as the kubelet does.
 
-    NAME is a variable further up in the list or one of `before`, which a pod has before its job's own (so a job can say
-    `$(RLJOB_RUN_FOLDER)/wandb`). What a job takes from a Secret or ConfigMap has the value that the user has exported,
-    here as for the trainer itself. `$$` is `$`; a NAME that is not known stays as written. With an `envFrom`, every
-    NAME with its prefix may be one of its keys, so it is looked up among all that is exported.
+    NAME is an earlier variable of the list or one of `before`, which a pod has before its job's own variables (for
+    example `$(RLJOB_RUN_FOLDER)/wandb`). A variable from a Secret or ConfigMap has the value that the user has
+    exported. `$$` becomes `$`; an unknown NAME stays as written. With `envFrom`, any NAME with its prefix may be one of
+    its keys, so it is looked up among all exported variables.
 
     Raises:
         CliError: a value refers to a variable from a Secret or ConfigMap that is not exported.
@@ -220,7 +220,7 @@ def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[
                 name = sorted(missing)[0]
                 raise CliError(
                     f"spec.env[{index}].value: $({name}) comes from a Secret or ConfigMap, which `rljob run` does not"
-                    f" read, and {name} is not exported here; export {name}, with the value for this run"
+                    f" read, and {name} is not exported; export {name} with the value for this run"
                 )
             names = {**_from_env_from(spec, exported), **known}
             known[variable.name] = found[variable.name] = _REFERENCE.sub(_replacement(names), variable.value)
@@ -232,7 +232,7 @@ def job_variables(spec: RLJobSpec, before: Mapping[str, str], exported: Mapping[
 
 
 def _from_env_from(spec: RLJobSpec, exported: Mapping[str, str]) -> dict[str, str]:
-    """The exported variables that may be keys of what `envFrom` names. What RLJob sets is none of them."""
+    """The exported variables that may be keys of an `envFrom` source. Variables that RLJob sets are excluded."""
     prefixes = tuple(source.prefix or "" for source in spec.env_from)
     return {
         name: value
@@ -242,7 +242,7 @@ def _from_env_from(spec: RLJobSpec, exported: Mapping[str, str]) -> dict[str, st
 
 
 def _is_optional(source: EnvSource) -> bool:
-    """Whether a pod starts without this variable, and leaves a reference to it as it is written."""
+    """Whether a pod starts without this variable and does not expand references to it."""
     reference = source.secret_key_ref or source.config_map_key_ref
     return reference is not None and reference.optional
 
@@ -255,13 +255,13 @@ def _replacement(names: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
 
 
 def _cluster_address(wanted: str, named: str) -> str:
-    """`auto` is the cluster that RAY_ADDRESS names, as in a Ray job, where it is the job's own; else Ray finds one on
-    this machine. What is named with a scheme is a dashboard."""
+    """The address to connect to. `auto` means the cluster in RAY_ADDRESS (in a Ray job, the job's own); if that is
+    unset or a dashboard URL, Ray finds a cluster on this machine."""
     return named if wanted == "auto" and named and "://" not in named else wanted
 
 
 def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
-    """Prints what of the file runs where."""
+    """Prints the pools and workers of the run, and notes about ignored fields."""
     where = "Ray cluster" if plan.devices is None else f"this machine: {plan.devices}"
     table = Table(title=where, title_justify="left")
     for name in ("pool", "roles"):
@@ -277,27 +277,27 @@ def show_plan(plan: LocalPlan, folder: RunFolder, console: Console) -> None:
 
 
 def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bool) -> str:
-    """One line about an exit code. `state` is what this attempt said last, None if nothing."""
+    """Explains an exit code in one line. `state`: the last run state of this attempt; None if there is none."""
     if was_killed_on_request and code == SIGKILL_EXIT_CODE:
-        return f"stopped at once, as asked a second time; {_what_is_lost(state)}"
+        return f"stopped at once by a second request; {_what_is_lost(state)}"
     if code == ExitCode.INTERRUPTED:
         is_saved = state is not None and state.checkpoint is not None and state.checkpoint.step >= state.progress.step
         return "stopped on request after a checkpoint" if is_saved else f"stopped on request; {_what_is_lost(state)}"
     if code == SIGKILL_EXIT_CODE:
-        return "the trainer was killed; most often the machine ran out of memory"
+        return "the trainer was killed; usually because the machine ran out of memory"
     if code in list(ExitCode):
         return _MEANING[ExitCode(code)]
     if code > 128:
-        return f"the trainer was ended by signal {code - 128}"
-    return "the trainer ended in a way that it never means to; its last lines above tell more"
+        return f"the trainer was killed by signal {code - 128}"
+    return "the trainer exited unexpectedly; see the log above"
 
 
 def _what_is_lost(state: RunState | None) -> str:
     if state is None or (state.checkpoint is None and state.progress.step == 0):
-        return "no step was done by this attempt, so nothing is lost"
+        return "this attempt completed no step, so nothing is lost"
     if state.checkpoint is None:
-        return f"there is no checkpoint yet, so the {state.progress.step} steps done are lost"
-    return f"what was done after the checkpoint at step {state.checkpoint.step} is lost"
+        return f"there is no checkpoint yet, so {state.progress.step} completed steps are lost"
+    return f"steps after the checkpoint of step {state.checkpoint.step} are lost"
 
 
 def _tell_the_end(
@@ -306,18 +306,18 @@ def _tell_the_end(
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
     console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
     if state is not None and state.progress.step == 0 and folder.has_results():
-        # It ended before it had looked at the checkpoints of those before it.
-        console.print(Text(f"checkpoints of former attempts are kept: {folder.checkpoints}"), soft_wrap=True)
+        # The trainer ended before it read the checkpoints of earlier attempts, so its run state does not know them.
+        console.print(Text(f"checkpoints of earlier attempts are kept: {folder.checkpoints}"), soft_wrap=True)
     elif state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"
         if progress.eval_score is not None:
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
-            reached += f", newest checkpoint at step {state.checkpoint.step}"
+            reached += f", newest checkpoint of step {state.checkpoint.step}"
         console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
-        console.print(Text(f"to go on: {options.command(resume=folder.has_results())}"), soft_wrap=True)
+        console.print(Text(f"to continue: {options.command(resume=folder.has_results())}"), soft_wrap=True)
 
 
 def _announcer(console: Console) -> Callable[[str], None]:

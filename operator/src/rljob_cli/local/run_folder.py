@@ -31,7 +31,7 @@ CHECKPOINT_PATTERN = "step-*"
 
 
 class RunFolder:
-    """One run's folder."""
+    """Reads and writes the folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -40,20 +40,18 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Makes the folder and holds its lock; gives the lock's file descriptor.
+        """Creates the folder and holds its lock within the context; yields the lock's file descriptor.
 
-        A process that inherits the descriptor holds the lock too, until it ends.
+        A process that inherits the descriptor also holds the lock, until it exits.
 
         Raises:
-            RunFolderError: another run holds the lock, or the folder cannot be made.
+            RunFolderError: another run holds the lock, or the folder cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / LOCK_FILE_NAME).open("a+", encoding="utf-8")
         except OSError as error:
-            raise RunFolderError(
-                f"{self.path}: cannot be used ({error.strerror}); choose another --run-folder"
-            ) from error
+            raise RunFolderError(f"{self.path}: cannot be used ({error.strerror}); use another --run-folder") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,8 +59,7 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
                 raise RunFolderError(
-                    f"{self.path}: another run is using it (process {holder}); wait for it, or choose another "
-                    "--run-folder"
+                    f"{self.path}: another run is using it (process {holder}); wait for it, or use another --run-folder"
                 ) from error
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
@@ -70,44 +67,43 @@ class RunFolder:
             yield file.fileno()
 
     def num_attempts(self) -> int:
-        """Attempts begun so far."""
+        """Number of attempts started so far."""
         return max((attempt for attempt, _ in self._records()), default=0)
 
     def has_results(self) -> bool:
-        """Whether an attempt did a step or began a checkpoint. An attempt that failed before that leaves nothing to
-        protect, and nothing to resume."""
+        """Whether an attempt completed a step or started a checkpoint. An attempt that failed before that leaves
+        nothing to protect and nothing to resume."""
         state = self.run_state()
         trained = state is not None and state.progress.step > 0
         return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
 
     def refuse_unfit(self, other_command: str, *, resume: bool) -> None:
-        """Refuses a second run without --resume, --resume without a first run, and a folder of something else.
+        """Rejects a second run without --resume, --resume without a first run, and a folder that is not a run's.
 
         Args:
             other_command: the user's command with --resume if it has none, else without it.
             resume: whether the user's command has --resume.
 
         Raises:
-            RunFolderError: as said.
+            RunFolderError: the folder is rejected.
         """
         attempts = self.num_attempts()
         strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK_FILE_NAME)
         if resume and not attempts:
-            raise RunFolderError(f"{self.path}: there is no run to resume; `{other_command}` starts one")
+            raise RunFolderError(f"{self.path}: no run to resume; start one with `{other_command}`")
         if strangers and not attempts:
             raise RunFolderError(
-                f"{self.path}: is not empty and not the folder of a run ({strangers[0]} is in it); "
-                "choose another --run-folder"
+                f"{self.path}: is not empty and not the folder of a run (it contains {strangers[0]}); "
+                "use another --run-folder"
             )
         if self.has_results() and not resume:
             raise RunFolderError(
-                f"{self.path}: holds a run already ({self._where()}); `{other_command}` goes on with it, "
-                "another --run-folder starts one beside it"
+                f"{self.path}: already contains a run ({self._where()}); resume it with `{other_command}`, "
+                "or start another with --run-folder"
             )
 
     def write_job(self, job: RLJob) -> None:
-        """Writes the resolved job: every default written out, those of the recipe too. It is a job file that says the
-        same.
+        """Writes the resolved job: an equivalent job file with all defaults and recipe settings filled in.
 
         Raises:
             RunFolderError: it cannot be written.
@@ -120,7 +116,7 @@ class RunFolder:
             raise self._cannot_be_written(error) from error
 
     def record(self, attempt: int, **facts: str | int) -> None:
-        """Adds a line about an attempt.
+        """Appends a line about an attempt to attempts.jsonl.
 
         Raises:
             RunFolderError: it cannot be written.
@@ -133,19 +129,21 @@ class RunFolder:
             raise self._cannot_be_written(error) from error
 
     def run_state(self) -> RunState | None:
-        """What the trainer last said; None if it has said nothing readable."""
+        """The trainer's last run state; None if there is none that can be parsed."""
         try:
             return load_run_state(self.run_state_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, HandoverError):
             return None
 
     def run_state_of(self, attempt: int) -> RunState | None:
-        """What this attempt said last; None if it said nothing, or nothing readable."""
+        """The last run state of this attempt; None if it has written none that can be parsed."""
         state = self.run_state()
         return state if state is not None and state.attempt == attempt else None
 
     def _cannot_be_written(self, error: OSError) -> RunFolderError:
-        return RunFolderError(f"{self.path}: cannot be written ({error.strerror}); make room, or choose another folder")
+        return RunFolderError(
+            f"{self.path}: cannot be written ({error.strerror}); free disk space, or use another folder"
+        )
 
     def _where(self) -> str:
         state = self.run_state()

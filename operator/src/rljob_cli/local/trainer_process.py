@@ -1,9 +1,9 @@
-"""Starts the trainer, passes Ctrl-C on to it, and leaves no process behind.
+"""Starts the trainer, forwards Ctrl-C to it, and leaves no process behind.
 
-The trainer gets a session of its own, so that Ctrl-C in a terminal reaches only this process, which passes it on once:
-the trainer then finishes or gives up its step and saves. A second Ctrl-C kills everything at once. If this process is
-killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG). Grandchildren whose parent is gone come back to this
-process (PR_SET_CHILD_SUBREAPER), which ends them; both need Linux, elsewhere the session is ended as a whole.
+The trainer runs in its own session, so that Ctrl-C in a terminal reaches only this process, which forwards it once: the
+trainer then finishes or abandons its step and saves a checkpoint. A second Ctrl-C kills everything at once. If this
+process is killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG). Orphaned grandchildren become children of
+this process (PR_SET_CHILD_SUBREAPER), which ends them. Both need Linux; elsewhere the whole session is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rljob_cli.errors import TrainerStartError
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 5.0
-"""For processes of the trainer that outlive it, before they are killed."""
+"""Time for processes that outlive the trainer, before they are killed."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Announce = Callable[[str], None]
@@ -44,17 +44,17 @@ class TrainerProcess:
 
     @property
     def was_killed_on_request(self) -> bool:
-        """Whether a second request to stop killed it."""
+        """Whether a second stop request killed the trainer."""
         return self._is_killed
 
     def run(self, keep_open: Sequence[int] = (), on_start: Callable[[], None] = lambda: None) -> int:
         """Runs the trainer to its end; the file descriptors `keep_open` stay open in it.
 
-        `on_start` is called as soon as its process exists; if that raises, the process is ended. Returns the exit code,
-        or 128 + the number of the signal that ended it.
+        `on_start` is called as soon as the process exists; if it raises, the process is ended. Returns the exit code,
+        or 128 + the number of the signal that killed it.
 
         Raises:
-            TrainerStartError: it cannot be started.
+            TrainerStartError: the process cannot be started.
         """
         _adopt_orphans()
         not_ours = _own_children()
@@ -101,7 +101,7 @@ class TrainerProcess:
         self._num_stops += 1
         process = self._process
         if self._num_stops == 1:
-            self._announce("stopping: the trainer ends its step and saves; Ctrl-C again to stop at once")
+            self._announce("stopping: the trainer ends its step and saves a checkpoint; Ctrl-C again to stop at once")
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
         elif process is not None:
@@ -110,7 +110,7 @@ class TrainerProcess:
             _signal_session(process.pid, signal.SIGKILL)
 
     def _end_the_rest(self, not_ours: set[int]) -> None:
-        """Waits for processes that the trainer left, then ends them."""
+        """Waits for processes that the trainer left behind, then kills them."""
         assert self._process is not None
         deadline = time.monotonic() + (GRACE_SECONDS if self._num_stops < 2 else 0.0)
         while orphans := _own_children() - not_ours:
@@ -128,8 +128,8 @@ def _adopt_orphans() -> None:
 
 
 def _death_signal_setter(parent: int) -> Callable[[], None] | None:
-    """What the new process runs before the trainer: SIGTERM for it when its parent dies. Loaded here, before the fork,
-    because little is safe after it."""
+    """A function for the new process that makes the kernel send it SIGTERM when its parent dies. The library is loaded
+    before the fork, because little is safe after it."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -143,7 +143,7 @@ def _death_signal_setter(parent: int) -> Callable[[], None] | None:
 
 
 def _own_children() -> set[int]:
-    """Processes whose parent this process is; none where /proc does not tell."""
+    """Ids of this process's children; empty if /proc cannot be read."""
     try:
         return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
     except OSError:

@@ -1,4 +1,4 @@
-"""Does what a plan says: writes the status, carries out effects, posts events."""
+"""Executes a plan: writes the status, carries out effects, posts events."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from rljob_operator.reconcile.plan_types import (
 )
 
 POLICY_SECONDS = 60.0
-"""Between two times that a cluster's network policy is applied."""
+"""Minimum time between two applications of a cluster's network policy."""
 
 logger = logging.getLogger(__name__)
 
 
 class Actor:
-    """For one process; remembers of jobs only when their network policies were applied."""
+    """Executes plans in one process. Its only memory of jobs is when their network policies were last applied."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._objects = surroundings.objects
@@ -67,12 +67,14 @@ class Actor:
         self._require_leadership = surroundings.require_leadership
         self._creation = ClusterCreation(surroundings)
         self._applied: dict[str, float] = {}
-        """When, by the UID of a cluster."""
+        """When the network policy of a cluster was applied (monotonic seconds), by the cluster's UID."""
 
     async def write_status(self, job: JobObject, plan: Plan) -> str:
-        """Writes the plan's status where it differs; returns the version of the job with that status. Raises
-        ConflictError if the job was changed since it was read, and DefinitionOutdatedError where what was written is
-        not what is stored."""
+        """Writes the plan's status if it has changed. Returns the resource version of the job with that status.
+
+        Raises ConflictError if the job was changed since it was read, and DefinitionOutdatedError if the API server
+        dropped fields of the status.
+        """
         if plan.status == job.observed.status:
             return job.resource_version
         wanted = without_nulls(plan.status.to_wire())
@@ -90,15 +92,20 @@ class Actor:
         if lost:
             raise DefinitionOutdatedError(
                 f"CustomResourceDefinition rljobs.rljob.dev: is older than this operator (it drops {lost[0]});"
-                " apply the definition of this version (crds/rljobs.yaml), jobs wait until then"
+                " apply crds/rljobs.yaml of this version, jobs wait until then"
             )
         return text_at(written, "metadata", "resourceVersion")
 
     async def carry_out(
         self, effects: tuple[Effect, ...], observation: Observation, job_version: str
     ) -> EffectFailure | None:
-        """Does the effects in order, up to the first that fails. `job_version`: of the job that they were decided by.
-        Raises KubeError where there is nothing to tell."""
+        """Carries out the effects in order and stops at the first that fails; returns that failure.
+
+        Args:
+            job_version: Resource version of the job for which the effects were decided.
+
+        Raises KubeError for failures that have no reason to report in the status.
+        """
         for effect in effects:
             if isinstance(effect, ApplyNetworkPolicy) and not self._is_due(effect, observation):
                 continue
@@ -114,7 +121,7 @@ class Actor:
         return None
 
     async def post(self, plan: Plan, job: ObservedJob) -> None:
-        """Posts the events. They are for people: one that cannot be posted is only logged."""
+        """Posts the events. They only inform users, so a failure to post one is just logged."""
         for event in plan.events:
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
@@ -153,7 +160,7 @@ class Actor:
         return None
 
     def _is_due(self, effect: ApplyNetworkPolicy, observation: Observation) -> bool:
-        """Whether the policy was not applied a moment ago; notes that it is now."""
+        """Whether the policy was not applied within `POLICY_SECONDS`; records that it is applied now."""
         now = self._clock.monotonic()
         self._applied = {uid: at for uid, at in self._applied.items() if now - at < POLICY_SECONDS}
         uid = text_at(observation.clusters.get(effect.cluster, {}), "metadata", "uid")
@@ -163,7 +170,8 @@ class Actor:
         return True
 
     async def _apply_policy(self, effect: ApplyNetworkPolicy, observation: Observation) -> None:
-        """The pods carry the number of the attempt that their cluster was made for."""
+        """Applies the policy for the attempt in the cluster's labels: the cluster may have been created for an earlier
+        attempt, and its pods carry that attempt's number."""
         job = observation.observed.job
         attempt = text_at(observation.clusters[effect.cluster], "metadata", "labels", LABEL_ATTEMPT)
         manifest = network_policy(identity(job), int(attempt), self._defaults)
@@ -171,10 +179,11 @@ class Actor:
         await self._objects.apply(NETWORK_POLICIES, job.namespace, name, manifest)
 
     async def _submit(self, effect: SubmitJob, observation: Observation) -> None:
-        """After any error Ray is asked whether it has the job: it may have started before the answer was lost."""
+        """Submits the trainer. After any error it asks Ray whether it has the job: Ray may have started the job before
+        the response was lost."""
         job, dashboard = observation.observed.job, _reached(observation)
         if job.spec is None:
-            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a start was planned for a spec that is not valid")
+            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a submission was planned for an invalid spec")
         async with self._slots.aside():
             try:
                 await dashboard.submit(
@@ -187,14 +196,14 @@ class Actor:
                     raise
 
     async def _dump_stacks(self, effect: DumpStacks, observation: Observation) -> None:
-        """A trainer is stopped whether or not this works."""
+        """Submits the program that writes the stacks, once. If it fails, the trainer is stopped without stacks."""
         job, dashboard = observation.observed.job, _reached(observation)
         async with self._slots.aside():
             if await dashboard.job(stacks_submission_id(effect.submission_id)) is None:
                 await dashboard.submit(stacks_submission(identity(job), effect.submission_id, effect.attempt))
 
     def _event(self, event: EventRecord, job: ObservedJob) -> JsonObject:
-        """As `kubectl describe` shows it. Names must differ; nobody reads them."""
+        """The event as an API object. Its name is only a unique string."""
         time = self._clock.now().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         digest = hashlib.sha256(f"{job.uid} {event.reason} {event.message} {time}".encode()).hexdigest()[:16]
         reference = {
@@ -221,5 +230,5 @@ class Actor:
 
 def _reached(observation: Observation) -> Dashboard:
     if observation.dashboard is None:
-        raise DashboardUnreachableError("the job has no cluster of its own")
+        raise DashboardUnreachableError("the running attempt has no RayCluster")
     return observation.dashboard

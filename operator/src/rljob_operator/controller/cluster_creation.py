@@ -1,5 +1,8 @@
-"""Makes what an attempt runs on. Before that the API server itself is asked what is left of former attempts: two
-clusters of one job would write the same checkpoints, and KubeRay takes pods of a former cluster for its own."""
+"""Creates the Secret, network policy and RayCluster of an attempt.
+
+First it asks the API server, not the cache, what is left of earlier attempts: two clusters of one job would write the
+same checkpoints, and KubeRay adopts pods of an earlier cluster with the same name.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterCreation:
-    """For one process; holds nothing of any job."""
+    """Carries out CreateCluster effects. It keeps no state about jobs."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._objects = surroundings.objects
@@ -44,11 +47,11 @@ class ClusterCreation:
         self._require_leadership = surroundings.require_leadership
 
     async def carry_out(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
-        """Raises KubeError for what has no reason of its own."""
-        assert observation.is_live, "what is left of a former cluster may be missing in the cache"
+        """Creates the cluster, or returns why it cannot. Raises KubeError for failures without a condition reason."""
+        assert observation.is_live, "the cache may miss objects of an earlier cluster"
         job = observation.observed.job
         if job.spec is None:
-            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for a spec that is not valid")
+            raise OperatorError(f"RLJob {job.namespace}/{job.name}: a cluster was planned for an invalid spec")
         in_the_way = await self._in_the_way(effect, observation.observed)
         if in_the_way is not None:
             return in_the_way
@@ -56,14 +59,14 @@ class ClusterCreation:
             return await self._create(effect, job, job.spec)
         except UnavailableError as error:
             self._require_leadership()
-            # A server that names a time is only busy. Otherwise it may be a dead admission webhook, which lasts until
-            # somebody reads of it.
+            # With Retry-After the server is only busy. Without it, an admission webhook may be down: report that in the
+            # status, because it lasts until a person fixes it.
             if error.retry_after_seconds:
                 raise
             return EffectFailure(KIND, Reason.CREATION_REFUSED, str(error))
 
     async def _create(self, effect: CreateCluster, job: ObservedJob, spec: RLJobSpec) -> EffectFailure | None:
-        """The RayCluster comes last: KubeRay starts when it sees it, and needs the Secret then."""
+        """Creates the RayCluster last: KubeRay starts as soon as it sees the cluster, and then needs the Secret."""
         owner = identity(job)
         key = read_token_keys(self._settings.token_keys_folder).current
         secret = token_secret(owner, effect.cluster, derived_token(key, owner, effect.cluster))
@@ -75,7 +78,7 @@ class ClusterCreation:
         try:
             made = await self._objects.create_strictly(CLUSTERS, job.namespace, manifest)
         except AlreadyExistsError:
-            return await self._found(effect, job)
+            return await self._use_existing(effect, job)
         except UnknownFieldError as error:
             return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, f"KubeRay is too old for this operator: {error}")
         self._cache.note(CLUSTERS, "", made)
@@ -83,11 +86,12 @@ class ClusterCreation:
         return await self._remove_unguarded(made, job, missing[0]) if missing else None
 
     async def _in_the_way(self, effect: CreateCluster, observed: Observed) -> EffectFailure | None:
-        """What is left of former clusters of the job, and pods of any former cluster of this name."""
+        """Why the cluster cannot be created yet: other clusters of the job, or pods of any earlier cluster with this
+        name; None if nothing blocks it."""
         name, job = effect.cluster, observed.job
         others = [cluster.name for cluster in observed.clusters if cluster.name != name or cluster.deleting]
         if others:
-            message = f"former RayClusters of the job are not gone yet ({', '.join(others)})"
+            message = f"waiting until earlier RayClusters of the job are deleted ({', '.join(others)})"
             return EffectFailure(KIND, Reason.CREATING, message)
         try:
             of_name = await self._objects.list_all(PODS, job.namespace, labels=f"{LABEL_CLUSTER}={name}")
@@ -95,25 +99,25 @@ class ClusterCreation:
             return EffectFailure(KIND, Reason.READ_FORBIDDEN, str(error))
         is_there = observed.cluster(name) is not None
         left = [pod.name for pod in observed.pods if not (is_there and pod.cluster == name)]
-        strange = [text_at(pod, "metadata", "name") for pod in of_name if job_uid(pod) != job.uid]
-        if strange and await self._is_taken(name, job):
+        foreign = [text_at(pod, "metadata", "name") for pod in of_name if job_uid(pod) != job.uid]
+        if foreign and await self._is_taken(name, job):
             return _conflict(name)
-        left += strange
+        left += foreign
         num_left = len(set(left) - set(effect.lost_pods))
         if num_left:
-            message = f"pods of a former RayCluster have not ended yet ({num_left})"
+            message = f"waiting until the pods of an earlier RayCluster have terminated (pods left: {num_left})"
             return EffectFailure(KIND, Reason.CREATING, message)
         return None
 
-    async def _found(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
-        """Somebody was faster: this operator before a crash, or a stranger."""
+    async def _use_existing(self, effect: CreateCluster, job: ObservedJob) -> EffectFailure | None:
+        """Handles a cluster that already exists: this operator created it before a crash, or it is not the job's."""
         found = await self._objects.get(CLUSTERS, job.namespace, effect.cluster)
         if controller_uid(found) != job.uid:
             return _conflict(effect.cluster)
         return None if asks_for_token(found) else await self._remove_unguarded(found, job, "spec.authOptions")
 
     async def _is_taken(self, name: str, job: ObservedJob) -> bool:
-        """Whether a cluster of somebody else has the name."""
+        """Whether a cluster that does not belong to the job has the name."""
         try:
             found = await self._objects.get(CLUSTERS, job.namespace, name)
         except NotFoundError:
@@ -121,16 +125,16 @@ class ClusterCreation:
         return controller_uid(found) != job.uid and not text_at(found, "metadata", "deletionTimestamp")
 
     async def _remove_unguarded(self, cluster: JsonObject, job: ObservedJob, lost: str) -> EffectFailure:
-        """A cluster of which a part was dropped is removed at once: it might be what makes Ray ask for a token."""
+        """Deletes a cluster of which the API server dropped a field: without `authOptions` Ray needs no token."""
         name, uid = text_at(cluster, "metadata", "name"), text_at(cluster, "metadata", "uid")
         await self._objects.delete(CLUSTERS, job.namespace, name, uid)
         message = (
-            f"KubeRay is too old for this operator: RayCluster {name} was stored without {lost} and was removed again;"
-            " install KubeRay 1.6 or later with its definitions"
+            f"KubeRay is too old for this operator: RayCluster {name} was stored without {lost}, so it was deleted"
+            " again; install KubeRay 1.6 or later with its CustomResourceDefinitions"
         )
         return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, message)
 
 
 def _conflict(cluster: str) -> EffectFailure:
-    message = f"there is a RayCluster {cluster} already that does not belong to this job"
+    message = f"RayCluster {cluster} already exists and does not belong to this job; delete it or rename the job"
     return EffectFailure(KIND, Reason.NAME_CONFLICT, message)

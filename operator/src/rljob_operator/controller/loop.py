@@ -1,4 +1,4 @@
-"""One pass over one job: observe, decide, act; and when to look at it again."""
+"""Runs one reconcile pass over one job (observe, decide, act), and schedules the next pass."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.workqueue import WorkQueue
 
 DASHBOARD_PAUSE_SECONDS = 1.5
-"""At least this long between two looks at a job's dashboard, however many events there are."""
+"""Minimum time between two polls of a job's dashboard, however many watch events arrive."""
 AFTER_EFFECT_SECONDS = 1.0
 LOOKS_PER_SECOND = 50.0
-"""At dashboards, of all jobs together: with more than two hundred that run, each is looked at less often."""
+"""Limit of dashboard polls for all jobs together: with more than 200 running jobs, each is polled less often."""
 LONGEST_LOOK_SECONDS = 30.0
-"""However many there are: deadlines count what was seen."""
+"""Longest time between two polls of a dashboard, however many jobs run: deadlines only count what was observed."""
 NAME_TAKEN_SECONDS = 5.0
-"""At most this long until a cluster is made whose name was taken: what has it is about to go, and has a minute."""
+"""Longest time until the creation of a cluster is retried whose name was taken: the other cluster is usually being
+deleted, and the attempt fails after a minute."""
 INCOMPLETE_SECONDS = 0.5
-"""Until a job is looked at again that comes before everything was listed once."""
+"""Retry interval for jobs that arrive before everything was listed once."""
 DEFINITION_LOG_SECONDS = 60.0
 
 FINAL_EFFECTS = (CreateCluster, SubmitJob, DeleteCluster, DeleteJob)
-"""Those that cannot be undone."""
+"""Effects that cannot be undone. Before them, the API server is asked again."""
 SLOW_EFFECTS = (StopJob, DumpStacks, ApplyNetworkPolicy)
-"""Those that show later, or nowhere."""
+"""Effects whose result is visible late or never, so an early next pass would not help."""
 
 logger = logging.getLogger(__name__)
 
 
 class JobKey(NamedTuple):
-    """What the work queue holds."""
+    """The key of a job in the work queue."""
 
     namespace: str
     name: str
@@ -65,7 +66,7 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True)
 class _Held:
-    """An effect that failed is not tried again before `until` (time of the event loop)."""
+    """A failed effect, which is not retried before `until` (time of the event loop)."""
 
     failure: EffectFailure
     until: float
@@ -73,19 +74,19 @@ class _Held:
 
 @dataclass
 class _Memory:
-    """What is remembered of a job that only spares work: without it the same would happen."""
+    """What the controller remembers about a job to save work. Without it, the outcome would be the same."""
 
     held: _Held | None = None
     asked_at: float | None = None
-    """When its dashboard was last asked (time of the event loop); None where the last pass did not."""
+    """When its dashboard was last polled (time of the event loop); None if the last pass did not poll it."""
     is_outdated: bool = False
-    """Whether the API server had a newer version of the job than the cache."""
+    """Whether the cache is known to be older than the API server."""
     unknown_fields: tuple[str, ...] = ()
-    """Those that the log has named."""
+    """Unknown spec fields that were already logged."""
 
 
 class Controller:
-    """The passes of one process."""
+    """Runs the reconcile passes of one process."""
 
     def __init__(self, queue: WorkQueue[JobKey], observer: Observer, actor: Actor, surroundings: Surroundings) -> None:
         self._queue = queue
@@ -99,7 +100,7 @@ class Controller:
         self._complained_at: float | None = None
 
     async def work(self, key: JobKey) -> None:
-        """A pass, and the next one in time. Failures are logged and tried again; nothing is raised."""
+        """Runs a pass and schedules the next one. Failures are logged and retried; nothing is raised."""
         clock = asyncio.get_running_loop().time
         memory = self._memories.setdefault(key, _Memory())
         if not self._cache.is_complete:
@@ -118,27 +119,27 @@ class Controller:
         except UnavailableError as error:
             outcome = "unavailable"
             seconds = self._queue.retry(key, error.retry_after_seconds)
-            logger.warning("again in %.1f s: %s", seconds, error, extra=about(str(key)))
+            logger.warning("retry in %.1f s: %s", seconds, error, extra=about(str(key)))
         except DefinitionOutdatedError as error:
             outcome = "definition"
             self._queue.retry(key)
-            self._complain(error)
+            self._log_outdated_definition(error)
         except OperatorError as error:
-            logger.error("again in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
+            logger.error("retry in %.1f s: %s", self._queue.retry(key), error, extra=about(str(key)))
         except Exception:
             seconds = self._queue.retry(key)
-            logger.exception("this is a mistake in the operator; again in %.1f s", seconds, extra=about(str(key)))
+            logger.exception("unexpected error, a bug in the operator; retry in %.1f s", seconds, extra=about(str(key)))
         finally:
             self._metrics.passes.labels(outcome).inc()
             self._metrics.pass_seconds.observe(clock() - started)
 
     async def _pass(self, key: JobKey, memory: _Memory) -> bool:
-        """False where the job is gone, or about to be."""
+        """Runs one pass. Returns False if the job was deleted or is being deleted."""
         job = await self._read(key, memory)
         if job is None or job.observed.deleting:
             self._forget(key)
             return False
-        self._name_unknown_fields(key, memory, job)
+        self._log_unknown_fields(key, memory, job)
         failure = memory.held.failure if memory.held is not None else None
         observation = await self._observer.observe(job, failure)
         was_asked = observation.observed.ray.reachability is not Reachability.NOT_ASKED
@@ -155,7 +156,7 @@ class Controller:
             plan = reconcile(observation.observed, self._clock.now(), self._defaults)
             effects = self._due(plan, memory)
         if observation.observed.forbidden is not None:
-            # What is not known to be so now is not acted upon.
+            # Without permission to read clusters or pods, the state may be stale: do nothing that cannot be undone.
             effects = tuple(effect for effect in effects if not isinstance(effect, FINAL_EFFECTS))
         await self._act(key, job, plan, effects, observation)
         self._plan_next(key, plan, effects, was_asked)
@@ -172,11 +173,11 @@ class Controller:
             if failure is not None or len(effects) == len(plan.effects):
                 self._note(key, failure)
         finally:
-            # The status that they belong to is written; nobody would post them later.
+            # Post events even if an effect raised: the status is already written, so no later pass would post them.
             await self._actor.post(plan, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
-        """From the cache, or where that is known to be behind or not to have all, from the API server."""
+        """Reads the job from the cache, or from the API server if the cache is stale or holds a trimmed copy."""
         if memory.is_outdated or self._cache.is_remnant(*key):
             try:
                 job = await self._observer.read_job(*key)
@@ -186,16 +187,18 @@ class Controller:
             return job
         return self._observer.known_job(*key)
 
-    def _name_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
+    def _log_unknown_fields(self, key: JobKey, memory: _Memory, job: JobObject) -> None:
         found = job.observed.unknown_fields
         if found and found != memory.unknown_fields:
             logger.warning(
-                "the definition is newer than this operator, which ignores %s", ", ".join(found), extra=about(str(key))
+                "the spec has fields that this operator does not know and ignores: %s",
+                ", ".join(found),
+                extra=about(str(key)),
             )
         memory.unknown_fields = found
 
     def _note(self, key: JobKey, failure: EffectFailure | None) -> None:
-        """Remembers an effect that failed, and until when it is left alone."""
+        """Remembers a failed effect and until when it is not retried; None forgets it."""
         memory = self._memories[key]
         if failure is None:
             memory.held = None
@@ -207,15 +210,15 @@ class Controller:
             memory.held = _Held(failure, asyncio.get_running_loop().time() + seconds)
 
     def _due(self, plan: Plan, memory: _Memory) -> tuple[Effect, ...]:
-        """The effects, without those of the kind that failed a moment ago."""
+        """The effects of the plan, without those whose kind has failed and is still in backoff."""
         held = memory.held
         if held is None or asyncio.get_running_loop().time() >= held.until:
             return plan.effects
         return tuple(effect for effect in plan.effects if effect.kind is not held.failure.kind)
 
     def _plan_next(self, key: JobKey, plan: Plan, effects: tuple[Effect, ...], was_asked: bool) -> None:
-        """The earliest of all times wins, so each of these only brings the next pass forward. `effects`: those that
-        were carried out."""
+        """Schedules the next pass. The queue keeps the earliest of several times, so each step here can only make the
+        pass earlier. `effects`: the effects that were carried out."""
         seconds = plan.requeue_after_seconds
         if seconds is not None:
             if plan.effects:
@@ -225,13 +228,13 @@ class Controller:
             self._queue.add_after(key, seconds)
         held = self._memories[key].held
         if held is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):
-            # What was made, started or removed shows soon; a trainer takes its time to stop.
+            # The result of creating, starting or deleting is visible soon.
             self._queue.add_after(key, AFTER_EFFECT_SECONDS)
         if held is not None:
             self._queue.add_after(key, held.until - asyncio.get_running_loop().time())
 
     def _num_asked(self) -> int:
-        """Jobs whose dashboards are looked at."""
+        """Number of jobs whose dashboards are polled."""
         return sum(memory.asked_at is not None for memory in self._memories.values())
 
     def _forget(self, key: JobKey) -> None:
@@ -239,8 +242,8 @@ class Controller:
         self._observer.forget(*key)
         self._queue.forget_failures(key)
 
-    def _complain(self, error: DefinitionOutdatedError) -> None:
-        """All jobs have the same trouble: one line tells it."""
+    def _log_outdated_definition(self, error: DefinitionOutdatedError) -> None:
+        """Logs one line a minute, because all jobs have the same problem."""
         now = self._clock.monotonic()
         if self._complained_at is None or now - self._complained_at >= DEFINITION_LOG_SECONDS:
             self._complained_at = now
@@ -248,7 +251,8 @@ class Controller:
 
 
 def _is_final(before: RLJobStatus, after: RLJobStatus, effects: tuple[Effect, ...]) -> bool:
-    """Whether what is about to be done cannot be taken back: such an effect, or the end of an attempt or of the job."""
+    """Whether the pass is about to do something that cannot be undone: an effect of `FINAL_EFFECTS`, or ending an
+    attempt or the job."""
     if any(isinstance(effect, FINAL_EFFECTS) for effect in effects):
         return True
     if after.result is not None and (before.result is None or _is_cleaned_up(after) != _is_cleaned_up(before)):
@@ -257,10 +261,10 @@ def _is_final(before: RLJobStatus, after: RLJobStatus, effects: tuple[Effect, ..
 
 
 def _is_cleaned_up(status: RLJobStatus) -> bool:
-    """Whether the job is not looked at any more."""
+    """Whether the job is finished and nothing of it is left to clean up."""
     return status.result is not None and status.result.cleaned_up_at is not None
 
 
 def _ended(status: RLJobStatus) -> Mapping[int, str]:
-    """Numbers of the attempts that have ended, and when."""
+    """The end times of the attempts that have ended, by attempt number."""
     return {attempt.number: attempt.ended for attempt in status.attempts if attempt.ended is not None}

@@ -1,5 +1,7 @@
-"""Looks at everything that matters for one job: what the watches have brought, and its Ray dashboard. Before something
-is done that cannot be undone, the API server itself."""
+"""Observes one job: reads the cache that watches fill, and polls the Ray dashboard.
+
+Before an effect that cannot be undone, it reads from the API server itself.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from rljob_operator.reconcile.status_draft import moment, seconds_since
 from rljob_operator.settings import read_token_keys
 
 CLUSTER_PATIENCE = timedelta(seconds=5)
-"""How long a RayCluster may be without pods before its events are read."""
+"""How long a RayCluster may have no pods before its events are read."""
 NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
 JsonObjects = tuple[JsonObject, ...]
 
@@ -49,19 +51,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen, and the dashboard through which Ray can be told something; None where there is no cluster."""
+    """The observed state of a job, and what its effects need."""
 
     observed: Observed
     dashboard: Dashboard | None
+    """Client for the running attempt's dashboard; None without a cluster."""
     clusters: Mapping[str, JsonObject]
-    """The RayClusters as stored, by name."""
+    """The RayClusters as API objects, by name."""
     is_live: bool
-    """Whether the API server was asked for it, and not the cache."""
+    """Whether it was read from the API server, not from the cache."""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What belongs to a job, as stored."""
+    """The API objects that belong to a job."""
 
     clusters: JsonObjects
     pods: JsonObjects
@@ -71,12 +74,12 @@ class _Parts:
 
 
 def identity(job: ObservedJob) -> JobIdentity:
-    """Who the job is, for its manifests."""
+    """The identity of the job, for its manifests."""
     return JobIdentity(job.namespace, job.name, job.uid)
 
 
 class Observer:
-    """For one process. What it remembers is how long something has been so."""
+    """Observes jobs for one process. It remembers since when something is in its present state."""
 
     def __init__(self, surroundings: Surroundings, ray: RayClient, ages: Ages) -> None:
         self._objects = surroundings.objects
@@ -92,8 +95,8 @@ class Observer:
         self._events = ExplainingEvents(surroundings.objects, surroundings.clock)
 
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
-        """Everything `reconcile` asks for, from what is known. Raises KubeError where the silence of a node cannot be
-        read; what a dashboard does never raises."""
+        """Observes a job through the cache and its dashboard. A failing dashboard is part of the result and raises
+        nothing."""
         about = job.observed
         parts = _Parts(
             _owned(self._cache.of_job(CLUSTERS, about.namespace, about.uid), about),
@@ -122,8 +125,8 @@ class Observer:
     async def observe_again(
         self, job: JobObject, before: Observation, failure: EffectFailure | None
     ) -> tuple[JobObject, Observation] | None:
-        """The same by what the API server says now, and what Ray has said a moment ago; None where the job is gone.
-        Raises KubeError."""
+        """Observes the job again through the API server, and keeps what Ray reported in `before`. Returns None if the
+        job was deleted or is being deleted. Raises KubeError."""
         about = job.observed
         try:
             job = await self.read_job(about.namespace, about.name)
@@ -147,17 +150,17 @@ class Observer:
         return job, replace(observation, observed=replace(observation.observed, pods=pods))
 
     def forget(self, namespace: str, name: str) -> None:
-        """The job is gone."""
+        """Forgets a job that was deleted."""
         self._reader.forget(namespace, name)
         self._watcher.forget(f"{namespace}/{name}")
 
     def known_job(self, namespace: str, name: str) -> JobObject | None:
-        """The job as it is known; None where there is none. Raises KubeError for a status that cannot be read."""
+        """The job from the cache; None if there is none. Raises KubeError if its status cannot be parsed."""
         raw = self._cache.job(namespace, name)
         return self._reader.read(raw) if raw is not None else None
 
     async def read_job(self, namespace: str, name: str) -> JobObject:
-        """The job as it is now. Raises NotFoundError, or KubeError."""
+        """The job from the API server. Raises NotFoundError or KubeError."""
         known = self._cache.version_of_job(namespace, name)
         raw = await self._objects.get(JOBS, namespace, name)
         require_news(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
@@ -210,7 +213,8 @@ class Observer:
         unclear = {text_at(pod, "metadata", "uid") for pod in pods if needs_events(pod, now)}
         events: dict[str, list[JsonObject]] = {}
         if unclear:
-            # One request for all pods: a large job that lacks a volume would otherwise send one for each.
+            # One request for all pods of the namespace: for a large job with a missing volume, one request for each pod
+            # would be too many.
             async with self._slots.aside():
                 events = by_pod(await self._events.of_pods(namespace))
         return tuple(
@@ -224,7 +228,7 @@ class Observer:
         )
 
     def _dashboard(self, job: ObservedJob, cluster: JsonObject) -> Dashboard:
-        """With the token of the key that the cluster was made with first, if the operator still has it."""
+        """A client for the dashboard. It has the tokens of all keys; first that of the cluster's own key."""
         name = text_at(cluster, "metadata", "name")
         made_with = text_at(cluster, "metadata", "annotations", ANNOTATION_TOKEN_KEY)
         keys = sorted(read_token_keys(self._settings.token_keys_folder).keys, key=lambda key: key_id(key) != made_with)
@@ -233,7 +237,7 @@ class Observer:
 
 
 def _owned(clusters: JsonObjects, job: ObservedJob) -> JsonObjects:
-    """A label can be copied; an owner is looked at by the garbage collector."""
+    """Only the clusters that the job owns. A label is not enough: anybody can copy it."""
     return tuple(raw for raw in clusters if controller_uid(raw) == job.uid)
 
 
@@ -243,7 +247,7 @@ def _attempt_under_way(job: ObservedJob) -> Attempt | None:
 
 
 def _cluster_under_way(job: ObservedJob, parts: _Parts) -> JsonObject | None:
-    """That of the attempt under way."""
+    """The RayCluster of the running attempt."""
     attempt = _attempt_under_way(job)
     if attempt is None:
         return None
@@ -255,8 +259,8 @@ def _cluster_under_way(job: ObservedJob, parts: _Parts) -> JsonObject | None:
 
 
 def _head_to_ask(job: ObservedJob, parts: _Parts) -> JsonObject | None:
-    """The pod whose dashboard can be asked, also where its node is not heard of: what answers is not lost. Pods of a
-    former cluster of this name may still be there."""
+    """The head pod whose dashboard to poll. It is polled even if its node is unreachable, since a dashboard that
+    responds is not lost. The owner's UID is checked, as pods of an earlier cluster with this name may still exist."""
     cluster = _cluster_under_way(job, parts)
     uid = text_at(cluster, "metadata", "uid") if cluster is not None else ""
     heads = (pod for pod in parts.pods if uid and controller_uid(pod) == uid and is_head(pod))
@@ -271,18 +275,19 @@ def _newest_submission(job: ObservedJob) -> str | None:
 
 
 def _stacks_to_be_written(job: ObservedJob) -> str | None:
-    """What writes the stacks of the newest submission, where Ray is to know it: the trainer hangs, and is to stop."""
+    """Submission id of the program that writes the stacks; None unless the trainer has stalled and Ray should have that
+    program now."""
     submission, attempt = _newest_submission(job), _attempt_under_way(job)
     stop = attempt.stop if attempt is not None else None
     if submission is None or stop is None or stop.reason != Reason.STALLED or stop.told_at is None:
         return None
-    # Later it makes no difference any more.
+    # Later, the trainer is stopped with or without its stacks.
     is_early = seconds_since(stop.requested_at, moment(stop.told_at)) < STACKS_SECONDS
     return stacks_submission_id(submission) if is_early else None
 
 
 def _silent(pods: tuple[ObservedPod, ...], head: JsonObject, seconds: float) -> tuple[ObservedPod, ...]:
-    """The pods, with what is known of the node of the head."""
+    """The pods; those on the head's node are marked as silent for at least `seconds`."""
     node = text_at(head, "spec", "nodeName")
     return tuple(
         replace(pod, node_silent_seconds=max(pod.node_silent_seconds, seconds)) if node and pod.node == node else pod

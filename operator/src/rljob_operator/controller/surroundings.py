@@ -1,4 +1,4 @@
-"""What all passes of one process share."""
+"""What all reconcile passes of one operator process share: clients, cache, settings, metrics and clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob_operator.workqueue import Slots
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The outside, what is known of it, and what the installer decided."""
+    """Clients, cache, settings, metrics and clock of one operator process."""
 
     objects: KubeObjects
     cache: ObjectCache
@@ -27,9 +27,9 @@ class Surroundings:
     metrics: Metrics
     clock: ServerClock
     may_act: Callable[[], bool]
-    """Whether this replica still leads for sure."""
+    """Whether this replica is certainly still the leader."""
 
     def require_leadership(self) -> None:
-        """Asked right before each write. Raises UnavailableError where another replica may lead by now."""
+        """Must be called right before each write. Raises UnavailableError if another replica may be the leader now."""
         if not self.may_act():
-            raise UnavailableError("this replica has not renewed its lease in time; another one may lead")
+            raise UnavailableError("this replica has not renewed its lease in time; another replica may be the leader")

@@ -1,1 +1,1 @@
-"""From Kubernetes events to keys on the work queue."""
+"""The operator's process: leader election, watches and relists that put jobs on the work queue, health and metrics."""

@@ -1,7 +1,6 @@
-"""Whether the operator is well: the parts that must not end, and the pages that probes and Prometheus read.
+"""Reports the operator's health: supervises its background tasks and serves the pages for probes and Prometheus.
 
-The HTTP server of these pages is very small, and runs in the loop that does the work: if that hangs, it is silent, and
-the probe fails.
+The small HTTP server runs in the same event loop as the reconcile passes. If that loop hangs, the probe fails.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered."""
+    """An HTTP response."""
 
     status: int
     text: bytes
 
 
 class Parts:
-    """The tasks that must not end while the operator works."""
+    """The background tasks that must not end while the operator is running."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Runs a part; how it ends is logged at once."""
+        """Starts a task. If it ends by itself, that is logged at once."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._tasks[name] = task
         return task
 
     def dead(self) -> list[str]:
-        """Names of parts that have ended."""
+        """Names of the tasks that have ended by themselves."""
         return [name for name, task in self._tasks.items() if task.done()]
 
     async def stop(self, name: str, patience_seconds: float = 0.0) -> None:
-        """Ends a part: by itself within its patience, else it is cancelled."""
+        """Ends a task: waits `patience_seconds` for it to end by itself, then cancels it."""
         task = self._tasks.pop(name, None)
         if task is None:
             return
@@ -58,28 +57,28 @@ class Parts:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.get_name() in self._tasks:
-            logger.error("%s ended, but must not", task.get_name(), exc_info=task.exception())
+            logger.error("the task %s ended unexpectedly", task.get_name(), exc_info=task.exception())
 
 
 def health_pages(parts: Parts) -> dict[str, Callable[[], Reply]]:
-    """Answers to probes: well while no part has ended."""
+    """Pages for probes: healthy while no task has ended."""
 
     def health() -> Reply:
         dead = parts.dead()
         return Reply(503, f"ended: {', '.join(dead)}\n".encode()) if dead else Reply(200, b"ok\n")
 
-    # A replica that waits to lead is ready too: it is what takes over.
+    # A replica that waits for leadership is ready, too: it takes over when the leader stops.
     return {"/healthz": health, "/readyz": health}
 
 
 def metrics_pages(metrics: Metrics) -> dict[str, Callable[[], Reply]]:
-    """What Prometheus reads."""
+    """The page that Prometheus scrapes."""
     return {"/metrics": lambda: Reply(200, metrics.exposition())}
 
 
 @asynccontextmanager
 async def serving(port: int, pages: Mapping[str, Callable[[], Reply]]) -> AsyncIterator[None]:
-    """Answers GET requests for the paths of `pages` on all addresses. Raises OSError if the port is taken."""
+    """Serves GET requests for the paths of `pages` on all addresses. Raises OSError if the port is in use."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -102,7 +101,7 @@ async def serving(port: int, pages: Mapping[str, Callable[[], Reply]]) -> AsyncI
 def _reply(head: bytes, pages: Mapping[str, Callable[[], Reply]]) -> Reply:
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     page = pages.get(words[1].partition("?")[0]) if len(words) == 3 and words[0] == "GET" else None
-    return page() if page is not None else Reply(404, b"not here\n")
+    return page() if page is not None else Reply(404, b"not found\n")
 
 
 def _response(reply: Reply) -> bytes:

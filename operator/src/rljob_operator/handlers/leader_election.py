@@ -1,7 +1,7 @@
-"""Leader election: one replica works, the others wait, by a Lease.
+"""Leader election with a Lease: one replica works, the others wait.
 
-kubernetes.aio's own election is not used (37.0.2): it ends for good when the API server cannot be reached once, waits
-for requests without a limit, so that two replicas can believe to lead, and does not give the Lease back.
+The election of kubernetes.aio (37.0.2) is not used: it ends for good after one failed request to the API server, has no
+request timeout, so that two replicas can believe to be the leader, and does not release the Lease.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from rljob_operator.raw_json import JsonObject, integer_at, object_at, text_at
 from rljob_operator.settings import Settings
 
 LEASE_SECONDS = 15
-"""A holder that has not renewed for so long is taken for dead."""
+"""A holder that has not renewed for this long counts as dead."""
 RENEW_SECONDS = 10.0
-"""A leader that could not renew for so long stops; others wait longer than that."""
+"""A leader that could not renew for this long stops. It is shorter than `LEASE_SECONDS`, so it stops before another
+replica takes over."""
 RETRY_SECONDS = 2.0
 RELEASE_SECONDS = 5.0
 
@@ -34,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class LeadershipLostError(OperatorError):
-    """Another replica may lead by now."""
+    """This replica is no longer certainly the leader."""
 
 
 class LeaseThread:
-    """Leading, in a thread with a loop and a connection of its own: however much work waits, the Lease is renewed. For
-    the loop that makes it, but for `may_act`, which any thread may ask."""
+    """Holds the Lease from a thread with its own event loop and connection, so that it is renewed however busy the
+    operator is. Only the event loop that creates it may use it; `may_act` may be called from any thread."""
 
     def __init__(self, settings: Settings, metrics: Metrics, clock: ServerClock) -> None:
         self._settings = settings
@@ -50,34 +51,34 @@ class LeaseThread:
         self._ended: asyncio.Future[None] = self._ours.create_future()
         self._leadership: Leadership | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told: asyncio.Event | None = None
+        self._stop_requested: asyncio.Event | None = None
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begins to wait for leadership."""
-        # A daemon: a request that hangs must not keep the process from its end.
+        """Starts the thread, which waits for leadership."""
+        # A daemon thread: a request that hangs must not keep the process from exiting.
         threading.Thread(target=self._live, name="lease", daemon=True).start()
 
     async def acquired(self) -> None:
-        """Returns when this replica leads. Raises what keeps the thread from its work."""
+        """Waits until this replica is the leader. Raises the error with which the thread ended."""
         await asyncio.wait([self._leads, self._ended], return_when=asyncio.FIRST_COMPLETED)
         if not self._leads.done():
             await self._ended
 
     async def lost(self) -> None:
-        """Raises LeadershipLostError when it does not lead any more."""
+        """Waits until this replica is no longer the leader, then raises LeadershipLostError."""
         await asyncio.shield(self._ended)
 
     def may_act(self) -> bool:
-        """Whether this replica leads for sure."""
+        """Whether this replica is certainly the leader."""
         return self._leadership is not None and self._leadership.is_certain
 
     async def stop(self) -> None:
-        """Gives the Lease back, if this replica holds it. Only when nothing works any more here."""
+        """Releases the Lease if this replica holds it. All work of this replica must have stopped before."""
         self._is_stopped = True
-        if self._loop is not None and self._told is not None:
+        if self._loop is not None and self._stop_requested is not None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._told.set)
+                self._loop.call_soon_threadsafe(self._stop_requested.set)
             await asyncio.wait([self._ended], timeout=RELEASE_SECONDS)
 
     def _live(self) -> None:
@@ -87,12 +88,12 @@ class LeaseThread:
         except LeadershipLostError as lost:
             error = lost
         except Exception as mistake:
-            logger.exception("the lease is not renewed any more")
+            logger.exception("leader election failed: the lease is no longer renewed")
             error = mistake
-        self._tell(self._ended, error)
+        self._resolve(self._ended, error)
 
     async def _lead(self) -> None:
-        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._stop_requested = asyncio.get_running_loop(), asyncio.Event()
         if self._is_stopped:
             return
         settings = self._settings
@@ -103,7 +104,7 @@ class LeaseThread:
                 objects, self._clock, settings.pod_namespace, settings.lease_name, settings.pod_name
             )
             work = asyncio.create_task(self._hold(leadership))
-            waiter = asyncio.create_task(self._told.wait())
+            waiter = asyncio.create_task(self._stop_requested.wait())
             await asyncio.wait([work, waiter], return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 waiter.cancel()
@@ -116,10 +117,10 @@ class LeaseThread:
     async def _hold(self, leadership: Leadership) -> None:
         await leadership.acquire()
         self._leadership = leadership
-        self._tell(self._leads, None)
+        self._resolve(self._leads, None)
         await leadership.hold()
 
-    def _tell(self, future: asyncio.Future[None], error: BaseException | None) -> None:
+    def _resolve(self, future: asyncio.Future[None], error: BaseException | None) -> None:
         def settle() -> None:
             if future.done():
                 return
@@ -128,13 +129,14 @@ class LeaseThread:
             else:
                 future.set_exception(error)
 
-        # Nobody waits any more where the process is about to end.
+        # RuntimeError: the main event loop is already closed, because the process is about to exit.
         with suppress(RuntimeError):
             self._ours.call_soon_threadsafe(settle)
 
 
 class Leadership:
-    """This replica's part. `identity`: its pod's name, so that a container that is restarted goes on at once."""
+    """Takes, renews and releases the Lease. `identity`: the pod's name, so that a restarted container of the same pod
+    is the leader again at once."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock, namespace: str, name: str, identity: str) -> None:
         self._lease = Lease(objects, clock, namespace, name)
@@ -144,32 +146,33 @@ class Leadership:
         self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
         self._renewed_at = -math.inf
-        """When the newest renewal that came back was sent."""
+        """When the newest successful renewal was sent (monotonic seconds)."""
 
     @property
     def is_certain(self) -> bool:
-        """Whether no other replica can lead by now. May be asked by any thread; one that was stopped for a while, and
-        goes on before the lease is looked at again, is told the truth."""
+        """Whether no other replica can be the leader now. May be called from any thread. It compares times, so it is
+        also right in a process that was paused and has not looked at the lease since."""
         return self._clock.monotonic() - self._renewed_at < RENEW_SECONDS
 
     async def acquire(self) -> None:
-        """Waits until this replica leads."""
-        told = ""
+        """Waits until this replica is the leader."""
+        logged_holder = ""
         while True:
             try:
                 if await self._try():
-                    logger.info("leading as %s", self._identity)
+                    logger.info("this replica (%s) is the leader", self._identity)
                     return
                 holder = self._seen.holder if self._seen is not None else ""
-                if holder != told:
-                    told = holder
-                    logger.info("waiting: %s leads", holder)
+                if holder != logged_holder:
+                    logged_holder = holder
+                    logger.info("waiting for leadership: %s is the leader", holder)
             except (KubeError, TimeoutError) as error:
-                logger.warning("lease: %s", error or "no answer in time")
+                logger.warning("lease %s: %s", self._name, error or "request timed out")
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold(self) -> None:
-        """Renews for ever. Raises LeadershipLostError when that has not worked for `RENEW_SECONDS`."""
+        """Renews the Lease until it is cancelled. Raises LeadershipLostError when no renewal has succeeded for
+        `RENEW_SECONDS`."""
         if self._renewed_at == -math.inf:
             self._renewed_at = self._clock.monotonic()
         while True:
@@ -178,23 +181,23 @@ class Leadership:
             try:
                 async with asyncio.timeout(max(0.0, rest)):
                     if not await self._try() and self._seen is not None and self._seen.holder != self._identity:
-                        raise LeadershipLostError(f"lease {self._name}: {self._seen.holder or 'nobody'} holds it")
+                        raise LeadershipLostError(f"lease {self._name}: held by {self._seen.holder or 'nobody'} now")
             except (KubeError, TimeoutError) as error:
-                logger.warning("lease: %s", error or "no answer in time")
+                logger.warning("lease %s: %s", self._name, error or "request timed out")
             if not self.is_certain:
                 raise LeadershipLostError(f"lease {self._name}: could not be renewed for {RENEW_SECONDS:g} s")
 
     async def release(self) -> None:
-        """Lets another replica lead at once. Only when nothing works any more here."""
+        """Releases the Lease, so that another replica can lead at once. All work of this replica must have stopped."""
         try:
             before = await self._lease.read()
             if before is not None and before.holder == self._identity:
                 await self._lease.write("", 1, before)
         except KubeError as error:
-            logger.warning("lease: not given back: %s", error)
+            logger.warning("lease %s: not released: %s", self._name, error)
 
     async def _try(self) -> bool:
-        """Whether this replica holds the Lease now, after taking or renewing it where that is allowed."""
+        """Takes or renews the Lease if allowed. Returns whether this replica holds it now."""
         found = await self._lease.read()
         now = self._clock.monotonic()
         if found is None or found != self._seen:
@@ -209,19 +212,19 @@ class Leadership:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """A Lease as it stands."""
+    """The content of a Lease."""
 
     holder: str
-    """Empty where nobody holds it."""
+    """Identity of the holder; empty if nobody holds it."""
     renewed: str
-    """When, by the holder's clock; only compared for equality, so that clocks need not agree."""
+    """Time of the last renewal by the holder's clock. Only compared for equality, so clocks need not agree."""
     num_transitions: int
     acquired: str
     version: str
 
 
 class Lease:
-    """The Lease on the API server, written only over the version that was read."""
+    """Reads and writes the Lease on the API server. Each write requires the version that was read."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock, namespace: str, name: str) -> None:
         self._objects = objects
@@ -230,7 +233,7 @@ class Lease:
         self._name = name
 
     async def read(self) -> LeaseRecord | None:
-        """The Lease as it stands; None where there is none. Raises KubeError."""
+        """The current Lease; None if there is none. Raises KubeError."""
         try:
             raw = await self._objects.get(LEASES, self._namespace, self._name)
         except NotFoundError:
@@ -245,8 +248,8 @@ class Lease:
         )
 
     async def write(self, holder: str, seconds: int, before: LeaseRecord | None) -> bool:
-        """Puts the holder in (empty: gives the Lease up), unless somebody has written since `before` was read; then
-        False. Raises KubeError."""
+        """Writes the holder into the Lease; an empty holder releases it. Returns False if another replica has written
+        it since `before` was read. Raises KubeError."""
         now = self._clock.now().isoformat(timespec="microseconds").replace("+00:00", "Z")
         metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
         acquired, num_transitions = now, 0

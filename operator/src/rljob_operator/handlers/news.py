@@ -1,4 +1,4 @@
-"""From what happens to objects to keys on the work queue: only what may matter becomes one."""
+"""Turns watch events and listings into keys on the work queue; ignores those that cannot change anything."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rljob_operator.workqueue import WorkQueue
 
 
 class JobVersions:
-    """Tells what is new about a job from its status, which nobody but the operator writes."""
+    """Tells changes of a job from changes of its status only, which the operator itself has written."""
 
     def __init__(self) -> None:
         self._known: dict[JobKey, tuple[str, int, bool, str, str]] = {}
 
     def is_news(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
-        """Whether more than the status has changed since the last event about this job."""
+        """Whether more than the status has changed since the last event for this job."""
         if event_type == DELETED:
             self._known.pop(key, None)
             return True
@@ -40,7 +40,7 @@ class JobVersions:
 
 
 class News:
-    """For one event loop."""
+    """Routes events to the work queue. For one event loop."""
 
     def __init__(self, cache: ObjectCache, queue: WorkQueue[JobKey], clock: ServerClock) -> None:
         self._cache = cache
@@ -48,36 +48,36 @@ class News:
         self._clock = clock
         self._versions = JobVersions()
         self._late: set[str] = set()
-        """UIDs of the clusters of jobs that are over, such as kept ones, that were looked at."""
+        """UIDs of clusters of finished jobs (such as kept clusters) for which a pass was already requested."""
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
-        """What a watch tells; the type is empty for what was there when it began."""
+        """Handles a watch event. The type is empty for objects that existed when the watch started."""
         is_news = self._cache.note(kind, event_type, raw)
         if kind == JOBS:
             key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
-            # Before all is listed nothing is worked on; then every job that needs it is.
+            # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
             if self._versions.is_news(key, event_type, raw) and self._cache.is_complete:
-                self._look(key, raw)
+                self._queue_job(key, raw)
         elif is_news and self._cache.is_complete:
             self.on_part(raw, kind, event_type)
 
     def on_part(self, part: JsonObject, kind: ResourceType = PODS, event_type: str = "MODIFIED") -> None:
-        """Something happened to a cluster or a pod, or it is gone."""
+        """Handles a change or the deletion of a cluster or a pod."""
         key = JobKey(text_at(part, "metadata", "namespace"), _job_name(part))
         job = self._cache.job(*key)
         if job is None or text_at(job, "metadata", "uid") != job_uid(part):
             return
-        # Who led before, and comes back late, may make a cluster for a job that is over.
+        # A former leader that was paused may still create a cluster for a job that has finished.
         is_late = kind == CLUSTERS and event_type in ("", "ADDED")
         if is_late or not is_settled(job):
             self._queue.add(key)
 
     def on_listed(self, job: JsonObject) -> None:
-        """A job was listed."""
-        self._look(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")), job)
+        """Handles a job of a listing."""
+        self._queue_job(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")), job)
 
     def on_listed_clusters(self) -> None:
-        """All clusters were listed: that of a job which is over is looked at once, as if it had just been made."""
+        """Handles the clusters of a listing: a cluster of a finished job gets one pass, as if it were new."""
         late: set[str] = set()
         for cluster in self._cache.clusters():
             uid = text_at(cluster, "metadata", "uid")
@@ -89,10 +89,10 @@ class News:
         self._late = late
 
     def on_gone(self, key: JobKey) -> None:
-        """A job is no longer listed."""
+        """Handles a job that is no longer listed."""
         self._queue.add(key)
 
-    def _look(self, key: JobKey, job: JsonObject) -> None:
+    def _queue_job(self, key: JobKey, job: JsonObject) -> None:
         seconds = seconds_until_look(job, self._clock.now())
         if seconds == 0:
             self._queue.add(key)
@@ -101,8 +101,8 @@ class News:
 
 
 def seconds_until_look(job: JsonObject, now: datetime) -> float | None:
-    """0 for a job that needs a look now; None for one that needs none, ever: it has ended, and nothing of it is left.
-    Reads a job as it is stored, or what is kept of it."""
+    """Seconds until a job needs a pass: 0 for now, its remaining TTL for a finished job, None for never. `job` is the
+    API object or the cache's trimmed copy."""
     if not is_settled(job):
         return 0.0
     lifetime = integer_at(job, "spec", "runPolicy", "ttlSecondsAfterFinished")

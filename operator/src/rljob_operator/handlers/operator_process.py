@@ -1,4 +1,4 @@
-"""The operator from start to end: connect, wait to lead, work, stop."""
+"""Runs the operator from start to end: connect, wait for leadership, work, stop."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from rljob_operator.settings import Settings, read_token_keys
 from rljob_operator.workqueue import Slots, WorkQueue, work_through
 
 STOP_SECONDS = 3.0
-"""For passes that are under way when the operator is told to stop."""
+"""How long running passes may take to finish when the operator stops."""
 
 logger = logging.getLogger(__name__)
 
 
 async def run_operator(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises SettingsError, LeadershipLostError, or OSError where a port is taken."""
-    told = asyncio.Event()
+    """Runs until SIGTERM or SIGINT. Raises SettingsError, LeadershipLostError, or OSError if a port is in use."""
+    stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stop_requested.set)
     read_token_keys(settings.token_keys_folder)
     connection = await load_connection(settings.kubeconfig)
     metrics, parts = Metrics(), Parts()
@@ -56,16 +56,16 @@ async def run_operator(settings: Settings) -> None:
         if lease is not None:
             lease.start()
             stack.push_async_callback(lease.stop)
-            if not await _first(told, lease.acquired()):
+            if not await _first(stop_requested, lease.acquired()):
                 return
         shared = _surroundings(settings, KubeObjects(kube), metrics, clock, lease.may_act if lease else _always)
         worker = _Worker(shared, connection, ray, parts)
         worker.start()
         metrics.leader.set(1)
         try:
-            await _first(told, lease.lost() if lease is not None else _for_ever())
+            await _first(stop_requested, lease.lost() if lease is not None else _for_ever())
         except LeadershipLostError:
-            # Another replica may write from now on.
+            # Another replica may write from now on, so running passes get no time to finish.
             await worker.stop(patience_seconds=0.0)
             raise
         logger.info("stopping")
@@ -88,7 +88,7 @@ def _surroundings(
 
 
 class _Worker:
-    """What only the leader does."""
+    """The tasks that only the leader runs: watches, relists and reconcile passes."""
 
     def __init__(self, shared: Surroundings, connection: Connection, ray: RayClient, parts: Parts) -> None:
         self._parts = parts
@@ -108,22 +108,22 @@ class _Worker:
         )
 
     def start(self) -> None:
-        """Begins to work."""
+        """Starts all tasks."""
         self._parts.start("workers", work_through(self._queue, self._slots, self._controller.work))
         self._parts.start("relist", self._relist.run())
         self._parts.start("watches", self._watches.run())
 
     async def stop(self, patience_seconds: float) -> None:
-        """Ends all work; passes that are under way get so long to end by themselves."""
+        """Stops all tasks; running passes get `patience_seconds` to finish."""
         self._queue.close()
         await self._parts.stop("relist")
         await self._parts.stop("workers", patience_seconds)
         await self._parts.stop("watches")
 
 
-async def _first(told: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Whether the work ended, and not `told` came first. Raises what the work raises."""
-    task, waiter = asyncio.create_task(work), asyncio.create_task(told.wait())
+async def _first(stop_requested: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Waits for the work or for a stop request. Returns whether the work ended first. Raises what the work raises."""
+    task, waiter = asyncio.create_task(work), asyncio.create_task(stop_requested.wait())
     try:
         await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
         if task.done():

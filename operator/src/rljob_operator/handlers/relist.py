@@ -1,8 +1,8 @@
-"""Lists everything now and then, whatever the watches say: an event may be lost, an unfinished job may not.
+"""Lists all objects periodically: a watch event may be lost, but an unfinished job must not be forgotten.
 
-What is listed goes to the cache, and with the first listing the operator begins to work. The second one comes soon: no
-event tells of what is deleted between the first one and the beginning of the watches. Nobody knows here when they have
-begun; where that takes longer than `SECOND_SECONDS`, the third listing tells.
+Listings fill the cache, and the operator starts to work after the first one. The second listing follows soon, because
+no event reports an object that is deleted between the first listing and the start of the watches. kopf does not tell
+when the watches have started; if that takes longer than `SECOND_SECONDS`, the third listing finds such a deletion.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
 SECOND_SECONDS = 5.0
-"""From the first listing to the second one, however many objects there are."""
+"""Time from the first listing to the second."""
 RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
-"""With more than six thousand objects, all are listed less often."""
+"""Limit of listed objects per second: with more than 6,000 objects, listings are less frequent."""
 INCOMPLETE_SECONDS = 5.0
-"""Where a kind is not installed, or may not be listed."""
+"""Time between listings while a kind is not installed or may not be listed."""
 AFTER_FAILURE_SECONDS = 5.0
 FIRST_FAILURE_SECONDS = 1.0
-"""Nothing is worked on before everything was listed once."""
+"""Retry interval of the first listing: the operator does nothing before it."""
 
 logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """`on_new_kind` is called when there are RLJobs or RayClusters now, which there were not before: no watch
-    begins by itself for a kind that the API server did not know."""
+    """Lists jobs, clusters and pods. `on_new_kind` is called when RLJobs or RayClusters have been installed, because no
+    watch starts by itself for a kind that did not exist before."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Relist:
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
 
     async def once(self) -> None:
-        """One look at everything. Raises KubeError."""
+        """Lists everything once. Raises KubeError."""
         missing_before = set(self._missing)
         gone: list[JsonObject] = []
-        # What belongs to jobs first: what is listed has its job listed after it, if there is one.
+        # Pods and clusters before jobs: then the job of each listed part is listed later, so it is not missed.
         gone += await self._list(PODS, LABEL_JOB_UID)
         gone += await self._list(CLUSTERS, LABEL_JOB_UID)
         gone_jobs = await self._list(JOBS)
@@ -101,7 +101,7 @@ class Relist:
         return max(RELIST_SECONDS, self._cache.num_objects / OBJECTS_PER_SECOND)
 
     async def _list(self, kind: ResourceType, labels: str = "") -> list[JsonObject]:
-        """Brings the cache up to date with a kind; returns what was in it and is gone."""
+        """Updates the cache with a listing of a kind. Returns the objects that have been deleted since."""
         gone: list[JsonObject] = []
         for namespace in self._namespaces:
             try:
@@ -112,7 +112,7 @@ class Relist:
             except ForbiddenError as error:
                 if (kind, namespace) not in self._forbidden:
                     logger.error(
-                        "%s cannot be listed: %s; give the operator the rights of its chart", kind.plural, error
+                        "%s cannot be listed: %s; give the operator the role of its Helm chart", kind.plural, error
                     )
                 self._forbidden.add((kind, namespace))
                 self._cache.note_forbidden(kind, namespace, str(error))
@@ -120,12 +120,12 @@ class Relist:
             self._forbidden.discard((kind, namespace))
             gone += self._cache.replace(kind, namespace, listing.items, listing.version)
         if kind in self._missing:
-            logger.info("there is a resource %s now", kind.plural)
+            logger.info("the resource %s is now installed", kind.plural)
         self._missing.discard(kind)
         return gone
 
     def _note_missing(self, kind: ResourceType) -> None:
         if kind not in self._missing:
-            logger.warning("there is no resource %s; jobs wait until it is installed", kind.plural)
+            logger.warning("the resource %s is not installed; jobs wait until it is", kind.plural)
         self._missing.add(kind)
         self._cache.note_missing(kind)

@@ -1,7 +1,7 @@
-"""What happens to jobs, clusters and pods, by kopf.
+"""Watches jobs, clusters and pods with kopf.
 
-kopf runs in a thread with an event loop of its own. When it ends it cancels every task of its loop, and it must be
-possible to begin it anew: it looks only once which resources exist, and some errors of a watch end it.
+kopf runs in a thread with its own event loop, because it cancels every task of its loop when it ends. It must be
+restarted sometimes: it checks only once which resources exist, and some watch errors end it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ WATCHED = {
     CLUSTERS: ("ray.io", "v1", CLUSTERS.plural),
     PODS: ("", "v1", PODS.plural),
 }
-"""Group, version and name, as kopf wants them."""
+"""Group, version and plural of each kind, as kopf expects them."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 STOP_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
-"""Between the end of one part of kopf and the cancellation of watchers that are still at work."""
+"""Time from the end of one task of kopf to the cancellation of watchers that are still running."""
 
 logger = logging.getLogger(__name__)
 
 
 class Watches:
-    """All watches. `on_event` is called with each event's kind, type (empty for what was there before) and object, in
-    the loop of `run`."""
+    """Runs all watches. `on_event` is called in the loop of `run` with each event's kind, type and object; the type is
+    empty for an object that existed before the watch."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Watches:
         self._thread: _KopfThread | None = None
 
     async def run(self) -> None:
-        """Watches until it is cancelled. Where kopf ends by itself, it is begun anew."""
+        """Watches until it is cancelled. If kopf ends by itself, it is restarted."""
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -69,20 +69,20 @@ class Watches:
             self._metrics.watch_restarts.inc()
             if loop.time() - started > LONGEST_PAUSE_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-            logger.warning("the watches ended; they are begun anew in %.0f s", pause)
+            logger.warning("the watches ended unexpectedly; restarting them in %.0f s", pause)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
     def restart(self) -> None:
-        """Begins the watches anew, to find a resource that was not there before."""
+        """Restarts the watches, so that kopf finds a resource that was installed since."""
         if self._thread is not None:
             self._thread.tell_to_stop()
 
     def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
-        """Handlers for kopf. They run in kopf's thread and hand over at once."""
+        """Handlers for kopf. They run in kopf's thread and pass each event to `loop` at once."""
         registry = kopf.OperatorRegistry()
 
-        # kopf passes what it has by name; what is not needed is taken and dropped.
+        # kopf passes many keyword arguments; the handlers need only a few of them.
         async def log_in(**_: object) -> kopf.ConnectionInfo:
             return await _credentials(self._connection)
 
@@ -99,7 +99,7 @@ class Watches:
 
 
 class _KopfThread:
-    """One life of kopf."""
+    """One run of kopf in its thread."""
 
     def __init__(self, registry: kopf.OperatorRegistry, namespaces: tuple[str, ...]) -> None:
         self._registry = registry
@@ -110,7 +110,7 @@ class _KopfThread:
         self.was_told_to_stop = False
 
     async def run(self) -> None:
-        """Returns when kopf has ended, for whatever reason."""
+        """Runs kopf and returns when it has ended, for whatever reason."""
         ours = asyncio.get_running_loop()
 
         def live() -> None:
@@ -119,22 +119,22 @@ class _KopfThread:
             except Exception:
                 logger.exception("kopf failed")
             finally:
-                # Nobody waits any more where the process is about to end.
+                # RuntimeError: the main event loop is already closed, because the process is about to exit.
                 with suppress(RuntimeError):
                     ours.call_soon_threadsafe(self._ended.set)
 
-        # A daemon: if kopf hangs at the end, the process ends nevertheless.
+        # A daemon thread: if kopf hangs while it stops, the process still exits.
         threading.Thread(target=live, name="kopf", daemon=True).start()
         await self._ended.wait()
 
     def tell_to_stop(self) -> None:
-        """Asks kopf to end."""
+        """Asks kopf to stop."""
         self.was_told_to_stop = True
         if self._loop is not None and self._flag is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._flag.set)
 
     async def stop(self) -> None:
-        """Asks kopf to end if it has not, and waits a little."""
+        """Asks kopf to stop if it is still running, and waits up to `STOP_SECONDS`."""
         if self._ended.is_set():
             return
         self.tell_to_stop()
@@ -142,7 +142,7 @@ class _KopfThread:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._ended.wait()
         except TimeoutError:
-            logger.warning("the watches did not end within %.0f s", STOP_SECONDS)
+            logger.warning("the watches did not stop within %.0f s", STOP_SECONDS)
 
     async def _operate(self) -> None:
         self._flag = asyncio.Event()
@@ -166,23 +166,24 @@ class _KopfThread:
 
 
 def _cancel_watchers() -> None:
-    """kopf would wait for ever for a watcher that waits for new credentials, which nobody gets any more: it cancels the
-    watcher and the task that would pause it at once, and a paused watcher drops the cancellation and begins anew."""
+    """Cancels kopf's watchers. Without this, kopf could wait forever for a watcher that waits for new credentials: kopf
+    cancels the watcher and the task that pauses it at the same time, and a paused watcher ignores the cancellation and
+    starts again."""
     for task in asyncio.all_tasks():
         if task.get_name().startswith("watcher for "):
             task.cancel()
 
 
 class _EndlessDelays:
-    """Pauses between tries of one request, in seconds. kopf iterates over it anew for each request."""
+    """Backoff between retries of one request, in seconds. kopf starts a new iteration for each request."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((0.5, 1.0, 2.0, 4.0), itertools.repeat(8.0))
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf would copy every object that an event brings, to tell what has changed: for handlers that there are none of
-    here. It was a quarter of this process's time."""
+    """Switches off kopf's diffs. kopf would copy every object of an event to find out what has changed; no handler here
+    uses that, and it took a quarter of this process's CPU time."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -191,7 +192,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: object) -> None:
-        """Nothing is kept."""
+        """Stores nothing."""
 
 
 def _settings() -> kopf.OperatorSettings:

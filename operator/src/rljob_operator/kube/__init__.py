@@ -1,1 +1,1 @@
-"""All Kubernetes HTTP."""
+"""All requests to the Kubernetes API server, and the reading of its objects."""

@@ -1,7 +1,7 @@
-"""The objects of all jobs as the watches and the relists bring them, so that a look at a job costs no request.
+"""Caches the objects of all jobs from watches and relists, so that a reconcile pass needs no read request.
 
-Events come twice, late, in the wrong order, or not at all: of two states of one object the newer one stays, and a
-listing repairs what was missed. The numbers of versions are compared, as Kubernetes allows for objects of one kind.
+Events can arrive twice, late, in the wrong order, or not at all: the cache keeps the newer of two states of an object,
+and a listing repairs missed events. Resource versions are compared as numbers, as Kubernetes allows for one kind.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KINDS = (JOBS, CLUSTERS, PODS)
 DELETED = "DELETED"
 KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 KEPT_STATUS = ("observedGeneration", "phase", "result", "handledRequests")
-"""What is kept of a job that is settled: there may be many."""
+"""The fields that are kept of a job that is finished and cleaned up; there may be many such jobs."""
 
 
 @dataclass(frozen=True)
 class _Deleted:
-    """An object that is gone, remembered until a listing no longer has it."""
+    """A deleted object, remembered until a listing no longer contains it."""
 
     kind: ResourceType
     namespace: str
@@ -31,7 +31,7 @@ class _Deleted:
 
 
 class ObjectCache:
-    """For one event loop. `namespaces`: those that are listed, None for all."""
+    """The cache, for one event loop. `namespaces`: the namespaces that are listed; None for all."""
 
     def __init__(self, namespaces: Sequence[str | None]) -> None:
         self._objects: dict[ResourceType, dict[tuple[str, str], JsonObject]] = {kind: {} for kind in KINDS}
@@ -40,21 +40,21 @@ class ObjectCache:
         self._deleted: dict[str, _Deleted] = {}
         self._unlisted = {(kind, namespace) for kind in KINDS for namespace in namespaces}
         self._remnants: set[tuple[str, str]] = set()
-        """Jobs of which not all is here."""
+        """Keys of jobs of which the cache has only a trimmed copy."""
         self._missing: set[ResourceType] = set()
         self._forbidden: dict[tuple[ResourceType, str | None], str] = {}
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was listed once. Before that nothing can be said to be absent."""
+        """Whether everything was listed once. Before that, an object missing here may still exist."""
         return not self._unlisted
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
-        """A job, or what is kept of one that is settled; None where there is none."""
+        """A job, or the trimmed copy of one that is finished and cleaned up; None if there is none."""
         return self._objects[JOBS].get((namespace, name))
 
     def is_remnant(self, namespace: str, name: str) -> bool:
-        """Whether the job is settled, so that the API server has more of it."""
+        """Whether the cache has only a trimmed copy of the job."""
         return (namespace, name) in self._remnants
 
     def jobs(self) -> tuple[JsonObject, ...]:
@@ -71,12 +71,12 @@ class ObjectCache:
         return tuple(found[name] for name in sorted(found))
 
     def newest_of_job(self, kind: ResourceType, namespace: str, uid: str) -> int:
-        """The newest version of a job's clusters or pods; -1 where none is known. What is asked for after this must be
-        as new."""
+        """The newest resource version of a job's clusters or pods; -1 if it has none. A listing requested later must
+        not be older."""
         return max((_version(raw) for raw in self.of_job(kind, namespace, uid)), default=-1)
 
     def version_of_job(self, namespace: str, name: str) -> int:
-        """The version of a job; -1 where it is not known."""
+        """The resource version of a job; -1 if it is not in the cache."""
         return _version(self._objects[JOBS].get((namespace, name), {}))
 
     def is_missing(self, kind: ResourceType) -> bool:
@@ -84,23 +84,24 @@ class ObjectCache:
         return kind in self._missing
 
     def forbidden(self, namespace: str) -> str | None:
-        """Why what is here of a namespace is no longer kept up to date, in the API server's words."""
-        found = [words for (_, where), words in self._forbidden.items() if where in (None, namespace)]
+        """The API server's message if the objects of a namespace may no longer be listed, so that they are stale; else
+        None."""
+        found = [message for (_, where), message in self._forbidden.items() if where in (None, namespace)]
         return found[0] if found else None
 
     @property
     def num_objects(self) -> int:
-        """Of all kinds."""
+        """Number of objects of all kinds."""
         return sum(map(len, self._objects.values()))
 
     def uids(self) -> Iterator[str]:
-        """Of everything that is here."""
+        """UIDs of all objects in the cache."""
         for objects in self._objects.values():
             for raw in objects.values():
                 yield _uid(raw)
 
     def note(self, kind: ResourceType, event_type: str, raw: JsonObject) -> bool:
-        """Takes one state of an object, of an event or an answer. Says whether it is news."""
+        """Stores the state of an object from an event or a response. Returns whether it is newer than the known one."""
         key, uid, version = _key(raw), _uid(raw), _version(raw)
         known = self._objects[kind].get(key)
         if event_type == DELETED:
@@ -122,8 +123,8 @@ class ObjectCache:
     def replace(
         self, kind: ResourceType, namespace: str | None, listed: Iterable[JsonObject], version: str
     ) -> tuple[JsonObject, ...]:
-        """Takes a listing of a kind in a namespace (None: in all), made at this version. What is newer than the listing
-        stays as it is. Returns what was here and is gone."""
+        """Stores a listing of a kind in a namespace (None: in all). Objects that are newer than the listing's version
+        stay as they are. Returns the objects that were deleted."""
         found = {_key(raw): raw for raw in listed}
         listed_at = version_number(version)
         removed = [
@@ -146,47 +147,47 @@ class ObjectCache:
         return tuple(removed)
 
     def note_missing(self, kind: ResourceType) -> None:
-        """The API server does not know this kind of object, so there are none."""
+        """Records that the API server does not know this kind, so there are no such objects."""
         for known in list(self._objects[kind].values()):
             self._remove(kind, known)
         self._missing.add(kind)
-        self._forbidden = {place: words for place, words in self._forbidden.items() if place[0] != kind}
-        self._unlisted = {place for place in self._unlisted if place[0] != kind}
+        self._forbidden = {key: message for key, message in self._forbidden.items() if key[0] != kind}
+        self._unlisted = {key for key in self._unlisted if key[0] != kind}
 
-    def note_forbidden(self, kind: ResourceType, namespace: str | None, words: str) -> None:
-        """The operator may not list this kind there: what is known stays, and counts as old."""
-        self._forbidden[kind, namespace] = words
+    def note_forbidden(self, kind: ResourceType, namespace: str | None, message: str) -> None:
+        """Records that the operator may not list this kind in a namespace: its cached objects stay, and are stale."""
+        self._forbidden[kind, namespace] = message
         self._unlisted.discard((kind, namespace))
 
     def _put(self, kind: ResourceType, raw: JsonObject) -> None:
-        # Who wrote which field is as long as the fields, and of no use here.
+        # managedFields is as large as the object itself and is not used here.
         metadata = {name: value for name, value in object_at(raw, "metadata").items() if name != "managedFields"}
         kept: JsonObject = {**raw, "metadata": metadata}
         if kind == JOBS and is_settled(raw):
-            kept = _remnant(raw)
+            kept = _trimmed_copy(raw)
             self._remnants.add(_key(raw))
         self._objects[kind][_key(raw)] = kept
         if kind != JOBS:
-            self._of_jobs.setdefault(_place(kind, raw), {})[_key(raw)[1]] = kept
+            self._of_jobs.setdefault(_job_key(kind, raw), {})[_key(raw)[1]] = kept
 
     def _remove(self, kind: ResourceType, known: JsonObject) -> None:
         del self._objects[kind][_key(known)]
         if kind == JOBS:
             self._remnants.discard(_key(known))
-        of_job = self._of_jobs.get(_place(kind, known))
+        of_job = self._of_jobs.get(_job_key(kind, known))
         if of_job is not None:
             of_job.pop(_key(known)[1], None)
             if not of_job:
-                del self._of_jobs[_place(kind, known)]
+                del self._of_jobs[_job_key(kind, known)]
 
 
 def job_uid(raw: JsonObject) -> str:
-    """UID of the job that a cluster or a pod belongs to; empty where it says none."""
+    """UID of the job that a cluster or a pod belongs to, by its label; empty if it has no such label."""
     return text_at(object_at(raw, "metadata", "labels"), LABEL_JOB_UID)
 
 
 def is_settled(job: JsonObject) -> bool:
-    """Whether it has ended and was seen to have left nothing, and nobody has changed it since."""
+    """Whether the job is finished and cleaned up, and was not changed since; the operator has nothing to do for it."""
     metadata, status = object_at(job, "metadata"), object_at(job, "status")
     is_going = optional_text_at(metadata, "deletionTimestamp") is not None
     is_seen = at(status, "observedGeneration") == at(metadata, "generation")
@@ -194,20 +195,20 @@ def is_settled(job: JsonObject) -> bool:
 
 
 def require_news(what: str, version: str, known: int) -> None:
-    """Raises UnavailableError for an answer of a version older than one that was known before it was asked for: what
-    is missing in it is not gone."""
+    """Rejects a stale response: raises UnavailableError if its version is older than one that was known before the
+    request. An object that is missing in a stale response may still exist."""
     if 0 <= version_number(version) < known:
-        raise UnavailableError(f"{what}: the answer is of version {version}, older than {known}, which was seen before")
+        raise UnavailableError(f"{what}: stale response (version {version} is older than {known}, seen before)")
 
 
 def version_number(version: str) -> int:
-    """-1 for a resource version that is no number, which is nothing that Kubernetes promises, and what all its servers
-    do."""
+    """A resource version as a number; -1 if it is not one. Kubernetes does not promise a number, but all its API
+    servers use one."""
     return int(version) if version.isascii() and version.isdecimal() else -1
 
 
-def _remnant(job: JsonObject) -> JsonObject:
-    """What has to be known of a job that is settled: who it is, how it ended, and when it is to be deleted."""
+def _trimmed_copy(job: JsonObject) -> JsonObject:
+    """The fields that are needed of a finished job: its identity, its result, and when to delete it."""
     metadata, status = object_at(job, "metadata"), object_at(job, "status")
     return {
         "metadata": {name: metadata[name] for name in KEPT_METADATA if name in metadata},
@@ -217,12 +218,12 @@ def _remnant(job: JsonObject) -> JsonObject:
 
 
 def _is_to_be_tried(job: JsonObject) -> bool:
-    """Whether somebody has asked for another attempt that nobody has seen to yet."""
+    """Whether a user has asked for a retry that was not applied yet."""
     request = text_at(object_at(job, "metadata", "annotations"), ANNOTATION_RETRY)
     return bool(request) and request != text_at(job, "status", "handledRequests", "retry")
 
 
-def _place(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:
+def _job_key(kind: ResourceType, raw: JsonObject) -> tuple[ResourceType, str, str]:
     return kind, _key(raw)[0], job_uid(raw)
 
 
@@ -239,5 +240,5 @@ def _version(raw: JsonObject) -> int:
 
 
 def _is_as_old(version: int, other: int) -> bool:
-    """Whether a state is the other one, or an older one. Of versions that cannot be compared, what came last is new."""
+    """Whether a version is not newer than the other. If versions are not numbers, whatever arrives last is newer."""
     return 0 <= version <= other

@@ -1,7 +1,7 @@
-"""One request to the API server: JSON in, JSON out, typed errors, a time limit, counted.
+"""Sends requests to the API server: JSON in, JSON out, with typed errors, a timeout and metrics.
 
-The official client brings connections and credentials; its models are not used, because an object that an older or
-newer server sends must be readable whatever fields it has.
+The official client provides connections and credentials. Its models are not used, because objects from older and newer
+servers must be readable whatever fields they have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DEL
 
 
 class KubeClient:
-    """Use it as a context; leaving it closes the connections. Each answer tells the clock the server's time."""
+    """A client for the API server; use it as a context manager. Each response also updates the server clock."""
 
     def __init__(self, connection: Connection, metrics: Metrics, clock: ServerClock) -> None:
         self._api = ApiClient(connection.configuration)
@@ -56,7 +56,8 @@ class KubeClient:
         body: JsonObject | None = None,
         content_type: str = JSON,
     ) -> JsonObject:
-        """The answer's object. `resource`: what is asked for, for metrics and messages. Raises KubeError."""
+        """Sends a request and returns the object in the response. `resource`: the plural, for metrics and messages.
+        Raises KubeError."""
         what = f"{VERBS[method]} {resource} {path}"
         code = "none"
         try:
@@ -64,7 +65,7 @@ class KubeClient:
                 status, data, retry_after = await self._send(method, path, query or {}, body, content_type)
             code = str(status)
         except TimeoutError:
-            raise UnavailableError(f"{what}: no answer within {TIMEOUT_SECONDS:g} s") from None
+            raise UnavailableError(f"{what}: timed out after {TIMEOUT_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"{what}: {error or type(error).__name__}") from error
         finally:
@@ -75,14 +76,15 @@ class KubeClient:
             text = data.decode(errors="replace")
             raise error_of(what, status, answer, text, retry_after, is_read=method == "GET")
         if not answer:
-            raise UnavailableError(f"{what}: the answer is no JSON object (HTTP {status})")
+            raise UnavailableError(f"{what}: the response is not a JSON object (HTTP {status})")
         return answer
 
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: JsonObject | None, content_type: str
     ) -> tuple[int, bytes, str]:
-        """Status, body and Retry-After of the answer. The generated client is untyped from here on. It is not given
-        the body to prepare: that is JSON already, and it would look at each value of it."""
+        """Sends a request; returns status, body and Retry-After of the response. The generated client is untyped from
+        here on. `param_serialize` does not get the body: the body is plain JSON already, and the client would copy each
+        of its values."""
         sent_method, url, headers, _, _ = await self._api.param_serialize(
             method=method,
             resource_path=path,
@@ -98,7 +100,7 @@ class KubeClient:
 
 
 def _parse(data: bytes) -> JsonObject:
-    """The object in an answer; empty for anything else."""
+    """The JSON object in a response; empty for anything else."""
     try:
         found = json.loads(data)
     except ValueError:

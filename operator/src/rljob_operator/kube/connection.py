@@ -1,4 +1,4 @@
-"""How this process reaches the API server: from inside a pod, else as a kubeconfig says."""
+"""The connection to the API server: the service account inside a pod, else a kubeconfig."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_KUBECONFIG = "~/.kube/config"
 
 @dataclass(frozen=True)
 class Connection:
-    """Address and credentials. kopf's watches and our own requests use the same."""
+    """Address and credentials of the API server, for kopf's watches and for the operator's own requests."""
 
     configuration: Configuration
 
@@ -39,16 +39,16 @@ class Connection:
 
     @property
     def certificate_file(self) -> str | None:
-        """The client's own certificate, where it has one."""
+        """The client certificate; None if it has none."""
         return _text(self.configuration.cert_file)
 
     @property
     def private_key_file(self) -> str | None:
-        """The key to that certificate."""
+        """The private key of the client certificate."""
         return _text(self.configuration.key_file)
 
     async def token(self) -> str | None:
-        """The bearer token as it is now: a pod's is exchanged while it runs. None where there is none."""
+        """The current bearer token (a pod's token is rotated while it runs); None if there is none."""
         found = await self.configuration.get_api_key_with_prefix("BearerToken")
         if not found:
             return None
@@ -56,9 +56,10 @@ class Connection:
 
 
 async def load_connection(kubeconfig: str | None) -> Connection:
-    """From the pod's service account, else from a kubeconfig (None: ~/.kube/config). Raises SettingsError."""
+    """Loads the connection from the pod's service account, else from a kubeconfig (None: ~/.kube/config). Raises
+    SettingsError."""
     configuration = Configuration()
-    # As elsewhere in a cluster: the API server is never behind the proxy of an image's environment.
+    # Ignore proxy variables of the image: inside a cluster, the API server is not behind a proxy.
     configuration.client_session_kwargs = {"trust_env": False}
     try:
         config.load_incluster_config(  # type: ignore[no-untyped-call]
@@ -72,15 +73,14 @@ async def load_connection(kubeconfig: str | None) -> Connection:
             )
         except (config.ConfigException, OSError) as error:
             raise SettingsError(
-                f"API server: this is neither a pod with a service account nor is there a kubeconfig ({error});"
-                " set KUBECONFIG"
+                f"API server: found neither a pod's service account nor a usable kubeconfig ({error}); set KUBECONFIG"
             ) from None
     return Connection(configuration)
 
 
 def _read_token(configuration: Configuration) -> None:
-    """Before each request, from a file in memory. The library's own way (37.0.2) is once a minute by the node's clock:
-    a token that has ended would be sent on for so long, and for longer where that clock is set back."""
+    """Reads the token before each request; its file is in memory. The library itself (37.0.2) reads it once a minute by
+    the node's clock: it would send an expired token for that long, and longer if that clock is set back."""
     with suppress(OSError):
         token = Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text().strip()
         if token:

@@ -1,4 +1,4 @@
-"""What the API server's answers mean to the operator."""
+"""Typed errors for the API server's error responses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rljob_operator.raw_json import JsonObject, integer_at, text_at
 NOT_FOUND, CONFLICT, TOO_MANY_REQUESTS, SERVER_ERROR = 404, 409, 429, 500
 UNAUTHORIZED, FORBIDDEN, GONE = 401, 403, 410
 STRICT_DECODING = "strict decoding error"
-"""How an API server begins its words about fields that the definition of a kind does not have."""
+"""Start of the API server's message about fields that a kind's definition does not have."""
 
 
 class KubeError(OperatorError):
-    """A request that did not do what was asked."""
+    """A request to the API server failed."""
 
 
 class NotFoundError(KubeError):
@@ -24,15 +24,15 @@ class ResourceTypeMissingError(KubeError):
 
 
 class ConflictError(KubeError):
-    """The object was changed, or is another one, since it was read."""
+    """The object was changed or replaced since it was read."""
 
 
 class AlreadyExistsError(KubeError):
-    """An object of this name exists."""
+    """An object with this name already exists."""
 
 
 class RefusedError(KubeError):
-    """The API server understood and refused: admission, validation, quota or permissions. Holds its words."""
+    """The API server rejected the request: admission, validation, quota or permissions. Contains its message."""
 
 
 class UnknownFieldError(RefusedError):
@@ -40,33 +40,38 @@ class UnknownFieldError(RefusedError):
 
 
 class ForbiddenError(RefusedError):
-    """The operator's role does not allow to read this."""
+    """The operator's role does not allow this read."""
 
 
 class ExpiredError(KubeError):
-    """The rest of a listing is no longer there: it has to be begun anew."""
+    """The continue token of a listing has expired: the listing must start again."""
 
 
 class DefinitionOutdatedError(KubeError):
-    """The CustomResourceDefinition of RLJobs is older than this operator: it dropped what was written."""
+    """The CustomResourceDefinition of RLJobs is older than this operator: the API server dropped written fields."""
 
 
 class UnavailableError(KubeError):
-    """The API server could not be reached, is overloaded or failed; the same request may work later."""
+    """The API server is unreachable, overloaded or failing; the same request may succeed later."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
         self.retry_after_seconds = retry_after_seconds
-        """How long the server asked to be left alone."""
+        """The server's Retry-After; 0 if it sent none."""
         super().__init__(message)
 
 
 def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: str, is_read: bool = False) -> KubeError:
-    """The error for an answer of 400 or more. `what`: the request, for the message; `body`: its Status object, empty
-    where the answer is not JSON; `text`: the answer as it came."""
-    words = text_at(body, "message") or text.strip()[:500] or "no explanation"
-    message = f"{what}: {words} (HTTP {status})"
+    """The error for a response of status 400 or higher.
+
+    Args:
+        what: The request, for the message.
+        body: The response's Status object; empty if the response is not JSON.
+        text: The response as received.
+    """
+    explanation = text_at(body, "message") or text.strip()[:500] or "no explanation"
+    message = f"{what}: {explanation} (HTTP {status})"
     if status == NOT_FOUND:
-        # For an unknown kind the answer is plain text or a Status without the name of an object.
+        # For an unknown kind, the response is plain text or a Status without the name of an object.
         named = text_at(body, "reason") == "NotFound" and text_at(body, "details", "name")
         return NotFoundError(message) if named else ResourceTypeMissingError(message)
     if status == CONFLICT:
@@ -76,10 +81,10 @@ def error_of(what: str, status: int, body: JsonObject, text: str, retry_after: s
     if status == GONE:
         return ExpiredError(message)
     if status == FORBIDDEN and is_read:
-        return ForbiddenError(words)
-    return UnknownFieldError(words) if STRICT_DECODING in words else RefusedError(words)
+        return ForbiddenError(explanation)
+    return UnknownFieldError(explanation) if STRICT_DECODING in explanation else RefusedError(explanation)
 
 
 def _seconds(text: str) -> float:
-    """Of a Retry-After header; 0 for a date, which API servers do not send."""
+    """The seconds in a Retry-After header; 0 for a date, which API servers do not send."""
     return float(text) if text.isascii() and text.isdecimal() else 0.0

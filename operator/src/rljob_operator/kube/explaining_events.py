@@ -1,5 +1,7 @@
-"""Events that say why pods do not start, or are not made. They only explain: what cannot be read explains less, and
-nothing waits for it."""
+"""Reads Kubernetes events that explain why pods do not start or are not created.
+
+They only improve messages: if they cannot be read, messages say less, and nothing waits for them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, text_at
 
 KEPT_SECONDS = 5.0
-"""How long an answer, or that there was none, is taken for the newest: all jobs of a namespace share one request."""
+"""How long a response, or a failed request, is reused: all jobs of a namespace share one request."""
 TIMEOUT_SECONDS = 5.0
 LOG_SECONDS = 60.0
 PODS = "involvedObject.kind=Pod,type=Warning"
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Answer:
-    """Of one selection in one namespace."""
+    """The cached response to one query in one namespace."""
 
     events: tuple[JsonObject, ...] = ()
     asked_at: float = float("-inf")
@@ -31,7 +33,7 @@ class _Answer:
 
 
 class ExplainingEvents:
-    """For one process. What cannot be read is what was read last. Nothing is raised."""
+    """Reads events for one process. If a request fails, the last events are returned; nothing is raised."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock) -> None:
         self._objects = objects
@@ -40,11 +42,11 @@ class ExplainingEvents:
         self._complained_at = float("-inf")
 
     async def of_pods(self, namespace: str) -> tuple[JsonObject, ...]:
-        """All warnings about pods of a namespace."""
+        """All Warning events about pods of a namespace."""
         return await self._list(namespace, PODS)
 
     async def of_cluster(self, namespace: str, uid: str) -> tuple[JsonObject, ...]:
-        """All about one RayCluster."""
+        """All events about one RayCluster."""
         return await self._list(namespace, f"involvedObject.uid={uid}")
 
     async def _list(self, namespace: str, fields: str) -> tuple[JsonObject, ...]:
@@ -59,15 +61,17 @@ class ExplainingEvents:
                     async with asyncio.timeout(TIMEOUT_SECONDS):
                         answer.events = await self._objects.list_all(CORE_EVENTS, namespace, fields=fields)
                 except (KubeError, TimeoutError) as error:
-                    self._complain(namespace, str(error) or f"no answer within {TIMEOUT_SECONDS:g} s")
+                    self._log_failure(namespace, str(error) or f"timed out after {TIMEOUT_SECONDS:g} s")
                 answer.asked_at = self._clock.monotonic()
             return answer.events
 
-    def _complain(self, namespace: str, words: str) -> None:
+    def _log_failure(self, namespace: str, error: str) -> None:
         now = self._clock.monotonic()
         if now - self._complained_at >= LOG_SECONDS:
             self._complained_at = now
-            logger.warning("events of %s: %s; jobs say less of what keeps their pods from starting", namespace, words)
+            logger.warning(
+                "cannot read events of %s: %s; messages about pods that do not start have less detail", namespace, error
+            )
 
 
 def _is_kept(answer: _Answer, now: float, seconds: float = LOG_SECONDS) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a kubelet is still there, by the Lease that it renews every ten seconds."""
+"""Tells how long a node has been silent, by the Lease that its kubelet renews every ten seconds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rljob_operator.raw_json import text_at
 
 NODE_LEASES_NAMESPACE = "kube-node-lease"
 FORGET_SECONDS = 60.0
-"""A lease that was not looked at for so long counts from the next look on: what happened between is not known."""
+"""A lease that was not read for this long counts from its next read: what happened in between is unknown."""
 SAME_LOOK_SECONDS = 2.0
-"""Jobs of one node share a look at its lease."""
+"""How long a read of a lease is reused: jobs on the same node share it."""
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 @dataclass
 class _SeenLease:
     renewed: str
-    """When, by the kubelet's clock; only compared for equality."""
+    """Time of the last renewal by the kubelet's clock; only compared for equality."""
     since: float
-    """When it was first seen with this time of renewal."""
+    """When this renewal was first seen (monotonic seconds)."""
     looked_at: float
 
 
 class NodeLeases:
-    """What this process has seen of the leases of nodes."""
+    """Reads node leases and remembers when each was last renewed."""
 
     def __init__(self, objects: KubeObjects, clock: ServerClock) -> None:
         self._objects = objects
@@ -38,8 +38,8 @@ class NodeLeases:
         self._has_complained = False
 
     async def silent_seconds(self, node: str) -> float:
-        """For how long the node's kubelet was not seen to renew its lease, from the first look on; 0 where that cannot
-        be looked at."""
+        """Seconds since the node's kubelet was last seen to renew its lease, counted from the first read; 0 if the
+        lease cannot be read."""
         seen = self._seen.get(node)
         if seen is not None and self._clock.monotonic() - seen.looked_at < SAME_LOOK_SECONDS:
             return self._clock.monotonic() - seen.since
@@ -47,11 +47,15 @@ class NodeLeases:
             lease = await self._objects.get(LEASES, NODE_LEASES_NAMESPACE, node)
         except (ForbiddenError, NotFoundError) as error:
             if not self._has_complained:
-                logger.warning("lease of node %s: %s; a lost node is only noticed when Kubernetes says so", node, error)
+                logger.warning(
+                    "cannot read the lease of node %s: %s; lost nodes are noticed only when Kubernetes reports them",
+                    node,
+                    error,
+                )
             self._has_complained = True
             return 0.0
         except KubeError as error:
-            logger.info("lease of node %s: %s", node, error)
+            logger.info("cannot read the lease of node %s: %s", node, error)
             return 0.0
         return self._note(node, text_at(lease, "spec", "renewTime"))
 

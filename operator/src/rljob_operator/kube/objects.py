@@ -1,7 +1,7 @@
-"""The objects that the operator reads and makes: one method for each thing that its role allows.
+"""The calls to the API server that the operator's role allows: one method for each.
 
-Not every answer is believed: what stands between the API server and this process may answer in its place, and nothing
-may be taken for done or for gone by that.
+Responses are checked: a proxy between the API server and this process may respond in its place, and such a response
+must not count as success or as a missing object.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rljob_operator.raw_json import JsonObject, objects_at, text_at
 PAGE_SIZE = 500
 CORE_PATH, GROUPS_PATH = "/api/v1", "/apis"
 FIELD_MANAGER = "rljob-operator"
-"""Whose fields they are that are applied."""
+"""The field manager for server-side apply."""
 
 
 @dataclass(frozen=True)
 class ResourceType:
-    """A kind of object, and where the API server has it."""
+    """A kind of object and its URL path."""
 
     group_path: str
     plural: str
     kind: str
 
     def path(self, namespace: str | None, name: str = "") -> str:
-        """Of the objects in a namespace (None: in all), or of one of them."""
+        """The path of the objects in a namespace (None: in all), or of the one with this name."""
         parts = [self.group_path, *(("namespaces", namespace) if namespace else ()), self.plural]
         return "/".join([*parts, name] if name else parts)
 
@@ -53,47 +53,47 @@ LEASES = ResourceType("/apis/coordination.k8s.io/v1", "leases", "Lease")
 
 @dataclass(frozen=True)
 class Listing:
-    """All objects of a kind at one moment."""
+    """A listing of the objects of a kind."""
 
     items: tuple[JsonObject, ...]
     version: str
-    """Of the moment."""
+    """The resource version of the listing."""
 
 
 class KubeObjects:
-    """All methods raise KubeError; which ones matter is said where it does."""
+    """Reads and writes API objects. All methods raise KubeError; docstrings name the subclasses that callers handle."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
-        """One object. Raises NotFoundError, or ResourceTypeMissingError where its kind is unknown."""
+        """Gets one object. Raises NotFoundError, or ResourceTypeMissingError if its kind is unknown."""
         answer = await self._client.request("GET", kind.path(namespace, name), resource=kind.plural)
         return _require_object(answer, kind.kind, name)
 
     async def list_all(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> tuple[JsonObject, ...]:
-        """All objects, by selectors. Raises ResourceTypeMissingError, or ForbiddenError."""
+        """Lists objects by selectors. Raises ResourceTypeMissingError or ForbiddenError."""
         return (await self.listing(kind, namespace, labels=labels, fields=fields)).items
 
     async def listing(
         self, kind: ResourceType, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> Listing:
-        """All objects, by selectors, and the version that they are of. Raises ResourceTypeMissingError, or
+        """Lists objects by selectors, with the version of the listing. Raises ResourceTypeMissingError or
         ForbiddenError."""
         try:
             try:
                 return await self._pages(kind, namespace, labels, fields)
             except ExpiredError:
-                # The pages took longer than the server keeps what they belong to.
+                # The listing took longer than the server keeps its snapshot.
                 return await self._pages(kind, namespace, labels, fields)
         except ResourceTypeMissingError as error:
             await self._require_missing(kind, error)
             raise
 
     async def create(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> bool:
-        """Creates an object; False where one of this name exists, which is left as it is. Raises RefusedError."""
+        """Creates an object; returns False if one with this name exists, which is not changed. Raises RefusedError."""
         try:
             answer = await self._client.request("POST", kind.path(namespace), resource=kind.plural, body=manifest)
         except AlreadyExistsError:
@@ -102,7 +102,7 @@ class KubeObjects:
         return True
 
     async def create_strictly(self, kind: ResourceType, namespace: str, manifest: JsonObject) -> JsonObject:
-        """Creates an object of which no field may be dropped; returns it as stored. Raises AlreadyExistsError,
+        """Creates an object with strict field validation; returns it as stored. Raises AlreadyExistsError,
         UnknownFieldError or RefusedError."""
         answer = await self._client.request(
             "POST", kind.path(namespace), resource=kind.plural, query={"fieldValidation": "Strict"}, body=manifest
@@ -110,8 +110,7 @@ class KubeObjects:
         return _require_object(answer, kind.kind, text_at(manifest, "metadata", "name"))
 
     async def apply(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Makes the fields of a manifest what it says (server-side apply), whoever wrote them before. Raises
-        RefusedError."""
+        """Applies a manifest (server-side apply, forced over other field managers). Raises RefusedError."""
         answer = await self._client.request(
             "PATCH",
             kind.path(namespace, name),
@@ -123,14 +122,14 @@ class KubeObjects:
         _require_object(answer, kind.kind, name)
 
     async def replace(self, kind: ResourceType, namespace: str, name: str, manifest: JsonObject) -> None:
-        """Writes an object that was read before. Raises ConflictError where it was changed since."""
+        """Replaces an object. Raises ConflictError if it was changed since it was read."""
         answer = await self._client.request("PUT", kind.path(namespace, name), resource=kind.plural, body=manifest)
         _require_object(answer, kind.kind, name)
 
     async def patch_job_status(
         self, namespace: str, name: str, patch: Mapping[str, object], resource_version: str
     ) -> JsonObject:
-        """Merges into the job's status; returns the job as it is then. Raises ConflictError where the job was changed
+        """Applies a merge patch to the job's status; returns the new job. Raises ConflictError if the job was changed
         since that version."""
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         path = f"{JOBS.path(namespace, name)}/status"
@@ -140,8 +139,8 @@ class KubeObjects:
         return _require_object(answer, JOBS.kind, name)
 
     async def delete(self, kind: ResourceType, namespace: str, name: str, uid: str, version: str = "") -> bool:
-        """Deletes an object if it is the one with this UID, and in the background what it owns; False where it is not
-        there. With `version` only as it was then: raises ConflictError where it has changed since."""
+        """Deletes an object with this UID, and in the background what it owns; returns False if there is no such
+        object. With `version`, raises ConflictError if the object was changed since that version."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -159,8 +158,8 @@ class KubeObjects:
         return True
 
     async def _require_missing(self, kind: ResourceType, error: ResourceTypeMissingError) -> None:
-        """Returns where the API server's list of kinds lacks this one. Raises UnavailableError where it has it, or is
-        not to be had: a page of something in between is Not Found, too."""
+        """Returns if API discovery confirms that the kind is not installed. Raises UnavailableError if the kind exists
+        or discovery fails: the Not Found may have come from a proxy."""
         if kind.group_path == CORE_PATH:
             raise UnavailableError(str(error))
         try:
@@ -199,8 +198,8 @@ class KubeObjects:
 
 
 def merge_patch(old: JsonObject, new: JsonObject) -> dict[str, object]:
-    """The smallest merge patch (RFC 7386) that turns `old` into `new`; empty where nothing differs. A null in either
-    means an absent field."""
+    """The smallest merge patch (RFC 7386) from `old` to `new`; empty if they are equal. A null in either means an
+    absent field."""
     patch: dict[str, object] = {
         name: None for name, value in old.items() if value is not None and new.get(name) is None
     }
@@ -218,14 +217,13 @@ def merge_patch(old: JsonObject, new: JsonObject) -> dict[str, object]:
 
 
 def without_nulls(document: JsonObject) -> JsonObject:
-    """A JSON object without the fields that are null, at any depth."""
+    """A JSON object without null fields, at any depth."""
     return {name: _without_nulls(value) for name, value in document.items() if value is not None}
 
 
 def missing_fields(sent: JsonObject, stored: JsonObject, part: str = "spec") -> tuple[str, ...]:
-    """Paths such as `spec.authOptions.secretName` below a part of the object that were sent and are not in what came
-    back. Values that others have changed since are none of them, nor are entries of lists that have another length
-    now."""
+    """Paths of the fields that were sent and are not stored, such as `spec.authOptions.secretName`. Changed values do
+    not count as missing, nor do entries of lists whose length has changed."""
     return tuple(_missing(part, sent.get(part), stored.get(part)))
 
 
@@ -248,14 +246,14 @@ def _missing(path: str, sent: object, stored: object) -> list[str]:
 
 
 def _require_object(answer: JsonObject, kind: str, name: str) -> JsonObject:
-    """The answer, if it is the object that was asked for. Raises UnavailableError."""
+    """Returns the response if it is the requested object. Raises UnavailableError."""
     if text_at(answer, "kind") != kind or text_at(answer, "metadata", "name") != name:
-        raise UnavailableError(f"{kind} {name}: the answer is no {kind} of this name")
+        raise UnavailableError(f"{kind} {name}: the response is not a {kind} with this name")
     return answer
 
 
 def _require_list(answer: JsonObject, kind: str) -> JsonObject:
-    """The answer, if it is a list of this kind. Raises UnavailableError."""
+    """Returns the response if it is a list of this kind. Raises UnavailableError."""
     if text_at(answer, "kind") != kind:
-        raise UnavailableError(f"the answer is no {kind}")
+        raise UnavailableError(f"the response is not a {kind}")
     return answer

@@ -1,6 +1,6 @@
-"""From the API server's objects to what `reconcile` knows about a job and its cluster; pure.
+"""Parses API objects into the types of `reconcile.observed`: jobs and RayClusters. Pure.
 
-What another version wrote is read by `rljob_api.tolerant_reading`.
+Objects that another version wrote are parsed with `rljob_api.tolerant_reading`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from rljob_operator.reconcile.observed import ObservedCluster, ObservedJob
 from rljob_planner.job_memory import memory_shortage
 
 MAX_ATTEMPTS = 64
-"""That a status of this version lists."""
+"""Maximum number of attempts that are read from a status."""
 INVALID_CLUSTER_EVENTS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
-"""How KubeRay says that it will not touch a RayCluster: by events only."""
+"""Reasons of the events with which KubeRay rejects a RayCluster; it reports this only by events."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class JobObject:
-    """A job as read, and the version that its status is written over."""
+    """A parsed job and its resource version, which a status update requires."""
 
     observed: ObservedJob
     resource_version: str
@@ -53,40 +53,40 @@ class JobObject:
 
 @dataclass(frozen=True)
 class _SpecReading:
-    """What could be read of a job's spec."""
+    """A job's spec as far as it could be parsed."""
 
     spec: RLJobSpec | None
     error: str | None
-    """Why there is none."""
+    """Why the spec could not be parsed; None if it could."""
     unknown_fields: tuple[str, ...]
     readable_policy: RunPolicy
-    """Of a spec that cannot be read: what can be read of its `runPolicy`."""
+    """If the spec cannot be parsed: the readable part of its `runPolicy`."""
     memory_shortage: str
 
 
 class JobReader:
-    """Reads jobs. A spec takes most of the time and seldom changes: of each job the last one read is kept."""
+    """Parses jobs. Parsing a spec is slow and specs rarely change, so the last result for each job is cached."""
 
     def __init__(self) -> None:
         self._readings: dict[tuple[str, str], tuple[object, _SpecReading]] = {}
-        """By place: the spec as stored, and the reading of it."""
+        """By namespace and name: the raw spec and its parsed form."""
 
     def read(self, raw: JsonObject) -> JobObject:
-        """The job in an API object. A spec that cannot be read becomes `spec_error`; a status that cannot be
-        read raises KubeError, for working on without it would do everything again."""
-        place, spec = _place(raw), raw.get("spec")
-        kept = self._readings.get(place)
+        """Parses a job. An invalid spec becomes `spec_error`. An invalid status raises KubeError: without the status,
+        the operator would start the job again."""
+        key, spec = _key(raw), raw.get("spec")
+        kept = self._readings.get(key)
         if kept is None or kept[0] != spec:
-            kept = self._readings[place] = (spec, _spec_reading(raw))
+            kept = self._readings[key] = (spec, _spec_reading(raw))
         return _job_object(raw, kept[1])
 
     def forget(self, namespace: str, name: str) -> None:
-        """The job is gone."""
+        """Forgets a job that was deleted."""
         self._readings.pop((namespace, name), None)
 
 
 def observed_cluster(raw: JsonObject, events: Iterable[JsonObject] = ()) -> ObservedCluster:
-    """A RayCluster. `events`: those about it, where it has no pods."""
+    """Parses a RayCluster. `events`: events about it; needed only if it has no pods."""
     metadata = object_at(raw, "metadata")
     return ObservedCluster(
         name=text_at(metadata, "name"),
@@ -107,7 +107,7 @@ def controller_uid(raw: JsonObject) -> str | None:
 
 
 def time_at(value: object, *path: str) -> datetime | None:
-    """The time at a path, in UTC; None where there is none, or none of the calendar's years in UTC."""
+    """The time at a path, in UTC; None if there is none or it is not a valid time."""
     try:
         return datetime.fromisoformat(text_at(value, *path)).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -116,7 +116,7 @@ def time_at(value: object, *path: str) -> datetime | None:
 
 def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
     metadata = object_at(raw, "metadata")
-    namespace, name = _place(raw)
+    namespace, name = _key(raw)
     annotations = object_at(metadata, "annotations")
     observed = ObservedJob(
         namespace=namespace,
@@ -137,7 +137,7 @@ def _job_object(raw: JsonObject, reading: _SpecReading) -> JobObject:
     return JobObject(observed, text_at(metadata, "resourceVersion"))
 
 
-def _place(raw: JsonObject) -> tuple[str, str]:
+def _key(raw: JsonObject) -> tuple[str, str]:
     return text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name")
 
 
@@ -152,15 +152,15 @@ def _spec_reading(raw: JsonObject) -> _SpecReading:
     try:
         reading = read_document(RLJob, document, STORED_SPEC)
     except ValidationError as error:
-        words = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
+        message = "; ".join(f"{wire_path(each['loc'])}: {plain_message(each, RLJob)}" for each in _errors(error))
         policy = read_document(RunPolicy, object_at(raw, "spec", "runPolicy"), AS_FAR_AS_READABLE).value
-        return _SpecReading(None, words, (), policy, "")
+        return _SpecReading(None, message, (), policy, "")
     spec = reading.value.spec
     return _SpecReading(spec, None, reading.unknown_fields, RunPolicy(), _memory_shortage(spec))
 
 
 def _memory_shortage(spec: RLJobSpec) -> str:
-    """An estimate that fails is none: the job goes on without."""
+    """The warning about GPU memory; empty if there is none or the estimate fails, which must not stop the job."""
     try:
         return memory_shortage(spec)
     except Exception:
@@ -169,7 +169,7 @@ def _memory_shortage(spec: RLJobSpec) -> str:
 
 
 def _status(raw: JsonObject, where: str) -> RLJobStatus:
-    """Raises KubeError where more of it cannot be read than what is only told."""
+    """Parses the status. Raises KubeError if a field cannot be parsed that decisions depend on."""
     attempts = objects_at(raw, "attempts")
     if len(attempts) > MAX_ATTEMPTS:
         raw = {**raw, "attempts": list(attempts[-MAX_ATTEMPTS:])}
@@ -179,12 +179,12 @@ def _status(raw: JsonObject, where: str) -> RLJobStatus:
         first = _errors(error)[0]
         raise _damaged(f"{where}: status.{wire_path(first['loc'])} {plain_message(first, RLJobStatus)}") from None
     if not status.attempts and (num_attempts := _num_attempts(status)) > 0:
-        raise _damaged(f"{where}: status.attempts is empty, and there have been attempts (seen: {num_attempts})")
+        raise _damaged(f"{where}: status.attempts is empty, but the job has had attempts (seen: {num_attempts})")
     return status
 
 
 def _num_attempts(status: RLJobStatus) -> int:
-    """How many there have been at least, by what is said beside their records."""
+    """How many attempts there have been at least, by the counters and the planned next attempt."""
     counted = status.counters.attempts if status.counters is not None else 0
     goes_on = status.next_attempt is not None and status.next_attempt.same_cluster
     return max(counted, int(goes_on))
@@ -212,13 +212,13 @@ def _pod_creation_error(raw: JsonObject) -> str | None:
 
 
 def _refusal_in(events: Iterable[JsonObject]) -> str | None:
-    """KubeRay's newest words about a RayCluster that it does not take."""
+    """The newest message with which KubeRay rejects the RayCluster; None if it does not."""
     found = [event for event in events if text_at(event, "reason") in INVALID_CLUSTER_EVENTS]
     return text_at(max(found, key=event_time), "message") if found else None
 
 
 def event_time(event: Mapping[str, object]) -> str:
-    """When an event was last seen, in a form that sorts."""
+    """When an event was last seen, as a sortable string."""
     for path in (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",), ("metadata", "creationTimestamp")):
         found = text_at(event, *path)
         if found:

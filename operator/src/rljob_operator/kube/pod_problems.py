@@ -1,4 +1,4 @@
-"""Why a pod does not start or how it ended, from its status and its events; pure."""
+"""Finds out from a pod's status and events why it does not start or how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LABEL_CLUSTER = "ray.io/cluster"
 LABEL_GROUP = "ray.io/group"
 LABEL_NODE_TYPE = "ray.io/node-type"
 START_PATIENCE = timedelta(seconds=8)
-"""Volumes of a pod that is well need a few seconds too; after that its events are looked at."""
+"""A healthy pod also needs a few seconds for its volumes; only after that its events are read."""
 FORMER_END = timedelta(minutes=5)
-"""How long the end of a container that runs again may explain what is wrong with its pod."""
+"""How long the last termination of a restarted container may still explain a problem of its pod."""
 DELETION_PATIENCE_SECONDS = 60.0
-"""Beyond the time that a pod has for its end."""
+"""How long a pod may exist after its grace period before it counts as overdue."""
 
 WAITING_REASONS = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
@@ -42,7 +42,7 @@ EVENT_REASONS = {
 
 
 def observed_pod(raw: JsonObject, now: datetime, ages: Ages, events: Iterable[JsonObject] = ()) -> ObservedPod:
-    """A pod of a RayCluster. `events`: those about it, where `needs_events` says so."""
+    """Parses a pod of a RayCluster. `events`: events about it; needed only if `needs_events` is true."""
     labels = object_at(raw, "metadata", "labels")
     return ObservedPod(
         name=text_at(raw, "metadata", "name"),
@@ -59,17 +59,17 @@ def observed_pod(raw: JsonObject, now: datetime, ages: Ages, events: Iterable[Js
 
 
 def _seconds_overdue(raw: JsonObject, ages: Ages) -> float:
-    """Since when the pod should be gone; negative before."""
+    """Seconds since the pod should have been deleted; negative before that."""
     gone_by = time_at(raw, "metadata", "deletionTimestamp")
     if gone_by is None:
         return -1.0
-    # The API server has added the grace period to the time of the request.
+    # deletionTimestamp is the time of the request plus the grace period.
     grace_seconds = integer_at(raw, "metadata", "deletionGracePeriodSeconds") or 0
     return ages.seconds(text_at(raw, "metadata", "uid"), ("gone", gone_by), gone_by, otherwise=-grace_seconds)
 
 
 def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
-    """Since when the pod's node is NotReady."""
+    """Seconds since the pod's node became NotReady; 0 if it is ready."""
     since = time_at(_condition(raw, "Ready"), "lastTransitionTime")
     if not is_on_silent_node(raw):
         return 0.0
@@ -77,29 +77,29 @@ def _node_silent_seconds(raw: JsonObject, ages: Ages) -> float:
 
 
 def is_head(raw: JsonObject) -> bool:
-    """Whether it is the head of its cluster."""
+    """Whether the pod is the head of its cluster."""
     return text_at(raw, "metadata", "labels", LABEL_NODE_TYPE) == "head"
 
 
 def is_ready(raw: JsonObject) -> bool:
-    """Whether its container of Ray is; the one that shows the driver's log holds nothing up."""
+    """Whether the pod's Ray container is ready. The container that prints the driver's log does not count."""
     if _ended(raw):
         return False
     ready = _condition(raw, "Ready")
-    # Any other reason, such as a node that is gone, concerns the whole pod, whatever its containers last said.
+    # Any other reason, such as a lost node, concerns the whole pod, whatever its containers last reported.
     only_containers = text_at(ready, "reason") == "ContainersNotReady"
     return text_at(ready, "status") == "True" or (only_containers and _ray_container(raw).get("ready") is True)
 
 
 def is_on_silent_node(raw: JsonObject) -> bool:
-    """Whether its node is NotReady: its pods are then said not to be ready, by another than its kubelet, which would
-    have said so of their containers too. They may work all the same."""
+    """Whether the pod's node is NotReady. Kubernetes then sets Ready=False but leaves ContainersReady=True, which only
+    the kubelet writes. The pod may still be running."""
     ready, containers = _condition(raw, "Ready"), _condition(raw, "ContainersReady")
     return text_at(ready, "status") == "False" and text_at(containers, "status") == "True" and not _ended(raw)
 
 
 def needs_events(raw: JsonObject, now: datetime) -> bool:
-    """Whether only its events can say why it does not start: it has a node, and still no container."""
+    """Whether only events can explain why the pod does not start: it is scheduled, but no container runs."""
     scheduled = _condition(raw, "PodScheduled")
     since = time_at(scheduled, "lastTransitionTime")
     if text_at(scheduled, "status") != "True" or since is None or now - since < START_PATIENCE:
@@ -107,7 +107,7 @@ def needs_events(raw: JsonObject, now: datetime) -> bool:
     if text_at(raw, "status", "phase") != "Pending" or text_at(raw, "metadata", "deletionTimestamp"):
         return False
     if any(object_at(container, "state", "running") for container in _containers(raw)):
-        # An init container at work, which waits for the head: the pod itself is well.
+        # A running init container waits for the head; the pod itself is healthy.
         return False
     return _problem(raw, now) is None
 
@@ -121,7 +121,7 @@ def _problem(raw: JsonObject, now: datetime) -> PodProblem | None:
 
 
 def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
-    """Of Ray itself. What ended long ago does not explain what is wrong today."""
+    """The problem if the Ray container ran out of memory, now or within `FORMER_END`."""
     container = _ray_container(raw)
     ends = [object_at(container, "state", "terminated")]
     former = object_at(container, "lastState", "terminated")
@@ -130,18 +130,18 @@ def _memory_problem(raw: JsonObject, now: datetime) -> PodProblem | None:
         ends.append(former)
     if all(text_at(end, "reason") != "OOMKilled" for end in ends):
         return None
-    return PodProblem(Reason.OUT_OF_MEMORY, f"container {RAY_CONTAINER} was killed for want of memory (OOMKilled)")
+    return PodProblem(Reason.OUT_OF_MEMORY, f"container {RAY_CONTAINER} ran out of memory (OOMKilled)")
 
 
 def _lost(raw: JsonObject) -> PodProblem | None:
-    """Evicted, preempted, or gone with its node."""
+    """The problem of a pod that was evicted, preempted, or lost with its node; None for others."""
     disruption = _condition(raw, "DisruptionTarget")
     if text_at(disruption, "status") == "True":
-        words = _joined(text_at(disruption, "reason"), text_at(disruption, "message"))
-        return PodProblem(Reason.INFRASTRUCTURE_ERROR, words)
+        message = _joined(text_at(disruption, "reason"), text_at(disruption, "message"))
+        return PodProblem(Reason.INFRASTRUCTURE_ERROR, message)
     if text_at(raw, "status", "phase") == "Failed" and text_at(raw, "status", "reason"):
-        words = _joined(text_at(raw, "status", "reason"), text_at(raw, "status", "message"))
-        return PodProblem(Reason.INFRASTRUCTURE_ERROR, words)
+        message = _joined(text_at(raw, "status", "reason"), text_at(raw, "status", "message"))
+        return PodProblem(Reason.INFRASTRUCTURE_ERROR, message)
     return None
 
 
@@ -152,21 +152,21 @@ def _waiting_problem(raw: JsonObject) -> PodProblem | None:
         if reason is Reason.CONTAINER_CRASHING:
             return _crash(container)
         if reason is not None:
-            words = _joined(waiting, text_at(container, "state", "waiting", "message"))
-            return PodProblem(reason, f"container {text_at(container, 'name')}: {words}")
+            message = _joined(waiting, text_at(container, "state", "waiting", "message"))
+            return PodProblem(reason, f"container {text_at(container, 'name')}: {message}")
     return None
 
 
 def _unschedulable(raw: JsonObject) -> PodProblem | None:
     scheduled = _condition(raw, "PodScheduled")
     if text_at(scheduled, "status") == "False" and text_at(scheduled, "reason") == "Unschedulable":
-        return PodProblem(Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "no node has room for it")
+        return PodProblem(Reason.UNSCHEDULABLE, text_at(scheduled, "message") or "no node has enough resources")
     return None
 
 
 def _crashed(raw: JsonObject) -> PodProblem | None:
-    """A pod that failed by itself, or with a container that was started again more than once without getting ready:
-    between two tries it looks like one that is starting."""
+    """The problem of a pod that has failed, or has a container that was restarted more than once without becoming
+    ready: between two restarts, such a pod looks as if it were starting."""
     if text_at(raw, "status", "phase") != "Failed":
         return next((_crash(container) for container in _containers(raw) if _keeps_crashing(container)), None)
     for container in _containers(raw):
@@ -181,21 +181,21 @@ def _keeps_crashing(container: JsonObject) -> bool:
 
 
 def _crash(container: JsonObject) -> PodProblem:
-    return PodProblem(Reason.CONTAINER_CRASHING, f"container {text_at(container, 'name')}: {_last_words(container)}")
+    return PodProblem(Reason.CONTAINER_CRASHING, f"container {text_at(container, 'name')}: {_termination(container)}")
 
 
-def _last_words(container: JsonObject) -> str:
-    """How the container ended last. Without the number of restarts: it would change the job's status each time."""
+def _termination(container: JsonObject) -> str:
+    """How the container last terminated, without the restart count, which would change the job's status each time."""
     for state in ("state", "lastState"):
         ended = object_at(container, state, "terminated")
         if ended:
             code = integer_at(ended, "exitCode")
-            return _joined(f"ended with exit code {code}", text_at(ended, "message").strip()[-300:])
-    return "ends again and again"
+            return _joined(f"terminated with exit code {code}", text_at(ended, "message").strip()[-300:])
+    return "terminates repeatedly"
 
 
 def _problem_in(events: Iterable[JsonObject]) -> PodProblem | None:
-    """What the newest telling event says."""
+    """The problem in the newest event that explains one; None if no event does."""
     found = [event for event in events if text_at(event, "reason") in EVENT_REASONS]
     if not found:
         return None
@@ -205,7 +205,7 @@ def _problem_in(events: Iterable[JsonObject]) -> PodProblem | None:
 
 
 def _containers(raw: JsonObject) -> tuple[JsonObject, ...]:
-    """Init containers first: the others wait for them."""
+    """Statuses of all containers; init containers first, because the others wait for them."""
     status = object_at(raw, "status")
     return (*objects_at(status, "initContainerStatuses"), *objects_at(status, "containerStatuses"))
 

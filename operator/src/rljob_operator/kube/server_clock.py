@@ -1,7 +1,7 @@
-"""The time, as the API server has it: one clock for all replicas, whatever the clocks of their nodes say.
+"""A clock that follows the API server, so that all replicas agree whatever their nodes' clocks show.
 
-It is taken from the API server's first answer and carried on by this machine's monotonic clock. So an hour that the
-server's clock, or this node's, jumps while the operator runs moves no deadline.
+It starts with the time in the API server's first response and advances with this machine's monotonic clock. If the
+server's clock or this node's clock jumps while the operator is running, no deadline moves.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 JUMP_SECONDS = 5.0
-"""Servers whose clocks are closer than this are followed; others have jumped."""
+"""Smaller differences are drift and are corrected slowly; larger ones are jumps and are ignored."""
 FOLLOWED_SHARE = 0.01
-"""Drift is followed by at most so much of the time that passes."""
+"""Drift is corrected by at most this fraction of the time that passes."""
 LONGEST_ANSWER_SECONDS = 2.0
-"""The time in an answer that took longer says too little: nobody knows when it was written."""
+"""Slower responses are ignored, because it is unknown when their time was written."""
 DATE_SECONDS = 0.5
-"""The header has whole seconds, cut off; so much is cut off on average."""
+"""The Date header is truncated to whole seconds; this is the average that is cut off."""
 
 logger = logging.getLogger(__name__)
 
 
 class ServerClock:
-    """For all threads of one process. `monotonic`: seconds that never jump; `stop_gap`: the time until the first answer
-    of the API server, in UTC."""
+    """The clock of one process, for all its threads.
+
+    Args:
+        monotonic: Returns seconds that never jump.
+        stop_gap: Returns the time in UTC to use until the API server's first response.
+    """
 
     def __init__(self, monotonic: Callable[[], float], stop_gap: Callable[[], datetime]) -> None:
         self._monotonic = monotonic
@@ -57,7 +61,7 @@ class ServerClock:
             return self._zero is not None and not self._has_jumped
 
     def hear(self, date: str, asked_at: float) -> None:
-        """Takes the `Date` of an answer, to a request that was sent at `asked_at` of the monotonic clock."""
+        """Updates the clock with the `Date` header of a response; `asked_at`: monotonic time of its request."""
         arrived = self._monotonic()
         if arrived - asked_at > LONGEST_ANSWER_SECONDS:
             return
@@ -78,7 +82,7 @@ class ServerClock:
         ahead = (zero - self._zero).total_seconds()
         if abs(ahead) >= JUMP_SECONDS:
             if not self._has_jumped:
-                logger.warning("the API server's clock has jumped by %.0f s; it is not followed", ahead)
+                logger.warning("the API server's clock jumped by %.0f s; the operator ignores the jump", ahead)
             self._has_jumped = True
             return
         self._has_jumped = False
@@ -88,16 +92,20 @@ class ServerClock:
 
 
 class Ages:
-    """Since when something is as it is, counted from when this process first saw it. What was so before that counts as
-    its time stamp says, if that can be believed."""
+    """Measures how long something has been in its state, from when this process first saw it. Time before that counts
+    by the object's timestamp if the clock is steady."""
 
     def __init__(self, clock: ServerClock) -> None:
         self._clock = clock
         self._since: dict[tuple[str, Hashable], float] = {}
 
     def seconds(self, uid: str, what: Hashable, since: datetime | None, otherwise: float = 0.0) -> float:
-        """How long `what` holds of the object with this UID; negative before it does. `otherwise`: what counts as its
-        age at first sight where `since` cannot be compared."""
+        """How long `what` has been true for the object with this UID; negative if it is in the future.
+
+        Args:
+            since: The object's timestamp.
+            otherwise: The age at first sight if `since` is missing or the clock is not steady.
+        """
         key = (uid, what)
         if key not in self._since:
             age = otherwise
@@ -107,7 +115,7 @@ class Ages:
         return self._clock.monotonic() - self._since[key]
 
     def keep_only(self, uids: Iterable[str]) -> None:
-        """Forgets all other objects."""
+        """Forgets all objects except these."""
         kept = set(uids)
         self._since = {key: since for key, since in self._since.items() if key[0] in kept}
 

@@ -1,1 +1,1 @@
-"""What the operator makes on the API server, as plain objects; pure."""
+"""Builds the manifests of the objects that the operator creates. Pure."""

@@ -1,8 +1,8 @@
-"""Who may talk to the Ray cluster of an attempt: the token that Ray asks for, and the network policy.
+"""Controls access to the Ray cluster of an attempt: Ray's token and the network policy.
 
-The token is derived from the operator's key, so that the operator knows it again without reading a secret: making
-secrets is all that it may do with them. The policy lets in the attempt's own pods and, to Ray's dashboard, the
-operator. Outgoing traffic is open, for models, datasets and trackers.
+The token is derived from the operator's key, so the operator needs no permission to read Secrets; it may only create
+them. The policy allows traffic from the attempt's own pods and, to Ray's dashboard, from the operator. Outgoing traffic
+is open, for models, datasets and trackers.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rljob_operator.raw_json import JsonObject, text_at
 
 KEY_ID_LENGTH = 8
 TOKEN_KEY = "auth_token"
-"""Key within the Secret, as KubeRay wants it."""
+"""Key in the Secret, as KubeRay requires it."""
 
 
 def derived_token(key: bytes, job: JobIdentity, cluster: str) -> str:
-    """64 hexadecimal digits, of this job and this cluster only."""
+    """The token of one cluster of one job: 64 hexadecimal digits."""
     return hmac.new(key, f"{job.uid}/{cluster}".encode(), hashlib.sha256).hexdigest()
 
 
 def key_id(key: bytes) -> str:
-    """Names a key without telling it; what `constants.ANNOTATION_TOKEN_KEY` holds."""
+    """A short id of a key that does not reveal it: the value of the annotation `constants.ANNOTATION_TOKEN_KEY`."""
     return hashlib.sha256(key).hexdigest()[:KEY_ID_LENGTH]
 
 
 def token_secret(job: JobIdentity, cluster: str, token: str) -> Manifest:
-    """The Secret that the cluster's `authOptions.secretName` names."""
+    """The Secret to which the cluster's `authOptions.secretName` refers."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -46,7 +46,7 @@ def token_secret(job: JobIdentity, cluster: str, token: str) -> Manifest:
 
 
 def asks_for_token(ray_cluster: JsonObject) -> bool:
-    """Whether a RayCluster as the API server has it still makes Ray ask for the token of a Secret."""
+    """Whether a stored RayCluster still turns on Ray's token authentication."""
     options = ("spec", "authOptions")
     return text_at(ray_cluster, *options, "mode") == "token" and text_at(ray_cluster, *options, "secretName") != ""
 

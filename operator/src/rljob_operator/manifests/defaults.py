@@ -1,4 +1,4 @@
-"""What the installer decides for all jobs."""
+"""Defaults that the operator's settings give for all jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rljob_operator.errors import SettingsError
 
 @dataclass(frozen=True)
 class Defaults:
-    """Used where a job says nothing, and for what no job may say. Raises SettingsError for a Ray that is too old."""
+    """Values for fields that a job leaves unset or cannot set. Raises SettingsError if the Ray version is too old."""
 
     trainer_image: str | None
     ray_version: str
     image_pull_policy: str
     operator_namespace: str
     operator_pod_labels: Mapping[str, str]
-    """By these the network policy of a job lets the operator in."""
+    """Labels by which a job's network policy gives the operator access."""
 
     def __post_init__(self) -> None:
         if not is_ray_new_enough(self.ray_version):

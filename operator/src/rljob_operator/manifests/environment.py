@@ -1,4 +1,4 @@
-"""The environment of a job's pods: what the contract promises the trainer, then the job's own variables."""
+"""Environment variables of a job's pods: those that the trainer relies on, then the job's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import JobIdentity, Manifest
 
 HOOK_MARGIN_SECONDS = 5
-"""How much earlier than the kubelet kills a pod its stop hooks give up."""
+"""How long before the kubelet kills a pod its stop hooks stop waiting."""
 
 SHADOWS: Mapping[str, str] = MappingProxyType(
     {
@@ -47,30 +47,32 @@ SHADOWS: Mapping[str, str] = MappingProxyType(
         "RAY_START_HOOK": "operator.is_",
     }
 )
-"""Names that no job may set, but a Secret or ConfigMap may hold, which nobody looks into: `env` wins over
-`envFrom`, so there they are set to what means the same as unset. Ray's hooks name functions, which it imports and calls
-even where the name is empty (2.60), so they name some of the standard library that do nothing: with nothing, with the
-runtime environment, with two values. An image's own value is lost with all this; where it may be needed (PATH,
-PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE) nothing can be set. Whatever else RLJob relies on is set by this module,
-by KubeRay (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the trainer in each worker
-process (RANK, ...). Of Ray's settings, each of which has a variable, this is not all: `docs/cluster.md` says so."""
+"""Variables that no job may set, with values that mean the same as unset.
+
+A Secret or ConfigMap of `envFrom` could contain them, and the operator does not read those; `env` takes precedence over
+`envFrom`. Ray 2.60 imports and calls the functions of its hooks even if the name is empty, so the hooks name functions
+of the standard library that do nothing when called with no argument, a runtime environment, or two values. These values
+also replace those of the image. Variables that an image may need (PATH, PYTHONPATH, CUDA_VISIBLE_DEVICES, RLJOB_DEVICE)
+are not in this list. Other variables that RLJob relies on are set by this module, by KubeRay (RAY_AUTH_MODE,
+RAY_AUTH_TOKEN, RAY_ADDRESS, ...), with the submission, or by the trainer in each worker process (RANK, ...). Every Ray
+setting has a variable, and this list does not cover all of them; `docs/cluster.md` says so."""
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
-    """The value of `constants.ENV_SPEC`. Raises HandoverError where it is too large for an environment variable."""
+    """The value of the variable `constants.ENV_SPEC`. Raises HandoverError if it is too large for a variable."""
     document = TrainerJob(name=job.name, namespace=job.namespace, uid=job.uid, spec=spec)
-    # Kubernetes replaces $(NAME) and $$ in values; within JSON the escape means the same and is left alone.
+    # Kubernetes expands $(NAME) and $$ in values. The JSON escape means the same and is not expanded.
     text = dump_job(document).replace("$", "\\u0024")
     if len(text.encode()) > MAX_SPEC_BYTES:
         raise HandoverError(
-            f"job {job.name}: its spec is larger than {MAX_SPEC_BYTES} bytes once every '$' in it is escaped; use"
-            " fewer of them, or move the text into a ConfigMap"
+            f"job {job.name}: the spec is larger than {MAX_SPEC_BYTES} bytes after every '$' in it is escaped; use"
+            " fewer '$', or move the text into a ConfigMap"
         )
     return text
 
 
 def head_environment(job: JobIdentity, spec: RLJobSpec) -> list[JsonValue]:
-    """Variables of the head pod's Ray container, which the trainer inherits. Raises as `spec_document`."""
+    """Variables of the head pod's Ray container, which the trainer inherits. Raises HandoverError."""
     health_check = [_variable(name, value) for name, value in RAY_HEALTH_CHECK.items()]
     return [_variable(ENV_SPEC, spec_document(job, spec)), *health_check, *worker_environment(spec)]
 
@@ -99,19 +101,19 @@ def driver_log_environment(spec: RLJobSpec) -> list[JsonValue]:
 
 
 def code_folder(spec: RLJobSpec) -> str | None:
-    """Where the job's own Python is in the pods; None where it brings none."""
+    """Folder of the job's own Python code in the pods; None if it has none."""
     if spec.code is None:
         return None
     return spec.code.image_path or POD_CODE_FOLDER
 
 
 def wire(value: WireModel) -> Manifest:
-    """A value of the API whose wire form is also the Kubernetes form."""
+    """An API value as a Kubernetes object, with all fields. Both have the same form."""
     return TypeAdapter(Manifest).validate_python(value.to_full_wire())
 
 
 def without_defaults(value: WireModel) -> Manifest:
-    """The same without what is as if it were unset."""
+    """An API value as a Kubernetes object, without fields that have their default."""
     return TypeAdapter(Manifest).validate_python(value.to_wire_without_defaults())
 
 
@@ -120,7 +122,7 @@ def _grace(spec: RLJobSpec) -> Manifest:
 
 
 def _shadows(spec: RLJobSpec) -> list[JsonValue]:
-    """Of `SHADOWS` what some source of the job's could bring."""
+    """The variables of `SHADOWS` that a Secret or ConfigMap of `envFrom` could set."""
     prefixes = {source.prefix or "" for source in spec.env_from}
     return [
         _variable(name, value)
@@ -130,7 +132,7 @@ def _shadows(spec: RLJobSpec) -> list[JsonValue]:
 
 
 def _field(name: str, path: str) -> Manifest:
-    """A variable with what the pod itself says, once it has a node."""
+    """A variable with a field of the pod, such as its name or node."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 

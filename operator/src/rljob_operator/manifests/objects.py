@@ -1,4 +1,4 @@
-"""What all objects have in common that the operator makes: the job that owns them, and their labels."""
+"""Metadata that all created objects share: labels and the job as owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from rljob_api.constants import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID
 
 Manifest = dict[str, JsonValue]
-"""An object, or a part of one, as it goes to the API server."""
+"""An API object, or a part of one, as JSON."""
 
 MANAGED_BY = "rljob-operator"
 
@@ -24,7 +24,7 @@ class JobIdentity:
 
 
 def labels(job: JobIdentity, attempt: int | None = None) -> Manifest:
-    """On everything that is made for the job, or for one attempt of it."""
+    """Labels of an object of the job, or of one attempt."""
     of_attempt: Manifest = {} if attempt is None else {LABEL_ATTEMPT: str(attempt)}
     return {
         "app.kubernetes.io/managed-by": MANAGED_BY,
@@ -35,7 +35,7 @@ def labels(job: JobIdentity, attempt: int | None = None) -> Manifest:
 
 
 def metadata(job: JobIdentity, name: str, attempt: int | None = None) -> Manifest:
-    """Metadata of an object that goes away with the job."""
+    """Metadata of an object that is deleted together with the job."""
     return {
         "name": name,
         "namespace": job.namespace,
@@ -45,7 +45,7 @@ def metadata(job: JobIdentity, name: str, attempt: int | None = None) -> Manifes
 
 
 def _owner_reference(job: JobIdentity) -> Manifest:
-    # No blockOwnerDeletion: some clusters let only those set it who may update the finalizers of jobs.
+    # No blockOwnerDeletion: some clusters allow it only with permission to update the finalizers of jobs.
     return {
         "apiVersion": f"{API_GROUP}/{API_VERSION}",
         "kind": KIND,

@@ -1,7 +1,7 @@
-"""The pods of a job's Ray cluster.
+"""Builds the pod templates of a job's Ray cluster.
 
-KubeRay takes the first container for Ray's own, makes its command and its probes, and copies its security context and
-variables into the init container that it adds to workers. Everything here passes restricted Pod Security.
+KubeRay uses the first container for Ray, generates its command and probes, and copies its security context and
+variables into the init container that it adds to workers. The pods comply with the restricted Pod Security Standard.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DRIVER_LOG = "rljob_trainer.pod.driver_log"
 
 @dataclass(frozen=True)
 class PodMaker:
-    """What all pods of an attempt are made from."""
+    """Builds the pod templates of one attempt."""
 
     job: JobIdentity
     spec: RLJobSpec
@@ -49,7 +49,7 @@ class PodMaker:
     defaults: Defaults
 
     def head(self) -> Manifest:
-        """Template of the head pod. Raises as `environment.spec_document`."""
+        """Template of the head pod. Raises HandoverError if the spec is too large to pass on."""
         volumes = [*pod_volumes(self.job, self.spec), ray_volume()]
         resources = _resources(self.spec.head.resources)
         environment = head_environment(self.job, self.spec)
@@ -66,7 +66,7 @@ class PodMaker:
     def _template(
         self, overlay: PodOverlay, own_labels: Manifest, containers: list[JsonValue], volumes: list[MountedVolume]
     ) -> Manifest:
-        """The job's wishes first, so that what is ours stands."""
+        """A pod template. The job's own fields come first, so that they cannot override the operator's."""
         return {
             "metadata": {
                 "labels": {**overlay.labels, **labels(self.job, self.attempt), **own_labels},
@@ -76,15 +76,15 @@ class PodMaker:
                 **_scheduling(overlay),
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
-                # The shells that KubeRay starts would be process 1 and deaf to SIGTERM: each pod would take all of its
-                # grace period to end.
+                # Otherwise the shells that KubeRay starts would be process 1 and ignore SIGTERM: each pod would use its
+                # whole grace period to terminate.
                 "shareProcessNamespace": True,
                 "terminationGracePeriodSeconds": self.spec.run_policy.grace_period_seconds,
                 "securityContext": {
                     "runAsNonRoot": True,
                     "runAsUser": USER_ID,
                     "fsGroup": USER_ID,
-                    # Else the kubelet walks through all of a large storage before each start.
+                    # Otherwise the kubelet changes the owner of every file of a large volume before each start.
                     "fsGroupChangePolicy": "OnRootMismatch",
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
@@ -121,7 +121,7 @@ class PodMaker:
 
     def _container(self, name: str) -> Manifest:
         image = self.spec.image or self.defaults.trainer_image
-        assert image is not None, "a job without image does not get this far (job_checks)"
+        assert image is not None, "job_checks rejects a job without an image"
         return {
             "name": name,
             "image": image,
@@ -137,13 +137,13 @@ class PodMaker:
 
 
 def _resources(given: Resources, gpus: dict[str, str] | None = None) -> Manifest:
-    """As given, and the GPUs as request and limit."""
+    """Requests and limits as specified, plus the GPUs in both."""
     return {"requests": {**given.requests, **(gpus or {})}, "limits": {**given.limits, **(gpus or {})}}
 
 
 def _scheduling(overlay: PodOverlay) -> Manifest:
-    """What the job says about the nodes of its pods; unset fields are left out."""
-    wishes: Manifest = {
+    """The job's scheduling fields for its pods, without unset ones."""
+    fields: Manifest = {
         "nodeSelector": {**overlay.node_selector},
         "tolerations": [wire(toleration) for toleration in overlay.tolerations],
         "affinity": None if overlay.affinity is None else without_defaults(overlay.affinity),
@@ -151,4 +151,4 @@ def _scheduling(overlay: PodOverlay) -> Manifest:
         "runtimeClassName": overlay.runtime_class_name,
         "schedulerName": overlay.scheduler_name,
     }
-    return {name: value for name, value in wishes.items() if value}
+    return {name: value for name, value in fields.items() if value}

@@ -1,4 +1,4 @@
-"""The RayCluster of an attempt: a head without GPUs, and a worker group for each pool. Made once, never changed."""
+"""Builds the RayCluster of an attempt: a head without GPUs, and a worker group for each pool. It is never changed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KIND = "RayCluster"
 
 
 def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
-    """`token_key_id` names the key that the cluster's token was derived from. Raises HandoverError for a spec that is
-    too large to hand over."""
+    """The manifest of the RayCluster. `token_key_id`: id of the key from which the cluster's token is derived. Raises
+    HandoverError if the spec is too large to pass on."""
     name = cluster_name(job.name, attempt)
     pods = PodMaker(job, spec, attempt, defaults)
     annotations: Manifest = {
         ANNOTATION_TOKEN_KEY: token_key_id,
-        # A new head would come up empty, and the job would wait for a driver that is gone.
+        # A restarted head would be empty, and the job would wait for a driver that no longer exists.
         "ray.io/disable-provisioned-head-restart": "true",
     }
     return {
@@ -38,7 +38,7 @@ def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defau
             "rayVersion": spec.ray_version or defaults.ray_version,
             "authOptions": {"mode": "token", "secretName": companion_name(name, job.uid)},
             "headGroupSpec": {
-                # No CPUs for Ray: the pod is for the controller, and the workers belong on the pools.
+                # No CPUs for Ray on the head: it runs the controller, and workers must run on the pools.
                 "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},
                 "template": pods.head(),
             },
@@ -63,13 +63,14 @@ def _worker_group(pool: Pool, template: Manifest) -> Manifest:
 
 
 def _shell_quoted(resources: Mapping[str, int]) -> str:
-    """JSON as KubeRay wants it: it writes the parameters into a shell command as they are."""
+    """JSON quoted for a shell, because KubeRay copies the parameters into a shell command unchanged."""
     text = json.dumps(resources, separators=(",", ":")).replace('"', '\\"')
     return f'"{text}"'
 
 
 def _num_cpus(pool: Pool) -> int:
-    """What Ray believes of a worker pod's CPUs. The trainer reserves one for each GPU, however few there are."""
+    """The number of CPUs that Ray is told a worker pod has. It is above the number of GPUs, because the trainer
+    reserves one CPU for each GPU."""
     return max(pool.gpus_per_node + 1, _whole_cpus(pool.resources))
 
 

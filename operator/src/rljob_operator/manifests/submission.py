@@ -1,4 +1,4 @@
-"""How a trainer is started on a cluster: the request to Ray's Jobs API."""
+"""Builds the requests to Ray's Jobs API that start a trainer, or the program that writes its stacks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import JobIdentity, Manifest
 
 STOP_MARGIN_SECONDS = 10
-"""What is left of the grace period for Ray, after it has killed a trainer that did not end."""
+"""Time left of the grace period after Ray has killed a trainer that did not exit."""
 
 
 def stacks_submission_id(submission_id: str) -> str:
-    """What Ray's Jobs API knows the writer of a trainer's stacks by."""
+    """Id in Ray's Jobs API of the program that writes a trainer's stacks."""
     return f"{submission_id}-stacks"
 
 
 def stacks_submission(job: JobIdentity, submission_id: str, attempt: int) -> Manifest:
-    """Body of `POST /api/jobs/` that has the stacks of a trainer's processes written."""
+    """Body of `POST /api/jobs/` that starts the program that writes the stacks of a trainer's processes."""
     return {
         "entrypoint": STACKS_ENTRYPOINT,
         "submission_id": stacks_submission_id(submission_id),
@@ -46,8 +46,8 @@ def submission(
     start_number: int,
     nodes: Iterable[tuple[str, int]] = (),
 ) -> Manifest:
-    """Body of `POST /api/jobs/`. The command is a constant: what users write is data, and stands in the head pod's
-    environment. `nodes`: numbers of nodes by pools, where they are fewer than the job asks for."""
+    """Body of `POST /api/jobs/` that starts the trainer. The command is constant: user input is only data, passed in
+    the head pod's environment. `nodes`: node counts by pool, if they are lower than in the spec."""
     by_pool = dict(nodes)
     run_state_file = f"{POD_RAY_LOG_FOLDER}/{run_state_file_name(submission_id)}"
     stop_wait_seconds = max(1, spec.run_policy.grace_period_seconds - STOP_MARGIN_SECONDS)

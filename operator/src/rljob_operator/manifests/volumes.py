@@ -1,4 +1,4 @@
-"""The volumes of a job's pods, and where its containers see them."""
+"""Builds the volumes of a job's pods and their mounts in the containers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.objects import JobIdentity, Manifest
 
 RAY_FOLDER = "/tmp/ray"
-"""Where Ray keeps its sessions; `constants.POD_RAY_LOG_FOLDER` is below it."""
+"""Ray's folder for sessions; it contains `constants.POD_RAY_LOG_FOLDER`."""
 
 
 @dataclass(frozen=True)
 class MountedVolume:
-    """A volume of a pod and its place in the containers that have it."""
+    """A volume of a pod and its mount in containers."""
 
     source: Manifest
     mount: Manifest
 
 
 def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
-    """What head and workers have alike: storage, scratch space, code, and the job's own volumes."""
+    """The volumes of both head and workers: storage, scratch space, code, and the job's own volumes."""
     return [
         storage_volume(job, spec),
         _mounted("rljob-cache", {"emptyDir": {}}, POD_CACHE_FOLDER),
@@ -36,28 +36,28 @@ def pod_volumes(job: JobIdentity, spec: RLJobSpec) -> list[MountedVolume]:
 def storage_volume(job: JobIdentity, spec: RLJobSpec) -> MountedVolume:
     """The job's folder of its checkpoint storage."""
     storage = spec.checkpoint.storage
-    assert storage is not None, "a job without storage does not get this far (job_checks)"
+    assert storage is not None, "job_checks rejects a job without storage"
     source: Manifest = {"persistentVolumeClaim": {"claimName": storage.persistent_volume_claim}}
     return _mounted("rljob-storage", source, POD_STORAGE_FOLDER, sub_path=storage.sub_path or job.name)
 
 
 def shared_memory_volume(size: str) -> MountedVolume:
-    """/dev/shm, for Ray's objects and for NCCL. KubeRay adds none where there is one."""
+    """/dev/shm for Ray's object store and NCCL. KubeRay adds its own only if there is none."""
     return _mounted("rljob-shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
 
 
 def ray_volume(*, read_only: bool = False) -> MountedVolume:
-    """Ray's files in the head pod, which two containers see."""
+    """Ray's files in the head pod, shared by two containers."""
     return _mounted("rljob-ray", {"emptyDir": {}}, RAY_FOLDER, read_only=read_only)
 
 
 def sources(volumes: list[MountedVolume]) -> list[JsonValue]:
-    """For the pod."""
+    """The volumes for the pod spec."""
     return [volume.source for volume in volumes]
 
 
 def mounts(volumes: list[MountedVolume]) -> list[JsonValue]:
-    """For a container."""
+    """The volume mounts for a container."""
     return [volume.mount for volume in volumes]
 
 
@@ -78,7 +78,7 @@ def _own_volume(volume: Volume) -> MountedVolume:
 
 
 def _own_source(volume: Volume) -> Manifest:
-    """Exactly one of the four is set (the rules of `Volume` see to it)."""
+    """The source of a job's own volume. Validation of `Volume` ensures that exactly one is set."""
     if volume.persistent_volume_claim is not None:
         return {"persistentVolumeClaim": {"claimName": volume.persistent_volume_claim.claim_name}}
     if volume.config_map is not None:

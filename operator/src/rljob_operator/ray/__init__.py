@@ -1,1 +1,1 @@
-"""All HTTP to Ray dashboards."""
+"""All requests to Ray dashboards."""

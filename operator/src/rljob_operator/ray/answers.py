@@ -1,6 +1,7 @@
-"""What the answers of a Ray dashboard mean, as `reconcile` wants to know it; pure.
+"""Parses responses of Ray dashboards into the types of `reconcile.observed`. Pure.
 
-They come from a pod of a user: whatever is kept of one has a bound, and what makes no sense raises.
+The responses come from a user's pod, so they are not trusted: everything that is kept of them has a size limit, and a
+response that cannot be parsed raises.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ MAX_ERROR_CHARACTERS = 1000
 
 @dataclass(frozen=True)
 class RunStateFile:
-    """The run state of a submission as it was read. Both `state` and `error` are None where there is none yet."""
+    """The run state file of a submission. Both `state` and `error` are None if the file does not exist yet."""
 
     digest: bytes
-    """Of its text, so that the same text need not be read twice."""
+    """Hash of the file's content, so that the same content is parsed only once."""
     state: RunState | None
     error: str | None
-    """Why it cannot be read."""
+    """Why it cannot be parsed."""
 
 
 NO_RUN_STATE = RunStateFile(b"", None, None)
 
 
 def alive(nodes: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-    """Those that Ray counts as alive, of so many as one cluster may have."""
+    """The nodes that Ray reports as alive, at most `MAX_NODES`."""
     return tuple(node for node in nodes[:MAX_NODES] if text_at(node, "state") == "ALIVE")
 
 
 def observed_ray_node(node: JsonObject) -> ObservedRayNode:
-    """A node as the state API describes it. Raises ValueError or OverflowError for a number that is none."""
+    """Parses a node of the state API. Raises ValueError or OverflowError for an invalid number."""
     return ObservedRayNode(flag_at(node, "is_head_node"), int(number_at(node, "resources_total", "GPU")))
 
 
 def head_id(nodes: Iterable[JsonObject]) -> str:
-    """The node that the drivers run on; empty where there is none."""
+    """Id of the head node, on which drivers run; empty if there is none."""
     return next((text_at(node, "node_id") for node in nodes if flag_at(node, "is_head_node")), "")
 
 
 def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
-    """A job as the Jobs API describes it. Raises DashboardUnreachableError for a status that Ray does not have."""
+    """Parses a job of the Jobs API. Raises DashboardUnreachableError for an unknown status."""
     status = text_at(found, "status")
     if status not in RayJobStatus.__members__:
-        raise DashboardUnreachableError(f"its answer holds no status of a job (seen: {status[:100]!r})")
+        raise DashboardUnreachableError(f"the response has no valid job status (seen: {status[:100]!r})")
     return ObservedRayJob(
         submission_id=submission_id,
         status=RayJobStatus(status),
@@ -68,14 +69,14 @@ def observed_ray_job(submission_id: str, found: JsonObject) -> ObservedRayJob:
 
 
 def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
-    """What stands in the file, None where it is not there. `former`: what was found the last time."""
+    """Parses a run state file. `text`: its content, None if it does not exist; `former`: the previous result."""
     if text is None:
         return NO_RUN_STATE
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     if digest == former.digest:
         return former
     if len(text) > MAX_RUN_STATE_CHARACTERS:
-        error = f"run state: it has {len(text)} characters, more than {MAX_RUN_STATE_CHARACTERS}; check what wrote it"
+        error = f"run state: too long ({len(text)} characters, at most {MAX_RUN_STATE_CHARACTERS}); check what wrote it"
         return RunStateFile(digest, None, error)
     try:
         return RunStateFile(digest, load_run_state(text), None)
@@ -84,7 +85,7 @@ def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
 
 
 def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
-    """Those that Ray says no set of nodes can hold, each with its name and what it asks for."""
+    """Placement groups that Ray reports as infeasible, such as `actor: 2 x {CPU: 1, GPU: 8}`."""
     found = tuple(
         f"{text_at(group, 'name') or text_at(group, 'placement_group_id')}: {_bundles(group)}"[:MAX_GROUP_CHARACTERS]
         for group in groups
@@ -94,14 +95,14 @@ def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
 
 
 def went_wrong(job: ObservedRayJob, state: RunState | None) -> bool:
-    """Whether the job has ended, and not with a trainer that says it is complete."""
+    """Whether the job has ended without a trainer that reports completion."""
     if job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE
     return job.status.has_ended
 
 
 def _bundles(group: JsonObject) -> str:
-    """Equal bundles together, such as `2 x {CPU: 1, GPU: 8}`."""
+    """The bundles of a placement group, equal ones grouped, such as `2 x {CPU: 1, GPU: 8}`."""
     numbers: dict[str, int] = {}
     for bundle in objects_at(group, "bundles"):
         wanted = _resources(object_at(bundle, "unit_resources"))

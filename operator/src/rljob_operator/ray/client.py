@@ -1,7 +1,7 @@
-"""Requests to the dashboards of Ray clusters: the Jobs API, the state API and log files.
+"""Sends requests to the dashboards of Ray clusters: the Jobs API, the state API and log files.
 
-What answers is a pod of a user, so nothing about an answer is believed: not its size, its form or how long it takes.
-Connections are kept: at the pace at which a running job is looked at, most of the work would be to make new ones.
+A dashboard runs in a user's pod, so nothing about a response is trusted: not its size, its format or its duration.
+Connections are reused, because running jobs are polled often and new connections would be most of the work.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from rljob_operator.raw_json import JsonObject, objects_at
 
 TIMEOUT_SECONDS = 5.0
 SUBMIT_TIMEOUT_SECONDS = 30.0
-"""Ray answers once the job's supervisor has been placed, which takes some seconds on a busy head."""
+"""Ray responds only after the job's supervisor is placed, which takes some seconds on a busy head."""
 KEPT_SECONDS = 60.0
-"""How long a connection waits for its next request: longer than the longest pause between two looks at a job, 30 s,
-and shorter than the 75 s after which the servers of older Ray versions hang up."""
+"""How long an idle connection is kept: longer than the longest time between two polls of a job (30 s), and shorter than
+the 75 s after which servers of older Ray versions close it."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 REJECTED = (401, 403)
 MAX_WORDS = 500
 LAST_OF_ITS_CONNECTION = {"Connection": "close"}
-"""After a rejection: it may have come from the pod of a former cluster of this name, to which only a connection that
-was kept still leads. What is asked next goes to whoever has the name now."""
+"""Sent after a rejection, which may come from the pod of an earlier cluster of this name through a reused connection.
+Closing the connection makes the next request go to the cluster that has the name now."""
 PROTECTED_PATH = "/api/jobs/"
 NO_FILE = "A file is not found at: "
-"""How Ray's answer begins where a log file is not there; with the same status as that to any other failure."""
+"""Start of Ray's response if a log file does not exist; its HTTP status is the same as for other failures."""
 
 
 class RayError(OperatorError):
-    """A request to a dashboard that did not do what was asked."""
+    """A request to a dashboard failed."""
 
 
 class DashboardUnreachableError(RayError):
-    """No answer, or one that only says that Ray is not well; the same request may work later."""
+    """The dashboard does not respond, or its response shows that Ray is unhealthy; a retry may succeed."""
 
 
 class TokenRejectedError(RayError):
@@ -49,26 +49,26 @@ class TokenRejectedError(RayError):
 
 
 class DashboardOpenError(RayError):
-    """The dashboard answers without a token. Nothing may be submitted to it."""
+    """The dashboard accepts requests without a token. Nothing may be submitted to it."""
 
 
 class RayRefusedError(RayError):
-    """Ray understood and did not do it. Holds its words."""
+    """Ray rejected the request. Contains its message."""
 
 
 class RayClient:
-    """Connections to all dashboards. Made and used as a context within a running event loop."""
+    """The HTTP connections to all dashboards. Create it and use it as a context manager in a running event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._http = aiohttp.ClientSession(
-            # No bound on connections: whoever waits for a slow dashboard must not keep others from theirs.
+            # No connection limit: a slow dashboard must not delay requests to others.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # A few compressed bytes may become any number of others before they could be counted.
+            # No compression: a small compressed response could expand to any size before it is counted.
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
             trust_env=False,
-            # Each request has its own limit, for the whole answer.
+            # Each request has its own timeout for the whole response.
             timeout=aiohttp.ClientTimeout(),
         )
         self._metrics = metrics
@@ -82,12 +82,12 @@ class RayClient:
         await self._http.close()
 
     def dashboard(self, url: str, tokens: Sequence[str]) -> Dashboard:
-        """The dashboard of one cluster. `tokens`: those that it may accept, the likeliest first."""
+        """A client for one cluster's dashboard. `tokens`: the tokens to try, the most likely first."""
         return Dashboard(self._http, self._metrics, url, tokens)
 
 
 class Dashboard:
-    """One cluster's dashboard. Every method raises DashboardUnreachableError or TokenRejectedError."""
+    """A client for one cluster's dashboard. Every method raises DashboardUnreachableError or TokenRejectedError."""
 
     def __init__(self, http: aiohttp.ClientSession, metrics: Metrics, url: str, tokens: Sequence[str]) -> None:
         self._http = http
@@ -95,50 +95,50 @@ class Dashboard:
         self._url = url
         self._tokens = list(tokens)
         self.cluster = (url, *tokens)
-        """Whose dashboard it is: tokens are those of one cluster of one job, URLs come again with the job's name."""
+        """Identifies the cluster. Tokens are unique to one cluster of one job; URLs are reused with the job's name."""
 
     async def require_refusal(self) -> None:
-        """Asks without a token, which must be refused. Raises DashboardOpenError where it is not: a KubeRay that is
-        too old drops what makes Ray ask for one."""
+        """Checks that a request without a token is rejected; raises DashboardOpenError if it is not. A KubeRay that is
+        too old drops the setting that turns on token authentication."""
         async with self._answer("probe", "GET", PROTECTED_PATH, {}, None, None, TIMEOUT_SECONDS) as answer:
             status = answer.status
         if status == 200:
             raise DashboardOpenError(
-                f"it answers requests without a token (GET {PROTECTED_PATH}: HTTP 200), so whoever reaches it could run"
-                " programs on the job's nodes; use newer versions of KubeRay and Ray"
+                f"the dashboard accepts requests without a token (GET {PROTECTED_PATH}: HTTP 200), so anybody who"
+                " reaches it can run programs on the job's nodes; use newer versions of KubeRay and Ray"
             )
         if status not in REJECTED:
-            raise DashboardUnreachableError(f"HTTP {status} to a request without a token, which is to be refused")
+            raise DashboardUnreachableError(f"HTTP {status} for a request without a token (expected: 401 or 403)")
 
     async def nodes(self) -> tuple[JsonObject, ...]:
-        """All nodes that Ray knows, dead ones included."""
+        """All nodes that Ray knows, including dead ones."""
         return await self._listing("nodes")
 
     async def placement_groups(self) -> tuple[JsonObject, ...]:
-        """All placement groups, with how their placing goes."""
+        """All placement groups and their scheduling state."""
         return await self._listing("placement_groups")
 
     async def job(self, submission_id: str) -> JsonObject | None:
-        """What Ray knows about a submission; None where it knows none of this id."""
+        """The Ray job with this submission id; None if Ray knows no such job."""
         status, text = await self._ask("job", "GET", f"/api/jobs/{submission_id}")
         return None if status == 404 else _object(_good(status, text))
 
     async def submit(self, body: JsonObject) -> None:
-        """Starts a job, after one more proof that not everybody can. Raises DashboardOpenError, and RayRefusedError,
-        also where the job's id is taken: ask for the job after any error."""
+        """Submits a job, after checking again that a token is required. Raises DashboardOpenError, and RayRefusedError,
+        also if the id exists already: after any error, the caller must check with `job` whether Ray has it."""
         await self.require_refusal()
         status, text = await self._ask("submit", "POST", "/api/jobs/", body=body, timeout=SUBMIT_TIMEOUT_SECONDS)
         if status != 200:
-            raise RayRefusedError(_last_words(text) or f"HTTP {status}")
+            raise RayRefusedError(_last_line(text) or f"HTTP {status}")
 
     async def stop(self, submission_id: str) -> None:
-        """Asks a job to stop; nothing where it has ended or never was."""
+        """Asks a job to stop. Does nothing if the job has ended or does not exist."""
         status, text = await self._ask("stop", "POST", f"/api/jobs/{submission_id}/stop")
         if status != 404:
             _good(status, text)
 
     async def log_file(self, node_id: str, file_name: str, num_lines: int) -> str | None:
-        """The last lines of a file in a node's log folder (-1: all of it); None where it is not there."""
+        """The last lines of a file in a node's log folder (-1: the whole file); None if it does not exist."""
         query = {"node_id": node_id, "filename": file_name, "lines": str(num_lines), "format": "text"}
         status, text = await self._ask("log", "GET", "/api/v0/logs/file", query=query)
         return None if status == 500 and text.startswith(NO_FILE) else _good(status, text)
@@ -157,7 +157,7 @@ class Dashboard:
         body: JsonObject | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> tuple[int, str]:
-        """Status and text of an answer. A token that works is kept; those that were rejected are not tried again."""
+        """Sends a request; returns status and text of the response. A rejected token is not tried again."""
         while self._tokens:
             for more in ({}, LAST_OF_ITS_CONNECTION):
                 headers = {"Authorization": f"Bearer {self._tokens[0]}", **more}
@@ -165,7 +165,7 @@ class Dashboard:
                     if answer.status not in REJECTED:
                         return answer.status, await _text(answer)
             self._tokens.pop(0)
-        raise TokenRejectedError("the dashboard does not accept the token that the operator derives for this cluster")
+        raise TokenRejectedError("the dashboard rejects the token that the operator derives for this cluster")
 
     @asynccontextmanager
     async def _answer(
@@ -178,7 +178,7 @@ class Dashboard:
         body: JsonObject | None,
         timeout: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that is to be read within the context, and counted there."""
+        """Sends a request; the response must be read within the context. Counts it in the metrics."""
         outcome = "unreachable"
         try:
             async with (
@@ -190,9 +190,9 @@ class Dashboard:
                 yield answer
                 outcome = str(answer.status)
         except TimeoutError:
-            raise DashboardUnreachableError(f"no answer within {timeout:g} s") from None
+            raise DashboardUnreachableError(f"timed out after {timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise DashboardUnreachableError(f"no connection: {error.strerror or error}"[:MAX_WORDS]) from error
+            raise DashboardUnreachableError(f"cannot connect: {error.strerror or error}"[:MAX_WORDS]) from error
         except (aiohttp.ClientError, OSError) as error:
             raise DashboardUnreachableError(str(error)[:MAX_WORDS] or type(error).__name__) from error
         finally:
@@ -201,18 +201,18 @@ class Dashboard:
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
     if encoding := answer.headers.get("Content-Encoding"):
-        raise DashboardUnreachableError(f"its answer is encoded ({encoding[:MAX_WORDS]})")
+        raise DashboardUnreachableError(f"the response has a content encoding ({encoding[:MAX_WORDS]})")
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk
         if len(data) > MAX_ANSWER_BYTES:
-            raise DashboardUnreachableError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
+            raise DashboardUnreachableError(f"the response is larger than {MAX_ANSWER_BYTES} bytes")
     return data.decode(errors="replace")
 
 
 def _good(status: int, text: str) -> str:
     if status != 200:
-        raise DashboardUnreachableError(f"HTTP {status}: {_last_words(text)}")
+        raise DashboardUnreachableError(f"HTTP {status}: {_last_line(text)}")
     return text
 
 
@@ -220,11 +220,11 @@ def _object(text: str) -> JsonObject:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise DashboardUnreachableError(f"its answer is not JSON: {_last_words(text)}") from None
+        raise DashboardUnreachableError(f"the response is not JSON: {_last_line(text)}") from None
     return found if isinstance(found, dict) else {}
 
 
-def _last_words(text: str) -> str:
-    """The last line that says something: Ray answers errors with the traceback of its server."""
+def _last_line(text: str) -> str:
+    """The last line that is not empty: Ray's error responses contain a traceback, which ends with the error."""
     lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
     return lines[-1][:MAX_WORDS] if lines else ""

@@ -1,10 +1,9 @@
-"""Watches the submissions of running jobs with as few requests as tell what must be known.
+"""Polls the submissions of running jobs with as few requests as possible.
 
-A whole look takes the nodes, the job, its run state, placement groups while it starts, and the log of one that went
-wrong. While a trainer runs, one request is enough each time: its run state as long as that changes, else Ray's word on
-its process; now and then the nodes besides. What was not asked for is filled in from memory, so that who reads the
-result sees whole values; a watcher that has forgotten everything (a process that was restarted) looks at the whole
-again, and nothing else is different.
+A full poll requests the nodes, the job, its run state, the placement groups while it starts, and the log if it failed.
+While a trainer is running, one request for each poll is enough: its run state as long as that changes, else the Ray
+job; from time to time also the nodes. Everything else comes from memory, so the result is always complete. Without
+memory, as after a restart of the operator, the next poll is a full one; nothing else differs.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from rljob_operator.ray.client import Dashboard, DashboardOpenError, DashboardUn
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
 OBSERVE_SECONDS = 10.0
-"""For all requests of one look."""
+"""Timeout for all requests of one poll."""
 GROUPS_SECONDS = 30.0
-"""Between two looks at the placement groups of a trainer that starts."""
+"""Time between two requests for placement groups while a trainer starts."""
 NODES_SECONDS = 60.0
-"""Between two looks at the nodes, once a job was submitted."""
+"""Time between two requests for the nodes, once a job was submitted."""
 NUM_LOG_LINES = 50
 LONG_AGO = float("-inf")
 STEADY = (RunPhase.RUNNING, RunPhase.STOPPING)
-"""Phases that a trainer stays in, and leaves only for a last one."""
+"""Phases in which a trainer stays until it reaches a final phase."""
 
 
 @dataclass
 class _Nodes:
-    """The nodes as last seen, and when. Times are those of the watcher's clock."""
+    """The nodes of the last request and its time, by the watcher's clock."""
 
     alive: tuple[ObservedRayNode, ...] = ()
     head_id: str = ""
@@ -54,7 +53,7 @@ class _Nodes:
 
 @dataclass
 class _Run:
-    """A submission as last seen."""
+    """A submission as last observed."""
 
     submission_id: str
     job: ObservedRayJob
@@ -63,34 +62,34 @@ class _Run:
     groups: tuple[str, ...] = ()
     groups_asked_at: float = LONG_AGO
     job_is_next: bool = False
-    """Whether Ray is asked next time, and not the trainer's run state."""
+    """Whether the next poll requests the Ray job instead of the run state."""
 
     @property
     def is_steady(self) -> bool:
-        """Whether one request at a time tells enough. A run state that cannot be read can still be seen to change."""
+        """Whether one request for each poll is enough. A run state that cannot be parsed still shows changes."""
         return self.file.error is not None or (self.file.state is not None and self.file.state.phase in STEADY)
 
     @property
     def is_starting(self) -> bool:
         state = self.file.state
-        told = self.file.error is not None or (state is not None and state.phase is not RunPhase.STARTING)
-        return not self.job.status.has_ended and not told
+        has_started = self.file.error is not None or (state is not None and state.phase is not RunPhase.STARTING)
+        return not self.job.status.has_ended and not has_started
 
 
 @dataclass
 class _Memory:
-    """Of one job: the cluster that it has now, and its newest submission."""
+    """What is remembered of one job: its current cluster and its newest submission."""
 
     cluster: tuple[str, ...]
     nodes: _Nodes
     is_guarded: bool = False
-    """Whether a request without token was seen to be refused."""
+    """Whether the dashboard has rejected a request without a token."""
     run: _Run | None = None
     failing_since: float | None = None
 
 
 class RunWatcher:
-    """For one process. `clock`: seconds that only grow, such as `time.monotonic`."""
+    """Polls the dashboards of all jobs of one process. `clock`: returns monotonic seconds, such as `time.monotonic`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -99,9 +98,14 @@ class RunWatcher:
     async def observe(
         self, job: str, dashboard: Dashboard, submission_id: str | None, stacks_id: str | None = None
     ) -> ObservedRay:
-        """What is to be known of a job's cluster and of its newest submission, where there is one, and whether that
-        which writes its stacks is missing. `job`: any text that is the job's own. Never raises: what went wrong is in
-        what is returned. One call at a time for each job."""
+        """Polls a job's cluster and its newest submission. Never raises: errors are in the result. Must be called once
+        at a time for each job.
+
+        Args:
+            job: A string that identifies the job.
+            submission_id: The newest submission; None if there is none.
+            stacks_id: Submission id of the program that writes the stacks, to check whether it is missing.
+        """
         memory = self._memories.get(job)
         if memory is None or memory.cluster != dashboard.cluster:
             memory = self._memories[job] = _Memory(dashboard.cluster, _Nodes())
@@ -112,14 +116,14 @@ class RunWatcher:
             return seen if stacks_id is None else replace(seen, stacks_missing=await _is_missing(dashboard, stacks_id))
         memory.run = None
         if seen.reachability is Reachability.REJECTED:
-            # It may have been the pod of a former cluster of this name, and that proved nothing for this one.
+            # The check without a token may have reached the pod of an earlier cluster of this name: repeat it.
             memory.is_guarded = False
         if memory.failing_since is None:
             memory.failing_since = begun_at
         return replace(seen, silent_seconds=self._clock() - memory.failing_since)
 
     def forget(self, job: str) -> None:
-        """The job is not watched any more; nothing where it was not."""
+        """Forgets a job; does nothing if it was not watched."""
         self._memories.pop(job, None)
 
     async def _seen(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
@@ -127,7 +131,7 @@ class RunWatcher:
             async with asyncio.timeout(OBSERVE_SECONDS):
                 return await self._asked(memory, dashboard, submission_id)
         except TimeoutError:
-            return ObservedRay(Reachability.UNREACHABLE, error=f"not all answers within {OBSERVE_SECONDS:g} s")
+            return ObservedRay(Reachability.UNREACHABLE, error=f"poll timed out after {OBSERVE_SECONDS:g} s")
         except DashboardUnreachableError as error:
             return ObservedRay(Reachability.UNREACHABLE, error=str(error))
         except TokenRejectedError as error:
@@ -135,7 +139,7 @@ class RunWatcher:
         except DashboardOpenError as error:
             return ObservedRay(Reachability.OPEN, error=str(error))
         except (ValueError, OverflowError, RecursionError) as error:
-            return ObservedRay(Reachability.UNREACHABLE, error=f"its answer makes no sense: {error}")
+            return ObservedRay(Reachability.UNREACHABLE, error=f"the response cannot be parsed: {error}")
 
     async def _asked(self, memory: _Memory, dashboard: Dashboard, submission_id: str | None) -> ObservedRay:
         if not memory.is_guarded:
@@ -165,7 +169,7 @@ class RunWatcher:
         return seen
 
     async def _update(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay | None:
-        """What has changed, as cheaply as can be told; None where it must be looked at as a whole."""
+        """A poll with as few requests as possible; None if a full poll is needed."""
         if self._clock() - nodes.asked_at >= NODES_SECONDS:
             await self._look_at_nodes(nodes, dashboard)
         if run.is_steady and not run.job_is_next:
@@ -183,7 +187,7 @@ class RunWatcher:
         return await self._look_behind_job(nodes, run, dashboard)
 
     async def _look_behind_job(self, nodes: _Nodes, run: _Run, dashboard: Dashboard) -> ObservedRay:
-        """What is asked after Ray's word on the job, so that of one that has ended the run state is the last."""
+        """Requests run state, groups and log. It follows the Ray job, so an ended job has its final run state."""
         await _read_run_state(run, dashboard)
         if run.is_starting and self._clock() - run.groups_asked_at >= GROUPS_SECONDS:
             run.groups = infeasible_groups(await dashboard.placement_groups())
@@ -216,7 +220,8 @@ def _take_over(run: _Run, found: JsonObject) -> None:
 
 
 async def _is_missing(dashboard: Dashboard, submission_id: str) -> bool:
-    """Whether Ray says that it does not know it; what it does not say keeps nobody from stopping a trainer."""
+    """Whether Ray reports that it does not know the submission. A failed request counts as known, so that it does not
+    delay the stop of a trainer."""
     try:
         return await dashboard.job(submission_id) is None
     except (DashboardUnreachableError, TokenRejectedError, ValueError, RecursionError):

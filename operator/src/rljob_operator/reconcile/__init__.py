@@ -1,13 +1,13 @@
-"""What becomes of a job: pure decisions from what was observed. To be read from `reconcile` on.
+"""Decides what happens next to a job. All functions are pure. Start reading at `reconcile`.
 
 | question | modules |
 |---|---|
-| what happened | `observed` as seen, and what it means: `cluster`, `trainer`, `endings` (with whose fault one is) |
-| should it stop | `stops`: people, suspension, active deadline, stall, nodes that are back, deadlines |
-| what comes next | `retries`: another attempt, and when, or the end of the job |
-| | `between_attempts`: pauses, suspension, what people ask for |
-| what is created, and removed | `creation`: nodes, cluster, submission; `cleanup`: clusters, and at last the job |
-| what is reported | `status_draft`: records, conditions, phase and reason; `plan_types`: effects and events |
+| what has happened? | `observed` holds the facts; `cluster`, `trainer`, `endings` (failure classes) judge them |
+| should the attempt stop? | `stops`: user request, suspension, deadlines, stall, restored nodes |
+| what comes next? | `retries`: another attempt, and when, or the end of the job |
+| | `between_attempts`: backoff, suspension, requests by annotation |
+| what is created or deleted? | `creation`: nodes, cluster, submission; `cleanup`: clusters, finally the job |
+| what is reported? | `status_draft`: records, conditions, phase, reason; `plan_types`: effects and events |
 
 | condition | decided in |
 |---|---|

@@ -1,6 +1,7 @@
-"""While no attempt is under way: before the first, between two, and while the job is suspended.
+"""Handles a job without a running attempt: before the first attempt, between two attempts, and while it is suspended.
 
-Also what people ask for by annotations: stop for good, and another attempt now. `stops` stops a trainer that runs.
+It also handles the requests that users make by annotation: stop the job for good, or retry it now. `stops` stops a
+trainer that is running.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from rljob_operator.reconcile.plan_types import Effect
 from rljob_operator.reconcile.retries import end_job, give_back_all, reopen_job, start_attempt
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, seconds_since, timestamp
 
-_STOPPED = "somebody asked for it while nothing of the job ran"
+_STOPPED = "a user stopped the job while no attempt was running"
 
 
 def heed_retry(draft: StatusDraft, observed: Observed) -> None:
-    """Sees to a request for another attempt: takes back the end of a failed job, or ends the pause before the next
-    attempt. What runs, is suspended or is complete is left as it is."""
+    """Applies a user's retry request: reopens a failed job, or skips the backoff before the next attempt. A job that is
+    running, suspended or complete does not change."""
     asked = observed.job.retry_request
     if asked is None or as_noted(asked) == draft.handled.retry:
         return
     draft.handled = draft.handled.model_copy(update={"retry": as_noted(asked)})
     if draft.result is not None and draft.result.outcome != AttemptOutcome.SUCCEEDED:
         reopen_job(draft)
-        # A request to stop that ended the job is not heeded again; one that is later than this counts.
+        # The stop request that ended the job must not end it again. A stop request later than this retry counts.
         if not is_later(observed.job.stop_request, than=asked):
             draft.note_stop()
     elif draft.next_attempt is not None:
@@ -38,7 +39,7 @@ def heed_retry(draft: StatusDraft, observed: Observed) -> None:
 
 
 def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Starts an attempt when its time has come and nothing is left of the one before; removes what is left."""
+    """Starts the next attempt once its backoff is over and the previous one is cleared; deletes what is left."""
     if stop_between_attempts(draft):
         return ()
     if observed.job.is_suspended:
@@ -46,7 +47,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         report_suspension(draft, observed)
         _report_cluster(draft, observed, Reason.SUSPENDED, "the job is suspended")
         return delete_unowned(draft, observed)
-    # Resumed: what is left to wait for is looked at again and again.
+    # The job is no longer suspended. From here on, every pass checks what the next attempt still waits for.
     draft.suspended_at = None
     waits = draft.next_attempt
     reusable = waits is not None and waits.same_cluster and is_well(draft, observed)
@@ -58,12 +59,12 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     elif is_time and observed.forbidden is None and is_cleared(observed):
         start_attempt(draft, observed.job)
     elif not reusable:
-        _report_cluster(draft, observed, Reason.WAITING_FOR_NEXT_ATTEMPT, "another attempt follows")
+        _report_cluster(draft, observed, Reason.WAITING_FOR_NEXT_ATTEMPT, "waiting for the next attempt")
     return delete_unowned(draft, observed)
 
 
 def stop_between_attempts(draft: StatusDraft) -> bool:
-    """Ends a job of which nothing runs, if somebody asked for it."""
+    """Ends a job that has no running attempt if a user asked to stop it. Returns whether it did."""
     if not draft.is_to_be_stopped:
         return False
     draft.note_stop()
@@ -72,24 +73,24 @@ def stop_between_attempts(draft: StatusDraft) -> bool:
 
 
 def report_suspension(draft: StatusDraft, observed: Observed) -> None:
-    """Suspended, while the job says so."""
+    """Sets the condition Suspended while `spec.suspend` is true."""
     if not observed.job.is_suspended:
         return
     kind = ConditionType.SUSPENDED
     if draft.is_under_way:
-        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer saves a checkpoint and ends")
+        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer is saving a checkpoint before it exits")
     elif observed.forbidden is not None or not is_cleared(observed):
-        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has ended; its cluster is being removed")
+        draft.set(kind, FALSE, Reason.SUSPENDING, "the trainer has exited; its cluster is being deleted")
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
         draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
-        draft.set(kind, TRUE, Reason.SUSPENDED, _where_it_goes_on(draft))
+        draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft))
 
 
 def is_well(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the cluster of the newest attempt is there, asks for a token, and has all pods ready that the attempt
-    used, or that the next one will."""
+    """Whether the next attempt can use the newest attempt's cluster: it exists, asks for a token, and all needed pods
+    are ready. Needed are the pods that the attempt used; after a resize, all pods of the spec."""
     spec, attempt = observed.job.spec, draft.attempt
     cluster = observed.cluster(attempt.cluster)
     if spec is None or cluster is None or cluster.deleting or cluster.uid != attempt.cluster_uid:
@@ -101,7 +102,7 @@ def is_well(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def seconds_to_start(draft: StatusDraft) -> float | None:
-    """Until the pause before the next attempt is over; None where there is none, or it is over."""
+    """Seconds until the backoff before the next attempt is over; None without a next attempt or when it is over."""
     if draft.next_attempt is None:
         return None
     seconds = -seconds_since(draft.next_attempt.not_before, draft.now)
@@ -116,15 +117,15 @@ def _report_cluster(draft: StatusDraft, observed: Observed, reason: Reason, why:
         return
     if is_cleared(observed):
         hold_nothing(draft)
-        draft.set(ConditionType.CLUSTER_READY, FALSE, reason, f"{why}; nothing of the former cluster is left")
+        draft.set(ConditionType.CLUSTER_READY, FALSE, reason, f"{why}; the previous cluster was deleted")
         return
     left = [f"{len(observed.clusters)} RayCluster" if observed.clusters else "", f"{len(observed.pods)} pods"]
-    message = f"{why}; of the former attempt there are left: {', '.join(part for part in left if part)}"
+    message = f"{why}; still being deleted from the previous attempt: {', '.join(part for part in left if part)}"
     draft.set(ConditionType.CLUSTER_READY, FALSE, reason, message)
 
 
-def _where_it_goes_on(draft: StatusDraft) -> str:
+def _resume_point(draft: StatusDraft) -> str:
     checkpoint = draft.checkpoint
     if checkpoint is None:
-        return "the job holds no nodes; it has no checkpoint, and will begin at step 0"
-    return f"the job holds no nodes; it will go on from the checkpoint of step {checkpoint.step}"
+        return "the job holds no nodes; it has no checkpoint and will start at step 0"
+    return f"the job holds no nodes; it will resume from the checkpoint of step {checkpoint.step}"

@@ -1,4 +1,4 @@
-"""What is removed: clusters that no attempt needs, those of a job that has ended, and at last the job itself."""
+"""Deletes clusters that no attempt needs, clusters of a finished job, and finally the job itself (its TTL)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedClus
 from rljob_operator.reconcile.plan_types import DeleteCluster, DeleteJob, Effect
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
 
-_GOING = "the job has ended; its cluster is being removed"
-_GONE = "the job has ended; its cluster was removed"
-_KEPT = "the job has ended; its cluster is kept"
-_IN_SPITE = ", though it was to be kept: its trainer was not seen to end"
-_NEVER_MADE = "the job has ended before its cluster was made"
+_DELETING = "the job has finished; its cluster is being deleted"
+_DELETED = "the job has finished; its cluster was deleted"
+_KEPT = "the job has finished; its cluster is kept"
+_NOT_KEPT = (
+    " despite cleanup: KeepCluster, because the operator did not see the trainer exit and it might still be running"
+)
+_NEVER_CREATED = "the job finished before its cluster was created"
 
 
 def delete_unowned(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Removes all clusters but that of the attempt under way, or the one that the next attempt will use."""
+    """Deletes all clusters except the one of the running attempt, or the one that the next attempt will reuse."""
     waits = draft.next_attempt
     owner = draft.attempt if draft.is_under_way or (waits is not None and waits.same_cluster) else None
     return tuple(
@@ -29,17 +31,19 @@ def delete_unowned(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]
 
 
 def hold_nothing(draft: StatusDraft) -> None:
-    """The job has no nodes now."""
+    """Reports that the job holds no nodes and no GPUs."""
     draft.gpus = 0
     draft.pools = tuple(pool.model_copy(update={"ready": 0}) for pool in draft.pools)
 
 
 def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Of a job that has ended: removes its clusters, or keeps the last one, as the job says now, but none whose trainer
-    may still run; where its spec cannot be read, a cluster that was kept stays. Removes the job when its time has come.
+    """Deletes the clusters of a finished job, and the job itself once its TTL is over.
+
+    The last cluster stays if `runPolicy.cleanup` is KeepCluster now and its trainer has certainly exited. If the spec
+    cannot be read, a cluster that was kept so far stays.
     """
     result = draft.result
-    assert result is not None, "only of a job that has ended"
+    assert result is not None, "only finished jobs are cleaned up"
     kept = _kept_cluster(draft, observed)
     going = tuple(cluster for cluster in observed.clusters if cluster is not kept)
     if observed.forbidden is None:
@@ -48,7 +52,7 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
         if is_done and result.cleaned_up_at is None:
             draft.result = result.model_copy(update={"cleaned_up_at": timestamp(draft.now)})
         elif not is_done and result.cleaned_up_at is not None and not (kept is not None and observed.job.spec is None):
-            # Of a spec that cannot be read, that time says that a cluster was kept.
+            # If the spec cannot be read, cleaned_up_at is the only record that a cluster was kept: do not clear it.
             draft.result = result.model_copy(update={"cleaned_up_at": None})
     left = seconds_to_deletion(draft, observed)
     if left is not None and left <= 0:
@@ -57,7 +61,7 @@ def clean_up(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 
 def seconds_to_deletion(draft: StatusDraft, observed: Observed) -> float | None:
-    """Until a job that has ended is deleted; None where it is kept."""
+    """Seconds until a finished job is deleted; None if it has no TTL."""
     spec = observed.job.spec
     if draft.result is None or spec is None or spec.run_policy.ttl_seconds_after_finished is None:
         return None
@@ -76,7 +80,7 @@ def _kept_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | N
 
 
 def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None) -> None:
-    """ClusterReady after the end. A cluster that was lost, or could not be made, keeps the reason why."""
+    """Sets ClusterReady after the job has finished. After a lost cluster the reason stays ClusterLost."""
     if not draft.attempts:
         return
     kind, attempt = ConditionType.CLUSTER_READY, draft.attempt
@@ -89,13 +93,14 @@ def _report(draft: StatusDraft, observed: Observed, kept: ObservedCluster | None
         return
     spec = observed.job.spec
     was_to_be_kept = spec is not None and spec.run_policy.cleanup is Cleanup.KEEP_CLUSTER
-    in_spite = _IN_SPITE if was_to_be_kept and attempt.trainer_may_run else ""
+    why_not_kept = _NOT_KEPT if was_to_be_kept and attempt.trainer_may_run else ""
     if is_cleared(observed):
-        draft.set(kind, FALSE, Reason.REMOVED, _NEVER_MADE if attempt.cluster_uid is None else _GONE + in_spite)
+        message = _NEVER_CREATED if attempt.cluster_uid is None else _DELETED + why_not_kept
+        draft.set(kind, FALSE, Reason.REMOVED, message)
         return
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.DELETE_CLUSTER:
-        text = f"the job has ended; its cluster cannot be removed: {failure.message}"
+        text = f"the job has finished; its cluster cannot be deleted: {failure.message}"
         draft.set(kind, FALSE, failure.reason, text)
     else:
-        draft.set(kind, FALSE, Reason.ENDED, _GOING + in_spite)
+        draft.set(kind, FALSE, Reason.ENDED, _DELETING + why_not_kept)

@@ -1,7 +1,7 @@
-"""How far the attempt's RayCluster is: ClusterReady, PlacementFeasible and the numbers of the pools.
+"""Judges the attempt's RayCluster: sets ClusterReady, PlacementFeasible and the node counts of the pools.
 
-Which of its pods are ready and what keeps the others, whether they have joined Ray, and whether Ray can place what the
-trainer reserves.
+It checks which pods are ready and what blocks the others, whether the pods have joined Ray, and whether Ray can place
+the trainer's placement groups.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rljob_operator.reconcile.observed import (
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, timestamp
 
 SHORT_SILENCE_SECONDS = 20.0
-"""A dashboard that has not answered for less may only be busy."""
+"""A dashboard that has been silent for a shorter time may only be busy."""
 NODE_LOST_SECONDS = 60
-"""How long a node may not be heard of before its pods count as lost."""
+"""How long a node may be unreachable before its pods count as lost."""
 
 Pods = tuple[ObservedPod, ...]
 
-_MOST_TELLING_FIRST = (
+_MOST_SPECIFIC_FIRST = (
     Reason.OUT_OF_MEMORY,
     Reason.CONTAINER_CONFIG_ERROR,
     Reason.IMAGE_PULL_FAILED,
@@ -43,7 +43,7 @@ _MOST_TELLING_FIRST = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known about one condition in this pass."""
+    """The value of one condition, as this pass found it."""
 
     status: ConditionStatus
     reason: Reason
@@ -51,13 +51,13 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it is True."""
+        """Whether the condition is True."""
         return self.status is TRUE
 
 
 def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> Verdict | None:
-    """Sets ClusterReady and the pools, and remembers the cluster's UID once it is there. Without a spec that can be
-    read it says only what is lost; None where there is nothing to say."""
+    """Sets ClusterReady and the pools, and records the cluster's UID once the cluster exists. If the spec cannot be
+    read (`spec` is None), it reports only lost clusters and heads. Returns None if there is nothing to report."""
     ours = _our_cluster(draft, observed)
     if spec is not None:
         asked = observed.job.spec or spec
@@ -75,8 +75,8 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
 
 
 def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *, cluster_ready: bool) -> str | None:
-    """Sets PlacementFeasible, once the cluster is ready; says nothing new while it is not. Returns what is missing;
-    None where nothing is, or nothing is known."""
+    """Sets PlacementFeasible once the cluster is ready. Returns what is missing; None if nothing is missing or the
+    answer is not known yet."""
     ray = observed.ray
     if not cluster_ready or ray.reachability is not Reachability.OK:
         return None
@@ -87,17 +87,18 @@ def report_placement(draft: StatusDraft, observed: Observed, spec: RLJobSpec, *,
 
 
 def is_lost(pod: ObservedPod) -> bool:
-    """Whether nobody on its node carries out what is asked of the pod. What it may still do, fencing makes harmless."""
+    """Whether the pod's node no longer responds, so that the pod cannot be stopped. The pod may still be running;
+    start numbers (fencing) keep it from writing checkpoints."""
     return pod.overdue or pod.node_silent_seconds >= NODE_LOST_SECONDS
 
 
 def is_cleared(observed: Observed) -> bool:
-    """Whether nothing of the job runs: no cluster, and no pod but lost ones."""
+    """Whether nothing of the job is running: it has no cluster, and all its pods are lost."""
     return not observed.clusters and all(is_lost(pod) for pod in observed.pods)
 
 
 def head_pod(pods: Pods) -> ObservedPod | None:
-    """The head pod that is alive, or else one that has ended or is going."""
+    """The head pod: a live one if there is one, else one that has ended or is being deleted."""
     heads = sorted(
         (pod for pod in pods if pod.group == HEAD_GROUP), key=lambda pod: (pod.ended, pod.deleting, pod.name)
     )
@@ -105,7 +106,7 @@ def head_pod(pods: Pods) -> ObservedPod | None:
 
 
 def not_ready(spec: RLJobSpec, pods: Pods, creation_error: str | None) -> PodProblem | None:
-    """What is missing, in numbers, and the most telling reason; None when every pod is ready."""
+    """How many pods are missing, and the most specific reason; None when every pod is ready."""
     desired = {HEAD_GROUP: 1, **{pool.name: pool.nodes for pool in spec.pools}}
     ready = {group: min(count, _num_ready(pods, group)) for group, count in desired.items()}
     if ready == desired:
@@ -117,15 +118,15 @@ def not_ready(spec: RLJobSpec, pods: Pods, creation_error: str | None) -> PodPro
         return PodProblem(Reason.POD_CREATION_FAILED, f"{summary}; {num_missing} cannot be created: {creation_error}")
     problems = _problems(pods)
     if problems:
-        rank = {reason: place for place, reason in enumerate(_MOST_TELLING_FIRST)}
+        rank = {reason: index for index, reason in enumerate(_MOST_SPECIFIC_FIRST)}
         reason, group = min(problems, key=lambda key: (rank.get(key[0], len(rank)), -len(problems[key]), key[1]))
-        return PodProblem(reason, f"{summary}; {_told(problems[reason, group], group, desired.get(group, 0))}")
-    waiting = [_named(group, count - ready[group]) for group, count in desired.items() if count > ready[group]]
+        return PodProblem(reason, f"{summary}; {_description(problems[reason, group], group, desired.get(group, 0))}")
+    waiting = [_num_pods(group, count - ready[group]) for group, count in desired.items() if count > ready[group]]
     return PodProblem(Reason.PODS_PENDING, f"{summary}; waiting for {' and '.join(waiting)}")
 
 
 def _our_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | None:
-    """The attempt's own cluster, if it is there to stay."""
+    """The attempt's own cluster, if it exists and is not being deleted."""
     cluster = observed.cluster(draft.attempt.cluster)
     if cluster is None or cluster.deleting or draft.attempt.cluster_uid not in (None, cluster.uid):
         return None
@@ -133,8 +134,8 @@ def _our_cluster(draft: StatusDraft, observed: Observed) -> ObservedCluster | No
 
 
 def _note_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster | None) -> None:
-    """Notes since when another owner's cluster has had the name. Whoever has not tried to make the cluster knows
-    nothing new of it."""
+    """Records since when another owner's cluster has had the name. Without an attempt to create the cluster in this
+    pass nothing is known, and the record stays."""
     failure, since = observed.failure, draft.attempt.name_taken_since
     tried = failure is not None and failure.kind is EffectKind.CREATE_CLUSTER
     is_taken = tried and failure is not None and failure.reason is Reason.NAME_CONFLICT
@@ -147,7 +148,7 @@ def _note_conflict(draft: StatusDraft, observed: Observed, ours: ObservedCluster
 def _absent(draft: StatusDraft, observed: Observed) -> Verdict:
     name, failure = draft.attempt.cluster, observed.failure
     if not observed.kuberay_installed:
-        text = "this Kubernetes cluster has no resource RayCluster (ray.io/v1)"
+        text = "this Kubernetes cluster has no resource RayCluster (ray.io/v1); install KubeRay"
         return Verdict(FALSE, Reason.KUBERAY_UNAVAILABLE, text)
     if observed.forbidden is not None:
         return Verdict(UNKNOWN, Reason.READ_FORBIDDEN, observed.forbidden)
@@ -167,7 +168,7 @@ def _present(
     if lost is not None:
         return Verdict(FALSE, Reason.HEAD_LOST, lost)
     if not cluster.authenticated:
-        text = f"RayCluster {cluster.name} has lost its authOptions: this KubeRay is too old to know them"
+        text = f"RayCluster {cluster.name} has lost its authOptions: KubeRay is too old; install KubeRay 1.6 or later"
         return Verdict(FALSE, Reason.KUBERAY_TOO_OLD, text)
     if spec is None:
         return None
@@ -179,34 +180,34 @@ def _present(
         if missing is not None and draft.attempt.running_since is None:
             return Verdict(FALSE, Reason.RAY_NODES_MISSING, missing)
     elif draft.attempt.running_since is None:
-        # Once the trainer runs, Progressing tells of a silent dashboard; the cluster is no worse for it.
+        # Once the trainer is running, Progressing reports a silent dashboard; the cluster stays ready.
         return _silent_dashboard(observed)
     num_pods = 1 + sum(pool.nodes for pool in spec.pools)
     fewer = ", ".join(f"{pool.nodes} of pool {pool.name}" for pool in draft.attempt.nodes)
-    note = f"; runs on fewer nodes than it asks for: {fewer} (runPolicy.elastic)" if fewer else ""
+    note = f"; the job runs on fewer nodes than requested: {fewer} (runPolicy.elastic)" if fewer else ""
     return Verdict(TRUE, Reason.READY, f"{num_pods} of {num_pods} pods ready and in Ray{note}")
 
 
 def _lost_head(draft: StatusDraft, observed: Observed, cluster: ObservedCluster) -> str | None:
-    """What is known of a head pod that will not come back: KubeRay replaces it only while the cluster has never been
-    complete."""
+    """How the head pod was lost; None if it was not. KubeRay replaces a head pod only before the cluster was complete
+    for the first time, so later the head does not come back."""
     attempt = draft.attempt
     was_complete = attempt.submissions > 0 or attempt.ready_at is not None or cluster.provisioned
     if not was_complete:
         return None
     head = head_pod(observed.pods_of(cluster.name))
     if head is None:
-        return "the head pod is gone, and the trainer with it"
+        return "the head pod was deleted, and the trainer with it"
     where = f"pod {head.name}" + (f" on node {head.node}" if head.node else "")
     if head.ended:
-        known = head.problem.message if head.problem is not None else "no reason is known"
-        return f"the head ({where}) has ended: {known}"
+        known = head.problem.message if head.problem is not None else "reason unknown"
+        return f"the head ({where}) has terminated: {known}"
     if head.overdue:
-        return f"the head ({where}) was to be removed, and its node does not do it; the node is lost, it seems"
+        return f"the head ({where}) should have been deleted, but its node does not respond; the node seems to be lost"
     if head.node_silent_seconds >= NODE_LOST_SECONDS and _is_silent(observed):
         return (
-            f"the head ({where}): neither its node nor Ray's dashboard has answered for"
-            f" {min(head.node_silent_seconds, 3600):.0f} s; the node is lost, it seems"
+            f"the head ({where}): neither its node nor Ray's dashboard has responded for"
+            f" {min(head.node_silent_seconds, 3600):.0f} s; the node seems to be lost"
         )
     return None
 
@@ -221,15 +222,15 @@ def _is_silent(observed: Observed) -> bool:
 def _silent_dashboard(observed: Observed) -> Verdict:
     ray = observed.ray
     if ray.reachability is Reachability.REJECTED:
-        text = f"all pods are ready, but Ray refuses the operator's token: {ray.error}"
+        text = f"all pods are ready, but Ray rejects the operator's token: {ray.error}"
         return Verdict(FALSE, Reason.TOKEN_REJECTED, text)
     if ray.reachability is Reachability.OPEN:
-        text = f"all pods are ready, but Ray asks nobody for a token: {ray.error}"
+        text = f"all pods are ready, but Ray's token authentication is off: {ray.error}"
         return Verdict(FALSE, Reason.AUTHENTICATION_MISSING, text)
     if ray.reachability is Reachability.NOT_ASKED:
-        text = "all pods are ready; Ray's dashboard was not asked yet"
+        text = "all pods are ready; waiting for the first response of Ray's dashboard"
         return Verdict(FALSE, Reason.DASHBOARD_UNREACHABLE, text)
-    text = f"all pods are ready, but Ray's dashboard does not answer: {ray.error}"
+    text = f"all pods are ready, but Ray's dashboard is unreachable: {ray.error}"
     return Verdict(FALSE, Reason.DASHBOARD_UNREACHABLE, text)
 
 
@@ -246,7 +247,7 @@ def _num_ready(pods: Pods, group: str) -> int:
 
 
 def _problems(pods: Pods) -> dict[tuple[Reason, str], list[tuple[str, str]]]:
-    """Names and messages of the pods that do not start, in the order of their names, by reason and group."""
+    """Names and messages of the pods that do not start, by reason and group; sorted by pod name."""
     found: dict[tuple[Reason, str], list[tuple[str, str]]] = {}
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and not (pod.ready or pod.deleting):
@@ -254,26 +255,26 @@ def _problems(pods: Pods) -> dict[tuple[Reason, str], list[tuple[str, str]]]:
     return found
 
 
-def _told(pods: list[tuple[str, str]], group: str, desired: int) -> str:
+def _description(pods: list[tuple[str, str]], group: str, desired: int) -> str:
     name, message = pods[0]
     if group == HEAD_GROUP:
         return f"the head pod {name}: {message}"
     return f"{len(pods)} of {desired} pods of pool {group}: {message} (pod {name})"
 
 
-def _named(group: str, count: int) -> str:
+def _num_pods(group: str, count: int) -> str:
     return "the head pod" if group == HEAD_GROUP else f"{count} of pool {group}"
 
 
 def _missing_ray_nodes(spec: RLJobSpec, ray: ObservedRay) -> str | None:
-    """Which pods have not joined Ray; None when all have."""
+    """How many pods have joined Ray; None when all have."""
     num_workers = sum(pool.nodes for pool in spec.pools)
     num_joined = min(num_workers, sum(not node.is_head for node in ray.nodes))
     has_head = any(node.is_head for node in ray.nodes)
     if num_joined == num_workers and has_head:
         return None
     num_pods = num_workers + 1
-    return f"{num_pods} of {num_pods} pods ready, {num_joined + has_head} of them in Ray"
+    return f"{num_pods} of {num_pods} pods ready, {num_joined + has_head} of them have joined Ray"
 
 
 def _placement_verdict(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
@@ -281,7 +282,8 @@ def _placement_verdict(spec: RLJobSpec, ray: ObservedRay) -> tuple[Reason, str]:
     seen = sorted((node.num_gpus for node in ray.nodes if not node.is_head), reverse=True)
     numbers = f"Ray has {sum(seen)} of {sum(expected)} GPUs"
     if any(there < needed for there, needed in zip(seen, expected, strict=False)):
-        return Reason.INSUFFICIENT_GPUS, f"{numbers}, {seen[-1]} on the node with the fewest"
+        return Reason.INSUFFICIENT_GPUS, f"{numbers}; the node with the fewest has {seen[-1]}"
     if ray.infeasible_groups:
-        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node can hold {'; '.join(ray.infeasible_groups)}"
+        groups = "; ".join(ray.infeasible_groups)
+        return Reason.PLACEMENT_GROUP_INFEASIBLE, f"{numbers}; no node has the resources for {groups}"
     return Reason.FEASIBLE, numbers

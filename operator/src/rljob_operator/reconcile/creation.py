@@ -1,8 +1,8 @@
-"""What is made for an attempt: on which nodes, its RayCluster, and the submission of its trainer.
+"""Creates what an attempt needs: chooses its nodes, creates its RayCluster and submits its trainer.
 
-Before that: whether the job can run on this Kubernetes cluster at all. Elastic restart is here, too: an attempt on the
-nodes that are there, and back to all of them when they are. With which numbers of nodes a job is valid,
-`rljob_api.v1alpha1.elastic` works out.
+Before that it checks whether the job can run on this Kubernetes cluster at all. Elastic restart is here, too: an
+attempt runs on the nodes that are ready, and moves back to all nodes when they return. `rljob_api.v1alpha1.elastic`
+finds the node counts with which a job is valid.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, ti
 from rljob_operator.reconcile.trainer import newest_submission, report_submission
 
 WHOLE_SECONDS = 60
-"""So long all nodes must have been there before an attempt on fewer is stopped for them."""
+"""How long all nodes must have been ready before an attempt on fewer nodes is stopped to use them all."""
 
 
 def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Ending | None:
-    """Why the job cannot run here as it is written; None when it can."""
+    """Why the job cannot run on this Kubernetes cluster; None when it can."""
     found = cluster_violations(spec, has_default_image=defaults.trainer_image is not None)
     if found:
         reason = Reason.STORAGE_MISSING if found[0].rule == STORAGE_RULE else Reason.INVALID_SPEC
@@ -44,9 +44,11 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
 
 
 def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJobSpec:
-    """The job as the attempt under way runs it. One that has waited long enough for all nodes takes those that are
-    ready; that is settled when Ray may have its trainer, but that nodes which are lost before Ray is seen to have it
-    are not waited for."""
+    """The spec with the node counts that the running attempt uses.
+
+    An elastic attempt that has waited long enough for all nodes takes the ready ones. The choice is fixed once Ray may
+    have the trainer. One exception: if a chosen node is lost before Ray has confirmed the trainer, the choice is made
+    again."""
     attempt = draft.attempt
     if _may_have_trainer(draft, observed):
         _note_room(draft, observed, spec)
@@ -59,19 +61,19 @@ def choose_nodes(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> RLJ
 
 
 def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
-    """The job as an attempt that was submitted runs it."""
+    """The spec with the node counts that an attempt was submitted with."""
     return with_nodes(spec, {pool.name: pool.nodes for pool in attempt.nodes}) if attempt.nodes else spec
 
 
 def should_grow(draft: StatusDraft) -> bool:
-    """Whether an attempt on fewer nodes is to be stopped, since all have been there for a while."""
+    """Whether to stop an attempt on fewer nodes, because all nodes have been ready for `WHOLE_SECONDS`."""
     since = draft.attempt.whole_since
     return since is not None and seconds_since(since, draft.now) >= WHOLE_SECONDS
 
 
 def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
-    """Until an attempt that waits for nodes takes fewer, or one on fewer is stopped for all; None where neither is to
-    come."""
+    """Seconds until an attempt that waits for nodes starts on fewer, or until an attempt on fewer nodes is stopped to
+    use them all; None if neither will happen."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
     if attempt.whole_since is not None:
         return WHOLE_SECONDS - seconds_since(attempt.whole_since, draft.now)
@@ -81,7 +83,8 @@ def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
-    """Makes the cluster of an attempt that is written down. A pod that was lost when the attempt began may be back."""
+    """Creates the cluster of an attempt that the status already records. Lost pods are passed on by name, because a
+    pod that was lost when the attempt started may have come back."""
     if not observed.kuberay_installed or observed.forbidden is not None or not is_cleared(observed):
         return ()
     lost = tuple(sorted(pod.name for pod in observed.pods if is_lost(pod)))
@@ -89,10 +92,10 @@ def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]
 
 
 def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
-    """Submits. The submission and its start number are written down first, so that a second try has the same and finds
-    the first."""
+    """Submits the trainer. The status records the submission and its start number first, so a second try uses the same
+    id and finds the first one."""
     if draft.attempt.submissions == 0:
-        # The seconds of its creation put a job that was made again behind the one before it.
+        # The creation time in seconds makes the number of a recreated job higher than any number of the deleted one.
         created = int(observed.job.created.timestamp())
         number = max(created, draft.counters.start_number) + 1
         draft.change_counters(start_number=number)
@@ -103,7 +106,8 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
 
 
 def let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:
-    """A dashboard that is silent may be behind the network policy of an operator in another namespace."""
+    """Applies the network policy again while the dashboard is unreachable: it may still be the policy of an operator
+    that ran in another namespace."""
     attempt = draft.attempt
     return (ApplyNetworkPolicy(attempt.cluster),) if attempt.silent_since is not None else ()
 
@@ -116,14 +120,14 @@ def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def _was_refused(observed: Observed) -> bool:
-    """Whether Ray has said that it did not take the trainer. One that does not answer, or does not know it yet, may
-    start it all the same."""
+    """Whether Ray rejected the trainer. A Ray that does not answer, or does not list the trainer yet, may still start
+    it."""
     failure = observed.failure
     return failure is not None and failure.kind is EffectKind.SUBMIT_JOB and failure.reason is Reason.SUBMISSION_FAILED
 
 
 def _is_whole(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> bool:
-    """Whether all nodes that the spec asks for are there."""
+    """Whether all nodes of the spec are ready."""
     return not_ready(spec, observed.pods_of(draft.attempt.cluster), None) is None
 
 
@@ -142,7 +146,7 @@ def _nodes_that_are_there(draft: StatusDraft, observed: Observed, spec: RLJobSpe
 
 
 def _note_room(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
-    """Notes since when all nodes are there, of an attempt that runs on fewer."""
+    """Records since when all nodes are ready, for an attempt that runs on fewer."""
     attempt = draft.attempt
     if not attempt.nodes or attempt.running_since is None:
         return

@@ -1,4 +1,4 @@
-"""How an attempt ends, for what reason, and whose fault each reason is: the one table that retries follow."""
+"""Finds out how an attempt ended and why. `FAILURE_CLASSES` says what each reason means for retries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rljob_operator.reconcile.status_draft import MAX_LENGTH, StatusDraft, begin
 from rljob_operator.reconcile.trainer import ray_job, seconds_since_last_words
 
 RUN_STATE_SECONDS = 30
-"""How long the run state of a trainer that has ended well is looked for."""
+"""How long to wait for the final run state of a trainer that exited with code 0."""
 STOP_SECONDS = 30
-"""How long the cause of a stop that the operator did not ask for is looked for: a kubelet that ends the head (a node
-that shuts down, an eviction) has its driver stopped first, and tells of the pod only when it has ended."""
+"""How long to wait for the cause of a stop that the operator did not request. When a kubelet ends the head pod (node
+shutdown, eviction), it stops the driver first and reports the pod only after it has terminated."""
 
 FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
     {
@@ -52,7 +52,7 @@ FAILURE_CLASSES: Mapping[Reason, FailureClass] = MappingProxyType(
         Reason.STOPPED_OUTSIDE: FailureClass.FINAL,
     }
 )
-"""Of every reason with which an attempt can end, but for `Succeeded`."""
+"""The failure class of every reason with which an attempt can end, except `Succeeded`."""
 
 _CANNOT_START = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 """Ray's error types for a trainer that cannot be started from this image."""
@@ -62,31 +62,31 @@ _NOT_STARTED = (
     "JOB_SUPERVISOR_ACTOR_START_FAILURE",
     "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
 )
-"""Ray's error types for a trainer that the head had no room for."""
+"""Ray's error types for a trainer that Ray could not place or start on the head."""
 
 _EXIT_REASONS = {
     ExitCode.CONFIGURATION: Reason.CONFIGURATION_ERROR,
     ExitCode.INFRASTRUCTURE: Reason.INFRASTRUCTURE_ERROR,
     ExitCode.INTERRUPTED: Reason.STOPPED_OUTSIDE,
-    # Nobody in the pod sends these: the kernel, the kubelet or Ray does.
+    # No process of the job sends these signals: they come from the kernel, the kubelet or Ray.
     -signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
     -signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
-    # The same, told by a shell.
+    # The same signals, as a shell reports them.
     128 + signal.SIGKILL: Reason.INFRASTRUCTURE_ERROR,
     128 + signal.SIGTERM: Reason.INFRASTRUCTURE_ERROR,
 }
-"""Every other exit code is the application's own."""
+"""Every other exit code is an application error."""
 
 _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 _FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
-"""Of a cluster, or of what was submitted to it: it will not get better."""
+"""Reasons of ClusterReady or JobSubmitted that end the attempt at once, because they are permanent."""
 
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended. `Reason.SUCCEEDED` is the only good one."""
+    """How an attempt ended. `Reason.SUCCEEDED` is the only success."""
 
     reason: Reason
     message: str
@@ -95,7 +95,7 @@ class Ending:
 def ending_of_attempt(
     draft: StatusDraft, observed: Observed, verdicts: Sequence[Verdict | None], grace_seconds: int
 ) -> Ending | None:
-    """None while the attempt goes on. `verdicts`: what this pass says of the cluster and of the submission."""
+    """How the attempt ended; None while it goes on. `verdicts`: this pass's ClusterReady and JobSubmitted."""
     job = ray_job(draft, observed)
     ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
     for verdict in verdicts:
@@ -107,18 +107,17 @@ def ending_of_attempt(
 
 
 def reason_of_stop(stop: StopRequest) -> Reason:
-    """Why an attempt was to stop. A reason of a newer operator's is taken for a suspension: after a roll-back the job
-    goes on, and is not suspended where its spec does not say so."""
+    """Why the attempt was asked to stop. An unknown reason, written by a newer operator, counts as a suspension: after
+    a rollback of the operator the job then resumes, unless its spec suspends it."""
     return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
 def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
-    """What was to stop anyway, and was lost while it did, has stopped."""
+    """An attempt that was lost while it was stopping counts as stopped, not as failed."""
     stop = draft.attempt.stop
     if stop is not None and verdict.reason in _LOST:
-        return Ending(
-            reason_of_stop(stop), f"the trainer was to stop, and before it told of its end: {verdict.message}"
-        )
+        text = f"the trainer was asked to stop and was lost before it exited: {verdict.message}"
+        return Ending(reason_of_stop(stop), text)
     return Ending(verdict.reason, verdict.message)
 
 
@@ -136,20 +135,20 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, 
 
 
 def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
-    """A run state that is not there at first sight is looked for again."""
+    """The ending of a trainer with exit code 0; None while its final run state is still expected."""
     state, complete = ray.run_state, _ending_when_complete(ray)
     if complete is not None:
         return complete
     if state is not None:
-        text = f"the trainer ended with exit code 0, but was {state.phase} by its run state"
+        text = f"the trainer exited with code 0 before the job was complete (phase in its run state: {state.phase})"
         return Ending(Reason.ENDED_WITHOUT_RESULT, text)
     waited_seconds = seconds_since_last_words(draft)
     if waited_seconds is None or waited_seconds < RUN_STATE_SECONDS:
         return None
     if ray.run_state_error is not None:
-        text = f"the trainer ended with exit code 0, but its run state cannot be read here: {ray.run_state_error}"
+        text = f"the trainer exited with code 0, but this operator cannot read its run state: {ray.run_state_error}"
         return Ending(Reason.TRAINER_IMAGE_INCOMPATIBLE, text)
-    return Ending(Reason.ENDED_WITHOUT_RESULT, "the trainer ended with exit code 0, but wrote no run state")
+    return Ending(Reason.ENDED_WITHOUT_RESULT, "the trainer exited with code 0, but wrote no run state")
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
@@ -161,19 +160,20 @@ def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob
     if job.error_type in _NOT_STARTED:
         return Ending(Reason.INFRASTRUCTURE_ERROR, f"{job.error_type}: {job.message}")
     if job.exit_code is None:
-        return Ending(Reason.INFRASTRUCTURE_ERROR, _told(f"Ray lost the trainer ({job.error_type})", ray, job))
+        return Ending(Reason.INFRASTRUCTURE_ERROR, _with_cause(f"Ray lost the trainer ({job.error_type})", ray, job))
     reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
-    return Ending(reason, _told(f"the trainer ended with {_exit(job.exit_code)}", ray, job))
+    return Ending(reason, _with_cause(f"the trainer {_exit(job.exit_code)}", ray, job))
 
 
 def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending | None:
-    """A trainer that had told how it ended, and was stopped since its process did not end, ended as it told."""
+    """The ending of a trainer that was stopped; None while its cause is still expected. A trainer that had already
+    reported its result, but whose process did not exit, ended as it reported."""
     known = _ending_when_complete(observed.ray) or _ending_on_request(draft)
     if known is not None:
         return known
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if head is not None and head.deleting:
-        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was removed while the trainer ran")
+        return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was deleted while the trainer was running")
     waited_seconds = seconds_since_last_words(draft)
     if waited_seconds is None or waited_seconds < STOP_SECONDS:
         return None
@@ -181,27 +181,28 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
 
 
 def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    """Of a trainer that has no exit code of its own."""
+    """The ending of a trainer without an exit code, as its last run state tells it."""
     known = _ending_when_complete(ray) or _ending_on_request(draft)
     if known is not None:
         return known
     if ray.run_state is not None and ray.run_state.phase is RunPhase.FAILED:
-        return Ending(Reason.APPLICATION_ERROR, _told("the trainer failed, and its process did not end", ray, job))
-    return Ending(Reason.STOPPED_OUTSIDE, "the trainer was stopped through Ray, and not by the operator")
+        text = _with_cause("the trainer failed, and its process did not exit", ray, job)
+        return Ending(Reason.APPLICATION_ERROR, text)
+    return Ending(Reason.STOPPED_OUTSIDE, "somebody else than the operator stopped the trainer through Ray")
 
 
 def _ending_on_request(draft: StatusDraft) -> Ending | None:
-    """Of a trainer that was to stop; None where it was not."""
+    """The ending of a trainer that the operator asked to stop; None if it did not ask."""
     stop, checkpoint = draft.attempt.stop, draft.checkpoint
     if stop is None:
         return None
-    saved = "no checkpoint" if checkpoint is None else f"the checkpoint of step {checkpoint.step}"
+    saved = "no checkpoint was saved" if checkpoint is None else f"its checkpoint is of step {checkpoint.step}"
     why = f"{stop.message}; " if stop.message is not None else ""
-    return Ending(reason_of_stop(stop), f"{why}the trainer was asked to stop and has ended; it leaves {saved}")
+    return Ending(reason_of_stop(stop), f"{why}the trainer stopped as requested; {saved}")
 
 
 def _ending_when_complete(ray: ObservedRay) -> Ending | None:
-    """Of a trainer that says so; None where it does not."""
+    """The ending of a trainer that reports completion; None if it does not."""
     state = ray.run_state
     if state is None or state.phase is not RunPhase.COMPLETE:
         return None
@@ -209,7 +210,7 @@ def _ending_when_complete(ray: ObservedRay) -> Ending | None:
 
 
 def _with_memory(ending: Ending, pods: Pods) -> Ending:
-    """The ending, explained by a pod that ran out of memory, if one did; what the trainer says stays in the message."""
+    """The same ending; as OutOfMemory if a pod ran out of memory. The message keeps the trainer's own error."""
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
             return Ending(Reason.OUT_OF_MEMORY, f"pod {pod.name}: {pod.problem.message}; {ending.message}")
@@ -218,18 +219,18 @@ def _with_memory(ending: Ending, pods: Pods) -> Ending:
 
 def _exit(code: int) -> str:
     if code >= 0:
-        return f"exit code {code}"
+        return f"exited with code {code}"
     try:
-        return f"signal {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"signal {-code}"
+        return f"was killed by signal {-code}"
 
 
-def _told(what: str, ray: ObservedRay, job: ObservedRayJob) -> str:
-    """The best account there is: the trainer's own error, else the last lines of its log, else Ray's message."""
+def _with_cause(what: str, ray: ObservedRay, job: ObservedRayJob) -> str:
+    """Adds the best explanation: the trainer's own error, else the last lines of its log, else Ray's message."""
     start = f"{what}: "
     error = ray.run_state.error if ray.run_state is not None else None
     if error is not None:
         return f"{start}{error.kind}: {error.message}"
     limit = MAX_LENGTH - len(start)
-    return start + (end_of(ray.log_tail, limit) or beginning_of(job.message, limit) or "nothing else is known")
+    return start + (end_of(ray.log_tail, limit) or beginning_of(job.message, limit) or "cause unknown")

@@ -1,7 +1,7 @@
-"""What the operator sees of one job at one moment: `controller/observe` fills these values, `reconcile` reads them.
+"""Types for what the operator sees of one job at one moment: `controller/observe` fills them, `reconcile` reads them.
 
-Everything that matters is on the API server or in Ray. Nothing here outlives a pass, so an operator that was restarted
-sees the same.
+All facts come from the API server or from Ray. Nothing here outlives a reconcile pass, so a restarted operator sees the
+same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rljob_api.v1alpha1.status import RLJobStatus
 
 @dataclass(frozen=True)
 class ObservedJob:
-    """The resource itself."""
+    """The RLJob itself."""
 
     namespace: str
     name: str
@@ -29,23 +29,23 @@ class ObservedJob:
     """In UTC."""
     deleting: bool
     spec: RLJobSpec | None
-    """None where it cannot be read; then `spec_error` says why."""
+    """None if it cannot be parsed; then `spec_error` says why."""
     spec_error: str | None
     status: RLJobStatus
     unknown_fields: tuple[str, ...] = ()
-    """Places in the spec of fields that a newer version has and this one does not know; they are ignored."""
+    """Paths of spec fields that this operator does not know and ignores; a newer version added them."""
     stop_request: str | None = None
-    """Value of `constants.ANNOTATION_STOP`."""
+    """Value of the annotation `constants.ANNOTATION_STOP`."""
     retry_request: str | None = None
-    """Value of `constants.ANNOTATION_RETRY`."""
+    """Value of the annotation `constants.ANNOTATION_RETRY`."""
     memory_shortage: str = ""
-    """That its models do not fit into the memory of its GPUs, by an estimate, where enough is known for one."""
+    """A warning that the models are estimated not to fit into GPU memory; empty if they fit or no estimate exists."""
     readable_policy: RunPolicy = field(default_factory=RunPolicy)
-    """Of a spec that cannot be read: what can be read of its `runPolicy`, with defaults for the rest."""
+    """If the spec cannot be parsed: the readable part of its `runPolicy`, with defaults for the rest."""
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the job says so; not, where its spec cannot be read."""
+        """Whether `spec.suspend` is true; False if the spec cannot be parsed."""
         return self.spec is not None and self.spec.suspend
 
 
@@ -57,11 +57,11 @@ class ObservedCluster:
     uid: str
     deleting: bool
     pod_creation_error: str | None
-    """KubeRay's words when it could not create a pod."""
+    """KubeRay's message when it could not create a pod."""
     provisioned: bool = False
-    """All its pods have been ready at one time; from then on KubeRay makes no new head."""
+    """Whether all its pods have once been ready at the same time; from then on KubeRay creates no new head."""
     authenticated: bool = True
-    """Whether its spec still holds what makes Ray ask for a token: a KubeRay that is too old drops it."""
+    """Whether its spec still turns on Ray's token authentication: a KubeRay that is too old drops `authOptions`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PodProblem:
 
 @dataclass(frozen=True)
 class ObservedPod:
-    """A pod that carries the job's UID, or that of a RayCluster of the job."""
+    """A pod of the job: it carries the job's UID as a label."""
 
     name: str
     cluster: str
@@ -84,32 +84,32 @@ class ObservedPod:
     ready: bool
     deleting: bool
     ended: bool
-    """Succeeded or failed: none of its containers will run again."""
+    """Whether its phase is Succeeded or Failed: none of its containers will run again."""
     problem: PodProblem | None
     overdue: bool = False
-    """It should have been gone a minute ago: nobody on its node carries the deletion out."""
+    """Whether its deletion is more than a minute late: no kubelet carries it out."""
     node: str = ""
-    """Name of its node; empty before it has one."""
+    """Name of its node; empty before it is scheduled."""
     node_silent_seconds: float = 0.0
-    """How long its node has not been heard of: since it is NotReady, or since its kubelet was last seen to renew its
-    lease, where that was looked at."""
+    """How long its node has been unreachable: since it became NotReady, or, if the operator looked at the kubelet's
+    lease, since that was last renewed."""
 
 
 class Reachability(StrEnum):
-    """What became of asking Ray's dashboard."""
+    """The result of a request to Ray's dashboard."""
 
     NOT_ASKED = "NotAsked"
-    """There was no ready head pod, or no reason to ask."""
+    """No request was sent: there is no ready head pod, or no reason to ask."""
     OK = "Ok"
     UNREACHABLE = "Unreachable"
     REJECTED = "Rejected"
     """The token was not accepted (401 or 403)."""
     OPEN = "Open"
-    """It answers without a token: anybody who reaches it may run what they like."""
+    """It answers without a token: anybody who reaches it can run any program."""
 
 
 class RayJobStatus(StrEnum):
-    """As Ray's Jobs API says it."""
+    """The status of a job in Ray's Jobs API."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -119,20 +119,20 @@ class RayJobStatus(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the driver runs no more."""
+        """Whether the driver process has ended."""
         return self not in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
 
 
 @dataclass(frozen=True)
 class ObservedRayJob:
-    """The newest submission."""
+    """What Ray reports about the newest submission."""
 
     submission_id: str
     status: RayJobStatus
     message: str
     error_type: str | None
     exit_code: int | None
-    """Of the driver; negative for a signal, None where Ray does not know."""
+    """Exit code of the driver; negative for a signal, None if Ray does not know it."""
 
 
 @dataclass(frozen=True)
@@ -145,32 +145,33 @@ class ObservedRayNode:
 
 @dataclass(frozen=True)
 class ObservedRay:
-    """What the dashboard says. The fields after `error` mean something only where `reachability` is OK."""
+    """What the dashboard reports. Except for `silent_seconds`, the fields after `error` are only set if `reachability`
+    is OK."""
 
     reachability: Reachability
     error: str | None = None
-    """Why it was unreachable or rejected."""
+    """Why it is not OK."""
     silent_seconds: float = 0.0
-    """How long this process has asked in vain, where it is not OK; a single slow answer is not worth a word."""
+    """If it is not OK: how long all requests of this process have failed. One slow response is no failure yet."""
     nodes: tuple[ObservedRayNode, ...] = ()
     job: ObservedRayJob | None = None
-    """None where Ray knows no job with the id of the newest submission."""
+    """None if Ray knows no job with the id of the newest submission."""
     run_state: RunState | None = None
-    """Of the newest submission, read after `job`, so that of a job that has ended it is the last. None before the
-    trainer has written it, and for one that cannot be read; where the request for it failed, the dashboard counts as
-    unreachable."""
+    """The run state of the newest submission. It is read after `job`, so for an ended job it is the final one. None
+    before the trainer has written it and if it cannot be parsed. If the request fails, `reachability` is Unreachable.
+    """
     run_state_error: str | None = None
-    """Why there is a run state that cannot be read."""
+    """Why the run state cannot be parsed; None if it can, or there is none."""
     infeasible_groups: tuple[str, ...] = ()
-    """Placement groups that no set of nodes can hold, with what they ask for."""
+    """Placement groups that no set of nodes can hold, with the resources that they request."""
     stacks_missing: bool = False
-    """Ray knows of no program that writes the stacks of the newest submission, and was asked for it."""
+    """Whether Ray, when asked, knew of no program that writes the stacks of the newest submission."""
     log_tail: str = ""
-    """Last lines of the driver's log; only read when the job has ended without success."""
+    """Last lines of the driver's log; read only if the job has ended without success."""
 
 
 class EffectKind(StrEnum):
-    """What the operator may do to the outside."""
+    """The kinds of changes that the operator makes in Kubernetes and Ray."""
 
     CREATE_CLUSTER = "CreateCluster"
     SUBMIT_JOB = "SubmitJob"
@@ -183,7 +184,7 @@ class EffectKind(StrEnum):
 
 @dataclass(frozen=True)
 class EffectFailure:
-    """The newest effect for this job failed. Known to this process only; after a restart the effect is tried again."""
+    """Why the newest effect for this job failed. Only this process knows it; after a restart the effect is retried."""
 
     kind: EffectKind
     reason: Reason
@@ -192,21 +193,22 @@ class EffectFailure:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that `reconcile` knows. Clusters and pods are all those that carry the job's UID, whichever attempt
-    they belong to, those that are going included."""
+    """The input of `reconcile`. Clusters and pods are all those that carry the job's UID: of every attempt, and also
+    those that are being deleted."""
 
     job: ObservedJob
     kuberay_installed: bool
     clusters: tuple[ObservedCluster, ...]
     pods: tuple[ObservedPod, ...]
     ray: ObservedRay
-    """Of the cluster of the attempt under way."""
+    """What the dashboard of the running attempt's cluster reports."""
     failure: EffectFailure | None = None
     forbidden: str | None = None
-    """What the operator may not read, in the API server's words; what is above is then older, or empty."""
+    """The API server's message if the operator may not read clusters or pods; `clusters` and `pods` may then be stale
+    or empty."""
 
     def cluster(self, name: str) -> ObservedCluster | None:
-        """The cluster of this name; None where there is none."""
+        """The cluster of this name; None if there is none."""
         return next((cluster for cluster in self.clusters if cluster.name == name), None)
 
     def pods_of(self, name: str) -> tuple[ObservedPod, ...]:

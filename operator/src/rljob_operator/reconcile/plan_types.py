@@ -1,4 +1,4 @@
-"""What is to be done about a job: a status to write, then effects, then events to post, and when to look again."""
+"""Types for what a reconcile pass decides: the status to write, effects, events, and the time of the next pass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.reconcile.observed import EffectKind
 
 MAX_BYTES = 1024
-"""Of an event's note, as the API server counts it."""
+"""The API server's limit for an event's note."""
 
 _QUIET = (
     *(Reason.VALID, Reason.PODS_PENDING, Reason.FEASIBLE, Reason.SUBMITTING, Reason.NO_CHECKPOINT_YET),
     *(Reason.ENDED, Reason.RAY_NODES_MISSING, Reason.NEXT_ATTEMPT_STARTED, Reason.SUSPENDING),
 )
-"""Said by the event before or after."""
+"""Reasons that get no event of their own, because the event before or after them says the same."""
 
 _GOOD = (
     *(Reason.CREATING, Reason.READY, Reason.SUBMITTED, Reason.STARTING, Reason.TRAINING, Reason.STOPPING),
@@ -28,21 +28,21 @@ _GOOD = (
 
 @dataclass(frozen=True)
 class CreateCluster:
-    """Secret, network policy and RayCluster of an attempt; those that exist already are left as they are. Only where
-    nothing is left of any other cluster of the job, nor of another one of this name: that is looked at on the API
-    server itself before it is done."""
+    """Creates Secret, network policy and RayCluster of an attempt; existing ones stay as they are. The API server is
+    asked first: nothing is created while anything is left of another cluster of the job, or of another cluster with
+    this name."""
 
     kind: ClassVar[EffectKind] = EffectKind.CREATE_CLUSTER
     attempt: int
     cluster: str
-    """Its name."""
+    """Name of the RayCluster."""
     lost_pods: tuple[str, ...] = ()
-    """Names of pods that are still listed though their nodes are lost; they are not waited for."""
+    """Names of pods on lost nodes that are still listed; the creation does not wait for them."""
 
 
 @dataclass(frozen=True)
 class SubmitJob:
-    """Starts the trainer. A job with this id that exists already counts as submitted."""
+    """Starts the trainer. If Ray already has a job with this id, it counts as submitted."""
 
     kind: ClassVar[EffectKind] = EffectKind.SUBMIT_JOB
     submission_id: str
@@ -50,12 +50,12 @@ class SubmitJob:
     start_number: int
     """See `constants.ENV_START_NUMBER`."""
     nodes: tuple[tuple[str, int], ...] = ()
-    """Names of pools and their numbers of nodes, where these are fewer than the job asks for."""
+    """Node counts by pool name; only if they are lower than in the spec."""
 
 
 @dataclass(frozen=True)
 class StopJob:
-    """Asks the trainer to stop: it saves a checkpoint and ends."""
+    """Asks the trainer to save a checkpoint and exit."""
 
     kind: ClassVar[EffectKind] = EffectKind.STOP_JOB
     submission_id: str
@@ -63,19 +63,18 @@ class StopJob:
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Has the stacks of a trainer's processes written beside its logs, before anything of it is stopped. Once is
-    enough."""
+    """Writes the stacks of a trainer's processes beside its logs, before the trainer is stopped. Done once."""
 
     kind: ClassVar[EffectKind] = EffectKind.DUMP_STACKS
     submission_id: str
-    """Of the trainer."""
+    """Submission id of the trainer."""
     attempt: int
 
 
 @dataclass(frozen=True)
 class ApplyNetworkPolicy:
-    """Lets this operator in to the dashboard of a cluster that was made by one of another namespace. Done again after
-    a minute at the earliest."""
+    """Gives this operator access to the dashboard of a cluster that an operator in another namespace created. Repeated
+    once a minute at most."""
 
     kind: ClassVar[EffectKind] = EffectKind.APPLY_NETWORK_POLICY
     cluster: str
@@ -92,7 +91,7 @@ class DeleteCluster:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Deletes the RLJob of this UID, and with it everything that it owns."""
+    """Deletes the RLJob of this UID and everything that it owns."""
 
     kind: ClassVar[EffectKind] = EffectKind.DELETE_JOB
     uid: str
@@ -102,7 +101,7 @@ Effect = CreateCluster | SubmitJob | StopJob | DumpStacks | ApplyNetworkPolicy |
 
 
 class EventType(StrEnum):
-    """As Kubernetes events have it."""
+    """The type of a Kubernetes event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
@@ -110,7 +109,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class EventRecord:
-    """One line under `kubectl describe`."""
+    """An event to post: one line in `kubectl describe`."""
 
     type: EventType
     reason: Reason
@@ -119,20 +118,22 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class Plan:
-    """In this order: write `status` if it differs from the observed one, do the effects, post the events.
+    """The decision of a reconcile pass. It is carried out in this order: write `status` if it differs from the observed
+    one, carry out the effects, post the events.
 
-    The status holds the intent of each effect, so whoever reads it after a crash does the same again. If the status
-    cannot be written, nothing else is done."""
+    The status records the intent of each effect, so an operator that reads it after a crash repeats the same effects.
+    If the status cannot be written, nothing else is done."""
 
     status: RLJobStatus
     effects: tuple[Effect, ...] = ()
     events: tuple[EventRecord, ...] = ()
     requeue_after_seconds: float | None = None
-    """None where only a change of the outside can matter."""
+    """Seconds until the next pass; None if only a watch event can change anything."""
 
 
 def events_between(before: RLJobStatus, after: RLJobStatus) -> tuple[EventRecord, ...]:
-    """In the order of the conditions. A reason that two conditions give is told once, by the later of them."""
+    """One event for each condition that changed, in the order of the conditions. If two conditions have the same
+    reason, only the later one gets an event."""
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     changed = {
         condition.reason: condition

@@ -1,4 +1,4 @@
-"""The decision: what is to be written and done about a job, from what was observed. Pure; the clock is passed in."""
+"""Decides from what was observed what to write and do for a job. Pure; the current time is passed in."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ from rljob_operator.reconcile.trainer import (
 )
 
 RAY_POLL_SECONDS = 4.0
-"""Ray tells nothing of its own accord: it is asked from when all pods are ready until the attempt has ended."""
+"""Ray sends no notifications, so it is polled from when all pods are ready until the attempt has ended."""
 POD_POLL_SECONDS = 10.0
-"""While pods start or end. Their own changes are watched, the events that say what keeps them are not."""
+"""Poll interval while pods start or end: their changes are watched, but the events that explain delays are not."""
 SUBMISSION_SECONDS = 60
-"""What a submission has at least, however late its cluster became ready."""
-# It is not an operator that cannot read a job which ends that for good.
-_ALL_TRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COUNT}
-_BY_WHAT_IS_NOT_READ = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
+"""Minimum time for a submission, however late its cluster became ready."""
+# An operator that cannot read a job's spec must not end the job for good, so retries are unlimited for it.
+_UNLIMITED_RETRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COUNT}
+_CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
-    """Given the same, it answers the same; given its own status back, it changes nothing and repeats the effects that
-    have not shown yet, all of which may be repeated."""
+    """Decides the status, effects and events of a pass. The same input gives the same plan. With its own status as
+    input it changes nothing and repeats the effects that are not visible yet; all effects may be repeated."""
     job = observed.job
     if job.deleting:
         return Plan(status=job.status)
@@ -78,7 +78,8 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
-    """Between attempts: waits or starts one. Else one attempt, in the order in which it gets there."""
+    """Moves a job forward: between attempts it waits or starts the next one; a running attempt goes through cluster,
+    placement, submission and training in this order."""
     spec = _checked_spec(draft, observed, defaults)
     if draft.result is not None:
         return ()
@@ -91,14 +92,14 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
     ready = cluster is not None and cluster.holds
     misplaced = report_placement(draft, observed, spec, cluster_ready=ready) if spec is not None else None
     submission = report_submission(draft, observed)
-    blind = _report_trainer(draft, observed, spec, policy)
+    unobservable = _report_trainer(draft, observed, spec, policy)
     report_suspension(draft, observed)
-    open_point = _open_point(observed, cluster, misplaced, submission)
+    waits_for = _waits_for(observed, cluster, misplaced, submission)
     may_submit = spec is not None and ready and misplaced is None and observed.ray.reachability is Reachability.OK
     ending = (
         ending_of_attempt(draft, observed, (cluster, submission), policy.grace_period_seconds)
-        or ending_by_stop(draft, observed, policy, open_point)
-        or exceeded_deadline(draft, observed, policy, open_point, blind)
+        or ending_by_stop(draft, observed, policy, waits_for)
+        or exceeded_deadline(draft, observed, policy, waits_for, unobservable)
     )
     if ending is not None and ending.reason is Reason.PROVISIONING_DEADLINE_EXCEEDED and may_submit:
         ending = None if _has_just_become_ready(draft, observed) else ending
@@ -118,7 +119,8 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
 
 
 def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether what can be submitted now may be, however late it is: while nobody looked, nobody could."""
+    """Whether the trainer may still be submitted after the provisioning deadline: the cluster may have become ready
+    while no operator was running, and then gets `SUBMISSION_SECONDS`."""
     if observed.failure is not None or ray_job(draft, observed) is not None:
         return False
     attempt = draft.attempt
@@ -129,7 +131,8 @@ def _has_just_become_ready(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> tuple[Effect, ...]:
-    """Waits for the next attempt, or begins it; what is to be done about it waits until it is written down."""
+    """Waits for the next attempt or starts it. A new attempt has no effects in this pass: the status must record it
+    first."""
     if spec is None:
         return () if stop_between_attempts(draft) else delete_unowned(draft, observed)
     effects = wait_or_start(draft, observed)
@@ -141,40 +144,42 @@ def _between(draft: StatusDraft, observed: Observed, spec: RLJobSpec | None) -> 
 def _report_trainer(
     draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, policy: RunPolicy
 ) -> tuple[Reason, str] | None:
-    """What is known of a trainer that runs; returns why nothing is learned of it, if so."""
-    blind = None
+    """Reports the state of a running trainer. Returns why it cannot be observed; None if it can."""
+    unobservable = None
     if draft.attempt.running_since is not None:
-        blind = report_silence(draft, observed)
+        unobservable = report_silence(draft, observed)
         note_progress(draft, observed, policy)
         note_last_words(draft, observed)
     request_stop(draft, observed, policy)
-    report_run(draft, observed, spec, blind)
-    return blind
+    report_run(draft, observed, spec, unobservable)
+    return unobservable
 
 
 def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPolicy) -> None:
-    """Ends the attempt; what follows from that is another matter."""
+    """Ends the attempt, then ends the job or plans the next attempt."""
     job = ray_job(draft, observed)
     end_attempt(draft, ending)
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
-    # A trainer that may still be there is got rid of with its cluster.
-    well = job is not None and job.status.has_ended and is_well(draft, observed)
+    # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer.
+    reusable = job is not None and job.status.has_ended and is_well(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
-    elif observed.job.spec is None and ending.reason in _BY_WHAT_IS_NOT_READ:
+    elif observed.job.spec is None and ending.reason in _CAUSED_BY_UNREADABLE_SPEC:
         wait_for_another_operator(draft, ending)
     else:
-        follow_ending(draft, ending, policy, observed.job.uid, cluster_is_well=well)
+        follow_ending(draft, ending, policy, observed.job.uid, cluster_is_well=reusable)
 
 
 def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) -> RLJobSpec | None:
-    """The spec, if the job can run by it. A job that has begun is not ended because this operator, of another version
-    perhaps, cannot read it: an attempt goes on, to its end or its deadlines, and the next one waits."""
+    """The spec if the job can run with it, else None. Sets SpecValid.
+
+    A job that has started does not fail because this operator, perhaps of another version, cannot read its spec: the
+    running attempt continues until it ends or a deadline passes, and the next attempt waits."""
     job = observed.job
     problem: Ending | None = None
     if job.spec is None:
-        problem = Ending(Reason.INVALID_SPEC, job.spec_error or "the spec cannot be read")
+        problem = Ending(Reason.INVALID_SPEC, job.spec_error or "the spec cannot be parsed")
     elif not draft.is_under_way:
         problem = spec_problem(job, job.spec, defaults)
     if problem is None:
@@ -190,21 +195,21 @@ def _checked_spec(draft: StatusDraft, observed: Observed, defaults: Defaults) ->
 
 def _run_policy(observed: Observed) -> RunPolicy:
     job = observed.job
-    return job.spec.run_policy if job.spec is not None else job.readable_policy.model_copy(update=_ALL_TRIES)
+    return job.spec.run_policy if job.spec is not None else job.readable_policy.model_copy(update=_UNLIMITED_RETRIES)
 
 
 def _ignored_fields(observed: Observed) -> str:
     unknown = ", ".join(observed.job.unknown_fields)
-    return f"this operator is older than the job's schema and ignores {unknown}" if unknown else ""
+    return f"this operator does not know these newer fields and ignores them: {unknown}" if unknown else ""
 
 
-def _open_point(observed: Observed, cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
+def _waits_for(observed: Observed, cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
     """What the attempt still waits for."""
     if observed.job.spec is None:
-        return f"this operator cannot read the job's spec ({observed.job.spec_error})"
+        return f"this operator cannot parse the job's spec ({observed.job.spec_error})"
     if cluster is not None and not cluster.holds:
         return cluster.message
-    return misplaced or (submission.message if submission is not None else "it was about to be submitted")
+    return misplaced or (submission.message if submission is not None else "the trainer was about to be submitted")
 
 
 def _requeue_after_seconds(draft: StatusDraft, observed: Observed) -> float | None:

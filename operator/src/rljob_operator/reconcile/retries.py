@@ -1,6 +1,6 @@
-"""Attempts, one start of the trainer each: how one begins and ends, and what follows: the end of the job or a next one.
+"""Starts and ends attempts (one start of the trainer each), and decides what follows: a retry or the end of the job.
 
-Tries are counted here, and given back: after progress, or when somebody asks for another attempt.
+It counts retries and resets the retry budget: after progress, or when a user asks for a retry.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from rljob_operator.reconcile.status_draft import (
 FIRST_PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 600.0
 JITTER = 0.2
-"""A pause is this much shorter or longer, for each job by itself: jobs that a node has failed together do not come back
-together."""
+"""A backoff is up to this fraction shorter or longer, by job, so that jobs that failed together on one node do not
+restart together."""
 
 Budget = tuple[str, int, int]
-"""Name of the field, tries used, tries allowed."""
+"""Name of the field in runPolicy, retries used, retries allowed."""
 
 _OF_ONE_ATTEMPT = (ConditionType.PLACEMENT_FEASIBLE, ConditionType.JOB_SUBMITTED, ConditionType.PROGRESSING)
 _STOPPED = (
     *(Reason.SUSPENDED, Reason.RESIZED, Reason.ACTIVE_DEADLINE_EXCEEDED),
     *(Reason.STOPPED_BY_USER, Reason.STOPPED_OUTSIDE),
 )
-_NEXT = "another attempt has begun"
+_NEXT = "the next attempt has started"
 
 
 def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool = False) -> None:
-    """Notes the intent to make the next cluster, or to start on that of the attempt before; what is to be done follows
-    once that is written."""
+    """Records that the next attempt starts, on a new cluster or on the previous attempt's. Its effects follow in a
+    later pass, once the status is written."""
     number = draft.counters.attempts + 1
     former = draft.attempt if on_same_cluster else None
     draft.add_attempt(
@@ -63,12 +63,12 @@ def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool
     if number > 1:
         for kind in _OF_ONE_ATTEMPT:
             draft.set_if_told(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, _NEXT)
-    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.NEXT_ATTEMPT_STARTED, f"attempt {number} has begun")
-    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, f"attempt {number} has begun")
+    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.NEXT_ATTEMPT_STARTED, f"attempt {number} has started")
+    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, f"attempt {number} has started")
 
 
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
-    """Writes down how the newest attempt ended, and counts its time."""
+    """Records how the newest attempt ended, and adds its time to the job's active seconds."""
     attempt = draft.attempt
     since = attempt.admitted_at
     if since is not None:
@@ -91,8 +91,8 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
 def follow_ending(
     draft: StatusDraft, ending: Ending, policy: RunPolicy, job_uid: str, *, cluster_is_well: bool
 ) -> None:
-    """Ends the job, or plans the next attempt. `cluster_is_well`: all pods of the cluster are ready, so that it can be
-    used again after a failure that was not its own."""
+    """Ends the job or plans the next attempt. `cluster_is_well`: the cluster can be used again, as all its pods are
+    ready; after an application error the retry then needs no new cluster."""
     found = FAILURE_CLASSES.get(ending.reason)
     if found is FailureClass.FREE:
         if ending.reason is Reason.RESIZED:
@@ -105,7 +105,7 @@ def follow_ending(
         end_job(draft, ending)
         return
     draft.change_counters(failed_attempts=draft.counters.failed_attempts + 1)
-    _give_back_after_progress(draft)
+    _reset_budgets_after_progress(draft)
     field, used, allowed = _budget(draft, found, policy)
     if used >= allowed:
         after = f"after {used} of {allowed} retries (runPolicy.{field}): " if allowed else ""
@@ -121,15 +121,15 @@ def follow_ending(
 
 
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
-    """After an attempt that ended because this operator, of another version perhaps, reads too little of the job: the
-    next one waits for one that can, holds nothing meanwhile, and costs no try."""
+    """Plans the next attempt after one that ended because this operator cannot read the job's spec. The attempt waits
+    for an operator version that can, holds no nodes meanwhile, and uses no retry."""
     draft.change_attempt(failure_class=FailureClass.FREE.value)
     _plan_next(draft, ending, FailureClass.FREE, 0.0, same_cluster=False)
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
 
 
 def end_job(draft: StatusDraft, ending: Ending) -> None:
-    """Complete or Failed, until somebody asks for another attempt."""
+    """Sets the job to Complete or Failed. A failed job stays so until a user asks for a retry."""
     succeeded = ending.reason is Reason.SUCCEEDED
     outcome = AttemptOutcome.SUCCEEDED if succeeded else AttemptOutcome.FAILED
     draft.next_attempt = None
@@ -140,14 +140,14 @@ def end_job(draft: StatusDraft, ending: Ending) -> None:
         message=beginning_of(ending.message),
         at=timestamp(draft.now),
     )
-    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, "the job has ended")
-    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.ENDED, "the job has ended")
+    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, "the job has finished")
+    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.ENDED, "the job has finished")
     draft.set(ConditionType.FINISHED, TRUE, ending.reason, ending.message)
     draft.set(ConditionType.COMPLETE if succeeded else ConditionType.FAILED, TRUE, ending.reason, ending.message)
 
 
 def reopen_job(draft: StatusDraft) -> None:
-    """Takes the end of a failed job back; all its tries are given back."""
+    """Reopens a failed job and resets its retry budgets."""
     draft.result = None
     for kind in (ConditionType.FINISHED, ConditionType.FAILED):
         draft.drop(kind)
@@ -155,7 +155,7 @@ def reopen_job(draft: StatusDraft) -> None:
 
 
 def give_back_all(draft: StatusDraft) -> None:
-    """Counts retries anew."""
+    """Resets both retry budgets."""
     draft.change_counters(application_retries=0, infrastructure_retries=0)
 
 
@@ -177,8 +177,8 @@ def _plan_next(
     )
 
 
-def _give_back_after_progress(draft: StatusDraft) -> None:
-    """A job that has saved a later checkpoint than when a retry was last counted has got somewhere since."""
+def _reset_budgets_after_progress(draft: StatusDraft) -> None:
+    """Resets the retry budgets if the job has saved a later checkpoint since the last reset: it makes progress."""
     before = draft.counters.checkpoint_step
     step = draft.checkpoint.step if draft.checkpoint is not None else None
     if step is not None and (before is None or step > before):
@@ -193,9 +193,9 @@ def _budget(draft: StatusDraft, found: FailureClass, policy: RunPolicy) -> Budge
 
 
 def _pause_seconds(draft: StatusDraft, job_uid: str) -> float:
-    """Twice as long after each failure without progress between."""
+    """Exponential backoff: it doubles with each failure without progress in between."""
     num_failures = draft.counters.application_retries + draft.counters.infrastructure_retries
-    # 2**10 first pauses are beyond the longest already.
+    # The exponent is bounded to avoid an overflow; 2**10 first pauses exceed the longest pause anyway.
     seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(num_failures - 1, 10))
     digest = hashlib.sha256(f"{job_uid} {draft.counters.attempts}".encode()).digest()
     return seconds * (1 - JITTER + 2 * JITTER * digest[0] / 255)

@@ -1,6 +1,6 @@
-"""The status while a pass works on it: records, conditions, phase and reason, and the times and texts that fit in them.
+"""The status while a reconcile pass changes it: records, conditions, phase and reason; also time and text helpers.
 
-Conditions are written and never read: what a later pass must know stands in a record.
+Decisions never read conditions: what a later pass must know is in a record (`attempts`, `counters`, `result`, ...).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rljob_api.v1alpha1.status import (
 from rljob_operator.reconcile.observed import ObservedJob
 
 MAX_LENGTH = 1024
-"""Characters of a condition's message, as its schema says."""
+"""Maximum length of a condition's message, as in its schema."""
 MAX_MESSAGE = 512
-"""Characters of an attempt's message, as its schema says."""
+"""Maximum length of an attempt's message, as in its schema."""
 MAX_URI_LENGTH = 4096
 MAX_ATTEMPTS_LISTED = 10
 _CUT = "... "
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
-_GETS_THERE_BY = (
+_CONDITIONS_BEFORE_TRAINING = (
     ConditionType.SPEC_VALID,
     ConditionType.CLUSTER_READY,
     ConditionType.PLACEMENT_FEASIBLE,
@@ -40,7 +40,7 @@ _GETS_THERE_BY = (
 
 
 class StatusDraft:
-    """Begins as the status observed; what a pass does not touch stays."""
+    """A copy of the observed status that a pass changes; what a pass does not touch stays."""
 
     def __init__(self, job: ObservedJob, now: datetime) -> None:
         status = job.status
@@ -62,21 +62,21 @@ class StatusDraft:
 
     @property
     def attempt(self) -> Attempt:
-        """The newest; there must be one."""
+        """The newest attempt. The job must have one."""
         return self.attempts[-1]
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an attempt has begun and not ended."""
+        """Whether an attempt has started and not ended."""
         return bool(self.attempts) and self.attempt.ended is None
 
     @property
     def is_to_be_stopped(self) -> bool:
-        """Whether somebody has asked to stop the job, and that has not been seen to."""
+        """Whether a user has asked to stop the job and the operator has not applied it yet."""
         return self._stop_request is not None and self._stop_request != self.handled.stop
 
     def note_stop(self) -> None:
-        """The request to stop has been seen to."""
+        """Records that the stop request was applied."""
         self.handled = self.handled.model_copy(update={"stop": self._stop_request})
 
     def change_attempt(self, **changes: object) -> None:
@@ -88,11 +88,11 @@ class StatusDraft:
         self.counters = self.counters.model_copy(update=changes)
 
     def add_attempt(self, attempt: Attempt) -> None:
-        """Adds the record of a new attempt; the oldest ones are listed no longer."""
+        """Adds the record of a new attempt and drops the oldest ones beyond `MAX_ATTEMPTS_LISTED`."""
         self.attempts = [*self.attempts, attempt][-MAX_ATTEMPTS_LISTED:]
 
     def set(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
-        """The time of the last transition moves only with `status`."""
+        """Sets a condition. Its last transition time changes only if `status` changes."""
         before = self._conditions.get(kind)
         since = before.last_transition_time if before is not None and before.status is status else None
         self._conditions[kind] = Condition(
@@ -105,17 +105,17 @@ class StatusDraft:
         )
 
     def set_if_told(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
-        """As `set`, but only where the condition has been told before: of most jobs nobody need ever read it."""
+        """Like `set`, but only if the condition is already in the status: most jobs never need it."""
         if kind in self._conditions:
             self.set(kind, status, reason, message)
 
     def drop(self, kind: ConditionType) -> None:
-        """The condition is not told any more."""
+        """Removes the condition from the status."""
         self._conditions.pop(kind, None)
 
     def status(self) -> RLJobStatus:
-        """What is to be written. Conditions come in the order of `ConditionType`; those of other versions, last."""
-        order = {kind.value: place for place, kind in enumerate(ConditionType)}
+        """The status to write. Conditions are in the order of `ConditionType`; unknown ones of other versions last."""
+        order = {kind.value: index for index, kind in enumerate(ConditionType)}
         conditions = tuple(
             sorted(self._conditions.values(), key=lambda condition: order.get(condition.type, len(order)))
         )
@@ -139,17 +139,17 @@ class StatusDraft:
 
 
 def timestamp(moment: datetime) -> str:
-    """A time as text; `moment` has a time zone."""
+    """A time as a string, such as `2026-03-01T12:00:00Z`; `moment` has a time zone."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(text: str) -> datetime:
-    """The time that `timestamp`, or a trainer's clock, wrote."""
+    """The time in a string that `timestamp` or a trainer wrote."""
     return datetime.fromisoformat(text)
 
 
 def seconds_since(text: str, now: datetime) -> float:
-    """Negative for a time to come."""
+    """Seconds from `text` to `now`; negative if `text` is in the future."""
     return (now - moment(text)) / timedelta(seconds=1)
 
 
@@ -160,7 +160,7 @@ def beginning_of(text: str, limit: int = MAX_LENGTH) -> str:
 
 
 def both_ends_of(text: str, limit: int) -> str:
-    """At most `limit` characters, printable: the start, which names what it is about, and the end, which tells why."""
+    """At most `limit` characters, printable: the start, which names the subject, and the end, which gives the cause."""
     text = printable(text).strip()
     if len(text) <= limit:
         return text
@@ -169,8 +169,7 @@ def both_ends_of(text: str, limit: int) -> str:
 
 
 def end_of(text: str, limit: int = MAX_LENGTH) -> str:
-    """At most `limit` characters from the end, printable, whole lines where there are any: the end of a log is what
-    tells."""
+    """At most `limit` characters from the end, printable, whole lines if possible: the end of a log has the error."""
     text = printable(text).strip()
     if len(text) <= limit:
         return text
@@ -180,12 +179,12 @@ def end_of(text: str, limit: int = MAX_LENGTH) -> str:
 
 
 def _fits(uri: str) -> bool:
-    """Whether the API server takes it: one text that is too long would keep the whole status from being written."""
+    """Whether the API server accepts the URI: one string that is too long would make the whole status invalid."""
     return len(uri) <= MAX_URI_LENGTH
 
 
 def _phase_of(status: RLJobStatus) -> str:
-    """Where the job is."""
+    """The job's phase, such as `Running`."""
     if status.result is not None:
         return "Complete" if status.result.outcome == AttemptOutcome.SUCCEEDED else "Failed"
     if status.suspended_at is not None:
@@ -199,17 +198,17 @@ def _phase_of(status: RLJobStatus) -> str:
 
 
 def _reason_of(status: RLJobStatus) -> str | None:
-    """Why it is there: the reason of the ending, of the next attempt, or of the first condition that does not hold."""
+    """The reason for the phase: that of the result, of the next attempt, or of the first condition that is not True."""
     if status.result is not None:
         return status.result.reason
     if status.next_attempt is not None:
         return status.next_attempt.reason
-    told = {condition.type: condition for condition in status.conditions}
+    conditions = {condition.type: condition for condition in status.conditions}
     if status.suspended_at is not None:
         return "Suspended"
-    for kind in _GETS_THERE_BY:
-        found = told.get(kind)
+    for kind in _CONDITIONS_BEFORE_TRAINING:
+        found = conditions.get(kind)
         if found is not None and found.status is not ConditionStatus.TRUE:
             return found.reason
-    progressing = told.get(ConditionType.PROGRESSING)
+    progressing = conditions.get(ConditionType.PROGRESSING)
     return progressing.reason if progressing is not None else None

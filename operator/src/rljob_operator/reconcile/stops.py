@@ -1,7 +1,7 @@
-"""Whether an attempt should stop, and how.
+"""Decides whether an attempt should stop, and stops it.
 
-A trainer that runs is asked to stop: for people, a suspension, its active deadline, a stall, or nodes that are back. An
-attempt whose trainer does not come to run, does not end or tells nothing ends at its deadlines.
+A running trainer is asked to stop on a user's request, a suspension, the active deadline, a stall, or when all nodes
+are ready again. An attempt whose trainer does not start, does not exit or cannot be observed ends at a deadline.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from rljob_operator.reconcile.status_draft import (
 from rljob_operator.reconcile.trainer import claim_uri, newest_submission, ray_job, seconds_without_progress
 
 NAME_CONFLICT_SECONDS = 60
-"""How long another cluster may have the name: that of a job which was deleted and made again is about to go."""
+"""How long another cluster may block the name: after a job is deleted and created again, the cluster of the deleted
+job needs some time to disappear."""
 
 
 def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
-    """Writes down that the attempt is to stop, where there is a reason to, and when it could be asked."""
+    """Records that the attempt should stop, if there is a reason, and when its trainer was first asked."""
     job = ray_job(draft, observed)
     if job is not None and job.status.has_ended:
-        # It ended by itself, and by its own reason; what people ask for is seen to between attempts.
+        # The trainer exited by itself and has its own reason. User requests are applied between attempts.
         return
     if draft.attempt.stop is None:
         reason = _reason_to_stop(draft, observed, policy)
@@ -50,8 +51,8 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
 
 
 def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
-    """Asks a trainer to stop, and again until it has ended: asking twice does no harm. Also one that has told how it
-    ended, but whose process does not end."""
+    """Asks a trainer to stop, in every pass until it has exited; repeated requests do no harm. This includes a trainer
+    that has reported its result, but whose process does not exit."""
     job, attempt = ray_job(draft, observed), draft.attempt
     if job is None or job.status.has_ended:
         return ()
@@ -65,38 +66,38 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
     return (StopJob(name),)
 
 
-def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, open_point: str) -> Ending | None:
-    """The end of an attempt that is to stop: at once where no trainer runs, else when its time is over, which begins
-    when it could be asked. None while it has time. `open_point`: what the attempt waits for."""
+def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str) -> Ending | None:
+    """The ending of an attempt that should stop; None while it has time left. Without a running trainer it ends at
+    once, else after the grace period, which starts when the trainer was asked. `waits_for`: what the attempt waits for.
+    """
     stop = draft.attempt.stop
     if stop is None:
         return None
     reason = reason_of_stop(stop)
     if draft.attempt.running_since is None:
-        return Ending(reason, f"the attempt was to stop before its trainer ran: {open_point}")
+        return Ending(reason, f"the attempt was stopped before its trainer started: {waits_for}")
     if _seconds_to_end_of_stop(draft, observed, stop, policy) > 0:
         return None
     grace = _seconds_to_stop(stop, policy)
     if stop.told_at is None:
-        text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard does not answer"
+        text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard is unreachable"
         return Ending(reason, text)
     why = f"{stop.message}; " if stop.message is not None else ""
-    return Ending(reason, f"{why}the trainer was asked to stop and did not end within {grace} s")
+    return Ending(reason, f"{why}the trainer was asked to stop and did not exit within {grace} s")
 
 
 def exceeded_deadline(
-    draft: StatusDraft, observed: Observed, policy: RunPolicy, open_point: str, blind: tuple[Reason, str] | None
+    draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str, unobservable: tuple[Reason, str] | None
 ) -> Ending | None:
-    """The ending that is due, if one is. `open_point`: what the attempt waits for; `blind`: why nothing is learned of
-    its trainer."""
-    due = [
-        (seconds, ending) for seconds, ending in _endings(draft, observed, policy, open_point, blind) if seconds <= 0
-    ]
+    """The ending by a deadline that has passed; None if none has. `waits_for`: what the attempt waits for;
+    `unobservable`: why its trainer cannot be observed."""
+    endings = _endings(draft, observed, policy, waits_for, unobservable)
+    due = [(seconds, ending) for seconds, ending in endings if seconds <= 0]
     return min(due, key=lambda pair: pair[0])[1] if due else None
 
 
 def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> float | None:
-    """Until time alone changes something about an attempt under way; None where it does not."""
+    """Seconds until the next deadline of a running attempt; None if it has none."""
     limits = [seconds for seconds, _ in _endings(draft, observed, policy, "", None)]
     attempt, grace = draft.attempt, policy.grace_period_seconds
     if attempt.stop is not None:
@@ -123,36 +124,36 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
         return Reason.ACTIVE_DEADLINE_EXCEEDED
     if _is_stalled(draft, observed, policy):
         return Reason.STALLED
-    # Of a spec that cannot be read the next attempt would wait.
+    # With a spec that cannot be read, the next attempt would wait instead of using all nodes.
     if observed.job.spec is not None and ray_job(draft, observed) is not None and should_grow(draft):
         return Reason.RESIZED
     return None
 
 
 def _is_stalled(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> bool:
-    """Whether the trainer is to be stopped for want of progress. Of what was not looked at, no time has passed without
-    progress."""
+    """Whether the trainer should be stopped because it makes no progress. Time in which it could not be observed does
+    not count on its own: a stall is only declared while Ray reports the trainer."""
     runs = draft.attempt.running_since is not None and ray_job(draft, observed) is not None
     return runs and seconds_without_progress(draft) >= policy.stall_deadline_seconds
 
 
 def _where_it_stood(draft: StatusDraft, observed: Observed) -> str:
-    """Step and activity, and where its stacks will be."""
+    """The step and activity at which the trainer stalled, and the location of its stacks."""
     seconds = seconds_without_progress(draft)
     parts = [f"no progress for {seconds:.0f} s"]
     state = observed.ray.run_state
     if state is not None:
         activity = f" ({state.activity})" if state.activity is not None else ""
-        parts.append(f"it stood at step {state.progress.step} of {state.progress.total_steps}{activity}")
+        parts.append(f"stalled at step {state.progress.step} of {state.progress.total_steps}{activity}")
     spec = observed.job.spec
     folder = f"{POD_LOGS_FOLDER}/{attempt_logs_folder(draft.attempt.number)}"
-    place = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
-    parts.append(f"its stacks are in {place}")
+    location = claim_uri(f"file://{folder}", spec, observed.job.name) if spec is not None else folder
+    parts.append(f"stack traces are in {location}")
     return beginning_of("; ".join(parts), MAX_MESSAGE)
 
 
 def _stacks_are_due(draft: StatusDraft) -> bool:
-    """Whether its processes have time to write their stacks, before it is asked to stop."""
+    """Whether a stalled trainer still has time to write its stacks before it is asked to stop."""
     stop = draft.attempt.stop
     if stop is None or stop.reason != Reason.STALLED:
         return False
@@ -160,8 +161,9 @@ def _stacks_are_due(draft: StatusDraft) -> bool:
 
 
 def _has_time_for_stacks(observed: Observed, stop: StopRequest, told_at: str) -> bool:
-    """Whether the time for the stacks begins only now: who wrote down that it began was gone before asking for them.
-    Not for ever: where Ray takes no such program, the trainer is stopped without."""
+    """Whether the time for writing the stacks starts again, because Ray does not have the program that writes them: an
+    operator may record the start and be stopped before it submits the program. The time is limited: if Ray never
+    accepts the program, the trainer is stopped without stacks."""
     is_early = seconds_since(stop.requested_at, moment(told_at)) < STACKS_SECONDS
     return observed.ray.stacks_missing and is_early
 
@@ -171,13 +173,13 @@ def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
 
 
 def _seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopRequest, policy: RunPolicy) -> float:
-    """Until a trainer that is to stop is waited for no longer."""
+    """Seconds until the operator no longer waits for a trainer that should stop."""
     left = _seconds_to_stop(stop, policy) - seconds_since(stop.told_at or stop.requested_at, draft.now)
     return left if stop.told_at is not None else _left_of_silence(left, observed)
 
 
 def _seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | None:
-    """What is left of the active deadline; None where there is none."""
+    """Seconds left of the active deadline; None if the job has none."""
     if policy.active_deadline_seconds is None:
         return None
     since = draft.attempt.admitted_at if draft.is_under_way else None
@@ -186,20 +188,20 @@ def _seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | 
 
 
 def _endings(
-    draft: StatusDraft, observed: Observed, policy: RunPolicy, open_point: str, blind: tuple[Reason, str] | None
+    draft: StatusDraft, observed: Observed, policy: RunPolicy, waits_for: str, unobservable: tuple[Reason, str] | None
 ) -> list[tuple[float, Ending]]:
-    """What ends the attempt, and in how many seconds."""
+    """The endings by deadlines, each with the seconds until it is due."""
     attempt = draft.attempt
     if attempt.running_since is not None:
-        if blind is None or attempt.silent_since is None:
+        if unobservable is None or attempt.silent_since is None:
             return []
         limit = policy.stall_deadline_seconds
-        text = f"nothing was learned of the trainer for {limit} s: {blind[1]}"
+        text = f"the trainer could not be observed for {limit} s: {unobservable[1]}"
         left = limit - seconds_since(attempt.silent_since, draft.now)
-        return [(_left_of_silence(left, observed), Ending(blind[0], text))]
+        return [(_left_of_silence(left, observed), Ending(unobservable[0], text))]
     limit = policy.provisioning_deadline_seconds
     waited = seconds_since(attempt.admitted_at or attempt.started, draft.now)
-    text = f"the trainer did not run within {limit} s: {open_point}"
+    text = f"the trainer did not start within {limit} s: {waits_for}"
     found = [(limit - waited, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
     failure = observed.failure
     if failure is not None and failure.kind is EffectKind.CREATE_CLUSTER and failure.reason is Reason.NAME_CONFLICT:
@@ -209,7 +211,8 @@ def _endings(
 
 
 def _left_of_silence(seconds: float, observed: Observed) -> float:
-    """Whoever has not looked for long has not been without an answer for long."""
+    """The remaining seconds, at least until the dashboard has been silent for `SHORT_SILENCE_SECONDS`: an operator that
+    has just started must not end an attempt after its first failed request."""
     if observed.ray.reachability in (Reachability.UNREACHABLE, Reachability.REJECTED):
         return max(seconds, SHORT_SILENCE_SECONDS - observed.ray.silent_seconds)
     return seconds

@@ -1,6 +1,6 @@
-"""What is known of the attempt's trainer: JobSubmitted, Progressing, Checkpointed, progress, checkpoint and export.
+"""Reports the attempt's trainer: sets JobSubmitted, Progressing, Checkpointed, progress, checkpoint and export.
 
-Whether Ray has it, how far it is, and since when nothing is learned of it, or nothing has come of it.
+It checks whether Ray has the trainer, how far it is, and since when it cannot be observed or makes no progress.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from rljob_operator.reconcile.status_draft import (
 
 LAST_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 
-END_WITHOUT_STATE = "Ray says that the trainer has ended well; its last run state is looked for"
-"""Of Progressing, while it is."""
+END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the trainer's final run state"
+"""Message of Progressing meanwhile."""
 
 MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
 MIN_SECONDS_BETWEEN_NOTES = 60
-"""A trainer that works is noted to have got further once in so long, or in a third of the stall deadline where that is
-less: each note is a write."""
+"""The progress of a working trainer is recorded at most this often, or every third of the stall deadline if that is
+shorter: each record is a write to the API server."""
 
 
 def report_submission(draft: StatusDraft, observed: Observed) -> Verdict | None:
-    """Sets JobSubmitted: True from the moment that Ray knows the job. None where there is nothing new to say."""
+    """Sets JobSubmitted: True as soon as Ray knows the job. Returns None if there is nothing new to report."""
     verdict = _submission_verdict(draft, observed)
     if verdict is None:
         return None
@@ -55,7 +55,7 @@ def report_submission(draft: StatusDraft, observed: Observed) -> Verdict | None:
 
 
 def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
-    """What Ray says of the newest submission; None where there is none, or Ray does not know or say."""
+    """What Ray reports about the newest submission; None if there is none, or Ray does not report it."""
     job = observed.ray.job
     if draft.attempt.submissions == 0 or observed.ray.reachability is not Reachability.OK or job is None:
         return None
@@ -63,25 +63,26 @@ def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
 
 
 def newest_submission(draft: StatusDraft, job: ObservedJob) -> str:
-    """Id of the submission of the newest attempt; there must be one."""
+    """Submission id of the newest attempt. It must have one."""
     return submission_id(job.name, draft.attempt.number, draft.attempt.submissions)
 
 
 def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
-    """Why nothing can be learned of a trainer that runs, and since when, in the attempt's record; None while something
-    can, or while it may be a moment's trouble only."""
-    blind = _blindness(draft, observed)
-    if blind is None:
+    """Why a running trainer cannot be observed; None if it can, or if the failure is too recent to count. Records in
+    the attempt since when it cannot be observed."""
+    unobservable = _unobservable(draft, observed)
+    if unobservable is None:
         if draft.attempt.silent_since is not None and observed.ray.reachability is Reachability.OK:
             draft.change_attempt(silent_since=None)
         return None
     if draft.attempt.silent_since is None:
         draft.change_attempt(silent_since=timestamp(draft.now))
-    return blind
+    return unobservable
 
 
 def note_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
-    """Notes when the trainer got further, by what it writes: not by its clock, which need not be ours."""
+    """Records when the trainer last made progress, by the operator's clock: any change of its run state counts. The
+    trainer's own clock may differ."""
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
     attempt = draft.attempt
     if attempt.progressed_at is None:
@@ -95,17 +96,17 @@ def note_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
 
 
 def seconds_without_progress(draft: StatusDraft) -> float:
-    """Of a trainer that runs."""
+    """Seconds since a running trainer last made progress."""
     attempt = draft.attempt
     since = attempt.progressed_at or attempt.running_since or attempt.started
     return seconds_since(since, draft.now)
 
 
 def report_run(
-    draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, blind: tuple[Reason, str] | None
+    draft: StatusDraft, observed: Observed, spec: RLJobSpec | None, unobservable: tuple[Reason, str] | None
 ) -> None:
-    """Takes over what the trainer says, once it was submitted; of places only those that the spec tells how to name.
-    `blind`: why nothing is learned of it."""
+    """Copies a submitted trainer's run state into the status, and sets Checkpointed and Progressing. Without a readable
+    spec it leaves out URIs. `unobservable`: why the trainer cannot be observed."""
     if draft.attempt.running_since is None:
         return
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
@@ -115,11 +116,11 @@ def report_run(
         draft.set(ConditionType.CHECKPOINTED, FALSE, Reason.NO_CHECKPOINT_YET, "")
     else:
         draft.set(ConditionType.CHECKPOINTED, TRUE, Reason.SAVED, f"checkpoint of step {draft.checkpoint.step}")
-    _report_progressing(draft, observed, state, blind)
+    _report_progressing(draft, observed, state, unobservable)
 
 
 def note_last_words(draft: StatusDraft, observed: Observed) -> None:
-    """Notes when it was first seen that the trainer, or Ray, tells of its end."""
+    """Records when the trainer or Ray first reported the trainer's end."""
     job, state = ray_job(draft, observed), observed.ray.run_state
     if job is None or draft.attempt.ending_seen_at is not None:
         return
@@ -128,14 +129,14 @@ def note_last_words(draft: StatusDraft, observed: Observed) -> None:
 
 
 def seconds_since_last_words(draft: StatusDraft) -> float | None:
-    """Since that was seen; None where it was not."""
+    """Seconds since the trainer or Ray first reported its end; None if neither has."""
     seen = draft.attempt.ending_seen_at
     return None if seen is None else seconds_since(seen, draft.now)
 
 
 def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
-    """Whether the trainer of the newest attempt was not seen to end: neither does Ray say so, nor is the head gone in
-    which it runs. Of one that is about to be submitted, too."""
+    """Whether the newest attempt's trainer may still be running: Ray has not reported its end, and its head pod still
+    exists. Also true if it is about to be submitted."""
     attempt, job = draft.attempt, ray_job(draft, observed)
     if attempt.submissions == 0:
         return False
@@ -148,7 +149,7 @@ def trainer_may_run(draft: StatusDraft, observed: Observed) -> bool:
 
 
 def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
-    """A place in the pods as people find it: by the claim, and the folder within it."""
+    """A path inside the pods as a URI that users can find: `pvc://claim/folder/...`."""
     storage, inside = spec.checkpoint.storage, f"file://{POD_STORAGE_FOLDER}/"
     if storage is None or not uri.startswith(inside):
         return uri
@@ -166,13 +167,13 @@ def _submission_verdict(draft: StatusDraft, observed: Observed) -> Verdict | Non
     if draft.attempt.running_since is not None:
         if observed.ray.reachability is not Reachability.OK:
             return None
-        return Verdict(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}; its head was restarted")
+        return Verdict(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}: the head was restarted")
     if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
         return Verdict(FALSE, failure.reason, failure.message)
     return Verdict(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
 
 
-def _blindness(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
+def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:
     ray = observed.ray
     if observed.forbidden is not None and ray.reachability is Reachability.NOT_ASKED:
         return Reason.READ_FORBIDDEN, observed.forbidden
@@ -182,7 +183,7 @@ def _blindness(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | N
         if ray.silent_seconds < SHORT_SILENCE_SECONDS and draft.attempt.silent_since is None:
             return None
         rejected = ray.reachability is Reachability.REJECTED
-        return Reason.TOKEN_REJECTED if rejected else Reason.DASHBOARD_UNREACHABLE, ray.error or "no reason is known"
+        return Reason.TOKEN_REJECTED if rejected else Reason.DASHBOARD_UNREACHABLE, ray.error or "reason unknown"
     if ray.run_state_error is not None and ray_job(draft, observed) is not None:
         return Reason.RUN_STATE_UNREADABLE, ray.run_state_error
     return None
@@ -203,14 +204,14 @@ def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
 
 
 def _is_own(checkpoint: CheckpointStatus, state: RunState) -> bool:
-    """Whether the start that tells of a checkpoint has saved it, and does not go on from it. One that has not begun to
-    train is at step 0."""
+    """Whether the trainer saved this checkpoint itself, and did not only resume from it. Before training it is at step
+    0."""
     return checkpoint.step != state.resumed_from_step and checkpoint.step <= state.progress.step
 
 
 def _is_due(draft: StatusDraft, progress: Progress) -> bool:
-    """Whether this progress is worth a write: not more often than every 5 s on the average, nor later than the pass
-    after 9 s; whatever the trainer's clock says, which may have been set back."""
+    """Whether to write this progress now: on average at most every 5 s, and at the latest in the first pass after 9 s,
+    even if the trainer's clock was set back."""
     if draft.progress is None:
         return True
     written = draft.progress.updated_at
@@ -221,33 +222,34 @@ def _is_due(draft: StatusDraft, progress: Progress) -> bool:
 
 
 def _report_progressing(
-    draft: StatusDraft, observed: Observed, state: RunState | None, blind: tuple[Reason, str] | None
+    draft: StatusDraft, observed: Observed, state: RunState | None, unobservable: tuple[Reason, str] | None
 ) -> None:
     kind, stop, job = ConditionType.PROGRESSING, draft.attempt.stop, ray_job(draft, observed)
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if stop is not None:
-        cannot = "" if stop.told_at is not None else ", but cannot be asked: Ray's dashboard does not answer"
-        asked = "the trainer was asked to stop" if stop.told_at is not None else "the trainer is to stop"
-        draft.set(kind, FALSE, Reason.STOPPING, f"{asked} ({stop.reason}){cannot}")
+        text = f"the trainer was asked to stop ({stop.reason})"
+        if stop.told_at is None:
+            text = f"the trainer should stop ({stop.reason}), but cannot be asked: Ray's dashboard is unreachable"
+        draft.set(kind, FALSE, Reason.STOPPING, text)
     elif head is not None and head.deleting:
         draft.change_attempt(state=AttemptState.STOPPING.value)
-        draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being removed")
-    elif blind is not None:
-        draft.set(kind, UNKNOWN, *blind)
+        draft.set(kind, FALSE, Reason.STOPPING, f"the head pod {head.name} is being deleted")
+    elif unobservable is not None:
+        draft.set(kind, UNKNOWN, *unobservable)
     elif observed.ray.reachability is not Reachability.OK:
-        # A moment's silence: what was told before still stands.
+        # The dashboard has only been silent for a moment: keep the condition as it is.
         return
     elif state is None and job is not None and job.status is RayJobStatus.SUCCEEDED:
         draft.set(kind, FALSE, Reason.DASHBOARD_UNREACHABLE, END_WITHOUT_STATE)
     elif state is None or state.phase is RunPhase.STARTING:
-        draft.set(kind, TRUE, Reason.STARTING, "the trainer loads the model and builds its workers")
+        draft.set(kind, TRUE, Reason.STARTING, "the trainer is loading the model and starting its workers")
     elif state.phase is RunPhase.STOPPING:
         draft.change_attempt(state=AttemptState.STOPPING.value)
         draft.set(kind, FALSE, Reason.STOPPING, "the trainer was asked to stop")
     elif state.phase is RunPhase.RUNNING:
         if draft.attempt.state == AttemptState.STARTING:
             draft.change_attempt(state=AttemptState.RUNNING.value)
-        draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in all")
+        draft.set(kind, TRUE, Reason.TRAINING, f"{state.progress.total_steps} steps in total")
 
 
 def _with_claim_uris(state: RunState, spec: RLJobSpec | None, job: str) -> RunState:
