@@ -79,9 +79,12 @@ def test_a_score_may_say_what_was_found() -> None:
 @pytest.mark.parametrize(
     ("value", "seen"),
     [
-        (10**400, f"a int (1{'0' * 99} ... (201 characters) ... {'0' * 100}), which cannot be made a float (Overflow"),
+        (
+            10**400,
+            f"a int (1{'0' * 99} ... (201 characters) ... {'0' * 100}), which cannot be converted to float (Overflow",
+        ),
         (Fraction(10**400, 3), "a Fraction (Fraction(1000"),
-        (Unconvertible(1), "a Unconvertible (Unconvertible(1, 1)), which cannot be made a float (KeyError)"),
+        (Unconvertible(1), "a Unconvertible (Unconvertible(1, 1)), which cannot be converted to float (KeyError)"),
         (np.longdouble("1e400"), "inf; return a finite number"),
         (3.5e38, "3.5e+38, which is not finite in float32; return a number of at most 3.4e+38 in size"),
         (np.float64(-1e39), "-1e+39, which is not finite in float32"),
