@@ -246,8 +246,8 @@ def test_what_is_no_batch_and_what_contains_itself_is_refused_by_name() -> None:
         (endless.num_bytes, "num_bytes: object column 'o' has values that contain themselves"),
         (DataProto(objects={"o": (deep,)}).num_bytes, "num_bytes: object column 'o' has values that"),
         (lambda: endless.union(DataProto(objects={"o": (other,)})), "union: object column 'o' has values that"),
-        (lambda: DataProto.from_columns({}, {"m": circular}), r"batch: meta 'm' is \[\[.*; it must be a text"),
-        (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a text"),
+        (lambda: DataProto.from_columns({}, {"m": circular}), r"batch: meta 'm' is \[\[.*; it must be a string"),
+        (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a string"),
     ):
         with pytest.raises(DataError, match=message):
             refused()
