@@ -223,7 +223,7 @@ def test_who_gets_flat_rows(name: str) -> None:
     reasons = {
         "gemma2": ("eager", "its attention is soft-capped"),
         "gpt_oss": ("eager", "its attention is not torch's scaled dot product"),
-        "nemotron": ("sdpa", "its layers are not told where rows begin"),
+        "nemotron": ("sdpa", "its layers do not know where rows begin"),
         "qwen3_next": ("sdpa", "it has layers of type linear_attention"),
     }
     assert plan.is_flat == (name in tiny_models.FLAT)

@@ -133,7 +133,7 @@ class ExpertLoad:
 
 
 class Routing:
-    """Of one engine: what its passes with a gradient have dealt out, and the auxiliary loss of its updates."""
+    """Collects an engine's expert load in passes with gradient, and the auxiliary loss of its updates."""
 
     def __init__(self, asked: AuxiliaryLoss | None, sum_over_all: Callable[[Tensor], Tensor]) -> None:
         """`sum_over_all` adds up over all ranks; collective."""
@@ -145,26 +145,26 @@ class Routing:
         self.num_updates = 0
 
     def begin(self, passes: Iterable[RouterUse]) -> None:
-        """Collective. Before an update whose auxiliary loss is wanted: one use for each micro-batch."""
+        """Collective. Call it before an update with auxiliary loss, with the use of each micro-batch."""
         self.whole_counts_LE = self.sum_over_all(torch.stack([use.counts_LE for use in passes]).sum(dim=0))
         self.num_updates += 1
 
     def count(self, counts_LE: Tensor) -> None:
-        """Of a micro-batch."""
+        """Adds the counts of a micro-batch."""
         self.counts_LE = counts_LE if self.counts_LE is None else self.counts_LE + counts_LE
 
     def loss(self, use: RouterUse) -> Tensor:
-        """A micro-batch's part in the auxiliary loss, times its coefficient."""
-        assert self.asked is not None, "no auxiliary loss is wanted"
-        assert self.whole_counts_LE is not None, "begin first"
+        """A micro-batch's part of the auxiliary loss, times the coefficient."""
+        assert self.asked is not None, "the model has no auxiliary loss"
+        assert self.whole_counts_LE is not None, "call begin first"
         loss = auxiliary_loss(use, self.whole_counts_LE, self.asked.num_chosen)
         value = loss.detach().double()
         self.loss_sum = value if self.loss_sum is None else self.loss_sum + value
         return self.asked.coefficient * loss
 
     def take(self) -> dict[str, float]:
-        """Collective. Metrics of what was counted since the last call, prompts' tokens included, the loss as the mean
-        of the updates; either all ranks have counted something or none has."""
+        """Collective. Metrics of the counts since the last call, including prompt tokens, and the mean loss of the
+        updates. Either all ranks must have counts, or none."""
         metrics: dict[str, float] = {}
         if self.counts_LE is not None:
             counts_LE = self.sum_over_all(self.counts_LE)

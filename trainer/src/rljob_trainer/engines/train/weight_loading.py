@@ -174,8 +174,8 @@ def _refuse_untied(files: WeightFiles, second_names: Mapping[str, str]) -> None:
     for name, first in second_names.items():
         if {name, first} <= files.names.keys() and not _are_equal(files.slice(name), files.slice(first)):
             raise ConfigurationError(
-                f"{WHERE}: config.json in {files.folder} ties '{name}' to '{first}', and the files hold two that "
-                "differ; write tie_word_embeddings: false there, or leave the second one out"
+                f"{WHERE}: config.json in {files.folder} ties '{name}' to '{first}', but the files have two different "
+                "tensors; set tie_word_embeddings: false there, or remove the second one"
             )
 
 
