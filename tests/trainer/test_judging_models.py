@@ -116,7 +116,7 @@ def test_a_model_that_gives_no_score_is_refused_by_its_field(
 def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) -> None:
     folder = with_other_token(tiny_models.save_scoring(tmp_path / "model"))
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no system') }}")
-    with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*no system"):
+    with pytest.raises(ConfigurationError, match=rf"{FIELD}.*chat template rejects .* user.*no system"):
         asked(folder)
 
 
@@ -136,7 +136,7 @@ def test_a_template_that_fails_is_refused_before_a_device_is_taken(
     folder = tiny_models.save_scoring(tmp_path / "model")
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
     policy = folder if is_alike else tiny_models.QUICKSTART_POLICY
-    with pytest.raises(ConfigurationError, match=rf"{FIELD}.*does not take a chat of user.*{words}"):
+    with pytest.raises(ConfigurationError, match=rf"{FIELD}.*chat template rejects .* user.*{words}"):
         asked(folder, policy=policy)
 
 
