@@ -87,7 +87,7 @@ def test_the_order_of_responses_does_not_matter(rows: list[tuple[float, int]]) -
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"vectors of one length \(got \[4, 1\] and \[4\]\)"):
+    with pytest.raises(ValueError, match=r"vectors of the same length \(got \[4, 1\] and \[4\]\)"):
         relative(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
 
 

@@ -155,30 +155,24 @@ BAD_ADVANTAGES = [
     ("no_such_module:f", r"no module 'no_such_module' .* PYTHONPATH"),
     ("{m}:centred", r"has no 'centred'; did you mean centered\?"),
     ("{m}:NUMBER", r"{m}:NUMBER is a int; name a plain function"),
-    ("{m}:reinforce", r"raised AttributeError; fix it:\n(?s:.)*no attribute 'advantages_N'"),
+    ("{m}:reinforce", r"raised AttributeError;(?s:.)*no attribute 'advantages_N'"),
     ("{m}:informed", r"{m}:informed is a policy loss; name it in algorithm\.loss\.function"),
     ("{m}:of_tokens", r"{m}:of_tokens\(inputs, reduce\) cannot be called as function\(inputs\).*@token_advantage\(\)"),
-    (
-        "{m}:by_length",
-        r"gave a tensor \[12\] of int32; give one advantage per response, floating-point numbers of",
-    ),
-    (
-        "{m}:normalized",
-        r"gave NaN or infinity for 4 of 12 responses, first for number 4, whose reward is 1; give",
-    ),
-    ("{m}:exits", r"{m}:exits raised SystemExit; fix it:\n"),
-    ("{m}:draws", r"gave other advantages for equal inputs"),
-    ("{m}:huge", r"gave NaN or infinity for 12 of 12 responses"),
-    ("{m}:sparse", r"gave a tensor of layout torch\.sparse_coo; give one advantage per response as a dense tensor"),
+    ("{m}:by_length", r"\[12\] of int32.*advantage per response.*floating-point"),
+    ("{m}:normalized", r"NaN.* 4 of 12 responses.*number 4, whose reward is 1"),
+    ("{m}:exits", r"{m}:exits raised SystemExit"),
+    ("{m}:draws", r"equal inputs.*no random numbers"),
+    ("{m}:huge", r"NaN.* 12 of 12 responses"),
+    ("{m}:sparse", r"torch\.sparse_coo.*dense tensor"),
     ("random:advantage", r"module of Python's standard library, 'random'.*my_random"),
     ("{m}:largest_of_all", r"{m}:largest_of_all has no signature that Python can read \(no signature"),
     ("{m}:Estimator", r"{m}:Estimator is a class; name a plain function"),
     ("{m}:piecewise", r"{m}:piecewise is a generator \(it has `yield`\); name a plain function"),
     ("{m}:awaited", r"{m}:awaited is an async function; name a plain function"),
     ("{m}:Unsigned", r"{m}:Unsigned .*(has no signature that Python can read|raised)"),
-    ("{m}:unfitted", r"{m}:unfitted .*needs 'values', and gives no returns, to which the critic is fitted; give"),
-    ("{m}:valued", r"{m}:valued needs 'worth', which is not to be had; there are old_logprobs, rollout_logprobs, ref"),
-    ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(tried for a worker without any token, which has to take part"),
+    ("{m}:unfitted", r"{m}:unfitted .*needs 'values'.*critic.*TokenAdvantages\(advantages_N, returns_N\)"),
+    ("{m}:valued", r"{m}:valued needs 'worth'.*old_logprobs, rollout_logprobs, ref"),
+    ("{m}:needs_rows", r"raised IndexError(?s:.)*\n\(.*worker without any token.*`reduce`"),
 ]
 
 
@@ -200,38 +194,32 @@ BAD_LOSSES = [
     ("{m}:Estimator", r"{m}:Estimator is a class; name a plain function"),
     ("{m}:largest", r"{m}:largest is an advantage; name it in algorithm\.advantage\.function"),
     ("{m}:of_tokens", r"cannot be called as function\(inputs\).*@policy_loss_function"),
-    (
-        "{m}:asks_for_what_it_has",
-        r"needs 'old_logprobs', which is not to be had; there are rollout_logprobs, ref",
-    ),
-    ("{m}:per_row", r"gave a tensor \[3\] of float32; give one loss per token, floating-point numbers of shape \[9\]"),
-    ("{m}:number", r"gave a float; give one loss per token, \[9\], or TokenLosses"),
-    ("{m}:detached", r"gave losses without a gradient; compute them from logprobs_N, without detach\(\)"),
-    ("{m}:elsewhere", r"gave losses whose gradient does not reach logprobs_N"),
-    ("{m}:infinite", r"gave NaN or infinity for 9 of 9 tokens; give finite losses"),
-    ("{m}:steep", r"a gradient that is NaN or infinite; look for square roots"),
-    ("{m}:of_the_micro_batch", r"gave a token another loss when other rows were beside it.*use `whole_pass`"),
+    ("{m}:asks_for_what_it_has", r"needs 'old_logprobs'.*rollout_logprobs, ref"),
+    ("{m}:per_row", r"\[3\] of float32.*one loss per token.*\[9\]"),
+    ("{m}:number", r"a float;.*one loss per token, \[9\], or TokenLosses"),
+    ("{m}:detached", r"losses without a gradient;.*logprobs_N, without detach\(\)"),
+    ("{m}:elsewhere", r"gradient does not reach logprobs_N"),
+    ("{m}:infinite", r"NaN.* 9 of 9 tokens; .*finite losses"),
+    ("{m}:steep", r"gradient.* NaN.*square roots"),
+    ("{m}:of_the_micro_batch", r"micro-batch.*use `whole_pass`"),
     (
         "{m}:raises",
-        r"raised AttributeError; fix it:\n(?s:.)*inputs\.no_such_thing(?s:.)*\(seen on small made-up inputs",
+        r"raised AttributeError;(?s:.)*inputs\.no_such_thing(?s:.)*\n\(.*made-up inputs",
     ),
-    ("{m}:sums_per_token", r"gave a tensor \[9\] of float32 as the sum 'logprobs'; give a tensor of shape \[\]"),
+    ("{m}:sums_per_token", r"\[9\] of float32 as the sum 'logprobs'; .*shape \[\]"),
     ("{m}:sum_over_a_metric", r"named a sum 'entropy'; it is reported as actor/entropy, a mean over tokens"),
     ("{m}:sum_that_is_added_up", r"named a sum 'kl_sum'; it is reported as actor/kl_sum, a mean over tokens"),
     ("{m}:sum_with_a_bad_name", r"named a sum 'KL sum'; use lower-case letters"),
-    (
-        "{m}:whole_of_wrong_shape",
-        r"gave a tensor \[1\] of float32 as 'mean' from its whole pass; give a value per",
-    ),
+    ("{m}:whole_of_wrong_shape", r"\[1\] of float32 as 'mean' from its whole pass; .*per token"),
     ("{m}:whole_over_a_column", r"named a value of its whole pass 'old_logprobs'; take a name that is not a column's"),
-    ("{m}:whole_of_one_worker", r"gave another 'mean' from its whole pass when rows were with other workers"),
-    ("{m}:whole_ranks_of_one_worker", r"gave another 'rank' from its whole pass when rows were with other workers"),
-    ("{m}:whole_squeezed", r"gave 'one' from its whole pass with other dimensions or another dtype for few rows"),
-    ("{m}:whole_of_other_names", r"gave other names from its whole pass on some workers"),
-    ("{m}:whole_no_number", r"gave NaN or infinity as 'log' from its whole pass"),
-    ("{m}:sums_in_a_list", r"gave a list as sums; give a mapping of names to tensors"),
-    ("{m}:exits", r"{m}:exits raised SystemExit; fix it:\n"),
-    ("{m}:whole_tensor", r"gave a tensor \[0\] of float32 from its whole pass; give a mapping of names to tensors"),
+    ("{m}:whole_of_one_worker", r"'mean' from its whole pass.*other workers.*use `reduce`"),
+    ("{m}:whole_ranks_of_one_worker", r"'rank' from its whole pass.*other workers.*use `reduce`"),
+    ("{m}:whole_squeezed", r"'one' from its whole pass.*dimensions or another dtype"),
+    ("{m}:whole_of_other_names", r"names from its whole pass on some workers"),
+    ("{m}:whole_no_number", r"NaN.* as 'log' from its whole pass"),
+    ("{m}:sums_in_a_list", r"a list as sums; .*mapping of names to tensors"),
+    ("{m}:exits", r"{m}:exits raised SystemExit"),
+    ("{m}:whole_tensor", r"\[0\] of float32 from its whole pass; .*mapping of names to tensors"),
 ]
 
 
@@ -246,9 +234,7 @@ def test_a_later_failure_names_the_function_and_the_step(module: str, monkeypatc
     estimator, loss = estimator_of(f"{module}:centered"), loss_of(f"{module}:later")
     assert estimator.for_responses is not None
     with (
-        pytest.raises(
-            AlgorithmFunctionError, match=rf"^step 7: spec\..*advantage.*{module}:centered gave NaN or infinity"
-        ),
+        pytest.raises(AlgorithmFunctionError, match=rf"^step 7: spec\..*advantage.*{module}:centered .*NaN"),
         in_step(6),
     ):
         estimator.for_responses(responses(1.0, torch.nan))
@@ -261,7 +247,7 @@ def test_losses_that_are_not_finite_are_counted_and_refused_at_the_end_of_the_st
     loss = loss_of(f"{module}:reinforce")
     found = loss.compute(loss_inputs([-1.0, torch.nan, -torch.inf, -2.0]))
     share = found.sums["not_finite"].item() / 4
-    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce gave NaN or infinity for 0.5 of the tokens"):
+    with pytest.raises(AlgorithmFunctionError, match=f"{module}:reinforce .*NaN.* 0.5 of the tokens"):
         refuse_not_finite(loss, {"actor/not_finite": share})
     refuse_not_finite(loss, {"actor/not_finite": 0.0})
     refuse_not_finite(loss, {})
@@ -297,5 +283,5 @@ def test_columns_have_the_workers_names() -> None:
 
 
 def test_an_estimator_has_one_function() -> None:
-    with pytest.raises(ValueError, match="advantage both: give it for_responses or for_tokens"):
+    with pytest.raises(ValueError, match=r"advantage both: .*for_responses or for_tokens"):
         AdvantageEstimator("both")

@@ -213,7 +213,7 @@ def test_flat_rows_by_hand() -> None:
     assert rows.starts_B1.tolist() == [0, 2, 3, 6]
     assert rows.padding_BT.tolist() == [0, 1, 1, 2, 2, 2, 3, 4, 5]
     assert rows.unpadding_N.tolist() == [0, 1, 3, 6, 7, 8]
-    with pytest.raises(ValueError, match=r"each needs a token \(lengths \[2, 0\]\)"):
+    with pytest.raises(ValueError, match=r"\(lengths \[2, 0\]\)"):
         FlatRows((2, 0), CPU)
 
 
@@ -223,7 +223,7 @@ def test_which_architectures_get_flat_rows(name: str) -> None:
     reasons = {
         "gemma2": ("eager", "its attention is soft-capped"),
         "gpt_oss": ("eager", "its attention is not torch's scaled dot product"),
-        "nemotron": ("sdpa", "its layers are not told where rows begin"),
+        "nemotron": ("sdpa", "its layers do not know where rows begin"),
         "qwen3_next": ("sdpa", "it has layers of type linear_attention"),
     }
     assert plan.is_flat == (name in tiny_models.FLAT)
@@ -268,9 +268,9 @@ def test_frequencies_that_follow_the_longest_row_limit_the_rows(config: PreTrain
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gemma2", r"Gemma2Attention needs attention that flat rows do not serve \(softcap\)"),
-        ("gpt_oss", r"GptOssAttention needs attention that flat rows do not serve \(s_aux\)"),
-        ("nemotron", r"NemotronAttention is not told where rows begin"),
+        ("gemma2", r"Gemma2Attention .*flat rows \(softcap\)"),
+        ("gpt_oss", r"GptOssAttention .*flat rows \(s_aux\)"),
+        ("nemotron", r"NemotronAttention .*where rows begin"),
     ],
 )
 def test_flat_rows_are_refused_by_layers_that_need_more(name: str, message: str) -> None:

@@ -75,7 +75,7 @@ def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
     engine.add(second)
     for parameter in right.parameters():
         parameter.data *= 1.1
-    with pytest.raises(AssertionError, match="replaced while 1 sequences are under way"):
+    with pytest.raises(AssertionError, match="while 1 sequences are running"):
         engine.update_weights(right.named_parameters(), 1)
     engine.abort([first.request_id])
     engine.update_weights(right.named_parameters(), 1)
@@ -94,7 +94,7 @@ def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     tiny_models.copy_tokenizer(tmp_path)
     engine = HfEngine(HfSettings(tmp_path, torch.device("cpu"), torch.float32, 4))
-    with pytest.raises(ConfigurationError, match="HuggingFace does not generate with a 'mamba' model as its own"):
+    with pytest.raises(ConfigurationError, match=r"'mamba' model, .* HuggingFace differs"):
         engine.update_weights(model.named_parameters(), 0)
 
 

@@ -177,7 +177,7 @@ def test_memory_for_a_model_is_given_without_drawing_random_weights(tmp_path: Pa
 def test_a_buffer_that_nothing_fills_is_refused(tmp_path: Path) -> None:
     model = build_on_meta(tiny_models.save("llama", tmp_path))
     model.model.norm.register_buffer("scale", torch.ones(3, device="meta"), persistent=False)  # type: ignore[union-attr]
-    with pytest.raises(ConfigurationError, match=r"does not say how buffer 'model\.norm\.scale' is filled"):
+    with pytest.raises(ConfigurationError, match=r"buffer 'model\.norm\.scale'"):
         materialize(model, CPU)
 
 
@@ -213,7 +213,7 @@ def refused(model_type: str, build: Callable[[], object]) -> float:
     with pytest.raises(ConfigurationError) as caught:
         build()
     message = str(caught.value)
-    assert f"log-probabilities of a '{model_type}' model" in message
+    assert f"'{model_type}' models: its log-probabilities" in message
     return float(message.partition("by up to ")[2].partition(",")[0])
 
 
@@ -255,9 +255,9 @@ def test_logprobs_that_are_not_finite_are_rejected_on_every_rank() -> None:
         first, *others = own(rows)
         return [first * math.nan, *others]
 
-    with pytest.raises(ConfigurationError, match="'llama' model are not finite; are its weights"):
+    with pytest.raises(ConfigurationError, match="'llama' model are not finite"):
         accept(model, spoiled)
-    with pytest.raises(ConfigurationError, match=r"by up to 3\.0e-01, more than 1e-04\)"):
+    with pytest.raises(ConfigurationError, match=r"by up to 3\.0e-01, more than 1e-04"):
         check_acceptance(model, own, own, lambda difference: max(difference, 0.3))
 
 

@@ -5,6 +5,7 @@ Legend: B rows.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -188,9 +189,7 @@ def test_a_row_beyond_the_models_positions_is_refused_on_all_ranks(tmp_path: Pat
     [messages] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(failure_of, folder), 2)])
     assert len(messages) == 2
     for message in messages:
-        assert "rewardModel.source: prompt and response have 23 of this model's tokens, and it reads at most 22" in str(
-            message
-        )
+        assert re.search(r"rewardModel\.source: prompt and response have 23 tokens.* maximum of 22", str(message))
 
 
 def test_a_row_that_is_longer_than_a_micro_batch_goes_alone(tmp_path: Path) -> None:
@@ -275,13 +274,13 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "group").mkdir()
     with gloo_ranks.process_group_of_one(tmp_path / "group") as context:
         worker = RewardModelWorker(context, settings_of(folder, reads_tokens=False))
-        with pytest.raises(RewardError, match=r"rewardModel\.source: a prompt and its response have none of this"):
+        with pytest.raises(RewardError, match=r"rewardModel\.source: .* nothing to score"):
             scores_of(worker, batch)
 
 
 def test_a_chat_that_the_template_does_not_take_is_named(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path, template="{{ raise_exception('only two turns') }}")
-    with pytest.raises(RewardError, match=r"does not take a chat of user, and the response .*only two turns"):
+    with pytest.raises(RewardError, match=r"chat template rejects .* user, .*only two turns"):
         conversations(tokenizer, PROMPTS, CHATS, ANSWERS, (False, False))
 
 

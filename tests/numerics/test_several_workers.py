@@ -90,7 +90,7 @@ def of_several_rows(inputs, reduce):
         raise KeyError("two rows")
     return inputs.segments.spread(inputs.rewards_B - reduce.sum(inputs.rewards_B.sum()))
 """
-DEPENDS = r"gave a token another advantage when other rows were with another worker.*use `reduce`"
+DEPENDS = r"advantage.* when other rows were on another worker.*use `reduce`"
 BAD_ADVANTAGES = [
     ("of_own_tokens", DEPENDS),
     ("of_own_peers", DEPENDS),
@@ -100,13 +100,13 @@ BAD_ADVANTAGES = [
     ("in_place", DEPENDS),
     (
         "only_with_rows",
-        r"raised ValueError; fix it:\n(?s:.)*reduce\.max(?s:.)*another worker has ended without this call "
-        r"\(max of \[\] float32\); (?s:.)*\n\(tried on three workers",
+        r"raised ValueError;(?s:.)*reduce\.max(?s:.)*another worker.* without this call "
+        r"\(max of \[\] float32\); (?s:.)*\n\(.*three workers",
     ),
-    ("for_each_row", r"another worker has ended without this call \(sum of \[\] float32\)"),
-    ("of_rows", r"differ \(sum of \[0\] float32, sum of \[2\] float32, sum of \[6\] float32\); make the same ones"),
-    ("of_another_dtype", r"differ \(max of \[\] float32, max of \[\] int64\)"),
-    ("of_several_rows", r"raised KeyError; fix it:\n(?s:.)*two rows(?s:.)*\n\(tried on three workers: two that share"),
+    ("for_each_row", r"another worker.* without this call \(sum of \[\] float32\)"),
+    ("of_rows", r"\(sum of \[0\] float32, sum of \[2\] float32, sum of \[6\] float32\); make the same calls"),
+    ("of_another_dtype", r"\(max of \[\] float32, max of \[\] int64\)"),
+    ("of_several_rows", r"raised KeyError;(?s:.)*two rows(?s:.)*\n\(.*three workers: two that share"),
 ]
 
 
@@ -140,7 +140,7 @@ def test_an_advantage_that_depends_on_how_rows_are_dealt_out_is_refused(module: 
 def test_groups_are_whole_and_of_the_jobs_size(module: str) -> None:
     for group_size in (2, 5):
         estimator_of(f"{module}:leave_one_out", group_size)
-    with pytest.raises(ConfigurationError, match="gave NaN or infinity for 12 of 12 tokens"):
+    with pytest.raises(ConfigurationError, match=r"NaN.* 12 of 12 tokens"):
         estimator_of(f"{module}:leave_one_out", 1)
 
 
@@ -196,5 +196,5 @@ def test_a_deadlock_of_workers_is_reported() -> None:
             reduce.sum(torch.zeros(()))
             lock.release()
 
-    with pytest.raises(TimeoutError, match=r"workers: not done after 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"after 0\.2 s"):
         on_workers([None, None], work, patience_seconds=0.2)

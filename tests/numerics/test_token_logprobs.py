@@ -311,7 +311,7 @@ def test_a_target_outside_the_vocabulary_is_not_a_number() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda each: Inputs(each.hidden_ND[:, 1:], each.weight_VD, each.bias_V, each.targets_N), "do not fit"),
+        (lambda each: Inputs(each.hidden_ND[:, 1:], each.weight_VD, each.bias_V, each.targets_N), "do not match"),
         (lambda each: Inputs(each.hidden_ND, each.weight_VD, each.bias_V, each.targets_N[1:]), "one int64 per"),
         (lambda each: Inputs(each.hidden_ND, each.weight_VD, each.bias_V, each.targets_N.int()), "one int64 per"),
         (lambda each: Inputs(each.hidden_ND.float(), each.weight_VD, each.bias_V, each.targets_N), "dtype"),

@@ -78,7 +78,7 @@ def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
     factors = [NAN, NAN, NAN, NAN, 1.0, NAN, NAN, NAN, NAN, NAN]
     with scaled_gradients(run.actor, factors):
         assert [step[NUM_SKIPPED_UPDATES] for step in run.steps(0, 4)] == [2, 2, 1, 2]
-        with pytest.raises(NonFiniteUpdateError, match=r"^actor: 5 updates in a row had gradients that are not finite"):
+        with pytest.raises(NonFiniteUpdateError, match=r"^actor: 5 consecutive updates .*not finite"):
             run.step(4)
 
 
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: Wor
     run = replays.replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
     with (
         user_algorithms.failing(),
-        pytest.raises(AlgorithmFunctionError, match=f"{user_algorithms.NO_NUMBER_PATH} gave NaN or infinity for 1 of"),
+        pytest.raises(AlgorithmFunctionError, match=f"{user_algorithms.NO_NUMBER_PATH} .*NaN.* 1 of"),
     ):
         run.step(0)
 

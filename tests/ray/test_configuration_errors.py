@@ -133,12 +133,11 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
     ),
     "advantage that is no number": (
         with_function("advantage", "normalized"),
-        r"advantage\.function\.path: bad_algorithm:normalized gave NaN or infinity for 4 of 12 responses, first for "
-        r"number 4, whose reward is 1; .*\n\(seen on small made-up inputs, before the first step\)",
+        r"advantage\.function\.path: bad_algorithm:normalized .*NaN.* 4 of 12 .* reward is 1;.*\n\(.*made-up",
     ),
     "loss of another shape": (
         with_function("loss", "per_row"),
-        r"loss\.function\.path: bad_algorithm:per_row gave a tensor \[3\] of float32; give one loss per token",
+        r"loss\.function\.path: bad_algorithm:per_row .*\[3\] of float32; .*one loss per token",
     ),
 }
 
@@ -248,7 +247,7 @@ def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
     tiny_models.copy_tokenizer(tmp_path / "bert")
     run = run_trainer(training_runs.small_job(model={"source": "./bert"}), cluster)
     assert run.exit_code == 2, run.terminal
-    told = r"does not get the log-probabilities of a 'bert' model right \(they differ .* by up to \d\.\de[+-]\d+, more"
+    told = r"does not support 'bert' models: .* differ .* by up to \d\.\de[+-]\d+, more"
     state = run.files.state()
     assert state.error is not None
     for said in (run.terminal, state.error.message):

@@ -70,10 +70,8 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
         assert f"spec.training.rewards[0] (reward score): my_rewards:{function}" in text
         assert said in text
         assert "prompt: " in text
-        assert (
-            "16 of 16 responses failed like this; fix the reward, or set spec.training.rewards[0].onError: Score"
-            in text
-        )
+        assert "16 of 16 responses failed" in text
+        assert "set spec.training.rewards[0].onError: Score" in text
     # The step before is not lost, although its save was still under way.
     assert run.files.training_steps() == [1]
     assert run.files.checkpoint_names() == ["step-00000001.start-0001"]

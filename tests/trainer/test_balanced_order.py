@@ -65,5 +65,5 @@ def test_updates_have_the_same_rows_whatever_the_number_of_workers(case: tuple[i
 
 
 def test_rows_that_do_not_spread_are_refused() -> None:
-    with pytest.raises(DataError, match="3 lengths cannot be spread evenly over 2 partitions"):
+    with pytest.raises(DataError, match=r"3 lengths .* 2 partitions"):
         balanced_order(torch.tensor([1, 2, 3]), 2, 3)

@@ -92,9 +92,9 @@ def test_every_position_is_in_one_partition(lengths: list[int], num_partitions: 
 
 def test_what_cannot_be_spread_is_refused() -> None:
     for lengths, num_partitions in (([1, 2], 3), ([1, 2], 0), ([1, 2, 3, 4, 5], 2)):
-        with pytest.raises(DataError, match=r"cannot be spread evenly over \d partitions; pad first"):
+        with pytest.raises(DataError, match=r"\d partitions; pad first"):
             balanced_partitions(lengths, num_partitions)
-    with pytest.raises(DataError, match="a length of -4 is below 0"):
+    with pytest.raises(DataError, match=r"negative \(seen: -4\)"):
         balanced_partitions([1, -4], 2)
     with pytest.raises(DataError, match=r"whole numbers \(seen: float64 \(2,\)\)"):
         balanced_partitions(np.array([1.0, 2.0]), 2)

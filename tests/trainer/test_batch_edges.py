@@ -54,9 +54,9 @@ def test_rows_that_cannot_be(index: object) -> None:
 
 
 def test_lengths_beyond_64_bits_are_refused() -> None:
-    with pytest.raises(DataError, match=r"lengths are less than 2\^63 together"):
+    with pytest.raises(DataError, match=r"below 2\^63"):
         balanced_partitions(np.array([2**63, 1], dtype=np.uint64), 2)
-    with pytest.raises(DataError, match="lengths add up to 0, and there are 0 values"):
+    with pytest.raises(DataError, match=r"lengths must sum to .*\(seen: 0 and 0\)"):
         RaggedColumn(torch.zeros(0), torch.tensor([2**62] * 4))
 
 
@@ -73,12 +73,12 @@ def test_what_is_given_can_be_changed_later_without_harm() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"tensors": {"a": np.arange(3)}}, "tensor column 'a' is a ndarray; DataProto.from_columns takes"),
+        ({"tensors": {"a": np.arange(3)}}, "tensor column 'a' is a ndarray; .*DataProto.from_columns"),
         ({"objects": {"a": "text"}}, "object column 'a' needs one value per row"),
         ({"ragged": {"a": torch.arange(3)}}, "ragged column 'a' is a Tensor; make it a RaggedColumn"),
-        ({"tensors": {1: torch.arange(3)}}, r"a column has a text for its name \(seen: 1\)"),
-        ({"meta": {1: "x"}}, r"meta has texts for its names \(seen: 1\)"),
-        ({"meta": {"a": {"x": 1}}}, "meta 'a' is {'x': 1}; it must be a text, a number"),
+        ({"tensors": {1: torch.arange(3)}}, r"column names are strings \(seen: 1\)"),
+        ({"meta": {1: "x"}}, r"meta are strings \(seen: 1\)"),
+        ({"meta": {"a": {"x": 1}}}, "meta 'a' is {'x': 1}; it must be a string, a number"),
     ],
 )
 def test_a_batch_holds_what_it_says(arguments: dict[str, object], problem: str) -> None:
@@ -90,15 +90,13 @@ def test_names_and_counts_of_the_wrong_kind_are_refused() -> None:
     batch = DataProto({"ab": torch.arange(4), "a": torch.arange(4)})
     assert "a" in batch
     assert "b" not in batch
-    with pytest.raises(DataError, match=r"only: names of columns are a list \(seen: the text 'ab'\)"):
+    with pytest.raises(DataError, match=r"only: .*column names as a list \(seen: the string 'ab'\)"):
         batch.only("ab")
-    with pytest.raises(
-        DataError, match=r"a column has a text for its name .*rows are had by rows\(slice\(0, 2, None\)\)"
-    ):
+    with pytest.raises(DataError, match=r"column names are strings .*rows\(slice\(0, 2, None\)\)"):
         batch[0:2]  # type: ignore[index]
-    with pytest.raises(DataError, match=r"repeat: number of times must be a whole number \(seen: 2.5\)"):
+    with pytest.raises(DataError, match=r"repeat: number of times must be an integer \(seen: 2.5\)"):
         batch.repeat(2.5)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"chunk: number of chunks must be a whole number \(seen: 2.0\)"):
+    with pytest.raises(DataError, match=r"chunk: number of chunks must be an integer \(seen: 2.0\)"):
         batch.chunk(2.0)  # type: ignore[arg-type]
 
 

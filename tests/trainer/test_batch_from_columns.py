@@ -85,7 +85,7 @@ def test_meta_becomes_plain_values() -> None:
     assert batch.meta == {"step": 3, "rate": 0.5, "names": ("a", "b"), "sizes": (1, 2), "mixed": (1, 0.5), "no": ()}
     assert type(batch.meta["step"]) is int
     for value in ({"a": 1}, [["a"]], [1, "a"], [True, None], torch.zeros(1), b"x"):
-        with pytest.raises(DataError, match=r"meta 'odd' is .*; it must be a text, a number, a truth value, None"):
+        with pytest.raises(DataError, match=r"meta 'odd' is .*; it must be a string, a number"):
             DataProto.from_columns({}, {"odd": value})
 
 
@@ -97,7 +97,7 @@ def test_meta_becomes_plain_values() -> None:
         ({"a": [1]}, "'x' is a dict"),
         (None, "'x' is a NoneType"),
         ([2**63], "'x' cannot become a column of torch.int64: Overflow"),
-        (np.array(["2026-01-01"], dtype="datetime64[D]"), r"'x' is an array of datetime64\[D\], of which torch has no"),
+        (np.array(["2026-01-01"], dtype="datetime64[D]"), r"'x' is an array of datetime64\[D\], .*torch"),
         (torch.tensor(1), "'x' is a single number and has no rows"),
         (np.array(1), "'x' is a single value and has no rows"),
         (

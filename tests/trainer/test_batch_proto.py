@@ -49,11 +49,11 @@ def test_rows_picks_in_the_given_order() -> None:
 
 def test_rows_that_are_not_there_are_refused() -> None:
     for index, seen in (([0, 4], "4"), ([-5], "-5"), (4, "4")):
-        with pytest.raises(DataError, match=f"row {seen} is not there; the batch has 4 rows"):
+        with pytest.raises(DataError, match=f"no row {seen}; .*4 rows"):
             batch(4).rows(index)
     with pytest.raises(DataError, match=r"a mask needs one value for each of 4 rows \(seen: 3\)"):
         batch(4).rows([True, False, True])
-    with pytest.raises(DataError, match=r"whole numbers or truth values \(seen: float64\)"):
+    with pytest.raises(DataError, match=r"integers or booleans \(seen: float64\)"):
         batch(4).rows([0.5])  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"one dimension \(seen: 2\)"):
         batch(4).rows(torch.zeros(1, 1, dtype=torch.int64))
@@ -178,7 +178,7 @@ def test_with_columns_replaces_a_column_of_another_kind() -> None:
 
 
 def test_a_name_belongs_to_one_column_and_a_column_has_rows() -> None:
-    with pytest.raises(DataError, match="there are two columns 'x'; a name belongs to one column"):
+    with pytest.raises(DataError, match="two columns 'x'"):
         DataProto({"x": torch.zeros(1)}, {"x": (1,)})
     with pytest.raises(DataError, match="'x' is a single number and has no rows; put it into meta"):
         DataProto({"x": torch.tensor(1.0)})
@@ -239,15 +239,15 @@ def test_what_is_no_batch_and_what_contains_itself_is_refused_by_name() -> None:
         ),
         (lambda: DataProto.concat(None), r"concat: takes a list of batches \(seen: a NoneType\)"),
         (lambda: DataProto.concat([batch(1), "x"]), r"concat: takes batches, which are DataProto \(seen: a str\)"),
-        (lambda: DataProto.from_columns(None), r"from_columns: columns are a mapping from names \(seen: a NoneType\)"),
-        (lambda: DataProto.from_columns([1]), r"from_columns: columns are a mapping from names \(seen: a list\)"),
-        (lambda: DataProto.from_columns({}, [1]), r"batch: meta is a mapping from names to values \(seen: a list\)"),
+        (lambda: DataProto.from_columns(None), r"from_columns: columns .*mapping.*\(seen: a NoneType\)"),
+        (lambda: DataProto.from_columns([1]), r"from_columns: columns .*mapping.*\(seen: a list\)"),
+        (lambda: DataProto.from_columns({}, [1]), r"batch: meta .*mapping.*\(seen: a list\)"),
         (lambda: batch(1).union(None), r"union: takes batches, which are DataProto \(seen: a NoneType\)"),
-        (endless.num_bytes, "num_bytes: object column 'o' has values that contain themselves, or are nested too deep"),
+        (endless.num_bytes, "num_bytes: object column 'o' has values that contain themselves"),
         (DataProto(objects={"o": (deep,)}).num_bytes, "num_bytes: object column 'o' has values that"),
         (lambda: endless.union(DataProto(objects={"o": (other,)})), "union: object column 'o' has values that"),
-        (lambda: DataProto.from_columns({}, {"m": circular}), r"batch: meta 'm' is \[\[.*; it must be a text"),
-        (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a text"),
+        (lambda: DataProto.from_columns({}, {"m": circular}), r"batch: meta 'm' is \[\[.*; it must be a string"),
+        (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a string"),
     ):
         with pytest.raises(DataError, match=message):
             refused()

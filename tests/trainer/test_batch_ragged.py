@@ -53,18 +53,18 @@ def test_rows_that_do_not_go_together_are_refused() -> None:
         RaggedColumn.from_rows([torch.zeros(1), torch.zeros(1, dtype=torch.int64)])
     with pytest.raises(DataError, match=r"\[\*, 2\] on cpu; torch.float32 \[\*, 3\]"):
         RaggedColumn.from_rows([torch.zeros(1, 2), torch.zeros(1, 3)])
-    with pytest.raises(DataError, match="give `dtype`"):
+    with pytest.raises(DataError, match="`dtype`"):
         RaggedColumn.from_rows([[], []])
     with pytest.raises(DataError, match="a row is a single number"):
         RaggedColumn.from_rows([torch.tensor(1)])
-    with pytest.raises(DataError, match="rows must hold numbers of one kind"):
+    with pytest.raises(DataError, match=r"rows must .*numbers"):
         RaggedColumn.from_rows([[1], ["a"]])  # type: ignore[list-item]
 
 
 def test_lengths_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(DataError, match="lengths add up to 3, and there are 4 values"):
+    with pytest.raises(DataError, match=r"lengths must sum to .*\(seen: 3 and 4\)"):
         RaggedColumn(torch.zeros(4), torch.tensor([1, 2]))
-    with pytest.raises(DataError, match="a length of -1"):
+    with pytest.raises(DataError, match=r"negative \(seen: -1\)"):
         RaggedColumn(torch.zeros(1), torch.tensor([2, -1]))
     with pytest.raises(DataError, match=r"int64 \[B\] on the CPU \(seen: torch.int32 \[1\] on cpu\)"):
         RaggedColumn(torch.zeros(1), torch.tensor([1], dtype=torch.int32))
@@ -79,7 +79,7 @@ def test_consecutive_rows_share_memory_and_picked_ones_do_not() -> None:
     assert lists(ragged.rows([2, 0, 2])) == [[4], [1, 2, 3], [4]]
     assert lists(ragged.rows(torch.tensor([True, False, True]))) == [[1, 2, 3], [4]]
     assert lists(ragged.rows([])) == []
-    with pytest.raises(DataError, match="row 3 is not there; the batch has 3 rows"):
+    with pytest.raises(DataError, match=r"no row 3; .*3 rows"):
         ragged.rows([3])
 
 

@@ -176,7 +176,7 @@ def test_shards_that_do_not_fit_together_are_refused() -> None:
         lacking.fetched()
     short = DataProto(remote=(RemoteBlock.of_shard(data_protos.MemoryReference.to(part(0, 2)), ["id"], 3),))
     for batch in (short, short.rows([2, 1, 0])):
-        with pytest.raises(DataError, match="'id': row 2 is asked of a shard with 2 rows"):
+        with pytest.raises(DataError, match=r"'id': .*no row 2; .*2 rows"):
             batch.fetched()
 
 

@@ -128,9 +128,7 @@ def test_a_tensor_of_inference_mode_arrives() -> None:
 
 
 def test_tensors_that_are_not_plain_bytes_are_refused_by_name() -> None:
-    with pytest.raises(
-        DataError, match=r"column 'odd': a Tensor of torch.float32, layout torch.sparse_coo, cannot travel"
-    ):
+    with pytest.raises(DataError, match=r"column 'odd': a Tensor of torch.float32, layout torch.sparse_coo, .*dense"):
         pickle.dumps(DataProto({"odd": torch.zeros(2, 2).to_sparse()}))
 
 

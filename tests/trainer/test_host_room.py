@@ -56,20 +56,19 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     [
         (
             actor_engine,
-            "spec.training.model.offload: there is too little memory on the host for the actor's parameters",
+            "spec.training.model.offload: the host has too little memory for the actor's parameters",
         ),
         (
             reference_engine,
-            "spec.training.model.offload.reference: there is too little memory on the host for the reference's "
-            "parameters (on ",
+            "spec.training.model.offload.reference: the host has too little memory for the reference's parameters (on ",
         ),
         (
             critic_engine,
-            "spec.training.critic.model.offload: there is too little memory on the host for the critic's parameters",
+            "spec.training.critic.model.offload: the host has too little memory for the critic's parameters",
         ),
         (
             reward_model_engine,
-            "spec.training.rewards[1].rewardModel.offload: there is too little memory on the host for the reward "
+            "spec.training.rewards[1].rewardModel.offload: the host has too little memory for the reward "
             "model's parameters (on ",
         ),
     ],
@@ -86,4 +85,4 @@ def test_the_role_and_its_field_are_named(
     assert str(caught.value).startswith(said)
     assert (" and optimizer (on " in str(caught.value)) == is_trained
     # 1,024 x 256 numbers of 4 bytes, with the bias; the moments are twice as many beside them.
-    assert f": {3 if is_trained else 1}.0 MiB needed, 0.5 MiB available); give the pool" in str(caught.value)
+    assert f": {3 if is_trained else 1}.0 MiB needed, 0.5 MiB available); increase the pool" in str(caught.value)

@@ -134,15 +134,15 @@ def test_too_little_memory_is_said_before_the_first_step(runs: dict[int, list[of
     # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; on two ranks of one machine likewise.
     for run in (alone, first, second):
         assert (
-            "spec.training.model.offload: there is too little memory on the host for the actor's gradients and "
+            "spec.training.model.offload: the host has too little memory for the actor's gradients and "
             "optimizer (on " in (run.refusals["offload"])
         )
-        assert ": 1.4 MiB needed, 1.0 MiB available); give the pool more memory" in run.refusals["offload"]
+        assert ": 1.4 MiB needed, 1.0 MiB available); increase the pool's memory" in run.refusals["offload"]
         assert (
-            "spec.training.rollout.cpuKvCache: from the second rollout on the optimizer's moments"
+            "spec.training.rollout.cpuKvCache: there is too little memory for the optimizer's moments"
             in (run.refusals["moments"])
         )
-        assert ": 0.9 MiB needed, 0.5 MiB available); lower it" in run.refusals["moments"]
+        assert ": 0.9 MiB needed, 0.5 MiB available); reduce it" in run.refusals["moments"]
 
 
 def test_one_reduction_per_update_keeps_whole_gradients_until_then(

@@ -228,7 +228,7 @@ def test_a_form_is_of_the_whole_response(response: str, score: float) -> None:
 
 
 def test_a_pattern_of_another_python_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"\(reward style\): '\(a' is no regular expression .*missing \)"):
+    with pytest.raises(ConfigurationError, match=r"\(reward style\): '\(a' .*regular expression .*missing \)"):
         FormatScorer("(a", WHERE).load()
 
 

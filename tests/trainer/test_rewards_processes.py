@@ -212,7 +212,7 @@ def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(
 def test_a_scorer_that_writes_where_its_scores_go_costs_its_own_response_only(pool: ScorerPool, how: str) -> None:
     outcomes = run(pool, "number 1", how, "number 3", "number 4")
     assert [outcome.score for outcome in outcomes] == [1.0, 0.0, 3.0, 4.0]
-    assert outcomes[1].detail == "wrote into the connection that carries its scores, and its process was ended"
+    assert outcomes[1].detail.startswith("wrote into the connection")
 
 
 def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:
@@ -270,7 +270,7 @@ def test_rows_arrive_whole_and_large(pool: ScorerPool) -> None:
 
 
 def test_a_row_that_cannot_be_sent_is_refused_at_once(pool: ScorerPool) -> None:
-    with pytest.raises(RewardError, match=r"cannot be handed to the reward: .*bytes"):
+    with pytest.raises(RewardError, match=r"cannot be sent to the reward: .*bytes"):
         pool.submit([RewardRequest("p", "row", None, {"image": b"\0"})])
 
 
@@ -298,7 +298,7 @@ def test_a_module_that_ends_or_blocks_the_process_is_reported(folder: Path) -> N
 @pytest.mark.parametrize("spec", [MathAnswerScorer("here"), FormatScorer("x", "here")])
 def test_a_scorer_of_ours_that_is_killed_while_it_loads_is_no_fault_of_the_job(folder: Path, spec: ScorerSpec) -> None:
     (folder / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    message = rf"(?s)^here: {re.escape(spec.name)} ended its process \(signal SIGKILL\).*\n.* memory may be too small$"
+    message = rf"(?s)^here: {re.escape(spec.name)} ended its process \(signal SIGKILL\).*\n.* out of memory$"
     with make_pool(folder, spec=spec) as pool, pytest.raises(ResourceError, match=message):
         pool.wait_until_ready()
 

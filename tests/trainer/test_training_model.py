@@ -44,7 +44,7 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
 
 def test_quantised_weights_are_refused_by_the_configuration(tmp_path: Path) -> None:
     GPT2Config(quantization_config={"quant_method": "fp8"}).save_pretrained(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"are quantised \(quantization_config of config\.json: fp8\)"):
+    with pytest.raises(ConfigurationError, match=r"\(quantization_config of config\.json: fp8\)"):
         build_on_meta(tmp_path)
 
 
@@ -77,13 +77,13 @@ UP = "model__layers__0__mlp__up_proj__weight"
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({UP: torch.zeros(8, 8, dtype=torch.float8_e4m3fn)}, r"up_proj\.weight' in .* is F8_E4M3, which is quantised"),
-        ({UP: torch.zeros(8, 8, dtype=torch.int8)}, r"up_proj\.weight' in .* is I8, which is quantised"),
-        ({UP: torch.zeros(8, 9)}, r"has shape \[8, 9\], the model expects \[8, 8\]"),
+        ({UP: torch.zeros(8, 8, dtype=torch.float8_e4m3fn)}, r"up_proj\.weight' in .* is F8_E4M3, which is quanti"),
+        ({UP: torch.zeros(8, 8, dtype=torch.int8)}, r"up_proj\.weight' in .* is I8, which is quanti"),
+        ({UP: torch.zeros(8, 9)}, r"has shape \[8, 9\], .*the model expects \[8, 8\]"),
         ({UP: None}, r"has no tensor 'model\.layers\.0\.mlp\.up_proj\.weight'"),
         (
             {"lm_head__weight": torch.zeros(16, 8)},
-            r"ties 'lm_head\.weight' to 'model\.embed_tokens\.weight', and the fil",
+            r"ties 'lm_head\.weight' to 'model\.embed_tokens\.weight'.*tie_word_embeddings",
         ),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_tied_tensor_may_be_there_twice_and_others_are_told(tmp_path: Path, ca
     loaded(tmp_path, lm_head__weight=embeddings)
     assert caplog.text == ""
     loaded(tmp_path, scales=torch.ones(3))
-    assert "holds 1 tensors that a 'llama' model does not have, such as scales: they are left out" in caplog.text
+    assert "1 tensors that a 'llama' model does not have, such as scales" in caplog.text
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -144,4 +144,5 @@ def test_a_gpu_that_only_imitates_bfloat16_is_refused(monkeypatch: pytest.Monkey
         return
     with pytest.raises(ConfigurationError) as caught:
         check_bfloat16(device)
-    assert str(caught.value) == "spec.training.model.dtype: Tesla T4 has no bfloat16; write Float32"
+    assert str(caught.value).startswith("spec.training.model.dtype: Tesla T4 ")
+    assert "Float32" in str(caught.value)

@@ -1,12 +1,13 @@
-"""The learning rules as pure functions on flat tensors: no Ray, no clock, no randomness, no state.
+"""Advantages and losses as pure functions on flat tensors: no Ray, no clock, no randomness, no state.
 
-Read `interfaces` first (what an advantage and a loss are), then `advantages`, `token_advantages`, `policy_losses`,
-`sequence_losses`, `covariance_losses`, `value_losses`, `kl` and `aggregation` (the formulas), `segments`,
-`discounted_sums`, `whitening` and `selection` (what they are written with),
-`advantage_registry` and `loss_registry` (from a job to them), and `functions`, `function_results`, `function_trial`,
-`several_workers` (the user's own).
+1. `interfaces` defines what an advantage estimator and a policy loss are. Read it first.
+2. The formulas: `advantages`, `token_advantages`, `policy_losses`, `sequence_losses`, `covariance_losses`,
+   `value_losses`, `kl`, `rollout_correction`, `policy_filtration` and `aggregation`.
+3. Their building blocks: `segments`, `discounted_sums`, `whitening` and `selection`.
+4. `advantage_registry` and `loss_registry` choose the functions that a job names.
+5. `functions`, `function_results`, `function_trial` and `several_workers` load, check and try a user's own functions.
 
-What the user's own functions import is here.
+A user's own function imports everything that it needs from this package.
 """
 
 from rljob_trainer.algorithms.functions import policy_loss_function, token_advantage

@@ -1,4 +1,4 @@
-"""The advantages: what each type computes, and what it needs."""
+"""Maps each advantage type of the API to the function that computes it and the inputs that it needs."""
 
 from __future__ import annotations
 
@@ -56,38 +56,38 @@ TRIAL_GROUP_SIZE = 4
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
 Row = Callable[[Advantage], AdvantageEstimator]
-"""From a resolved advantage to what computes it."""
+"""Makes the estimator for a resolved `advantage` block of a job."""
 
 
 def advantage_estimator(resolved: Algorithm, group_size: int = TRIAL_GROUP_SIZE) -> AdvantageEstimator:
-    """The job's estimator. A user's function is loaded and tried on groups of `group_size`, which a job knows.
+    """The estimator that the job names. A user's function is loaded, and tried on made-up groups of `group_size`.
 
-    Raises ConfigurationError."""
+    Raises ConfigurationError if a user's function cannot be loaded or fails the trial."""
     chosen = resolved.advantage
     if chosen.type is AdvantageType.FUNCTION:
-        return _own(resolved, group_size)
+        return _user_estimator(resolved, group_size)
     return ADVANTAGES[filled(chosen.type)](chosen)
 
 
-def _own(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
+def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
     found = load_advantage(function_path(resolved.advantage.function, ADVANTAGE_FIELD), group_size)
     if resolved.kl.is_in_reward and found.level is Level.TOKEN and KL_PENALTIES not in found.needs:
         raise ConfigurationError(
-            f"spec.training.algorithm.kl.placement: the KL goes into the reward, but {found.name} works on "
-            f"tokens and does not ask for it; let it need {KL_PENALTIES!r}, or write `placement: Loss`"
+            f"spec.training.algorithm.kl.placement: KL is part of the reward, but {found.name} works on tokens and "
+            f"does not read the KL penalties; add {KL_PENALTIES!r} to its `needs`, or set `placement: Loss`"
         )
     return found
 
 
 def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> Row:
-    """On responses, without settings."""
+    """An estimator on responses that has no settings."""
     return lambda chosen: AdvantageEstimator(filled(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
 def _on_responses(
     kind: type[SettingsT], compute: Callable[[ResponseInputs, SettingsT], Tensor], *, needs: Iterable[str] = ()
 ) -> Row:
-    """With a block of settings."""
+    """An estimator on responses that has a block of settings."""
 
     def row(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
@@ -104,7 +104,7 @@ def _on_tokens(
     *,
     needs: Iterable[str] = (),
 ) -> Row:
-    """With a block of settings."""
+    """An estimator on tokens that has a block of settings."""
 
     def row(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)

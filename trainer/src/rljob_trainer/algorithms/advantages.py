@@ -1,11 +1,11 @@
-"""Formulas of advantages on one reward per response, the same for every token of a response.
+"""Advantages computed from one reward per response; all tokens of a response share its advantage.
 
 Legend: B responses, G groups (all responses to one prompt are one group).
 
-They run once per step on the controller, which sees the whole batch, so the groups are complete whatever the number of
-workers. Group ids are any integers. All give [B] in the dtype of the rewards, and are worked out in 64 bits: with 32,
-rewards that are all 0.1 leave a rounding residue, which a small standard deviation blows up. A group of one has no
-baseline: its mean counts as 0 and its standard deviation as 1.
+They run once per step on the controller, which has the whole batch, so groups are complete for any number of workers.
+Group ids are arbitrary integers. Each function returns [B] in the dtype of the rewards and computes in float64: in
+float32, a group whose rewards are all 0.1 has a rounding error that dividing by its tiny standard deviation magnifies.
+A group of one has no baseline: its mean is taken as 0 and its standard deviation as 1.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ STD_EPSILON = 1e-6
 
 
 def group_relative_advantages(inputs: ResponseInputs, settings: GroupRelative) -> Tensor:
-    """A = (r - mean of the group) / (std of the group + 1e-6).
+    """GRPO: A = (r - mean of the group) / (std of the group + 1e-6).
 
     Source: GRPO, Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without the division, Dr.GRPO, Liu et al. 2025,
-    arXiv 2503.20783. The standard deviation is the unbiased one.
+    arXiv 2503.20783. The standard deviation is unbiased (n - 1). When to use: the default for several responses per
+    prompt; without the division if groups with nearly equal rewards should not get large advantages.
     """
     return _group_relative(inputs.rewards_B, inputs.groups_B, by_std=filled(settings.normalize_by_std))
 
 
 def pass_at_k_advantages(inputs: ResponseInputs, settings: GroupRelativePassAtK) -> Tensor:
-    """A = (best reward of the group - second best) / (std of the group + 1e-6) for the best response, else 0: what the
-    response adds to the best of k. 0 for all where several are best.
+    """Pass@k: A = (best reward of the group - second best) / (std of the group + 1e-6) for the best response, 0 for the
+    others. If several responses are best, all get 0.
 
-    Source: Tang et al. 2025, arXiv 2503.19595, the leave-one-out form of pass@k; the division is verl's. Nothing is
-    second best in a group of one, which counts as 0.
+    Source: Tang et al. 2025, arXiv 2503.19595, the leave-one-out form of pass@k: A is what the response adds to the
+    best of k. The division is verl's. In a group of one the second best reward is taken as 0. When to use: to train for
+    the best of k attempts instead of the mean reward.
     """
     groups = _Groups.of(inputs.rewards_B, inputs.groups_B)
     wide_B = inputs.rewards_B.double()
     order_B = wide_B.argsort(descending=True, stable=True)
-    # By group, and within groups from the best reward on.
+    # Sorted by group, and within a group by descending reward.
     order_B = order_B[groups.index_B[order_B].argsort(stable=True)]
     best_G = groups.sizes_G.cumsum(0) - groups.sizes_G
     second_G = order_B[(best_G + 1).clamp_(max=len(order_B) - 1)]
@@ -53,11 +55,11 @@ def pass_at_k_advantages(inputs: ResponseInputs, settings: GroupRelativePassAtK)
 
 
 def gdpo_advantages(inputs: ResponseInputs) -> Tensor:
-    """The weighted sum over rewards of their group-relative advantages, whitened over the tokens of the batch.
+    """GDPO: A = whitened(sum over rewards of weight x GRPO advantage by that reward alone).
 
-    Every reward counts by its place among the group's, however large its numbers are. A response that is not learned
-    from counts in its group alone. Needs NAMED_REWARDS. Source: GDPO, arXiv 2601.05242; whitened over tokens as verl
-    does, so that a long response counts more there.
+    Source: GDPO, arXiv 2601.05242. Whitened over the tokens of the batch as in verl, so a long response counts more
+    there. A response that is not trained on counts in its group's statistics only. Needs NAMED_REWARDS. When to use:
+    several rewards of different scale, because each is normalized before the sum.
     """
     assert inputs.named_rewards, "GDPO: no named rewards"
     summed_B = torch.zeros_like(inputs.rewards_B, dtype=torch.float64)
@@ -67,10 +69,11 @@ def gdpo_advantages(inputs: ResponseInputs) -> Tensor:
 
 
 def leave_one_out_advantages(inputs: ResponseInputs) -> Tensor:
-    """A = r - mean of the other rewards of the group, which is (r - mean) n / (n - 1).
+    """RLOO: A = r - mean of the other rewards of the group = (r - mean) n / (n - 1).
 
-    Source: RLOO, Ahmadian et al. 2024, arXiv 2402.14740, section 3.2. A group of one keeps its reward; in verl's
-    `rloo`, too, while its `rloo_vectorized` gives 0.
+    Source: RLOO, Ahmadian et al. 2024, arXiv 2402.14740, section 3.2. In a group of one A is the reward, as in verl's
+    `rloo` (its `rloo_vectorized` returns 0). When to use: an unbiased baseline without dividing by the group's standard
+    deviation.
     """
     rewards_B = inputs.rewards_B
     groups = _Groups.of(rewards_B, inputs.groups_B)
@@ -79,28 +82,31 @@ def leave_one_out_advantages(inputs: ResponseInputs) -> Tensor:
 
 
 def reinforce_plus_plus_baseline_advantages(inputs: ResponseInputs) -> Tensor:
-    """A = r - mean of the group, whitened over the tokens of the batch that are learned from.
+    """REINFORCE++ with a baseline: A = whitened(r - mean of the group), over the batch's tokens that are trained on.
 
-    Source: REINFORCE++ with a baseline, Hu 2025, arXiv 2501.03262.
+    Source: Hu 2025, arXiv 2501.03262. When to use: normalizes by the standard deviation of the batch, which is more
+    stable than that of a small group.
     """
     centered_B = _Groups.of(inputs.rewards_B, inputs.groups_B).centered(inputs.rewards_B.double())
     return whitened_responses(centered_B, inputs.learned_lengths_B).to(inputs.rewards_B.dtype)
 
 
 def remax_advantages(inputs: ResponseInputs) -> Tensor:
-    """A = r - reward of the greedy response to the same prompt.
+    """ReMax: A = r - reward of the greedy response to the same prompt.
 
-    Needs GREEDY_REWARDS. Source: ReMax, Li et al. 2023, arXiv 2310.10505, algorithm 1.
+    Source: ReMax, Li et al. 2023, arXiv 2310.10505, algorithm 1. Needs GREEDY_REWARDS. When to use: one response per
+    prompt; costs one more greedy response per prompt.
     """
     assert inputs.greedy_rewards_B is not None, "ReMax: no greedy rewards"
     return inputs.rewards_B - inputs.greedy_rewards_B
 
 
 def opo_advantages(inputs: ResponseInputs) -> Tensor:
-    """A = r - mean of the group's rewards, each counting as often as its response has tokens.
+    """OPO: A = r - mean of the group's rewards weighted by response length.
 
-    Source: OPO, Hao et al. 2025, arXiv 2505.23585: the baseline of least variance if the square of a response's
-    gradient grows as its length.
+    Source: OPO, Hao et al. 2025, arXiv 2505.23585: the baseline with the least variance if the squared norm of a
+    response's gradient is proportional to its length. When to use: strictly on-policy training with responses of very
+    different lengths.
     """
     rewards_B, lengths_B = inputs.rewards_B, inputs.lengths_B
     groups = _Groups.of(rewards_B, inputs.groups_B)
@@ -110,25 +116,24 @@ def opo_advantages(inputs: ResponseInputs) -> Tensor:
 
 
 def gpg_advantages(inputs: ResponseInputs) -> Tensor:
-    """A = alpha (r - mean of the group), alpha = responses / responses in groups whose rewards are not all equal.
+    """GPG: A = alpha (r - mean of the group), alpha = responses / responses in groups whose rewards are not all equal.
 
-    Source: GPG, Chu et al. 2025, arXiv 2504.02546: alpha makes up for responses that count in the loss's denominator
-    and have no gradient. verl takes responses / rewards other than 0: it then counts failures of groups that can be
-    learned from as if they gave no gradient, and groups that are all right as if they did. A group of one counts as
-    one that can be learned from.
+    Source: GPG, Chu et al. 2025, arXiv 2504.02546. Alpha compensates for responses that count in the loss's denominator
+    but have no gradient. A group of one counts as having a gradient. verl uses responses / rewards other than 0, which
+    treats failures in mixed groups as if they had no gradient, and groups that are all correct as if they had one. When
+    to use: together with the GPG loss, one update per step.
     """
     rewards_B, groups_B = inputs.rewards_B, inputs.groups_B
-    is_learned_B = ~zero_variance_mask(rewards_B, groups_B)
-    alpha = len(rewards_B) / is_learned_B.sum().clamp(min=1)
+    has_gradient_B = ~zero_variance_mask(rewards_B, groups_B)
+    alpha = len(rewards_B) / has_gradient_B.sum().clamp(min=1)
     return (alpha * _Groups.of(rewards_B, groups_B).centered(rewards_B.double())).to(rewards_B.dtype)
 
 
 def zero_variance_mask(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
-    """True [B] where a response belongs to a group of two or more whose rewards are all exactly equal.
+    """[B]: True for responses in a group of two or more whose rewards are all exactly equal.
 
-    Such a group's advantages are all 0 before any whitening: it carries no gradient, but it does count in the
-    denominators of the loss unless it is left out (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2, samples until
-    none is left).
+    Such a group's advantages are all 0 before any whitening. It contributes no gradient, but counts in the denominators
+    of the loss unless it is filtered out (dynamic sampling: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2).
     """
     groups = _Groups.of(rewards_B, groups_B)
     lowest_G, highest_G = (groups.extreme(rewards_B, which) for which in ("amin", "amax"))
@@ -146,7 +151,7 @@ def _group_relative(rewards_B: Tensor, groups_B: Tensor, *, by_std: bool) -> Ten
 @dataclass(frozen=True)
 class _Groups:
     index_B: Tensor
-    """Of each response's group, from 0."""
+    """The index of each response's group in the [G] tensors, from 0."""
     sizes_G: Tensor
     is_single_G: Tensor
 
@@ -154,31 +159,31 @@ class _Groups:
     def of(rewards_B: Tensor, groups_B: Tensor) -> _Groups:
         if rewards_B.dim() != 1 or rewards_B.shape != groups_B.shape:
             raise ValueError(
-                f"rewards and groups must be vectors of one length (got {list(rewards_B.shape)} and "
+                f"rewards and groups must be vectors of the same length (got {list(rewards_B.shape)} and "
                 f"{list(groups_B.shape)}); pass one reward and one group id per response"
             )
         _, index_B, sizes_G = torch.unique(groups_B, return_inverse=True, return_counts=True)
         return _Groups(index_B, sizes_G, sizes_G == 1)
 
     def sum(self, values_B: Tensor) -> Tensor:
-        """[G]"""
+        """[G]: the sum over each group."""
         return values_B.new_zeros(len(self.sizes_G)).index_add_(0, self.index_B, values_B)
 
     def extreme(self, values_B: Tensor, which: str) -> Tensor:
-        """[G]"""
+        """[G]: the smallest or largest value of each group, by `which`: "amin" or "amax"."""
         return values_B.new_zeros(len(self.sizes_G)).scatter_reduce(
             0, self.index_B, values_B, which, include_self=False
         )
 
     def spread(self, values_G: Tensor) -> Tensor:
-        """[B]"""
+        """[B]: for each response the value of its group."""
         return values_G.index_select(0, self.index_B)
 
     def centered(self, values_B: Tensor) -> Tensor:
-        """[B]: less the mean of the group."""
+        """[B]: the values minus the mean of their group."""
         return values_B - self.spread(self.sum(values_B).div_(self.sizes_G).masked_fill_(self.is_single_G, 0.0))
 
     def stds(self, centered_B: Tensor) -> Tensor:
-        """[G]: the unbiased standard deviation."""
+        """[G]: the unbiased standard deviation of each group, from values minus their mean."""
         variances_G = self.sum(centered_B.square()).div_((self.sizes_G - 1).clamp(min=1))
         return variances_G.sqrt_().masked_fill_(self.is_single_G, 1.0)

@@ -1,11 +1,11 @@
-"""Policy losses that treat tokens with a high covariance of log-probability and advantage in another way: these are the
-ones that lower the policy's entropy (Cui et al. 2025, arXiv 2505.22617, section 3).
+"""Policy losses that treat tokens with a high covariance of log-probability and advantage differently, because these
+tokens reduce the policy's entropy the most (Cui et al. 2025, arXiv 2505.22617, section 3).
 
-A token's covariance is (A - mean A) (logprob - mean logprob) with means over the mini-batch of all workers, before the
-update; verl 0.9.1 takes means and shares of a micro-batch. Which tokens are chosen is found out in a pass over the
-mini-batch: one more forward pass for each update.
+A token's covariance is (A - mean A) (logprob - mean logprob), with means over the mini-batch of all workers before the
+update; verl 0.9.1 uses means and shares of a micro-batch. Tokens are chosen in a pass over the whole mini-batch, which
+costs one more forward pass per update.
 
-Legend: N response tokens.
+Legend: N response tokens, C chosen ones or candidates.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
 
 IS_CHOSEN = "is_chosen"
-"""What the pass gives: float32, 1 for the tokens that are treated in another way, else 0."""
+"""The result of the pass: float32 [N], 1 for the tokens that are treated differently, 0 for the others."""
 CHOSEN_SUM = "pg_cov_frac"
-"""Tokens that were chosen."""
+"""The number of chosen tokens."""
 
 
 @dataclass(frozen=True)
 class _Means:
-    """Of the mini-batch over all workers."""
+    """Means over the mini-batch of all workers."""
 
     logprob: float
     advantage: float
     num_tokens: int
 
     def covariances(self, logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
-        """[N]."""
+        """[N]: the covariance of each token."""
         return (logprobs_N - self.logprob) * (advantages_N - self.advantage)
 
     def num_chosen(self, token_share: float) -> int:
-        """Tokens that such a share of the mini-batch has, at least one."""
+        """`token_share` of the mini-batch's tokens as a number of tokens, at least one."""
         return max(1, int(token_share * self.num_tokens))
 
 
 def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Mapping[str, Tensor]:
-    """Collective. IS_CHOSEN for Clip-Cov: `tokenShare` of the mini-batch's tokens, at least one, of those whose
-    covariance is between the bounds and whose ratio is not clipped anyway. They are drawn by `drawn_keys`."""
+    """Collective. Returns IS_CHOSEN for Clip-Cov: a random `tokenShare` of the mini-batch's tokens (at least one),
+    drawn by `drawn_keys` from those whose covariance is between the bounds and whose ratio PPO would not clip."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
     is_between_N = (covariances_N > settings.covariance_low) & (covariances_N < settings.covariance_high)
@@ -65,8 +65,8 @@ def choose_to_clip(inputs: WholeInputs, reduce: Reduce, settings: ClipCov) -> Ma
 
 
 def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> Mapping[str, Tensor]:
-    """Collective. IS_CHOSEN for KL-Cov: `token_share` of the mini-batch's tokens, at least one, with the largest
-    covariances; of equal ones those that `drawn_keys` says."""
+    """Collective. Returns IS_CHOSEN for KL-Cov: the `tokenShare` of the mini-batch's tokens (at least one) with the
+    largest covariances. Ties are broken by `drawn_keys`."""
     means = _means(inputs, reduce)
     covariances_N = means.covariances(inputs.logprobs_N, inputs.advantages_N)
 
@@ -78,12 +78,13 @@ def choose_to_penalise(inputs: WholeInputs, reduce: Reduce, settings: KlCov) -> 
 
 
 def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses:
-    """The clipped surrogate without dual clip; tokens of IS_CHOSEN have loss and derivative 0, and count.
+    """Clip-Cov: the PPO loss without dual clip, and 0 (no gradient) for the tokens of IS_CHOSEN, [N].
 
-    Source: Clip-Cov, Cui et al. 2025, arXiv 2505.22617, section 4. Against entropy that collapses in long runs.
+    Source: Cui et al. 2025, arXiv 2505.22617, section 4. Chosen tokens still count in the denominators. When to use:
+    against entropy collapse in long runs.
     """
     is_chosen_N = inputs.whole[IS_CHOSEN]
-    # Without an advantage a token has neither loss nor slope, and meets no bound.
+    # With an advantage of 0 a token has no loss, no gradient and is never counted as clipped.
     kept = replace(inputs, advantages_N=inputs.advantages_N * (1.0 - is_chosen_N))
     bounds = {"clip_ratio_low": settings.clip_ratio_low, "clip_ratio_high": settings.clip_ratio_high}
     found = clipped_surrogate(kept, Clipped(**bounds, dual_clip_ratio=NO_DUAL_CLIP))
@@ -91,11 +92,11 @@ def clipped_without_chosen(inputs: LossInputs, settings: ClipCov) -> TokenLosses
 
 
 def ratio_with_penalty(inputs: LossInputs, settings: KlCov) -> TokenLosses:
-    """-A r, and for tokens of IS_CHOSEN + `coefficient` |log-ratio|, [N].
+    """KL-Cov: -A r, plus `coefficient` |log-ratio| for the tokens of IS_CHOSEN, [N].
 
-    Source: KL-Cov, Cui et al. 2025, arXiv 2505.22617, section 4, in the authors' form. For the ratio log-ratios
-    are held within +-20; the penalty pulls from any distance. Where old and new policy are the same, as in the first
-    update of a step, it has no gradient (`kl.ROUNDING`). Against entropy that collapses in long runs.
+    Source: Cui et al. 2025, arXiv 2505.22617, section 4, in the authors' form. Log-ratios are clamped to +-20 for r,
+    but not for the penalty. If old and new policy are equal, as in the first update of a step, the penalty has no
+    gradient (`kl.ROUNDING`). When to use: against entropy collapse in long runs; a softer version of Clip-Cov.
     """
     is_chosen_N = inputs.whole[IS_CHOSEN]
     penalties_N = absolute_difference(inputs.logprobs_N, inputs.old_logprobs_N)
@@ -105,7 +106,7 @@ def ratio_with_penalty(inputs: LossInputs, settings: KlCov) -> TokenLosses:
 
 
 def _marked(places_C: Tensor, like_N: Tensor) -> Tensor:
-    """[N]: 1 at these places, else 0."""
+    """[N]: 1 at these positions, 0 elsewhere."""
     return torch.zeros_like(like_N).index_fill(0, places_C, 1.0)
 
 

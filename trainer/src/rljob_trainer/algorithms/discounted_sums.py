@@ -1,9 +1,9 @@
-"""What follows a token in its row, later steps counting less: A_t = x_t + factor A_{t+1}, for whole batches at once.
+"""Discounted sums over the rest of each row, A_t = x_t + factor A_{t+1}, for all rows of a batch at once.
 
-A recurrence has as many steps as the longest row, each on one number per row. Here the flat tokens are cut into blocks
-of 64, whatever the rows: within all blocks the sums are one product with a triangular matrix of powers of the factor.
-What enters a block from the next one is the same recurrence over blocks, a 64th of the size; it is added to the last
-value of a block before the product. Blocks within which a row ends are gone through value by value, all side by side.
+A plain recurrence takes as many steps as the longest row, each on one number per row. Here the flat tokens are cut into
+blocks of 64, independent of rows. Within blocks, all sums are one product with a triangular matrix of powers of the
+factor. The carry from one block to the one before it is the same recurrence over blocks, 1/64 of the size; it is added
+to the last value of a block before the product. Blocks within which a row ends are summed value by value, in parallel.
 
 Legend: N values, C blocks, K values of a block, E blocks in which a row ends before the last value.
 """
@@ -20,20 +20,20 @@ from torch import Tensor
 from rljob_trainer.algorithms.segments import Segments
 
 WIDTH = 64
-"""Of a block: K."""
+"""K, the number of values of a block."""
 NEGLIGIBLE = 1e-30
-"""Powers below are taken for 0: CPUs are slow at numbers that are too small for their type."""
+"""Smaller powers of the factor are replaced by 0, because CPUs are slow with denormal numbers."""
 VALUES_AT_ONCE = 1 << 17
-"""Half a mebibyte in 32 bits: what is worked on in several steps stays in a core's cache."""
+"""The product is done in parts of so many values: half a mebibyte in float32, which stays in a core's cache."""
 
 Integers = npt.NDArray[np.int64]
 
 
 def discounted_sums(values_N: Tensor, segments: Segments, factor: float) -> Tensor:
-    """[N]: the sum of factor^(s - t) x_s over all s >= t in the row of t. `factor` is from 0 to 1.
+    """[N]: for each t the sum of factor^(s - t) x_s over all s >= t in its row. `factor` is in [0, 1].
 
-    In the dtype of `values_N`, which stay as they are and are finite. Nothing is added that is taken off again, so that
-    the error is that of rounding for every factor and length. No gradient flows."""
+    The result has the dtype of `values_N`, which must be finite and is not changed. There is no cancellation, so the
+    error is that of rounding for every factor and length. No gradient flows."""
     lengths = np.fromiter(segments.lengths, np.int64, segments.num_rows)
     with torch.no_grad():
         room = _room_for(values_N)
@@ -42,23 +42,25 @@ def discounted_sums(values_N: Tensor, segments: Segments, factor: float) -> Tens
 
 
 def last_positions(segments: Segments) -> Tensor:
-    """[rows with at least one value]: where in N each of them ends."""
+    """[rows with at least one value]: the position in N of the last value of each such row."""
     return (segments.lengths_B.cumsum(0) - 1)[segments.lengths_B > 0]
 
 
 def _room_for(values_N: Tensor) -> Tensor:
-    """Where values like these can be written, and as many more as `_sums_in_place` needs."""
+    """Uninitialized memory for these values, padded to whole blocks as `_sums_in_place` needs it."""
     return values_N.new_empty(-(-len(values_N) // WIDTH) * WIDTH)
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Which rows end where."""
+    """The blocks in which rows end."""
 
     end_blocks: Integers
+    """The block in which each row ends."""
     end_places: Integers
-    """One for each row."""
+    """The position within that block of each row's last value."""
     split_E: Integers
+    """The blocks in which a row ends before the last value."""
 
     @staticmethod
     def of(lengths: Integers) -> _Blocks:
@@ -66,25 +68,25 @@ class _Blocks:
         return _Blocks(end_blocks, end_places, np.unique(end_blocks[end_places < WIDTH - 1]))
 
     def goes_on_EK(self) -> npt.NDArray[np.float64]:
-        """Of the blocks that are split: 0 for the last value of a row, else 1."""
+        """For the values of the split blocks: 0 for the last value of a row, otherwise 1."""
         is_split = np.isin(self.end_blocks, self.split_E)
         goes_on_EK = np.ones((len(self.split_E), WIDTH))
         goes_on_EK[np.searchsorted(self.split_E, self.end_blocks[is_split]), self.end_places[is_split]] = 0.0
         return goes_on_EK
 
     def runs(self) -> Integers:
-        """Blocks up to one in which a row ends: the rows of the recurrence over blocks."""
+        """The lengths of runs of blocks up to one in which a row ends: the rows of the recurrence over blocks."""
         runs: Integers = np.diff(np.unique(self.end_blocks), prepend=-1)
         return runs
 
     def closed(self) -> Integers:
-        """Blocks whose last value is the last of its row."""
+        """The blocks whose last value is the last value of a row."""
         closed: Integers = self.end_blocks[self.end_places == WIDTH - 1]
         return closed
 
 
 def _sums_in_place(room: Tensor, lengths: Integers, factor: float) -> Tensor:
-    """Of the first N values of `room`, where the sums are in the end, too. `lengths`: of rows, none of them empty."""
+    """Replaces the first N values of `room` by their discounted sums. `lengths` has the lengths of rows, none empty."""
     num_values = int(lengths.sum())
     if factor == 0.0 or num_values == len(lengths):
         return room[:num_values]
@@ -112,8 +114,8 @@ def _sums_in_place(room: Tensor, lengths: Integers, factor: float) -> Tensor:
 
 
 def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) -> None:
-    """Adds to the last value of each block what follows it. `totals_C`: of the values up to the first end in a block,
-    as its first value sees them."""
+    """Adds the carry from the next block to the last value of each block. `totals_C` is the discounted sum at the first
+    value of each block, without carry, up to the first end of a row."""
     num_blocks = len(totals_C)
     room = _room_for(totals_C)
     room[:num_blocks] = totals_C
@@ -124,7 +126,7 @@ def _carry(values_CK: Tensor, totals_C: Tensor, blocks: _Blocks, factor: float) 
 
 
 def _sums_one_by_one(values_EK: Tensor, factors_EK: Tensor) -> Tensor:
-    """[E, K]: the sums within blocks, with a factor for each value's successor."""
+    """[E, K]: the sums within blocks, with a separate factor for the successor of each value."""
     if not len(values_EK):
         return values_EK
     sums_KE, factors_KE = values_EK.t().contiguous(), factors_EK.t().contiguous()

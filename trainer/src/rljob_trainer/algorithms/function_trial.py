@@ -1,4 +1,4 @@
-"""Tries a user's function on small made-up inputs, before anything large is loaded.
+"""Tries a user's advantage or loss on small made-up inputs before a model is loaded.
 
 Legend: B responses, N response tokens, G responses of a group.
 """
@@ -31,17 +31,19 @@ from rljob_trainer.errors import AlgorithmFunctionError
 
 CPU = torch.device("cpu")
 LENGTHS = (5, 3, 1)
-"""Tokens of the made-up responses."""
+"""The number of tokens of each made-up response."""
 SPREADS = (0.1, 0.0)
-"""By how much new and old log-probabilities differ: within every trust region, and not at all, as in a first update."""
+"""Differences of new and old log-probabilities to try: within every trust region, and 0 as in a step's first update."""
 TOLERANCE = 1e-4
 
-WITHOUT_TOKENS = "tried for a worker without any token, which has to take part in what `reduce` does"
-ON_SEVERAL = "tried on three workers: two that share the rows, and one without any token"
+WITHOUT_TOKENS = "in a trial for a worker without any token, which must still call `reduce` like the others"
+ON_SEVERAL = "in a trial with three workers: two that share the rows, and one without any token"
 
 
 def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_size: int) -> None:
-    """Raises AlgorithmFunctionError. An advantage on tokens must be the same however rows are dealt out to workers."""
+    """Raises AlgorithmFunctionError if the function fails, is not deterministic, or returns something invalid.
+
+    An advantage on tokens must not depend on how rows are distributed across workers."""
     if estimator.for_responses is not None:
         once_B, again_B = (estimator.for_responses(_responses(group_size)) for _ in range(2))
         _refuse_unequal(once_B, again_B, named)
@@ -51,27 +53,29 @@ def try_advantage(estimator: AdvantageEstimator, named: NamedFunction, group_siz
         )
         if VALUES in estimator.needs and together.returns_N is None:
             raise named.error(
-                f"needs {VALUES!r}, and gives no returns, to which the critic is fitted; give "
+                f"needs {VALUES!r} but returned no returns, which the critic is trained on; return "
                 "TokenAdvantages(advantages_N, returns_N)"
             )
         together_N, again_N = together.advantages_N, again.advantages_N
         _refuse_unequal(together_N, again_N, named)
-        first, second, nothing = _dealt_out(_token_inputs(group_size, estimator.needs), group_size)
+        first, second, nothing = _on_three_workers(_token_inputs(group_size, estimator.needs), group_size)
         with _hint_at(WITHOUT_TOKENS):
             estimator.for_tokens(nothing, OneWorker())
         with _hint_at(ON_SEVERAL), named.blamed():
             on_three = on_workers([first, second, nothing], estimator.for_tokens)
-        dealt_out_N = torch.cat([each.advantages_N for each in on_three])
-        if not torch.allclose(dealt_out_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
+        distributed_N = torch.cat([each.advantages_N for each in on_three])
+        if not torch.allclose(distributed_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
             raise named.error(
-                "gave a token another advantage when other rows were with another worker, so that training would "
-                "depend on how rows are dealt out; use `reduce` for what has to be known of all rows"
+                "returned a different advantage for the same token when other rows were on another worker, so training "
+                "would depend on how rows are distributed across workers; use `reduce` for statistics over all rows"
             )
 
 
 def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
-    """Raises AlgorithmFunctionError. A loss must be finite, have a finite gradient, and give a token the same loss
-    whatever other rows are in its micro-batch."""
+    """Raises AlgorithmFunctionError if the function fails or returns something invalid.
+
+    A loss and its gradient must be finite, and the loss of a token must not depend on the other rows of its
+    micro-batch."""
     if loss.whole_pass is not None:
         with _hint_at(WITHOUT_TOKENS):
             loss.whole_pass(_whole_inputs(_loss_inputs((), 0.0, loss)), OneWorker())
@@ -84,16 +88,16 @@ def try_loss(loss: PolicyLoss, named: NamedFunction) -> None:
         alone_N = torch.cat([_tried_losses(loss, each, named) for each in _rows_alone(inputs)])
         if not torch.allclose(alone_N, together_N, rtol=TOLERANCE, atol=TOLERANCE):
             raise named.error(
-                "gave a token another loss when other rows were beside it, so that training would depend on how rows "
-                "are dealt out; use `whole_pass` for what has to be known of all rows"
+                "returned a different loss for the same token when other rows were in its micro-batch, so training "
+                "would depend on how rows are distributed; use `whole_pass` for statistics over all rows"
             )
 
 
 def _refuse_unequal(once: Tensor, again: Tensor, named: NamedFunction) -> None:
     if not torch.equal(once, again):
         raise named.error(
-            "gave other advantages for equal inputs, so that a resumed run would not go on as it began; keep "
-            "nothing from call to call and draw no random numbers"
+            "returned different advantages for equal inputs, so a resumed run would differ from an uninterrupted one; "
+            "keep no state between calls and draw no random numbers"
         )
 
 
@@ -103,27 +107,30 @@ def _try_whole_pass(
     nothing: LossInputs,
     named: NamedFunction,
 ) -> None:
-    """`together`: all rows, with what the pass gave for them on one worker."""
+    """Tries `whole_pass` with each row on its own worker. `together` has all rows, and what the pass returned for them
+    on a single worker; `nothing` has no rows."""
     parts = [_whole_inputs(each) for each in (*_rows_alone(together), nothing)]
-    with _hint_at("tried on four workers, one for each row, and one without any token"), named.blamed():
+    with _hint_at("in a trial with four workers: one for each row, and one without any token"), named.blamed():
         found = on_workers(parts, whole_pass)
     names = [set(each) for each in (together.whole, *found)]
     if any(each != names[0] for each in names):
-        raise named.error(f"gave other names from its whole pass on some workers ({names}); give the same on all")
+        raise named.error(
+            f"returned different names from its whole pass on some workers ({names}); return the same names on all"
+        )
     for name, values in together.whole.items():
-        dealt_out = [each[name] for each in found]
+        distributed = [each[name] for each in found]
         if not bool(values.isfinite().all()):
-            raise named.error(f"gave NaN or infinity as {name!r} from its whole pass; give finite numbers")
-        if any((each.dim(), each.dtype) != (values.dim(), values.dtype) for each in dealt_out):
+            raise named.error(f"returned NaN or infinity as {name!r} from its whole pass; return finite numbers")
+        if any((each.dim(), each.dtype) != (values.dim(), values.dtype) for each in distributed):
             raise named.error(
-                f"gave {name!r} from its whole pass with other dimensions or another dtype for few rows than for many; "
-                "give the same on all workers"
+                f"returned {name!r} from its whole pass with different dimensions or another dtype for few rows than "
+                "for many; return the same on all workers"
             )
-        same = [torch.cat(dealt_out)] if values.dim() else dealt_out
+        same = [torch.cat(distributed)] if values.dim() else distributed
         if not all(torch.allclose(each, values, rtol=TOLERANCE, atol=TOLERANCE) for each in same):
             raise named.error(
-                f"gave another {name!r} from its whole pass when rows were with other workers, so that training would "
-                "depend on how rows are dealt out; use `reduce` for what has to be known of all rows"
+                f"returned a different {name!r} from its whole pass when rows were on other workers, so training would "
+                "depend on how rows are distributed across workers; use `reduce` for statistics over all rows"
             )
 
 
@@ -139,19 +146,19 @@ def _tried_losses(loss: PolicyLoss, inputs: LossInputs, named: NamedFunction) ->
     found = loss.compute(inputs)
     if num_bad := int(found.sums[NOT_FINITE_SUM]):
         raise named.error(
-            f"gave NaN or infinity for {num_bad} of {inputs.segments.num_values} tokens; give finite losses"
+            f"returned NaN or infinity for {num_bad} of {inputs.segments.num_values} tokens; return finite losses"
         )
     with named.blamed():
         (gradient_N,) = torch.autograd.grad(found.losses_N.sum(), inputs.logprobs_N, allow_unused=True)
     if gradient_N is None:
-        raise named.error("gave losses whose gradient does not reach logprobs_N; compute them from logprobs_N")
+        raise named.error("returned losses whose gradient does not reach logprobs_N; compute them from logprobs_N")
     if not bool(gradient_N.isfinite().all()):
-        raise named.error("gave losses with a gradient that is NaN or infinite; look for square roots and powers of 0")
+        raise named.error("returned losses whose gradient is NaN or infinite; look for square roots and powers of 0")
     return found.losses_N.detach()
 
 
 def _responses(group_size: int) -> ResponseInputs:
-    """Groups with different rewards, with rewards that are all equal, and with rewards below 0."""
+    """Three groups: one with different rewards, one with equal rewards, one with negative rewards."""
     different_G = torch.linspace(0.0, 1.0, group_size)
     rewards_B = torch.cat([different_G, torch.ones(group_size), different_G - 1.5])
     groups_B = torch.arange(3).repeat_interleave(group_size)
@@ -166,8 +173,8 @@ def _token_inputs(group_size: int, needs: Iterable[str]) -> TokenInputs:
     return TokenInputs(rewards_B, groups_B, segments, _columns(needs, segments.num_values))
 
 
-def _dealt_out(inputs: TokenInputs, group_size: int) -> Iterator[TokenInputs]:
-    """To three workers: half of the first group, the other rows, and none."""
+def _on_three_workers(inputs: TokenInputs, group_size: int) -> Iterator[TokenInputs]:
+    """Distributes the rows across three workers: half of the first group, the other rows, and none."""
     lengths = inputs.segments.lengths
     bounds = (0, (group_size + 1) // 2, len(lengths), len(lengths))
     for start, stop in pairwise(bounds):

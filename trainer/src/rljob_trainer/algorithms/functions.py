@@ -1,13 +1,13 @@
-"""The user's own advantages and losses: how they are declared, loaded and tried.
+"""A user's own advantages and losses: how they are declared, loaded and tried.
 
-A plain function is an advantage per response, or a loss that needs nothing special:
+A plain function computes an advantage per response, or a loss that needs no optional inputs:
 
     def advantage(inputs: ResponseInputs) -> Tensor: ...      # [B]
     def loss(inputs: LossInputs) -> Tensor: ...               # [N]
 
-What needs more says so by `token_advantage` or `policy_loss_function`. Before the first step each is tried on small
-made-up inputs (`function_trial`), so that most mistakes show before a model is loaded; what it gives is checked in
-every step, too.
+A function that needs more is decorated with `token_advantage` or `policy_loss_function`. Before the first step each
+function is tried on small made-up inputs (`function_trial`), so that most mistakes are found before a model is loaded.
+Its results are also checked in every step.
 
 Legend: B responses, N response tokens.
 """
@@ -51,8 +51,10 @@ WholeFunction = Callable[[WholeInputs, Reduce], Mapping[str, Tensor]]
 
 
 def token_advantage(*, needs: Iterable[str] = ()) -> Callable[[TokenFunction], AdvantageEstimator]:
-    """Decorates an advantage per token, `function(inputs: TokenInputs, reduce: Reduce) -> [N]`, which runs on the
-    workers; or `TokenAdvantages` with returns for a critic. `needs`: the columns it reads (`ADVANTAGE_COLUMNS`)."""
+    """Decorates a function that computes an advantage per token on the workers.
+
+    `function(inputs: TokenInputs, reduce: Reduce)` returns a tensor [N], or `TokenAdvantages` with returns for a
+    critic. `needs` names the columns that it reads, of `ADVANTAGE_COLUMNS`."""
 
     def declare(function: TokenFunction) -> AdvantageEstimator:
         return AdvantageEstimator(_name(function), for_tokens=partial(_with_returns, function), needs=_names(needs))
@@ -67,9 +69,10 @@ def policy_loss_function(
     squares: bool = False,
     whole_pass: WholeFunction | None = None,
 ) -> Callable[[LossFunction], PolicyLoss]:
-    """Decorates a loss per token, `function(inputs: LossInputs) -> [N]`, or `TokenLosses` with sums to report.
+    """Decorates a function that computes a loss per token.
 
-    `needs`: the columns that it reads (`LOSS_COLUMNS`); `entropy`, `squares`: see `Wanted`; `whole_pass`: see
+    `function(inputs: LossInputs)` returns a tensor [N], or `TokenLosses` with sums to report as metrics. `needs` names
+    the columns that it reads, of `LOSS_COLUMNS`. For `entropy` and `squares` see `Wanted`, for `whole_pass` see
     `PolicyLoss.whole_pass`."""
 
     def declare(function: LossFunction) -> PolicyLoss:
@@ -81,7 +84,7 @@ def policy_loss_function(
 
 
 def function_path(function: Function | None, field: str) -> str:
-    """Where the user's function is. Raises ConfigurationError where a part of type Function has no block."""
+    """The import path of the user's function. Raises ConfigurationError if the `function` block is missing."""
     if function is None:
         raise ConfigurationError(
             f"{field}: missing for type Function; add `function: {{path: package.module:function}}`"
@@ -90,7 +93,7 @@ def function_path(function: Function | None, field: str) -> str:
 
 
 def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
-    """The estimator that the job names, tried on groups of this size. Raises ConfigurationError."""
+    """Loads the user's advantage and tries it on groups of this size. Raises ConfigurationError if either fails."""
     named = NamedFunction(ADVANTAGE_FIELD, path)
     found = find_named(path, ADVANTAGE_FIELD)
     if isinstance(found, PolicyLoss):
@@ -104,7 +107,7 @@ def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
             for_tokens=None if found.for_tokens is None else _checked_for_tokens(found.for_tokens, named),
         )
     else:
-        function = _plain_function(found, named, "one that works on tokens is decorated with @token_advantage()")
+        function = _plain_function(found, named, "decorate a function that works on tokens with @token_advantage()")
         estimator = AdvantageEstimator(path, for_responses=_checked_for_responses(function, named))
     with _as_configuration_error():
         try_advantage(estimator, named, group_size)
@@ -112,7 +115,7 @@ def load_advantage(path: str, group_size: int) -> AdvantageEstimator:
 
 
 def load_policy_loss(path: str) -> PolicyLoss:
-    """The loss that the job names, tried. Raises ConfigurationError."""
+    """Loads the user's policy loss and tries it. Raises ConfigurationError if either fails."""
     named = NamedFunction(LOSS_FIELD, path)
     found = find_named(path, LOSS_FIELD)
     if isinstance(found, AdvantageEstimator):
@@ -122,7 +125,7 @@ def load_policy_loss(path: str) -> PolicyLoss:
         whole_pass = None if found.whole_pass is None else _checked_whole_pass(found.whole_pass, named)
         loss = replace(found, name=path, compute=_checked_compute(found.compute, named), whole_pass=whole_pass)
     else:
-        function = _plain_function(found, named, "one that needs more is decorated with @policy_loss_function(...)")
+        function = _plain_function(found, named, "decorate a function that needs more with @policy_loss_function(...)")
         loss = PolicyLoss(path, _checked_compute(function, named))
     with _as_configuration_error():
         try_loss(loss, named)
@@ -131,7 +134,7 @@ def load_policy_loss(path: str) -> PolicyLoss:
 
 @contextmanager
 def in_step(step: int) -> Iterator[None]:
-    """Errors of the user's functions within name the step (given from 0, said from 1)."""
+    """Adds the step to errors of the user's functions. `step` counts from 0; the message counts from 1."""
     try:
         yield
     except AlgorithmFunctionError as error:
@@ -141,12 +144,12 @@ def in_step(step: int) -> Iterator[None]:
 def refuse_not_finite(loss: PolicyLoss, metrics: Mapping[str, float]) -> None:
     """Raises AlgorithmFunctionError if losses of a user's function were NaN or infinite.
 
-    `metrics` are those of a step, with the loss's sums in them. Looked at once per step, because reading the sums of a
-    micro-batch would make the host wait for the device."""
+    `metrics` are those of a step, including the loss's sums. This is checked once per step, because reading the sums of
+    each micro-batch would make the host wait for the device."""
     if share := metrics.get(METRIC_PREFIX + NOT_FINITE_SUM, 0.0):
         raise NamedFunction(LOSS_FIELD, loss.name).error(
-            f"gave NaN or infinity for {share:.3g} of the tokens; look for divisions, logarithms and exponentials of "
-            "unbounded values in it"
+            f"returned NaN or infinity for {share:.3g} of the tokens; look for divisions, logarithms and exponentials "
+            "of unbounded values in it"
         )
 
 
@@ -177,7 +180,7 @@ def _checked_compute(
 ) -> Callable[[LossInputs], TokenLosses]:
     def compute(inputs: LossInputs) -> TokenLosses:
         if not inputs.segments.num_values:
-            # A worker with fewer rows than the others: nothing to ask about, and a graph to take part with.
+            # A worker without tokens does not call the function, but needs a graph for the backward collectives.
             return TokenLosses(inputs.logprobs_N)
         with named.blamed():
             given = function(inputs)
@@ -198,7 +201,7 @@ def _checked_whole_pass(
 
 
 def _plain_function(found: object, named: NamedFunction, otherwise: str) -> Callable[..., object]:
-    """What can be called with the inputs alone. Raises ConfigurationError."""
+    """The function, if it can be called with the inputs as its only argument. Raises ConfigurationError otherwise."""
     function, signature = plain_function(found, named.path, named.where)
     try:
         signature.bind(None)
@@ -212,7 +215,7 @@ def _plain_function(found: object, named: NamedFunction, otherwise: str) -> Call
 def _refuse_unknown(needs: frozenset[str], known: tuple[str, ...], named: NamedFunction) -> None:
     if unknown := sorted(needs - set(known)):
         raise ConfigurationError(
-            f"{named.where}: {named.path} needs {', '.join(map(repr, unknown))}, which is not to be had; there are "
+            f"{named.where}: {named.path} needs {', '.join(map(repr, unknown))}, which is not available; use "
             f"{', '.join(known)}"
         )
 
@@ -222,12 +225,12 @@ def _as_configuration_error() -> Iterator[None]:
     try:
         yield
     except AlgorithmFunctionError as error:
-        raise ConfigurationError(f"{error}\n(seen on small made-up inputs, before the first step)") from error.__cause__
+        raise ConfigurationError(f"{error}\n(in a trial on small made-up inputs, before step 1)") from error.__cause__
 
 
 def _with_returns(function: TokenFunction, inputs: TokenInputs, reduce: Reduce) -> TokenAdvantages:
     given = function(inputs, reduce)
-    # What is neither is refused where the function is checked.
+    # A result of any other type is rejected later, by `_checked_for_tokens`.
     return TokenAdvantages(given) if isinstance(given, Tensor) else given
 
 

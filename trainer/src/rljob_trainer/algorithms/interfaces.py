@@ -1,9 +1,9 @@
-"""What an advantage estimator and a policy loss are: what they are given, what they give, what they declare.
+"""The interfaces of advantage estimators and policy losses: their inputs, their results and what they declare.
 
-Legend: B rows (one response each), N response tokens of these rows, row after row.
+Legend: B responses (one per row), N response tokens of these rows, row after row.
 
-Advantages and losses see response tokens only: no prompt, no padding, no mask. Nothing here may depend on how rows were
-dealt out to workers and micro-batches; what a whole batch must be known for goes through `Reduce`.
+Advantages and losses see response tokens only: no prompt, no padding, no mask. Their results must not depend on how
+rows are distributed across workers and micro-batches. What they need to know of the whole batch goes through `Reduce`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.segments import Segments
 
 
 class Level(Enum):
-    """What an advantage estimator looks at, and where it runs."""
+    """What an advantage estimator works on, which decides where it runs."""
 
     RESPONSE = auto()
     """One number per response, on the controller, which has all responses of the step."""
@@ -28,8 +28,10 @@ class Level(Enum):
 
 
 class Reduce(Protocol):
-    """From the numbers of every data-parallel worker to one result, which all get. Collective: all workers must call
-    in the same order with tensors of the same shape, those without any token, too. What is passed stays as it is."""
+    """Combines tensors of all data-parallel workers into one result that every worker receives.
+
+    Collective: all workers, also one without any token, must make the same calls in the same order with tensors of the
+    same shape. The argument is not changed."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Elementwise over the workers, in the dtype of `values`."""
@@ -39,7 +41,7 @@ class Reduce(Protocol):
 
 
 class OneWorker:
-    """`Reduce` where there is nobody else."""
+    """`Reduce` for a single worker: returns what it is given."""
 
     def sum(self, values: Tensor) -> Tensor:
         """The values themselves."""
@@ -52,157 +54,163 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class ResponseInputs:
-    """All responses of a step, without those of groups that are left out; at least one. Responses that were cut off
-    are among them, also where they are not learned from."""
+    """All responses of a step (at least one), on the controller. Groups that were filtered out are not included;
+    truncated responses are, even if they are not trained on."""
 
     rewards_B: Tensor
-    """float32: score less the KL penalty, where the job puts that into the reward."""
+    """float32: the score of each response, minus its KL penalty if the job puts KL into the reward."""
     groups_B: Tensor
-    """int64: equal for responses to the same prompt; otherwise any numbers."""
+    """int64: the group of each response. Responses to the same prompt have equal numbers; the numbers are arbitrary."""
     lengths_B: Tensor
-    """int64: response tokens."""
+    """int64: the number of response tokens."""
     is_learned_B: Tensor | None = field(default=None, kw_only=True)
-    """bool: False for those that are not learned from; None where all are."""
+    """bool: False for responses that are not trained on; None if all are trained on."""
     greedy_rewards_B: Tensor | None = field(default=None, kw_only=True)
-    """float32: the score of the greedy response to the same prompt; None unless GREEDY_REWARDS is needed."""
+    """float32: the score of the greedy response to the same prompt. None unless the estimator needs GREEDY_REWARDS."""
     named_rewards: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
-    """float32 [B] each: the job's rewards one by one, without weights and without KL; empty unless NAMED_REWARDS is
-    needed."""
+    """float32 [B] each: each of the job's rewards by its name, unweighted and without KL. Empty unless the estimator
+    needs NAMED_REWARDS."""
     reward_weights: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    """Of `named_rewards`."""
+    """The weight of each of `named_rewards`, for example `{"correct": 1.0, "format": 0.2}`."""
 
     @property
     def learned_lengths_B(self) -> Tensor:
-        """int64: tokens that are learned from."""
+        """int64: the number of tokens that are trained on; 0 for a response that is not."""
         return self.lengths_B if self.is_learned_B is None else self.lengths_B * self.is_learned_B
 
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """One worker's responses of a step, without those that are not learned from."""
+    """The responses of a step that one worker holds and that are trained on."""
 
     rewards_B: Tensor
-    """float32: the scores. A KL penalty in the reward is in none of them: see KL_PENALTIES."""
+    """float32: the score of each response. It never includes a KL penalty: see KL_PENALTIES."""
     groups_B: Tensor
-    """As in `ResponseInputs`. Responses to one prompt may be with several workers."""
+    """int64: the group of each response, as in `ResponseInputs`. A group may be spread over several workers."""
     segments: Segments
-    """The rows of N."""
+    """How the N tokens are divided into B rows."""
     columns: Mapping[str, Tensor]
-    """[N] each: those that the estimator declares."""
+    """[N] each: the columns that the estimator declares in `needs`."""
 
 
 @dataclass(frozen=True)
 class TokenAdvantages:
-    """Of one worker's responses."""
+    """The result of an estimator that works on tokens, for one worker's responses."""
 
     advantages_N: Tensor
     returns_N: Tensor | None = None
-    """What a critic's values are fitted to; None where the estimator has no use for a critic."""
+    """The targets of the critic's values; None if the estimator does not use a critic."""
 
 
 @dataclass(frozen=True)
 class AdvantageEstimator:
-    """From rewards to advantages. Has one of the two functions."""
+    """Computes advantages from rewards. Exactly one of `for_responses` and `for_tokens` is set."""
 
     name: str
     for_responses: Callable[[ResponseInputs], Tensor] | None = None
-    """Gives [B]: the advantage of every token of a response."""
+    """Returns [B]: one advantage per response, which all of its tokens share."""
     for_tokens: Callable[[TokenInputs, Reduce], TokenAdvantages] | None = None
+    """Returns one advantage per token."""
     needs: frozenset[str] = frozenset()
-    """Of `ResponseInputs`: GREEDY_REWARDS, NAMED_REWARDS. Of the columns of `TokenInputs`: those of ADVANTAGE_COLUMNS,
-    VALUES and SQUARES."""
+    """Optional inputs that it reads. `for_responses`: GREEDY_REWARDS, NAMED_REWARDS. `for_tokens`: names of
+    ADVANTAGE_COLUMNS, VALUES and SQUARES."""
 
     def __post_init__(self) -> None:
         if (self.for_responses is None) == (self.for_tokens is None):
-            raise ValueError(f"advantage {self.name}: give it for_responses or for_tokens, one of the two")
+            raise ValueError(f"advantage {self.name}: set either for_responses or for_tokens")
 
     @property
     def level(self) -> Level:
-        """Which of the two it has."""
+        """RESPONSE if `for_responses` is set, otherwise TOKEN."""
         return Level.RESPONSE if self.for_responses is not None else Level.TOKEN
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the model's head is to give for a loss beside log-probabilities; neither carries a gradient."""
+    """What a loss wants from the model's output head beside log-probabilities. Both are without gradient."""
 
     entropy: bool = False
-    """In nats, of the distribution that the token was sampled from."""
+    """Entropy in nats of the distribution that each token was sampled from."""
     squares: bool = False
-    """Sum of the squared probabilities of the whole vocabulary."""
+    """Sum of the squared probabilities of the whole vocabulary at each token."""
 
 
 @dataclass(frozen=True)
 class WholeInputs:
-    """One worker's part of the whole mini-batch, for a pass without gradient before the mini-batch's first update."""
+    """One worker's part of a whole mini-batch: the input of `PolicyLoss.whole_pass`, which runs without gradient before
+    the mini-batch's update."""
 
     segments: Segments
+    """How the N tokens are divided into rows."""
     logprobs_N: Tensor
-    """By the weights as they are before the update."""
+    """Log-probabilities by the weights before this update."""
     old_logprobs_N: Tensor
+    """Log-probabilities by the weights before the step's first update."""
     advantages_N: Tensor
     columns: Mapping[str, Tensor]
-    """[N] each: those that the loss declares."""
+    """[N] each: the columns that the loss declares in `needs`."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One micro-batch on one worker; rows are complete."""
+    """One micro-batch on one worker. Rows are complete: no row is split between micro-batches."""
 
     segments: Segments
+    """How the N tokens are divided into rows."""
     logprobs_N: Tensor
-    """float32, with the gradient to the weights."""
+    """float32: log-probabilities by the current weights, with gradient."""
     old_logprobs_N: Tensor
-    """By the weights of the rollout; equal to `logprobs_N` in the only update of a step."""
+    """Log-probabilities by the weights before the step's first update; `logprobs_N` itself if there is one update."""
     advantages_N: Tensor
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] each: those that the loss declares."""
+    """[N] each: the columns that the loss declares in `needs`."""
     entropy_N: Tensor | None = None
-    """None unless wanted."""
+    """None unless the loss wants it."""
     squares_N: Tensor | None = None
-    """None unless wanted."""
+    """None unless the loss wants it."""
     whole: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] and 0-d: what the pass over the whole mini-batch gave, of [N] the part for this micro-batch."""
+    """The result of `whole_pass`: this micro-batch's part of each [N] tensor, and the 0-d tensors as they are."""
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Of one micro-batch."""
+    """The result of a policy loss for one micro-batch."""
 
     losses_N: Tensor
-    """What `aggregation` makes one number of."""
+    """One loss per token, with gradient; `aggregation` reduces them to a scalar."""
     sums: Mapping[str, Tensor] = field(default_factory=dict)
-    """0-d, without gradient: sums over response tokens, of any name. `actor/<name>` in the metrics is the sum over all
-    micro-batches and workers by the number of response tokens."""
+    """0-d each, without gradient: sums over response tokens by names of the loss's choice. The metric `actor/<name>` is
+    the sum over all micro-batches and workers divided by the number of response tokens."""
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss per token, and what it takes."""
+    """A loss per token and the inputs that it declares."""
 
     name: str
     compute: Callable[[LossInputs], TokenLosses]
     needs: frozenset[str] = frozenset()
-    """Columns of `LossInputs`, of `LOSS_COLUMNS`."""
+    """Names of `LOSS_COLUMNS` that it reads from `LossInputs.columns`."""
     wanted: Wanted = Wanted()
     whole_pass: Callable[[WholeInputs, Reduce], Mapping[str, Tensor]] | None = None
-    """Runs before each update: values per token [N] and numbers 0-d by names of its own. Costs one more forward pass
-    over the mini-batch."""
+    """Runs before each update. Returns [N] tensors (a value per token) and 0-d tensors by names of its choice, which
+    `compute` finds in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""
 
 
 OLD_LOGPROBS = "old_logprobs"
 ROLLOUT_LOGPROBS = "rollout_logprobs"
 REF_LOGPROBS = "ref_logprobs"
 LOSS_COLUMNS = (ROLLOUT_LOGPROBS, REF_LOGPROBS)
-"""What a loss may need. The old log-probabilities are always there."""
+"""What a loss may declare in `needs`. The old log-probabilities are always available."""
 KL_PENALTIES = "kl_penalties"
-"""What each token's KL to the reference takes off the reward, by the job's estimator and coefficient; zeros where the
-job puts no KL into the reward. Where it does, an estimator on tokens must need these: it alone can place them."""
+"""The KL penalty of each token (coefficient x KL estimate), to be subtracted from its reward. Zeros unless the job puts
+KL into the reward; if it does, an estimator on tokens must need this column, because only the estimator can subtract
+it token by token."""
 VALUES = "values"
-"""By the critic, before the update: what it expects of the rewards from each token on."""
+"""The critic's values before the update: the return that it expects from each token on."""
 SQUARES = "squared_probabilities"
 """Sum of the squared probabilities of the whole vocabulary at each token, by the weights of OLD_LOGPROBS."""
 GREEDY_REWARDS = "greedy_rewards"
 NAMED_REWARDS = "named_rewards"
 ADVANTAGE_COLUMNS = (OLD_LOGPROBS, ROLLOUT_LOGPROBS, REF_LOGPROBS, KL_PENALTIES, VALUES)
-"""What a user's own estimator on tokens may need."""
+"""What a user's own estimator on tokens may declare in `needs`."""

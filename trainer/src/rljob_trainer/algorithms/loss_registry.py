@@ -1,4 +1,4 @@
-"""The policy losses: what each type computes, and what it needs."""
+"""Maps each policy loss type of the API to the function that computes it and the inputs that it needs."""
 
 from __future__ import annotations
 
@@ -53,11 +53,13 @@ from rljob_trainer.algorithms.sequence_losses import clipped_geometric_mean, cli
 SettingsT = TypeVar("SettingsT", bound=WireModel)
 NOTHING_MORE = Wanted()
 Row = Callable[[Loss], PolicyLoss]
-"""From a resolved loss to what computes it."""
+"""Makes the policy loss for a resolved `loss` block of a job."""
 
 
 def policy_loss(resolved: Algorithm) -> PolicyLoss:
-    """The job's policy loss. A user's function is loaded and tried. Raises ConfigurationError."""
+    """The policy loss that the job names. A user's function is loaded, and tried on made-up inputs.
+
+    Raises ConfigurationError if a user's function cannot be loaded or fails the trial."""
     chosen = resolved.loss
     if chosen.type is LossType.FUNCTION:
         return load_policy_loss(function_path(chosen.function, LOSS_FIELD))
@@ -72,7 +74,7 @@ def _with_settings(
     wanted: Wanted = NOTHING_MORE,
     whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
 ) -> Row:
-    """A loss with a block of settings; the rest is as in `PolicyLoss`."""
+    """A loss that has a block of settings; the other arguments are those of `PolicyLoss`."""
 
     def row(chosen: Loss) -> PolicyLoss:
         settings = chosen.settings(kind)

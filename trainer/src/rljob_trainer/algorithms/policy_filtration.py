@@ -1,9 +1,10 @@
-"""Policy filtration: which responses are drawn for a step's updates, by their scores.
+"""Policy filtration: resamples the responses of a step's updates by their scores.
 
-Source: Zhang et al. 2024, arXiv 2409.06957, which compares responses to the same prompt (`scope: Group`). The weights
-are those of verl 0.9.1 (`compute_pf_ppo_reweight_data`), which compares all of a batch (`scope: Batch`).
+Source: PF-PPO, Zhang et al. 2024, arXiv 2409.06957, which compares responses to the same prompt (`scope: Group`). The
+weights are those of verl 0.9.1 (`compute_pf_ppo_reweight_data`), which compares all of a batch (`scope: Batch`). When
+to use: a noisy reward model that is more reliable at extreme scores.
 
-Legend: B responses of a step, S those that are compared with each other.
+Legend: B responses of a step, S responses that are compared with each other, P those of S that can be drawn.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from torch import Tensor
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope, PolicyFiltration, PolicyFiltrationType
 
 HIGHEST_WEIGHT, OTHER_WEIGHT = 0.4, 0.1
-"""With MaxRandom."""
+"""The weights of MaxRandom: of the responses with the highest score, and of the others."""
 
 
 def filtration_weights(scores_S: Tensor, filtration: PolicyFiltration) -> Tensor:
-    """[S] float64: how likely each is to be drawn, to any scale; not all 0. `scores_S` are at least one, `filtration`
-    is resolved."""
+    """[S] float64: the weight with which each response is drawn; at least one is above 0, their sum is arbitrary.
+    `scores_S` has at least one element, and `filtration` is resolved."""
     scores_S = scores_S.double()
     is_highest_S = scores_S == scores_S.max()
     match filtration.type:
@@ -29,7 +30,7 @@ def filtration_weights(scores_S: Tensor, filtration: PolicyFiltration) -> Tensor
             sizes_S = scores_S.abs()
             if not sizes_S.any():
                 return torch.ones_like(scores_S)
-            # By the largest, so that nothing overflows. verl adds 1e-8 to every weight; here what is 0 is never drawn.
+            # Divided by the largest to avoid overflow. verl adds 1e-8 to each weight; here a score of 0 is never drawn.
             assert filtration.exponent is not None, "the resolved form has it"
             return (sizes_S / sizes_S.max()).pow(filtration.exponent)
         case PolicyFiltrationType.MAX_MIN:
@@ -41,9 +42,10 @@ def filtration_weights(scores_S: Tensor, filtration: PolicyFiltration) -> Tensor
 def drawn_rows(
     scores_B: Tensor, groups_B: Tensor, is_learned_B: Tensor, filtration: PolicyFiltration, uniform_B: Tensor
 ) -> Tensor:
-    """[B] int64: for each row the one that is learned from in its place. A row that is not learned from stays, and is
-    drawn for no other. `groups_B` are equal for responses to the same prompt; `uniform_B`, float64 from 0 to below 1,
-    is all the chance there is."""
+    """[B] int64: for each row the number of the row that replaces it in the updates.
+
+    A row that is not trained on keeps its own number and replaces no other row. `groups_B` is equal for responses to
+    the same prompt. `uniform_B` (float64 in [0, 1)) is the only source of randomness."""
     drawn_B = torch.arange(len(scores_B))
     scopes_B = groups_B if filtration.scope is FiltrationScope.GROUP else torch.zeros_like(groups_B)
     for scope in sorted(set(scopes_B[is_learned_B].tolist())):

@@ -1,9 +1,12 @@
-"""Policy losses of a token by itself. Aggregation to one number is `aggregation`'s work; losses of whole responses are
-in `sequence_losses`, those that ask for statistics of the mini-batch in `covariance_losses`.
+"""Policy losses that treat each token separately.
 
-A loss is written as its paper writes it, and autograd finds its gradient by `logprobs_N`; what a paper takes for a
-number is detached. Log-ratios, logprob - old logprob, are held within +-20, and no gradient flows beyond, unless a
-function says otherwise.
+`sequence_losses` has losses of whole responses, `covariance_losses` those that need statistics of the mini-batch, and
+`aggregation` reduces losses to a scalar. Each loss is written as in its paper; autograd computes the gradient with
+respect to `logprobs_N`, and what the paper treats as a constant is detached.
+
+In the formulas A is the advantage, r = exp(logprob - old logprob) the ratio, and `low` and `high` are the clip bounds
+`clipRatioLow` and `clipRatioHigh`. Log-ratios are clamped to +-20, beyond which no gradient flows, unless a function
+says otherwise.
 
 Legend: N response tokens.
 """
@@ -19,24 +22,24 @@ from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
 
 CLIPPED_SUM = "pg_clipfrac"
-"""Tokens whose ratio is out of the trust region in the direction that the advantage pushes."""
+"""The number of tokens whose ratio is outside the trust region in the direction that the advantage pushes."""
 DUAL_CLIPPED_SUM = "pg_clipfrac_lower"
-"""Tokens with a negative advantage whose loss met the dual clip's bound."""
+"""The number of tokens with a negative advantage whose loss was limited by the dual clip."""
 KL_SUM = "ppo_kl"
-"""Old less new log-probability: K1 estimate of KL(old policy || policy)."""
+"""The sum of old minus new log-probability: the K1 estimate of KL(old policy || policy)."""
 BOUNDED_SUM = "pg_ratio_bounded"
-"""Tokens whose ratio, as a weight, met its bound."""
+"""The number of tokens whose ratio, used as a weight, was limited to its maximum."""
 
 LEAST_REST = 1e-8
-"""Added to the probability of all other tokens, which may be 0."""
+"""Added to 1 - p before a division or logarithm, because it may be 0."""
 
 
 def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)) with r = exp(logprob - old logprob), [N].
+    """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)), [N].
 
-    Source: PPO, Schulman et al. 2017, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476,
-    section 3.1. Dual clip: where A < 0 the loss is at most -A `dualClipRatio` (Ye et al. 2019, arXiv 1912.09729,
-    equation 5); 0 for no such bound. The usual choice.
+    Source: Schulman et al. 2017, arXiv 1707.06347, equation 7; separate bounds: DAPO, arXiv 2503.14476, section 3.1.
+    Dual clip: if A < 0 the loss is at most -A `dualClipRatio` (Ye et al. 2019, arXiv 1912.09729, equation 5); 0 turns
+    it off. When to use: the default.
     """
     advantages_N = inputs.advantages_N
     log_ratio_N = held_log_ratio(inputs)
@@ -51,19 +54,20 @@ def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
 
 
 def clipped_losses(ratio_N: Tensor, advantages_N: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)), and where it is the second, [N] each."""
+    """max(-A r, -A clip(r, 1 - low, 1 + high)), and whether the second (clipped) term is the larger, [N] each."""
     unclipped_N = -advantages_N * ratio_N
     clipped_N = -advantages_N * ratio_N.clamp(1.0 - low, 1.0 + high)
-    # Not torch.maximum: where both are equal it would halve the gradient of a ratio that rounding alone puts outside.
+    # Not torch.maximum: for equal terms it would give half the gradient to each, and the clipped term has none.
     is_clipped_N = clipped_N > unclipped_N
     return clipped_N.where(is_clipped_N, unclipped_N), is_clipped_N
 
 
 def clipped_weight(inputs: LossInputs, settings: Cispo) -> TokenLosses:
-    """-w A logprob with the number w = clip(r, 1 - low, 1 + high), [N].
+    """CISPO: -w A logprob with the constant w = clip(r, 1 - low, 1 + high), [N].
 
-    Source: CISPO, MiniMax 2025, arXiv 2506.13585, equations 4 and 5. A ratio is above 0, so `clipRatioLow` from 1 on
-    is no bound. Every token has a gradient, beyond +-20, too: for the rare tokens that turn a line of thought.
+    Source: MiniMax 2025, arXiv 2506.13585, equations 4 and 5. A ratio is positive, so `clipRatioLow` of 1 or more means
+    no lower bound. Every token has a gradient, also beyond log-ratios of +-20. When to use: long reasoning, where PPO's
+    clip would remove the gradient of rare tokens that change the line of thought.
     """
     log_ratio_N = held_log_ratio(inputs).detach()
     ratio_N = log_ratio_N.exp()
@@ -73,20 +77,21 @@ def clipped_weight(inputs: LossInputs, settings: Cispo) -> TokenLosses:
 
 
 def policy_gradient(inputs: LossInputs) -> TokenLosses:
-    """-A logprob, [N]; nothing is held, and the old log-probabilities are for the metrics alone.
+    """GPG, REINFORCE: -A logprob, [N]. Nothing is clamped; the old log-probabilities are used for metrics only.
 
-    Source: GPG, Chu et al. 2025, arXiv 2504.02546, its objective; REINFORCE, Williams 1992. For one update per step:
-    there is no trust region.
+    Source: objective of GPG, Chu et al. 2025, arXiv 2504.02546; REINFORCE, Williams 1992. When to use: one update per
+    step, because there is no trust region.
     """
     kl_sum = (inputs.old_logprobs_N - inputs.logprobs_N.detach()).sum()
     return TokenLosses(-inputs.advantages_N * inputs.logprobs_N, {KL_SUM: kl_sum})
 
 
 def soft_gate(inputs: LossInputs, settings: Sapo) -> TokenLosses:
-    """-(4 / t) sigmoid(t (r - 1)) A, where t is `temperaturePositive` for A > 0, else `temperatureNegative`, [N].
+    """SAPO: -(4 / t) sigmoid(t (r - 1)) A, [N]; t is `temperaturePositive` if A > 0, otherwise `temperatureNegative`.
 
-    Source: SAPO, Gao et al. 2025, arXiv 2511.20347, its objective and gate: the policy gradient's slope at ratio 1,
-    and a gate that closes smoothly where PPO cuts.
+    Source: objective and gate of SAPO, Gao et al. 2025, arXiv 2511.20347. At r = 1 the gradient is the policy
+    gradient; away from it the gradient decreases smoothly where PPO cuts it off. When to use: if hard clipping makes
+    training unstable, for example with mixtures of experts.
     """
     log_ratio_N = held_log_ratio(inputs)
     temperatures_N = by_sign(inputs.advantages_N, settings.temperature_positive, settings.temperature_negative)
@@ -96,13 +101,13 @@ def soft_gate(inputs: LossInputs, settings: Sapo) -> TokenLosses:
 
 
 def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
-    """-w A logprob with the number w = min(r, `maxRatio`), and 0 for tokens whose probability p has left the trust
-    region in the direction that A pushes, [N].
+    """DPPO: -w A logprob with the constant w = min(r, `maxRatio`), [N]; w = 0 for tokens whose probability p has left
+    the trust region in the direction that A pushes.
 
-    Source: DPPO, Qi et al. 2026, arXiv 2602.04879, its mask and binary approximations. With the old
-    probability q: TV is |p - q|, KL is q log(q / p) + (1 - q) log((1 - q) / (1 - p)). The threshold is
-    `thresholdHigh` where A > 0, and p > q is out; `thresholdLow` where A < 0, and p < q is. For vocabularies with many
-    rare tokens, whose ratios are large while nothing has moved.
+    Source: mask and binary approximations of DPPO, Qi et al. 2026, arXiv 2602.04879. With the old probability q, the
+    divergence is TV = |p - q| or KL = q log(q / p) + (1 - q) log((1 - q) / (1 - p)). A token is masked if A > 0, p > q
+    and the divergence exceeds `thresholdHigh`, or if A < 0, p < q and it exceeds `thresholdLow`. When to use: large
+    vocabularies, whose rare tokens have large ratios although their probability has hardly changed.
     """
     advantages_N = inputs.advantages_N
     log_ratio_N = held_log_ratio(inputs).detach()
@@ -113,10 +118,10 @@ def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
         case Divergence.TV:
             is_out_N = pushed_N > thresholds_N
         case Divergence.KL:
-            # Rounding may put a probability above 1.
+            # Rounding may make a probability larger than 1.
             rest_N, old_rest_N = ((1.0 - each_N).clamp(min=0.0) for each_N in (new_N, old_N))
-            of_rest_N = old_rest_N * ((old_rest_N + LEAST_REST) / (rest_N + LEAST_REST)).log()
-            is_out_N = (pushed_N > 0) & (of_rest_N - old_N * log_ratio_N > thresholds_N)
+            kl_of_rest_N = old_rest_N * ((old_rest_N + LEAST_REST) / (rest_N + LEAST_REST)).log()
+            is_out_N = (pushed_N > 0) & (kl_of_rest_N - old_N * log_ratio_N > thresholds_N)
     ratio_N = log_ratio_N.exp()
     weights_N = ratio_N.clamp(max=settings.max_ratio).masked_fill(is_out_N, 0.0)
     sums = {
@@ -128,11 +133,11 @@ def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
 
 
 def quadratic_penalty(inputs: LossInputs, settings: Dro) -> TokenLosses:
-    """-A logprob + beta / 2 (logprob - old logprob)^2, [N]. Nothing is held: the penalty pulls from any distance.
+    """DRO: -A logprob + beta / 2 (logprob - old logprob)^2, [N]. Log-ratios are not clamped.
 
-    Source: DRO, Richemond et al. 2024, arXiv 2405.19107, its policy objective: the squared error
-    (r - V - beta log-ratio)^2 / 2 has this gradient, times beta, with A = r - V. For responses that are many updates
-    old.
+    Source: policy objective of DRO, Richemond et al. 2024, arXiv 2405.19107. The paper's squared error
+    (reward - V - beta log-ratio)^2 / 2 has beta times this gradient, with A = reward - V. When to use: off-policy
+    responses that are many updates old.
     """
     log_ratio_N = inputs.logprobs_N - inputs.old_logprobs_N
     losses_N = -inputs.advantages_N * inputs.logprobs_N + settings.beta / 2 * log_ratio_N.square()
@@ -140,10 +145,10 @@ def quadratic_penalty(inputs: LossInputs, settings: Dro) -> TokenLosses:
 
 
 def held_log_ratio(inputs: LossInputs) -> Tensor:
-    """[N]: logprob - old logprob, within +-20."""
+    """[N]: logprob - old logprob, clamped to +-20."""
     return (inputs.logprobs_N - inputs.old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def by_sign(advantages_N: Tensor, positive: float, otherwise: float) -> Tensor:
-    """[N]: `positive` where A > 0, else `otherwise`."""
+    """[N]: `positive` for tokens with A > 0, `otherwise` for the rest."""
     return torch.full_like(advantages_N, otherwise).masked_fill(advantages_N > 0, positive)

@@ -1,8 +1,7 @@
-"""What is done about responses that were sampled from another distribution than the trainer's: other kernels, rounding,
-weights that are some updates old.
+"""Off-policy correction for the mismatch between trainer and rollout engine (other kernels, rounding, older weights).
 
-Legend: B rows, N response tokens of all rows. Log ratios are the trainer's log-probability of a sampled token, before
-the step's updates, less that which the rollout engine gave to it.
+Legend: B rows, N response tokens of all rows. The log-ratio of a sampled token is its log-probability by the trainer
+before the step's updates minus its log-probability by the rollout engine.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ _OF_SEQUENCE = (RolloutCorrectionType.SEQUENCE_TRUNCATED, RolloutCorrectionType.
 
 @torch.no_grad()
 def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: RolloutCorrection) -> Tensor:
-    """What each token's policy loss is multiplied by, [N], with a `correction` that is resolved and has a type; no
-    gradient.
+    """Importance weights by which each token's policy loss is multiplied, [N], without gradient. `correction` is
+    resolved and its type is not None.
 
-    With w = exp(log ratio) of the token, or of the sum over its response: min(w, maxRatio) where there is no bound
-    below, else w from minRatio to maxRatio and 0 outside. Log ratios are held within +-20.
+    With w = exp(log-ratio) of the token, or exp(sum of the log-ratios) of its response, the weight is min(w, maxRatio)
+    without a lower bound; with one it is w in [minRatio, maxRatio] and 0 outside. Log-ratios are clamped to +-20.
 
-    Source: truncated importance sampling, Ionides 2008, doi 10.1198/106186008X320456, for rollout engines Yao et al.
-    2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; with both bounds IcePop, Ling Team
-    2025, arXiv 2510.18855.
+    Source: truncated importance sampling, Ionides 2008, doi 10.1198/106186008X320456; for rollout engines, Yao et al.
+    2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; with both bounds, IcePop, Ling Team
+    2025, arXiv 2510.18855. When to use: a low-precision rollout engine, or responses from older weights.
     """
     if correction.type in _OF_SEQUENCE:
         log_ratios_N = segments.spread(segments.sum(log_ratios_N))
@@ -47,22 +46,22 @@ def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: Rol
 
 @torch.no_grad()
 def is_kept(log_ratios_N: Tensor, segments: Segments, rejection: RolloutRejection) -> Tensor:
-    """Whether each token is learned from, [N] bool, by a `rejection` that is resolved.
+    """[N] bool: whether each token is trained on. `rejection` is resolved.
 
-    Of the token, or of the sum, mean or largest over its response: K1 is the ratio exp(log ratio), from min to max;
-    K2, log ratio^2 / 2, and K3, exp(log ratio) - 1 - log ratio, are at most max. Log ratios are held within +-20. The
-    ratio is the trainer's over the generator's, as in the weights; that of verl's rejection is the inverse, so that its
-    bounds lo_hi are 1/hi and 1/lo here.
+    The estimate is that of the token, or the sum, mean or maximum over its response. A token is kept if K1, the ratio
+    exp(log-ratio), is in [min, max]; or if K2 = log-ratio^2 / 2 or K3 = exp(log-ratio) - 1 - log-ratio is at most max.
+    Log-ratios are clamped to +-20. The ratio is trainer / rollout engine, as in the weights. verl's rejection uses the
+    inverse, so its bounds lo_hi are 1/hi and 1/lo here.
 
     Source: estimators as in `kl`; masks by the geometric mean of ratios, Zheng et al. 2025, arXiv 2507.18071 (GSPO)."""
-    held_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    clamped_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     match rejection.estimator:
         case RejectionEstimator.K1:
-            values_N = held_N
+            values_N = clamped_N
         case RejectionEstimator.K2:
-            values_N = held_N.square() / 2
+            values_N = clamped_N.square() / 2
         case RejectionEstimator.K3:
-            values_N = held_N.expm1() - held_N
+            values_N = clamped_N.expm1() - clamped_N
     match rejection.level:
         case RejectionLevel.TOKEN:
             pass

@@ -1,7 +1,7 @@
-"""Which tokens of a whole mini-batch have the largest numbers, and numbers that stand for a draw: the same however rows
-are dealt out to workers and micro-batches.
+"""Selects the tokens with the largest values of a whole mini-batch, and draws pseudo-random keys for tokens. Results do
+not depend on how rows are distributed across workers and micro-batches.
 
-Legend: B rows, N response tokens of one worker, C some of them, D bins of a histogram.
+Legend: B rows, N response tokens of one worker, C candidates among them, D bins of a histogram.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from rljob_trainer.algorithms.interfaces import Reduce
 from rljob_trainer.algorithms.segments import Segments
 
 DIGIT_BITS, NUM_PASSES = 11, 3
-"""Of keys with 32 bits."""
+"""A 32-bit key is read in so many digits of so many bits."""
 NUM_DIGITS = 1 << DIGIT_BITS
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The n-th largest key of all workers."""
+    """The n-th largest key over all workers."""
 
     key: int
     num_above: int
-    """Of larger keys, all workers'."""
+    """The number of larger keys on all workers."""
     num_equal: int
+    """The number of keys equal to `key` on all workers."""
 
 
 def nth_largest(keys_C: Tensor, nth: int, reduce: Reduce) -> Threshold:
-    """Collective. The `nth` largest (from 1) of the keys of all workers, int64 from 0 to below 2^32; of fewer keys the
-    smallest, and -1 where there are none. Exact: digit by digit, with a histogram over all workers for each."""
-    # No other than the largest of each worker can be it. On the host, where these few cost least.
+    """Collective. The `nth` largest key (from 1) over all workers, exactly. Keys are int64 in [0, 2^32).
+
+    With fewer than `nth` keys it is the smallest; without any it is -1. Radix selection: finds the key digit by digit,
+    with one histogram over all workers for each digit."""
+    # Only the `nth` largest of each worker are candidates. These are few, so they are processed on the host.
     candidates_C = keys_C[_largest_here(keys_C, nth)].cpu().numpy()
     key, num_above, num_equal = 0, 0, 0
     for shift in range(DIGIT_BITS * (NUM_PASSES - 1), -1, -DIGIT_BITS):
@@ -54,10 +57,11 @@ def nth_largest(keys_C: Tensor, nth: int, reduce: Reduce) -> Threshold:
 
 
 def largest(values_N: Tensor, num_wanted: int, reduce: Reduce, draw: Callable[[Tensor], Tensor]) -> Tensor:
-    """Collective. Where, [C] int64, this worker has some of the `num_wanted` largest numbers (in float32) of all
-    workers. Of tokens with the same number those with the largest keys of `draw`, which is called only if it has to
-    decide, with the places of these tokens; what has the same key, too, is taken together, so that there may be more.
-    """
+    """Collective. [C] int64: the positions on this worker of the `num_wanted` largest values (in float32) of all
+    workers.
+
+    Ties are broken by the largest keys of `draw`, which gets the positions of tied tokens and is called only if there
+    is a tie to break. Tokens with equal keys are all selected, so the result may have more than `num_wanted` tokens."""
     places_C = _largest_here(values_N.float(), num_wanted)
     keys_C = ordered_keys(values_N[places_C])
     bound = nth_largest(keys_C, num_wanted, reduce)
@@ -71,27 +75,28 @@ def largest(values_N: Tensor, num_wanted: int, reduce: Reduce, draw: Callable[[T
 
 
 def ordered_keys(values_C: Tensor) -> Tensor:
-    """[C] int64 from 0 to below 2^32 in the order of float32 numbers."""
-    # Adding 0 makes 0 of -0. Read as a whole number a float has its sign and then its size.
+    """[C] int64 in [0, 2^32): keys in the order of the values as float32."""
+    # Adding 0 turns -0 into 0. The bits of a float, read as an integer, are ordered by sign and then by magnitude.
     bits_C = (values_C.float() + 0.0).view(torch.int32)
     return (bits_C ^ ((bits_C >> 31) & 0x7FFFFFFF)).to(torch.int64) + (1 << 31)
 
 
 def drawn_keys(rollout_logprobs_N: Tensor, segments: Segments, places_C: Tensor) -> Tensor:
-    """[C] int64 from 0 to below 2^32, as good as random, for the tokens at these places: a hash of a token's place in
-    its response, and of the sum, to the last bit of 64, of the log-probabilities that the rollout engine gave to the
-    response. Both are the same in a resumed run and on any number of workers. Equal responses with equal numbers have
-    equal draws."""
+    """[C] int64 in [0, 2^32): a pseudo-random key for the token at each of these positions.
+
+    It is a hash of the token's position in its response and of the bits of the float64 sum of the response's rollout
+    log-probabilities. Both are the same in a resumed run and on any number of workers. Identical responses with
+    identical log-probabilities have identical keys."""
     sums_B = segments.sum(rollout_logprobs_N.double())
     ends_B = segments.lengths_B.cumsum(0)
     rows_C = torch.searchsorted(ends_B, places_C, right=True)
     within_C = places_C - (ends_B - segments.lengths_B)[rows_C]
-    of_rows_B = _mixed(sums_B.view(torch.int64).clone())
-    return (_mixed(of_rows_B[rows_C] + within_C) >> 32) + (1 << 31)
+    row_hashes_B = _mixed(sums_B.view(torch.int64).clone())
+    return (_mixed(row_hashes_B[rows_C] + within_C) >> 32) + (1 << 31)
 
 
 def _largest_here(values_N: Tensor, num_wanted: int) -> Tensor:
-    """[C]: the places of this worker's `num_wanted` largest numbers, and of all that are as large as the last."""
+    """[C]: the positions of this worker's `num_wanted` largest values, including all that tie with the smallest."""
     if num_wanted >= len(values_N):
         return torch.arange(len(values_N), device=values_N.device)
     last = torch.topk(values_N, num_wanted, sorted=False).values.min()
@@ -99,7 +104,7 @@ def _largest_here(values_N: Tensor, num_wanted: int) -> Tensor:
 
 
 def _mixed(values_C: Tensor) -> Tensor:
-    """Changes the values, one to one. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
+    """Hashes the values one to one, in place. Source: the finalizer of SplitMix64 (Steele, Lea and Flood 2014,
     doi 10.1145/2660193.2660195)."""
     values_C.bitwise_xor_(_shifted(values_C, 30)).mul_(-0x40A7B892E31B1A47)
     values_C.bitwise_xor_(_shifted(values_C, 27)).mul_(-0x6B2FB644ECCEEE15)
@@ -107,5 +112,5 @@ def _mixed(values_C: Tensor) -> Tensor:
 
 
 def _shifted(values_C: Tensor, num_bits: int) -> Tensor:
-    """To the right, with zeros coming in: torch's own shift repeats the sign."""
+    """A logical right shift: torch's own right shift is arithmetic and copies the sign bit."""
     return (values_C >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)

@@ -1,11 +1,11 @@
 """Policy losses with one ratio for a whole response.
 
-Every token of a response has the response's loss. The gradient by a token's own log-probability is that of GSPO-token
-(arXiv 2507.18071, section 4.3): as if that token alone moved the response's log-ratio, by its full amount rather than
-by 1 / length. So for any weights that the tokens of a response have in common, as in every aggregation, the gradient of
-the response's weighted sum is the exact one. SequenceMeanTokenMean gives what the papers write, one loss for each
-response; TokenMean weighs responses by their lengths. Where weights differ within a response (rollout correction), or
-advantages in GSPO, each token's are those of its own gradient.
+Every token of a response has the response's loss. Its gradient with respect to the token's own log-probability is that
+of GSPO-token (arXiv 2507.18071, section 4.3): the token counts as if it moved the response's log-ratio by the full
+change instead of 1 / length of it. If all tokens of a response have the same weight, as in every aggregation, the
+gradient of the response's weighted sum is exact. With SequenceMeanTokenMean it is the papers' objective (one loss per
+response); with TokenMean responses are weighted by their lengths. If weights differ within a response (rollout
+correction), or advantages in GSPO, each token's gradient is scaled by its own weight or advantage.
 
 Legend: B rows, N response tokens of all rows.
 """
@@ -21,14 +21,15 @@ from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, KL_SUM, clipped_
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_MEAN_LOG_RATIO = 10.0
-"""Of a response."""
+"""The upper bound of a response's mean log-ratio."""
 
 
 def clipped_sequence_ratio(inputs: LossInputs, settings: Gspo) -> TokenLosses:
-    """max(-A s, -A clip(s, 1 - low, 1 + high)), [N], with s = exp(mean of the response's log-ratios).
+    """GSPO: max(-A s, -A clip(s, 1 - low, 1 + high)), [N], with s = exp(mean of the response's log-ratios).
 
-    Source: GSPO, Zheng et al. 2025, arXiv 2507.18071, sections 4.1 and 4.3. The mean is held below 10, and no gradient
-    flows beyond. For long responses and mixtures of experts: no single token's noise clips a response.
+    Source: Zheng et al. 2025, arXiv 2507.18071, sections 4.1 and 4.3. The mean is clamped to at most 10, beyond which
+    no gradient flows. When to use: long responses and mixtures of experts, because the noise of single tokens does not
+    decide on clipping.
     """
     log_ratio_N = inputs.logprobs_N - inputs.old_logprobs_N
     means_N = _response_means(log_ratio_N, inputs.segments).clamp(max=MAX_MEAN_LOG_RATIO)
@@ -39,13 +40,14 @@ def clipped_sequence_ratio(inputs: LossInputs, settings: Gspo) -> TokenLosses:
 
 
 def clipped_geometric_mean(inputs: LossInputs, settings: Gmpo) -> TokenLosses:
-    """-A exp(mean of the response's clipped log-ratios), [N], with the response's mean advantage as A. A token's
-    log-ratio is clipped above at `high` where its advantage is positive, below at -`low` where it is negative, and
-    counts as 0 where it is 0.
+    """GMPO: -A exp(mean of the response's clipped log-ratios), [N], with the response's mean advantage as A.
 
-    Source: GMPO, Zhao et al. 2025, arXiv 2507.20673, whose objective is this loss by SequenceMeanTokenMean. verl 0.9.1
-    takes the mean over the rows of a micro-batch, whatever the job's aggregation is. Log-ratios are held within +-20
-    first. For wide bounds: a geometric mean is moved less by single outliers.
+    A token's log-ratio is clipped to at most `clipLogRatioHigh` if its advantage is positive, to at least
+    -`clipLogRatioLow` if it is negative, and counts as 0 if the advantage is 0. Log-ratios are clamped to +-20 first.
+
+    Source: Zhao et al. 2025, arXiv 2507.20673; the objective is this loss with SequenceMeanTokenMean. verl 0.9.1 takes
+    the mean over the rows of a micro-batch for every aggregation. When to use: wide clip bounds, because single
+    outliers change a geometric mean less.
     """
     segments, advantages_N = inputs.segments, inputs.advantages_N
     log_ratio_N = held_log_ratio(inputs)
@@ -59,6 +61,6 @@ def clipped_geometric_mean(inputs: LossInputs, settings: Gmpo) -> TokenLosses:
 
 
 def _response_means(values_N: Tensor, segments: Segments) -> Tensor:
-    """[N]: to each value its row's mean, whose gradient by the value itself is 1."""
+    """[N]: for each value the mean of its row, with a gradient of 1 with respect to the value itself."""
     numbers_N = values_N.detach()
     return segments.spread(segments.mean(numbers_N)) + (values_N - numbers_N)

@@ -1,8 +1,7 @@
-"""What runs on every data-parallel worker, run for several of them in one process: to try a function before there are
-workers.
+"""Simulates several data-parallel workers in one process, to try a user's function before real workers exist.
 
-Each worker is a thread, and one thread runs at a time, until it waits in `Reduce` or is done. What a module keeps in
-globals they share, unlike real workers, which are processes.
+Each worker is a thread. One thread runs at a time, until it waits in `Reduce` or finishes. Unlike real workers, which
+are processes, they share the global variables of modules.
 """
 
 from __future__ import annotations
@@ -22,23 +21,25 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 PATIENCE_SECONDS = 300.0
-"""For workers that block each other outside of `Reduce`. Within it they wait as long as any other may still call."""
+"""The timeout for workers that block each other outside of `Reduce`. Within it they wait for the others without
+limit."""
 
 
 def on_workers(
     parts: Sequence[Part], compute: Callable[[Part, Reduce], Result], patience_seconds: float = PATIENCE_SECONDS
 ) -> list[Result]:
-    """`compute(part, reduce)` for every part, as on so many workers.
+    """Calls `compute(part, reduce)` once for each part, each on its own simulated worker, and returns the results.
 
-    Raises what the first worker to fail raises; none is left waiting for it. Calls of `reduce` that do not match those
-    of the other workers raise ValueError in it. Workers that do not come to an end are left behind with a TimeoutError.
+    Raises the error of the first worker that fails; the others do not wait for it. A call of `reduce` that does not
+    match those of the other workers raises ValueError in the worker that makes it. Raises TimeoutError if workers do
+    not finish, and leaves their threads behind.
     """
-    meeting = _Meeting(len(parts))
+    rendezvous = _Rendezvous(len(parts))
     results: dict[int, Result] = {}
 
     def work(rank: int) -> None:
-        with meeting.attended(rank):
-            results[rank] = compute(parts[rank], _Member(meeting, rank))
+        with rendezvous.running(rank):
+            results[rank] = compute(parts[rank], _ThreadReduce(rendezvous, rank))
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(parts))]
     for thread in threads:
@@ -47,10 +48,10 @@ def on_workers(
         thread.join(patience_seconds)
         if thread.is_alive():
             break
-    if meeting.failures:
-        raise meeting.failures[0]
+    if rendezvous.failures:
+        raise rendezvous.failures[0]
     if any(thread.is_alive() for thread in threads):
-        raise TimeoutError(f"workers: not done after {patience_seconds:g} s; hold no lock while calling `reduce`")
+        raise TimeoutError(f"workers: not finished after {patience_seconds:g} s; hold no lock while calling `reduce`")
     return [results[rank] for rank in range(len(parts))]
 
 
@@ -63,19 +64,19 @@ class _Call:
         return f"{self.operation} of {list(self.values.shape)} {str(self.values.dtype).removeprefix('torch.')}"
 
 
-class _Meeting:
-    """The calls of all workers. Whoever runs holds the lock; waiting lends it to the others."""
+class _Rendezvous:
+    """The `reduce` calls of all workers. The worker that runs holds the lock, and releases it while it waits."""
 
     def __init__(self, num_workers: int) -> None:
         self.calls: list[list[_Call]] = [[] for _ in range(num_workers)]
         self.is_done = [False] * num_workers
         self.failures: list[BaseException] = []
-        """In the order of their time."""
+        """Errors of workers in the order in which they were raised."""
         self._turn = threading.Condition()
 
     @contextmanager
-    def attended(self, rank: int) -> Iterator[None]:
-        """What the worker does is done within; what it raises is kept."""
+    def running(self, rank: int) -> Iterator[None]:
+        """The worker's code runs within this block; an error that it raises is added to `failures`."""
         with self._turn:
             try:
                 yield
@@ -85,44 +86,44 @@ class _Meeting:
                 self.is_done[rank] = True
                 self._turn.notify_all()
 
-    def of_all(self, rank: int, call: _Call) -> Tensor:
-        """The values of this call and of those of the other workers that it meets, in a first dimension."""
-        place = len(self.calls[rank])
+    def gathered(self, rank: int, call: _Call) -> Tensor:
+        """Waits for the matching call of every worker and returns their values, stacked along a new first dimension."""
+        number = len(self.calls[rank])
 
-        def have_all_come() -> bool:
-            places = zip(self.calls, self.is_done, strict=True)
-            return all(is_done or len(calls) > place for calls, is_done in places)
+        def have_all_called() -> bool:
+            workers = zip(self.calls, self.is_done, strict=True)
+            return all(is_done or len(calls) > number for calls, is_done in workers)
 
         self.calls[rank].append(call)
         self._turn.notify_all()
-        self._turn.wait_for(have_all_come)
-        met = [calls[place] for calls in self.calls if len(calls) > place]
-        if len(met) < len(self.calls):
+        self._turn.wait_for(have_all_called)
+        matching = [calls[number] for calls in self.calls if len(calls) > number]
+        if len(matching) < len(self.calls):
             raise ValueError(
-                f"reduce: another worker has ended without this call ({call}); call it equally often on all workers, "
-                "those without any token, too"
+                f"reduce: another worker finished without this call ({call}); make the same number of calls on all "
+                "workers, also on those without any token"
             )
-        if len(different := sorted({str(each) for each in met})) > 1:
+        if len(different := sorted({str(each) for each in matching})) > 1:
             raise ValueError(
-                f"reduce: calls of the workers that should meet differ ({', '.join(different)}); make the same ones on "
-                "all workers, with tensors of the same shape and dtype"
+                f"reduce: the calls of the workers do not match ({', '.join(different)}); make the same calls on all "
+                "workers, with tensors of the same shape and dtype"
             )
-        return torch.stack([each.values for each in met])
+        return torch.stack([each.values for each in matching])
 
 
-class _Member:
+class _ThreadReduce:
     """`Reduce` for one worker."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: _Rendezvous, rank: int) -> None:
+        self._rendezvous = rendezvous
         self._rank = rank
 
     def sum(self, values: Tensor) -> Tensor:
-        return self._of_all("sum", values).sum(dim=0, dtype=values.dtype)
+        return self._gathered("sum", values).sum(dim=0, dtype=values.dtype)
 
     def max(self, values: Tensor) -> Tensor:
-        return self._of_all("max", values).amax(dim=0)
+        return self._gathered("max", values).amax(dim=0)
 
-    def _of_all(self, operation: str, values: Tensor) -> Tensor:
-        # A copy, because this worker may go on to change its own before the others have looked.
-        return self._meeting.of_all(self._rank, _Call(operation, values.detach().clone()))
+    def _gathered(self, operation: str, values: Tensor) -> Tensor:
+        # A copy, because this worker may change its tensor before the others have read it.
+        return self._rendezvous.gathered(self._rank, _Call(operation, values.detach().clone()))

@@ -1,10 +1,10 @@
-"""Formulas of advantages on tokens. They run on the workers, each with its own rows, and learn through `Reduce` what
-they have to know of the others'.
+"""Advantages computed token by token. They run on the workers, each with its own rows; statistics over all workers go
+through `Reduce`.
 
-The reward of a response stands at its last token, and the KL penalty of each token is taken off there. A response
-without any token has no place for its reward.
+A response gets its reward at its last token, and each token's KL penalty is subtracted at that token. The reward of a
+response without tokens is ignored.
 
-Legend: N response tokens of this worker, L rows with at least one token, G groups, T token positions of the longest
+Legend: N response tokens of this worker, L rows with at least one token, G groups, P token positions of the longest
 response of all workers.
 """
 
@@ -28,14 +28,16 @@ from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.whitening import whitened
 
 WEIGHT_EPSILON = 1e-8
-"""Added to each weight of a baseline: where all are 0, and next to that, the baseline is the mean."""
+"""Added to each weight of a baseline, so that the baseline is the mean if all weights are (nearly) 0."""
 
 
 def generalized_advantages(inputs: TokenInputs, reduce: Reduce, settings: Gae) -> TokenAdvantages:
-    """delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda A_{t+1}, with V and A of 0 after the last
-    token; advantages are whitened over all workers, returns are A + V before that. Needs VALUES and KL_PENALTIES.
+    """GAE: A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t, whitened over all workers.
 
-    Source: GAE, Schulman et al. 2015, arXiv 1506.02438, equations 11 and 16.
+    V and A are 0 after the last token. The returns for the critic are A + V before whitening. Needs VALUES and
+    KL_PENALTIES.
+
+    Source: Schulman et al. 2015, arXiv 1506.02438, equations 11 and 16. When to use: PPO with a critic.
     """
     values_N, segments = inputs.columns[VALUES], inputs.segments
     next_values_N = values_N.roll(-1).index_fill(0, last_positions(segments), 0.0)
@@ -45,34 +47,38 @@ def generalized_advantages(inputs: TokenInputs, reduce: Reduce, settings: Gae) -
 
 
 def reinforce_plus_plus_advantages(inputs: TokenInputs, reduce: Reduce, settings: ReinforcePlusPlus) -> TokenAdvantages:
-    """A_t = the discounted sum of the rewards from t on, whitened over all workers. Needs KL_PENALTIES.
+    """REINFORCE++: A_t = sum over s >= t of gamma^(s - t) r_s, whitened over all workers. Needs KL_PENALTIES.
 
-    Source: REINFORCE++, Hu 2025, arXiv 2501.03262, section 3 (the KL of each token in its reward, and normalization
-    over the global batch).
+    Source: Hu 2025, arXiv 2501.03262, section 3 (KL per token in the reward, and normalization over the global batch).
+    When to use: one response per prompt without a critic.
     """
     return TokenAdvantages(whitened(discounted_returns(inputs, gamma=settings.gamma), reduce))
 
 
 def discounted_returns(inputs: TokenInputs, *, gamma: float) -> Tensor:
-    """[N]: the rewards from each token on. Needs KL_PENALTIES."""
+    """[N]: the discounted sum of the rewards from each token on. Needs KL_PENALTIES."""
     return discounted_sums(_token_rewards(inputs), inputs.segments, gamma)
 
 
 def optimal_token_baseline_advantages(
     inputs: TokenInputs, reduce: Reduce, settings: OptimalTokenBaseline
 ) -> TokenAdvantages:
-    """A_t = G_t - sum of G_t W_t / sum of W_t over those responses of the group that have a token t, where G_t are the
-    rewards from t on, and W_t is the sum up to t of 1 - 2 p + (sum of the squares of all probabilities), with p the
-    token's own. Needs OLD_LOGPROBS, SQUARES and KL_PENALTIES. Group ids are from 0 on, without large gaps.
+    """OTB: A_t = R_t - (sum of W_t R_t) / (sum of W_t), with sums over those responses of the group that have a token
+    t.
 
-    W stands for the square of the gradient's length on the way to t. Source: Li et al. 2026, arXiv 2602.07078; the
-    tail is verl's: where a single response of its group is left, its own return would be its baseline, and with
-    `zeroTail` there is none. A group with a single response has none, either way. Positions count response tokens
-    alone, as in verl's `tir_optimal_token_baseline`. Unlike verl's, W is never below 0, where 1 - 2 p + p^2 rounds to
-    that, and 1e-8 is added to each W rather than to their sum.
+    R_t is the sum of the rewards from t on. W_t estimates the squared norm of the gradient up to t: the sum up to t of
+    1 - 2 p + (sum of the squared probabilities of the vocabulary), with p the probability of the token itself.
+    Positions count response tokens only, as in verl's `tir_optimal_token_baseline`. Needs OLD_LOGPROBS, SQUARES and
+    KL_PENALTIES.
 
-    The sums over groups are dense: each worker has 24 bytes for each of G x T, and they are added up once over all
-    workers (100 MB for 1,024 groups and 4,096 positions). Raises ValueError for a negative group id.
+    Source: Li et al. 2026, arXiv 2602.07078. The tail is verl's: if a single response of a group still has a token t,
+    its baseline would be its own return, so with `zeroTail` there is no baseline. A group with a single response never
+    has one. Unlike in verl, W is never negative (1 - 2 p + p^2 may round below 0), and 1e-8 is added to each W, not to
+    their sum. When to use: long responses whose tokens have very different gradients.
+
+    The sums are dense, [3, G x P] in float64: each worker allocates 24 bytes per group and position and reduces them
+    once over all workers (100 MB for 1,024 groups and 4,096 positions). Group ids must be numbered from 0 without large
+    gaps; raises ValueError for a negative one.
     """
     segments = inputs.segments
     returns_N = discounted_returns(inputs, gamma=1.0).double()
@@ -81,14 +87,15 @@ def optimal_token_baseline_advantages(
     weights_N = _sums_so_far(energies_N, segments).add_(WEIGHT_EPSILON)
     groups_N, positions_N = segments.spread(inputs.groups_B), segments.positions_N
     if len(groups_N) and int(inputs.groups_B.min()) < 0:
-        raise ValueError(f"groups: ids must be from 0 on (got {int(inputs.groups_B.min())}); number the prompts")
+        raise ValueError(f"groups: ids must be at least 0 (got {int(inputs.groups_B.min())}); number the prompts")
     sizes = torch.stack([each.max() + 1 if len(each) else each.new_zeros(()) for each in (groups_N, positions_N)])
     num_groups, num_positions = reduce.max(sizes).tolist()
     cells_N = groups_N * num_positions + positions_N
-    of_cells = weights_N.new_zeros(3, num_groups * num_positions)
-    for sums, each_N in zip(of_cells, (returns_N * weights_N, weights_N, torch.ones_like(weights_N)), strict=True):
+    sums_of_cells = weights_N.new_zeros(3, num_groups * num_positions)
+    addends = (returns_N * weights_N, weights_N, torch.ones_like(weights_N))
+    for sums, each_N in zip(sums_of_cells, addends, strict=True):
         sums.index_add_(0, cells_N, each_N)
-    weighted_N, total_N, num_rows_N = reduce.sum(of_cells).index_select(1, cells_N)
+    weighted_N, total_N, num_rows_N = reduce.sum(sums_of_cells).index_select(1, cells_N)
     has_baseline_N = num_rows_N > 1
     if not settings.zero_tail:
         has_baseline_N = _first_of_row(num_rows_N, segments) > 1
@@ -97,19 +104,19 @@ def optimal_token_baseline_advantages(
 
 
 def _token_rewards(inputs: TokenInputs) -> Tensor:
-    """[N]: the reward of the response at its last token, less each token's KL penalty."""
+    """[N]: the reward of the response at its last token (0 elsewhere) minus each token's KL penalty."""
     penalties_N, lengths_B = inputs.columns[KL_PENALTIES], inputs.segments.lengths_B
     rewards_L = inputs.rewards_B[lengths_B > 0].to(penalties_N.dtype)
     return (-penalties_N).index_add(0, last_positions(inputs.segments), rewards_L)
 
 
 def _sums_so_far(values_N: Tensor, segments: Segments) -> Tensor:
-    """[N]: over the values of the row up to each, itself included."""
+    """[N]: the cumulative sum within each row."""
     backwards = Segments.of(segments.lengths[::-1], values_N.device)
     return discounted_sums(values_N.flip(0), backwards, 1.0).flip(0)
 
 
 def _first_of_row(values_N: Tensor, segments: Segments) -> Tensor:
-    """[N]: to each value the first of its row."""
-    places_N = torch.arange(len(values_N), device=values_N.device)
-    return values_N[places_N - segments.positions_N]
+    """[N]: for each value the first value of its row."""
+    indices_N = torch.arange(len(values_N), device=values_N.device)
+    return values_N[indices_N - segments.positions_N]

@@ -1,4 +1,4 @@
-"""Advantages with mean 0 and variance 1 over all response tokens of a step.
+"""Whitening: advantages with mean 0 and variance 1 over all response tokens of a step.
 
 Legend: B responses, N response tokens of one worker.
 """
@@ -12,16 +12,15 @@ from rljob_trainer.algorithms.interfaces import Reduce
 
 WHITENING_EPSILON = 1e-8
 VALUES_AT_ONCE = 1 << 17
-"""A mebibyte in 64 bits: the whole batch in 64 bits would have to go through memory, this stays in a core's cache."""
+"""The batch is converted to float64 in parts of one mebibyte, which stay in a core's cache."""
 
 
 def whitened(values_N: Tensor, reduce: Reduce) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8), [N], over the tokens of all workers: they have mean 0 and variance 1 then.
-    Collective.
+    """Collective. (x - mean) / sqrt(variance + 1e-8), [N], with mean and variance over the tokens of all workers.
 
-    The variance is the unbiased one; values that are all equal, or a single one, become 0. Source: whitening of
-    advantages as in PPO's implementations (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
-    Optimization", detail 7), over response tokens.
+    The variance is unbiased (n - 1); if all values are equal, or there is only one, the result is 0. Source: whitening
+    of advantages in implementations of PPO (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
+    Optimization", detail 7), here over response tokens.
     """
     values_N = values_N.detach().clone()
     parts = [values_N[at : at + VALUES_AT_ONCE] for at in range(0, len(values_N), VALUES_AT_ONCE)]
@@ -43,7 +42,7 @@ def whitened(values_N: Tensor, reduce: Reduce) -> Tensor:
 
 
 def whitened_responses(values_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """[B]: as `whitened`, of values that all tokens of a response share; each counts as often as it has tokens."""
+    """[B]: `whitened` for values that all tokens of a response share; a response counts once for each of its tokens."""
     wide_B, weights_B = values_B.double(), lengths_B.double()
     num_tokens = weights_B.sum()
     centered_B = wide_B - wide_B.dot(weights_B) / num_tokens.clamp(min=1)

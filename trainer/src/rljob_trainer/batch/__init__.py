@@ -1,5 +1,5 @@
-"""What travels between the controller and the workers.
+"""The batches that controller and workers exchange.
 
-Begin with `proto.py` (`DataProto`, a batch), then the kinds of its columns: `columns.py` (plain), `ragged.py` (rows
-of different lengths), `remote.py` (left in an object store).
+Read `proto.py` first (`DataProto`, a batch), then the kinds of its columns: `columns.py` (tensors and objects),
+`ragged.py` (rows of different lengths) and `remote.py` (stored in an object store).
 """

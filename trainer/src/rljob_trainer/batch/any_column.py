@@ -1,4 +1,4 @@
-"""What is asked of a column whatever its kind: its name in messages, its size, whether two are the same."""
+"""Operations on columns of any kind: checks, size, comparison and the name of the kind for messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rljob_trainer.batch.remote import RemoteBlock
 from rljob_trainer.errors import DataError
 
 Column = torch.Tensor | tuple[object, ...] | RaggedColumn | RemoteBlock
-"""A remote column is the block that holds it, with others perhaps."""
+"""A remote column is represented by its block, which may hold other columns too."""
 
 
 def object_column(name: str, values: Iterable[object]) -> tuple[object, ...]:
-    """A value per row. Raises DataError, naming the column, for what is no list of values."""
+    """An object column, one value per row. Raises DataError with the column's name if `values` is not a list."""
     _check_name(name)
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise DataError(f"batch: object column '{name}' needs one value per row (seen: {values!r:.80})")
@@ -24,14 +24,13 @@ def object_column(name: str, values: Iterable[object]) -> tuple[object, ...]:
 
 
 def check_kinds(tensors: Mapping[str, torch.Tensor], ragged: Mapping[str, RaggedColumn]) -> None:
-    """Raises DataError, naming the column, for something else than tensors with rows, or than ragged columns."""
+    """Raises DataError with the column's name unless `tensors` are tensors with rows and `ragged` are RaggedColumns."""
     for name in (*tensors, *ragged):
         _check_name(name)
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise DataError(
-                f"batch: tensor column '{name}' is a {type(tensor).__name__}; DataProto.from_columns takes what is at "
-                "hand"
+                f"batch: tensor column '{name}' is a {type(tensor).__name__}; use DataProto.from_columns to convert it"
             )
         if not tensor.dim():
             raise DataError(f"batch: tensor column '{name}' is a single number and has no rows; put it into meta")
@@ -44,11 +43,11 @@ def check_kinds(tensors: Mapping[str, torch.Tensor], ragged: Mapping[str, Ragged
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
-        raise DataError(f"batch: a column has a text for its name (seen: {name!r})")
+        raise DataError(f"batch: column names are strings (seen: {name!r})")
 
 
 def kind_of(column: Column) -> str:
-    """The kind in words."""
+    """The kind of a column for messages: tensor, ragged, remote or object."""
     match column:
         case torch.Tensor():
             return "tensor"
@@ -60,8 +59,8 @@ def kind_of(column: Column) -> str:
 
 
 def local_bytes(name: str, column: Column) -> int:
-    """Payload of a column that is here, 0 for a remote one; of objects an estimate. Raises DataError for objects that
-    contain themselves."""
+    """The size in bytes of a local column, estimated for objects; 0 for a remote column. Raises DataError for objects
+    that contain themselves."""
     match column:
         case torch.Tensor():
             return tensor_bytes(column)
@@ -76,7 +75,7 @@ def local_bytes(name: str, column: Column) -> int:
 
 
 def check_same_columns(where: str, batches: Sequence[Mapping[str, Column]]) -> None:
-    """Raises DataError, starting with `where`, unless all batches have the same columns, each of one kind."""
+    """Raises DataError, starting with `where`, unless all batches have the same columns of the same kinds."""
     first = batches[0]
     for batch in batches[1:]:
         if odd := first.keys() ^ batch.keys():
@@ -93,7 +92,7 @@ def _check_same_kind(where: str, name: str, left: Column, right: Column) -> None
 
 
 def check_same(where: str, name: str, left: Column, right: Column) -> None:
-    """Raises DataError, starting with `where`, when a column that two batches have differs in kind or content."""
+    """Raises DataError, starting with `where`, if a column that two batches share differs in kind or content."""
     _check_same_kind(where, name, left, right)
     match left, right:
         case torch.Tensor(), torch.Tensor():
@@ -114,4 +113,4 @@ def check_same(where: str, name: str, left: Column, right: Column) -> None:
 
 
 def _nested_too_deep(what: str) -> DataError:
-    return DataError(f"{what} has values that contain themselves, or are nested too deep; make them flat")
+    return DataError(f"{what} has values that contain themselves or are nested too deep; flatten them")

@@ -1,4 +1,4 @@
-"""Columns from what people have at hand: lists, arrays and tensors."""
+"""Converts lists, arrays and tensors to columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rljob_trainer.errors import DataError
 
 
 def coerced_columns(columns: Mapping[str, object]) -> LocalColumns:
-    """Columns by kind; `DataProto.from_columns` says what becomes what. Raises DataError, naming the column."""
+    """Columns by kind, converted as `DataProto.from_columns` documents. Raises DataError with the column's name."""
     if not isinstance(columns, Mapping):
-        raise DataError(f"from_columns: columns are a mapping from names (seen: a {type(columns).__name__})")
+        raise DataError(f"from_columns: columns must be a mapping from names (seen: a {type(columns).__name__})")
     local = LocalColumns()
     for name, column in columns.items():
         where = f"from_columns: '{name}'"
@@ -37,7 +37,7 @@ def coerced_columns(columns: Mapping[str, object]) -> LocalColumns:
             case _:
                 raise DataError(
                     f"{where} is a {type(column).__name__}; a column is a tensor, an array, a RaggedColumn, or a list "
-                    "or tuple with one value per row; what holds for the whole batch goes into meta"
+                    "or tuple with one value per row; put values of the whole batch into meta"
                 )
     return local
 
@@ -59,12 +59,12 @@ def _add_sequence(local: LocalColumns, name: str, where: str, values: Sequence[o
 def _numbers(values: Sequence[object], dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.tensor(values, dtype=dtype)
     if dtype.is_floating_point and bool((tensor.isinf() & torch.tensor(values, dtype=torch.float64).isfinite()).any()):
-        raise OverflowError(f"a number is larger than {torch.finfo(dtype).max:.4g}; give a tensor of float64")
+        raise OverflowError(f"a number is larger than {torch.finfo(dtype).max:.4g}; pass a float64 tensor")
     return tensor
 
 
 def _number_dtype(kinds: set[type]) -> torch.dtype | None:
-    """The dtype for a list of values of these types; None unless all are truth values, or all are numbers."""
+    """The dtype for a list of values of these types; None unless all are booleans, or all are numbers."""
     if not kinds:
         return None
     if all(issubclass(kind, bool | np.bool_) for kind in kinds):

@@ -1,4 +1,4 @@
-"""What can be done with a single column, whatever batch it belongs to."""
+"""Operations on single tensor and object columns: select, concatenate, compare, measure."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def take_tensor(column: torch.Tensor, positions: Positions) -> torch.Tensor:
 
 
 def with_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same memory with another dtype of the same size. Where it has that dtype already, the tensor itself: a view
-    by dtype has no gradient."""
+    """A view with another dtype of the same size; the tensor itself if it has the dtype, because a view by dtype would
+    lose the gradient."""
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def tensor_of_array(where: str, array: npt.NDArray[np.generic]) -> torch.Tensor:
-    """A tensor over an array's memory, where torch takes it as it is. Raises DataError, starting with `where`, for
-    elements of which torch has no tensors, and for a masked array, whose mask would be lost."""
+    """A tensor that shares the array's memory if torch supports its layout, otherwise a copy. Raises DataError,
+    starting with `where`, for a dtype that torch does not have, and for a masked array, whose mask would be lost."""
     if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{where} is a masked array, whose mask would be lost; fill it, or give the mask as a column")
+        raise DataError(f"{where} is a masked array, whose mask would be lost; fill it, or pass the mask as a column")
     if not array.ndim:
-        raise DataError(f"{where} is a single value and has no rows; what holds for all rows goes into meta")
-    # torch takes no negative strides and no foreign byte order, and warns of read-only memory.
+        raise DataError(f"{where} is a single value and has no rows; put values of the whole batch into meta")
+    # torch does not support negative strides and foreign byte order, and warns about read-only memory.
     plain = np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
     try:
         return torch.from_numpy(plain)
     except TypeError as error:
-        raise DataError(f"{where} is an array of {array.dtype}, of which torch has no tensors; convert it") from error
+        raise DataError(f"{where} is an array of {array.dtype}, which torch does not support; convert it") from error
 
 
 def as_signed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory with a signed dtype, where it is an unsigned one of 16 bits or more: torch cannot index those."""
+    """A view with a signed dtype if the dtype is an unsigned one of 16 bits or more, which torch cannot index."""
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
@@ -61,10 +61,10 @@ def take_objects(column: tuple[object, ...], positions: Positions) -> tuple[obje
 
 
 def concat_tensors(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One or more tensors along the first dimension; a single one as it is.
+    """Concatenates one or more tensors along the first dimension; returns a single one unchanged.
 
-    Raises DataError, naming the column, when they differ in dtype, device or in another dimension: torch would turn
-    them into a common dtype without a word.
+    Raises DataError with the column's name if they differ in dtype, device or another dimension: torch would silently
+    convert them to a common dtype.
     """
     kinds = {(str(part.dtype), tuple(part.shape[1:]), str(part.device)): None for part in parts}
     if len(kinds) > 1:
@@ -72,8 +72,8 @@ def concat_tensors(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
             f"{dtype} [*{''.join(f', {size}' for size in shape)}] on {device}" for dtype, shape, device in kinds
         )
         raise DataError(
-            f"{name}: parts differ in dtype, shape or device (seen: {seen}); convert them; rows of different "
-            "lengths go into a ragged column"
+            f"{name}: parts differ in dtype, shape or device (seen: {seen}); convert them, or use a ragged column for "
+            "rows of different lengths"
         )
     if len(parts) == 1:
         return parts[0]
@@ -81,8 +81,8 @@ def concat_tensors(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     has_gradient = any(part.requires_grad for part in parts)
     if parts[0].device.type != "cpu" or num_bytes < LARGE_BYTES or has_gradient:
         return torch.cat(list(parts))
-    # NumPy asks the kernel for large pages, torch does not by itself; most of the time of a copy into new memory goes
-    # into its pages.
+    # NumPy asks the kernel for huge pages, torch does not. A copy into new memory spends most of its time on page
+    # faults.
     memory = torch.from_numpy(np.empty(num_bytes, dtype=np.uint8)).view(parts[0].dtype)
     return torch.cat(list(parts), out=memory.view(-1, *parts[0].shape[1:]))
 
@@ -94,7 +94,7 @@ def same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.dtype != right.dtype or left.shape != right.shape or left.device != right.device:
         return False
     if left.dtype.is_floating_point and left.dtype.itemsize == 1:
-        # torch compares no 8-bit floats.
+        # torch cannot compare 8-bit floats.
         left, right = left.to(torch.float32), right.to(torch.float32)
     if left.dtype == torch.complex32:
         left, right = left.to(torch.complex64), right.to(torch.complex64)
@@ -106,7 +106,7 @@ def same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def same_value(left: object, right: object) -> bool:
-    """Whether two Python values are equal, nested ones and arrays too; NaN equals NaN."""
+    """Whether two Python values are equal, including nested values and arrays; NaN equals NaN."""
     if left is right:
         return True
     match left, right:
@@ -132,17 +132,17 @@ def same_value(left: object, right: object) -> bool:
     try:
         return bool(left == right)
     except (TypeError, ValueError, RuntimeError):
-        # Something that compares its elements one by one.
+        # A type whose comparison is elementwise has no truth value.
         return False
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the elements."""
+    """The size of the elements in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
 def value_bytes(value: object) -> int:
-    """What a Python value takes on its way, estimated: texts and bytes by their length, anything else 8 per number."""
+    """The estimated pickled size of a Python value: the length of strings and bytes, 8 bytes for any other scalar."""
     match value:
         case str() | bytes():
             return len(value)

@@ -1,4 +1,4 @@
-"""What holds for a whole batch: plain values by name."""
+"""Metadata of a whole batch: plain values by name."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from rljob_trainer.batch.columns import same_value
 from rljob_trainer.errors import DataError
 
 MetaValue = str | int | float | bool | None | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
-"""Being immutable, a value may belong to several batches."""
+"""Values are immutable, so batches can share them."""
 
 
 def coerced_meta(meta: Mapping[str, object]) -> dict[str, MetaValue]:
-    """Plain values: lists become tuples, NumPy numbers Python ones. Raises DataError for others, naming them."""
+    """Converts metadata to plain values: lists to tuples, NumPy numbers to Python numbers. Raises DataError with the
+    name for any other value."""
     if not isinstance(meta, Mapping):
-        raise DataError(f"batch: meta is a mapping from names to values (seen: a {type(meta).__name__})")
+        raise DataError(f"batch: meta must be a mapping from names to values (seen: a {type(meta).__name__})")
     return {name: _coerced(name, value) for name, value in meta.items()}
 
 
 def merged_meta(where: str, metas: Iterable[Mapping[str, MetaValue]]) -> dict[str, MetaValue]:
-    """All values. Raises DataError, starting with `where`, when one name has different values."""
+    """The union of all values. Raises DataError, starting with `where`, if a name has different values."""
     merged: dict[str, MetaValue] = {}
     for meta in metas:
         for name, value in meta.items():
@@ -34,7 +35,7 @@ def merged_meta(where: str, metas: Iterable[Mapping[str, MetaValue]]) -> dict[st
 
 def _coerced(name: str, value: object) -> MetaValue:
     if not isinstance(name, str):
-        raise DataError(f"batch: meta has texts for its names (seen: {name!r})")
+        raise DataError(f"batch: names in meta are strings (seen: {name!r})")
     plain = _python_number(value)
     if isinstance(plain, list | tuple):
         items = tuple(map(_python_number, plain))
@@ -44,8 +45,8 @@ def _coerced(name: str, value: object) -> MetaValue:
     elif plain is None or isinstance(plain, str | int | float):
         return plain
     raise DataError(
-        f"batch: meta '{name}' is {reprlib.repr(value)}; it must be a text, a number, a truth value, None, or a list "
-        "of texts, of numbers or of truth values"
+        f"batch: meta '{name}' is {reprlib.repr(value)}; it must be a string, a number, a boolean, None, or a list of "
+        "strings, of numbers or of booleans"
     )
 
 

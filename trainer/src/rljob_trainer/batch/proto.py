@@ -1,8 +1,8 @@
-"""`DataProto`: a batch that travels between the controller and the workers.
+"""`DataProto`: a batch that controller and workers exchange.
 
-Columns are tensors, Python objects, ragged (rows of different lengths, packed) or remote (left in an object store), all
-with the same number of rows; `meta` holds what is true of the whole batch. Operations return new batches and share
-column memory where they can; none changes its argument.
+Columns are tensors, Python objects, ragged (rows of different lengths, packed) or remote (stored in an object store),
+all with the same number of rows; `meta` holds values of the whole batch. Operations return new batches and share column
+memory if possible; they never change their arguments.
 
 Legend: B rows (sequences).
 """
@@ -49,8 +49,8 @@ class DataProto:
 
     `tensors`: name -> tensor whose first dimension is B. `objects`: name -> tuple of B Python values (they must
     pickle). `meta`: name -> plain value for the whole batch. `ragged`: name -> column of B rows of different lengths.
-    `remote`: columns that lie elsewhere, until `fetched`. A name belongs to one column only, of whatever kind.
-    Raises DataError when columns differ in their number of rows or have the same name, or are not what is said here.
+    `remote`: columns in an object store, until `fetched`. Column names are unique over all kinds.
+    Raises DataError if columns differ in their number of rows, share a name, or have another type.
     """
 
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class DataProto:
     remote: tuple[RemoteBlock, ...] = ()
 
     def __post_init__(self) -> None:
-        # What somebody does later to what was given must not reach this batch.
+        # Copies, so that later changes of the arguments do not change this batch.
         objects = {name: object_column(name, column) for name, column in self.objects.items()}
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
         object.__setattr__(self, "objects", MappingProxyType(objects))
@@ -71,24 +71,26 @@ class DataProto:
         lengths: dict[str, int] = {}
         for name, column in self.columns():
             if name in lengths:
-                raise DataError(f"batch: there are two columns '{name}'; a name belongs to one column")
+                raise DataError(f"batch: there are two columns '{name}'; column names must be unique")
             lengths[name] = len(column)
         if len(set(lengths.values())) > 1:
             raise DataError(f"batch: columns must have the same number of rows (seen: {lengths})")
 
     @staticmethod
     def from_columns(columns: Mapping[str, object], meta: Mapping[str, object] | None = None) -> DataProto:
-        """A batch from what is at hand. Tensors and arrays of numbers become tensor columns (sharing memory), lists and
-        tuples of truth values, whole or other numbers too (bool, int64, float32); lists of tensors and RaggedColumns
-        ragged ones; other lists and tuples, arrays of objects or texts object columns. In `meta`, lists become tuples.
+        """A batch from lists, arrays and tensors.
 
-        verl makes arrays and lists of numbers object columns; TensorDicts are not taken. Raises DataError, naming the
-        column, for anything else, and for numbers of more than 64 bits."""
+        Tensor columns: tensors and numeric arrays (sharing memory), and lists and tuples of booleans (bool), integers
+        (int64) or numbers (float32). Ragged columns: lists of tensors, and RaggedColumns. Object columns: other lists
+        and tuples, and arrays of objects or strings. In `meta`, lists become tuples.
+
+        Unlike here, verl makes object columns of arrays and lists of numbers. TensorDicts are not supported. Raises
+        DataError with the column's name for anything else, and for numbers of more than 64 bits."""
         local = coerced_columns(columns)
         return DataProto(local.tensors, local.objects, coerced_meta(meta or {}), local.ragged)
 
     def columns(self) -> Iterator[tuple[str, Column]]:
-        """Name and content of every column, of any kind; of a remote one the block that it belongs to."""
+        """The name and content of every column of any kind; for a remote column the block that it belongs to."""
         yield from chain(self.tensors.items(), self.objects.items(), self.ragged.items())
         yield from ((name, block) for block in self.remote for name in block.columns)
 
@@ -99,7 +101,7 @@ class DataProto:
         return next((len(column) for _, column in self.columns()), 0)
 
     def column_names(self) -> list[str]:
-        """All columns, of any kind."""
+        """The names of all columns of any kind."""
         return [name for name, _ in self.columns()]
 
     def _column(self, name: str) -> Column:
@@ -109,9 +111,11 @@ class DataProto:
         raise DataError(f"batch: no column '{name}' (there are: {', '.join(sorted(self.column_names()))})")
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor column of that name. Raises DataError when there is none, or when it has to be fetched first."""
+        """The tensor column of that name. Raises DataError if there is none, or if it is remote."""
         if not isinstance(name, str):
-            raise DataError(f"batch: a column has a text for its name (seen: {name!r}); rows are had by rows({name!r})")
+            raise DataError(
+                f"batch: column names are strings (seen: {name!r}); use batch.rows({name!r}) to select rows"
+            )
         if name not in self.tensors:
             raise self._no_column("tensor", name, self.tensors)
         return self.tensors[name]
@@ -136,7 +140,7 @@ class DataProto:
         return DataError(f"batch: no {kind} column '{name}' (there are: {', '.join(sorted(present))}){others}")
 
     def is_remote(self, name: str) -> bool:
-        """Whether a column has to be fetched before it can be read. Raises DataError when there is no such column."""
+        """Whether a column must be fetched before it can be read. Raises DataError if there is no such column."""
         return isinstance(self._column(name), RemoteBlock)
 
     @property
@@ -145,51 +149,51 @@ class DataProto:
         return bool(self.remote)
 
     def column_bytes(self, name: str) -> int:
-        """Payload of a column that is here, 0 for a remote one; of objects an estimate (texts and bytes by their
-        length, 8 per number). Raises DataError when there is no such column."""
+        """The size in bytes of a local column; 0 for a remote one. Objects are estimated (the length of strings and
+        bytes, 8 per number). Raises DataError if there is no such column."""
         return local_bytes(name, self._column(name))
 
     def num_bytes(self) -> int:
-        """Payload of the batch as it travels: columns that are here, and 8 bytes per row for each remote block."""
+        """The size in bytes of the pickled batch: local columns, and 8 bytes per row for each remote block."""
         return sum(map(self.column_bytes, self.column_names())) + len(self.remote) * len(self) * BYTES_PER_ROW
 
     def tensor_versions(self) -> dict[str, int]:
-        """torch's count of in-place changes of each tensor column, and of the values of each ragged one.
+        """torch's version counter (number of in-place changes) of each tensor column and of each ragged column's
+        values.
 
-        A view counts the changes of all that shares its memory. Tensors that were made in inference mode have no count
-        and are left out."""
+        All tensors that share memory share the counter. Tensors made in inference mode have none and are omitted."""
         ragged = {name: column.values for name, column in self.ragged.items()}
         tensors = {**self.tensors, **ragged}
         return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
     def only(self, names: Iterable[str]) -> DataProto:
-        """The named columns of any kind, without meta. Raises DataError (verl: KeyError) for names that are not there.
+        """The named columns of any kind, without meta. Raises DataError (verl: KeyError) for unknown names.
 
-        For verl's pop, take `only` and `without`: no batch loses columns."""
+        Instead of verl's `pop`, which removes columns from a batch, use `only` and `without`."""
         return replace(self._kept({name: name for name in checked_names("only", names)}), meta={})
 
     def without(self, names: Iterable[str]) -> DataProto:
-        """All other columns, and meta. Raises DataError for names that are not there."""
+        """All columns except the named ones, and meta. Raises DataError for unknown names."""
         dropped = set(checked_names("without", names))
         for name in dropped:
             self._column(name)
         return self._kept({name: name for name in self.column_names() if name not in dropped})
 
     def rename(self, names: Mapping[str, str]) -> DataProto:
-        """Columns of any kind (verl: tensors) under new names (old -> new; they may change places).
+        """Renames columns of any kind (verl: tensors only); `names` maps old to new names and may swap names.
 
-        Raises DataError for a name that is not there, or that two columns would have."""
+        Raises DataError for an unknown name, or if two columns would have the same name."""
         for name in names:
             self._column(name)
         return self._kept({name: names.get(name, name) for name in self.column_names()})
 
     def _kept(self, names: Mapping[str, str]) -> DataProto:
-        """Columns by name here -> name in the result."""
+        """The named columns and meta. `names` maps names in this batch to names in the result."""
         for name in names:
             self._column(name)
-        taken = list(names.values())
-        for name in taken:
-            if taken.count(name) > 1:
+        new_names = list(names.values())
+        for name in new_names:
+            if new_names.count(name) > 1:
                 raise DataError(f"rename: two columns would be called '{name}'")
         blocks = [
             block.with_columns({names[name]: source for name, source in block.columns.items() if name in names})
@@ -222,14 +226,14 @@ class DataProto:
         )
 
     def with_remote(self, blocks: Iterable[RemoteBlock]) -> DataProto:
-        """A batch with these remote columns added. Raises DataError when a name is there already."""
+        """A batch with these remote columns added. Raises DataError if a name exists already."""
         return replace(self, remote=(*self.remote, *blocks))
 
     def fetched(self, names: Iterable[str] | None = None) -> DataProto:
-        """The same batch with these remote columns here (all by default); columns that are here already stay.
+        """The same batch with these remote columns (by default all) fetched; local columns are unchanged.
 
-        Rows that lie one after the other in one shard become views of what the store gives, others a copy. Raises
-        DataError for names that are not there, and when shards do not fit together."""
+        Consecutive rows of one shard become views of the store's memory, others a copy. Raises DataError for unknown
+        names, and if shards do not match each other."""
         wanted = set(self.column_names() if names is None else checked_names("fetched", names))
         for name in wanted:
             self._column(name)
@@ -242,8 +246,8 @@ class DataProto:
         return batch
 
     def union(self, other: DataProto) -> DataProto:
-        """Columns and meta of both. A name in both must have equal content (NaN equals NaN); of remote columns, the
-        same rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
+        """The columns and meta of both batches. A column in both must have equal content (NaN equals NaN), a remote one
+        the same rows of the same shards. Raises DataError on a conflict. verl changes the first batch in place."""
         theirs = dict(_checked_batch("union", other).columns())
         for name, column in self.columns():
             if name in theirs:
@@ -253,10 +257,11 @@ class DataProto:
         return self.with_columns(added.tensors, added.objects, meta, added.ragged).with_remote(added.remote)
 
     def rows(self, index: RowIndex) -> DataProto:
-        """The rows at `index`, in that order: row numbers (negative ones from the end), a mask, a slice, or one row.
+        """The rows at `index`, in that order: row numbers (negative ones count from the end), a mask, a slice, or one
+        row.
 
-        Slices with step 1 share memory. One row is a batch, too (verl: an item without batch dimension). Raises
-        DataError for rows that are not there."""
+        Slices with step 1 share memory. A single row is also a batch (verl: an item without batch dimension). Raises
+        DataError for rows that do not exist."""
         return self._at(row_positions(index, len(self)))
 
     def _at(self, positions: Positions) -> DataProto:
@@ -278,31 +283,32 @@ class DataProto:
         return (self.slice(start, start + num_rows) for start in range(0, len(self), num_rows))
 
     def chunk(self, num_chunks: int) -> list[DataProto]:
-        """`num_chunks` consecutive batches of equal size, sharing memory. Raises DataError when B is not divisible.
+        """`num_chunks` consecutive batches of equal size, sharing memory. Raises DataError if B is not divisible.
 
-        As verl's; there all chunks hold one and the same meta dictionary, here none can be changed through another."""
+        As in verl, except that verl's chunks share one mutable meta dictionary."""
         num_chunks = checked_count("chunk: number of chunks", num_chunks)
         if len(self) % num_chunks:
             raise DataError(f"chunk: {len(self)} rows cannot be split into {num_chunks} equal parts; pad first")
         return list(self.split(len(self) // num_chunks)) if len(self) else [self] * num_chunks
 
     def repeat(self, num_times: int, interleaved: bool = True) -> DataProto:
-        """Each row `num_times` times: repetitions side by side (0 0 1 1), or else batch after batch (0 1 0 1)."""
+        """Each row `num_times` times: interleaved (0 0 1 1), otherwise batch after batch (0 1 0 1)."""
         num_times = checked_count("repeat: number of times", num_times, least=0)
         rows = np.arange(len(self))
         return self._at(np.repeat(rows, num_times) if interleaved else np.tile(rows, num_times))
 
     def reorder(self, order: RowIndex) -> DataProto:
-        """All rows in a new order. Raises DataError unless each is named once.
+        """All rows in a new order. Raises DataError unless `order` names each row once.
 
-        verl reorders in place and takes any rows; for some of the rows, or some twice, there is `rows`."""
+        verl reorders in place and accepts any rows; use `rows` to select or repeat rows."""
         return self._at(reordered_rows(order, len(self)))
 
     def padded_to_multiple(self, size: int) -> tuple[DataProto, int]:
-        """The last row repeated until B is a multiple of `size`; also how many rows were added (`unpadded` undoes it).
+        """Repeats the last row until B is a multiple of `size`; returns the batch and the number of rows added, which
+        `unpadded` removes. An empty batch stays empty.
 
-        All added rows are at the end, in the last share. verl has two ways: auto padding repeats the last row in the
-        caller's own batch, pad_dataproto_to_divisor starts again from the first row. No rows stay no rows."""
+        All added rows are at the end. verl has two ways: auto padding repeats the last row in the caller's own batch,
+        and pad_dataproto_to_divisor repeats rows from the first one."""
         size = checked_count("padded_to_multiple: size", size)
         num_added = -len(self) % size
         if not num_added:
@@ -310,14 +316,15 @@ class DataProto:
         return self._at(np.minimum(np.arange(len(self) + num_added), len(self) - 1)), num_added
 
     def unpadded(self, num_added: int) -> DataProto:
-        """Without the last `num_added` rows. Raises DataError when there are fewer."""
+        """The batch without the last `num_added` rows. Raises DataError if there are fewer."""
         return self.slice(0, len(self) - checked_count("unpadded: number of rows", num_added, 0, len(self)))
 
     @staticmethod
     def concat(batches: Sequence[DataProto]) -> DataProto:
-        """All rows one after the other. Batches must have the same columns, of the same kinds and dtypes, and `meta`
-        must be equal where shared; else DataError. verl also merges a meta value called metrics: methods that measure
-        return metrics rather than batches here."""
+        """All rows one after the other. Raises DataError unless the batches have the same columns of the same kinds and
+        dtypes, and equal values for shared names in `meta`.
+
+        verl also merges a meta value called `metrics`; here methods return metrics separately from batches."""
         if not isinstance(batches, Sequence):
             raise DataError(f"concat: takes a list of batches (seen: a {type(batches).__name__})")
         if not batches:

@@ -25,14 +25,15 @@ from rljob_trainer.batch.wire import PackedTensor, pack, unpack
 from rljob_trainer.errors import DataError
 
 LONG_ROW = 128
-"""Elements from which copying a row as a whole costs less than naming each of its elements."""
+"""From this mean length on, copying rows one by one is faster than gathering all elements by index."""
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedColumn:
-    """`values`: [N, ...], row after row. `lengths`: int64 [B] on the CPU, elements of each row; a row may be empty.
+    """`values`: [N, ...], row after row. `lengths`: int64 [B] on the CPU, the number of elements of each row; a row may
+    be empty.
 
-    Raises DataError when the lengths are not such, or do not add up to N.
+    Raises DataError if the lengths have another type or shape, or do not sum to N.
     """
 
     values: torch.Tensor
@@ -47,24 +48,24 @@ class RaggedColumn:
                 f"{self.lengths.dtype} {list(self.lengths.shape)} on {self.lengths.device})"
             )
         if len(self.lengths) and int(self.lengths.min()) < 0:
-            raise DataError(f"ragged column: a row cannot have a length of {int(self.lengths.min())}")
-        # The largest one, too: the sum of very large ones begins anew at 0.
+            raise DataError(f"ragged column: lengths must not be negative (seen: {int(self.lengths.min())})")
+        # Also checks the largest length, because the sum of very large ones may overflow to the right value.
         if int(self.lengths.sum()) != self.values.shape[0] or (
             len(self.lengths) and int(self.lengths.max()) > self.values.shape[0]
         ):
             raise DataError(
-                f"ragged column: lengths add up to {int(self.lengths.sum())}, and there are {self.values.shape[0]} "
-                "values"
+                f"ragged column: lengths must sum to the number of values (seen: {int(self.lengths.sum())} and "
+                f"{self.values.shape[0]})"
             )
 
     @staticmethod
     def from_rows(
         rows: Sequence[torch.Tensor | npt.NDArray[np.generic] | Sequence[float]], dtype: torch.dtype | None = None
     ) -> RaggedColumn:
-        """One row per element: tensors or arrays [length, ...], or sequences of numbers.
+        """A column with one row per element of `rows`: tensors or arrays [length, ...], or sequences of numbers.
 
-        Without `dtype`, that of the tensors, or what torch makes of all the numbers (int64, float32, bool). Raises
-        DataError when rows differ in more than length, or when there is nothing to tell the dtype from.
+        The default `dtype` is that of the tensors, or the one that torch infers from the numbers (int64, float32,
+        bool). Raises DataError if rows differ in more than their length, or if no dtype can be inferred.
         """
         given = [
             tensor_of_array(f"ragged column: row {place}", row) if isinstance(row, np.ndarray) else row
@@ -76,7 +77,7 @@ class RaggedColumn:
             if isinstance(row, str | bytes) or not isinstance(row, Sequence):
                 raise DataError(f"ragged column: a row is a tensor, an array or a list of numbers (seen: {row!r:.80})")
         if tensors and sequences:
-            raise DataError("ragged column: some rows are tensors and some are not; make them alike")
+            raise DataError("ragged column: some rows are tensors and some are not; convert them to one type")
         if any(not tensor.dim() for tensor in tensors):
             raise DataError("ragged column: a row is a single number; make it a row of one element")
         values = concat_tensors("ragged column", tensors) if tensors else _numbers(sequences, dtype)
@@ -103,11 +104,11 @@ class RaggedColumn:
         return torch.split_with_sizes(self.values, self.lengths.tolist())
 
     def rows(self, index: RowIndex) -> RaggedColumn:
-        """The rows at `index`, in that order. Raises DataError for rows that are not there."""
+        """The rows at `index`, in that order. Raises DataError for rows that do not exist."""
         return self.at(row_positions(index, len(self)))
 
     def at(self, positions: Positions) -> RaggedColumn:
-        """The rows at positions that are checked already. Consecutive rows are a view."""
+        """The rows at positions that were already checked. Consecutive rows are a view."""
         if isinstance(positions, range):
             start, stop = self.offsets[positions.start], self.offsets[positions.stop]
             return RaggedColumn(self.values[int(start) : int(stop)], self.lengths[positions.start : positions.stop])
@@ -129,7 +130,7 @@ class RaggedColumn:
 
     @staticmethod
     def concat(columns: Sequence[RaggedColumn], name: str = "ragged column") -> RaggedColumn:
-        """All rows of one or more columns, one after the other. Raises DataError, naming `name`, when dtypes or
+        """All rows of one or more columns, one after the other. Raises DataError, starting with `name`, if dtypes or
         shapes differ."""
         return RaggedColumn(
             concat_tensors(name, [column.values for column in columns]),
@@ -147,11 +148,11 @@ class RaggedColumn:
 def _numbers(rows: Sequence[Sequence[float]], dtype: torch.dtype | None) -> torch.Tensor:
     numbers = [number for row in rows for number in row]
     if not numbers and dtype is None:
-        raise DataError("ragged column: no row holds a number to tell the dtype from; give `dtype`")
+        raise DataError("ragged column: the dtype cannot be inferred, because there are no numbers; pass `dtype`")
     try:
         return torch.tensor(numbers, dtype=dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise DataError(f"ragged column: rows must hold numbers of one kind: {error}") from error
+        raise DataError(f"ragged column: rows must contain numbers of one type: {error}") from error
 
 
 def _unpickled(values: PackedTensor, lengths: PackedTensor) -> RaggedColumn:

@@ -1,7 +1,7 @@
-"""Columns of a batch that lie in an object store, as shards that workers left there.
+"""Columns of a batch that are stored in an object store, as shards that workers put there.
 
-Which rows of which shards a batch consists of is two small arrays. Operations on rows only index them, so that a batch
-can be cut, shuffled and passed on without its data being moved; data moves when somebody fetches a column.
+Two small arrays say which rows of which shards a batch consists of. Operations on rows only index these arrays, so a
+batch can be sliced, shuffled and sent without moving its data. Data moves when a column is fetched.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rljob_trainer.batch.row_index import Positions
 from rljob_trainer.errors import DataError
 
 BYTES_PER_ROW = 8
-"""What a block holds of each row: its shard and its place there, 32 bits each."""
+"""A block stores for each row the number of its shard and its row number there, 32 bits each."""
 
 
 class Shard(Protocol):
-    """What a reference leads to: a batch without remote columns."""
+    """The content of a shard: a batch without remote columns."""
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -42,12 +42,12 @@ class Shard(Protocol):
 
 
 class ShardReference(ABC):
-    """Leads to one shard in a store. Must be hashable, and equal to references to the same shard only."""
+    """A reference to one shard in a store. It must be hashable, and equal only to references to the same shard."""
 
     @classmethod
     @abstractmethod
     def fetch_all(cls, references: Sequence[Self]) -> Sequence[Shard]:
-        """The shards of different references, in that order; one call, so that a store can get them at once."""
+        """The shards of several references, in that order; a single call, so that a store can fetch them together."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class LocalColumns:
 
 @dataclass(frozen=True, eq=False)
 class RemoteBlock:
-    """Some columns of a batch whose rows lie in the same places.
+    """Columns of a batch that are stored in the same rows of the same shards.
 
-    `columns`: name here -> name in the shards. Row i of the batch is row `row_in_shard[i]` of
-    `shards[shard_of_row[i]]`; both arrays are int32 [B]. Raises DataError when they have different
-    lengths, or when there is no shard: also a batch without rows needs one, to tell the kinds of its columns.
+    `columns` maps names in the batch to names in the shards. Row i of the batch is row `row_in_shard[i]` of
+    `shards[shard_of_row[i]]`; both arrays are int32 [B]. Raises DataError if they have different lengths, or if there
+    is no shard: an empty batch needs one too, because only shards know the kinds of columns.
     """
 
     columns: Mapping[str, str]
@@ -91,7 +91,7 @@ class RemoteBlock:
 
     @staticmethod
     def of_shard(reference: ShardReference, names: Iterable[str], num_rows: int) -> RemoteBlock:
-        """All rows of one shard, columns by their names there."""
+        """A block of all rows of one shard, with the columns' names in the shard."""
         return RemoteBlock(
             {name: name for name in names},
             (reference,),
@@ -107,7 +107,7 @@ class RemoteBlock:
         return RemoteBlock(columns, self.shards, self.shard_of_row, self.row_in_shard)
 
     def at(self, positions: Positions) -> RemoteBlock:
-        """The rows at these positions, in that order. Shards that none of them needs are let go."""
+        """The rows at these positions, in that order. References to shards without any of these rows are released."""
         index = slice(positions.start, positions.stop) if isinstance(positions, range) else positions
         return _block(self.columns, self.shards, self.shard_of_row[index], self.row_in_shard[index])
 
@@ -122,10 +122,10 @@ class RemoteBlock:
         return np.array_equal(self.shard_of_row, renumbered[other.shard_of_row])
 
     def local_columns(self, names: Iterable[str], shard_of: Mapping[ShardReference, Shard]) -> LocalColumns:
-        """Columns `names` of the batch, from fetched shards. Rows that follow each other in one shard are views.
+        """The columns `names` of the batch, from fetched shards. Consecutive rows of one shard are views.
 
-        Raises DataError when a shard lacks a column or rows of it, or has one of another kind, dtype or shape than the
-        rest.
+        Raises DataError if a shard lacks a column or rows of it, or if shards differ in a column's kind, dtype or
+        shape.
         """
         shards = [shard_of[reference] for reference in self.shards]
         pieces, order = self._pieces()
@@ -147,7 +147,7 @@ class RemoteBlock:
         return local
 
     def _pieces(self) -> tuple[list[_Piece], Positions | None]:
-        """What to take from which shard, and the order to bring that into; None where it is in order already."""
+        """The rows to take from each shard, and the order into which to bring them; None if they are in order."""
         if not len(self):
             return [_Piece(0, range(0))], None
         is_start = np.ones(len(self), dtype=np.bool_)
@@ -165,7 +165,7 @@ class RemoteBlock:
 
 
 def fetch_shards(blocks: Iterable[RemoteBlock]) -> dict[ShardReference, Shard]:
-    """All shards of these blocks, each fetched once; one call per store."""
+    """Fetches all shards of these blocks, each once, with one call per store."""
     references: dict[type[ShardReference], dict[ShardReference, None]] = {}
     for block in blocks:
         for reference in block.shards:
@@ -178,9 +178,10 @@ def fetch_shards(blocks: Iterable[RemoteBlock]) -> dict[ShardReference, Shard]:
 
 
 def concat_blocks(blocks_of_batches: Sequence[Sequence[RemoteBlock]]) -> tuple[RemoteBlock, ...]:
-    """All rows of batches one after the other; each batch has the same columns, however spread over its blocks.
+    """Blocks of the rows of all batches, one after the other. Each batch has the same columns, but may group them in
+    other blocks.
 
-    Raises DataError when a column has different names in the shards of two batches.
+    Raises DataError if a column has different names in the shards of two batches.
     """
     homes = [
         {name: number for number, block in enumerate(blocks) for name in block.columns} for blocks in blocks_of_batches
@@ -195,13 +196,13 @@ def concat_blocks(blocks_of_batches: Sequence[Sequence[RemoteBlock]]) -> tuple[R
 
 
 ROWS_PER_RUN = 8
-"""Runs of consecutive rows are copied one by one when they are at least so long on average: each costs as much as
-gathering some rows one by one, and then nothing has to be brought into order."""
+"""Runs of consecutive rows are copied run by run if their mean length is at least this. A run costs as much as
+gathering a few rows, but the result needs no reordering."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows to be taken from one shard."""
+    """Rows to take from one shard."""
 
     shard: int
     rows: Positions
@@ -230,7 +231,7 @@ def _block(
     shard_of_row: npt.NDArray[np.int32],
     row_in_shard: npt.NDArray[np.int32],
 ) -> RemoteBlock:
-    """A block without the shards that no row needs. One stays in a block without rows: it tells the columns' kinds."""
+    """A block without unused shards. A block without rows keeps one shard, which knows the kinds of the columns."""
     is_used = np.bincount(shard_of_row, minlength=len(shards)) > 0
     is_used[0] |= not len(shard_of_row)
     if not is_used.all():
@@ -244,7 +245,7 @@ Column = TypeVar("Column", torch.Tensor, RaggedColumn, tuple[object, ...])
 
 def _long_enough(where: str, column: Column, rows: Positions) -> Column:
     if len(rows) and len(column) <= (needed := int(max(rows[0], rows[-1]) if isinstance(rows, range) else rows.max())):
-        raise DataError(f"{where}: row {needed} is asked of a shard with {len(column)} rows")
+        raise DataError(f"{where}: a shard has no row {needed}; it has {len(column)} rows")
     return column
 
 

@@ -1,8 +1,8 @@
-"""Tensors on their way to another process: with pickle protocol 5 their bytes leave out of band and are not copied.
+"""Pickles tensors without copying: with pickle protocol 5 their bytes are out-of-band buffers.
 
-A tensor travels as a flat array of its bytes. NumPy hands such an array to the pickler as one buffer over the tensor's
-own memory, and what is unpickled is a view of the buffer that the reader was given: an object store needs one copy to
-store a batch and none to read it. Bytes serve all dtypes alike, also those that NumPy does not have (bfloat16).
+A tensor is pickled as a flat array of its bytes. NumPy passes such an array to the pickler as a buffer over the
+tensor's own memory, and unpickling returns a view of the reader's buffer, so an object store needs one copy to store a
+batch and none to read it. Bytes work for all dtypes, also for those that NumPy does not have (bfloat16).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rljob_trainer.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
-    """A tensor's bytes with what is needed to read them."""
+    """A tensor's bytes with the dtype and shape that are needed to read them."""
 
     data: npt.NDArray[np.uint8]
     dtype: torch.dtype
@@ -27,27 +27,27 @@ class PackedTensor:
 
 
 def pack(name: str, tensor: torch.Tensor) -> PackedTensor:
-    """A tensor for pickling. Shares its memory where that is contiguous and on the CPU, else holds a copy.
+    """Packs a tensor for pickling. Shares its memory if it is contiguous and on the CPU, otherwise copies it.
 
-    Only the elements of the tensor travel, not the larger one of which it may be a view, and no gradient. Raises
-    DataError, naming the column, for tensors that are not plain bytes (sparse, quantized, distributed).
+    Of a view only its own elements are packed, and no gradient. Raises DataError with the column's name for tensors
+    that are not plain bytes (sparse, quantized, distributed).
     """
     detached = tensor.detach()
     if type(detached) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         raise DataError(
-            f"column '{name}': a {type(detached).__name__} of {tensor.dtype}, layout {tensor.layout}, cannot travel; "
-            "make it a dense tensor"
+            f"column '{name}': a {type(detached).__name__} of {tensor.dtype}, layout {tensor.layout}, cannot be sent "
+            "to another process; convert it to a dense tensor"
         )
     plain = detached.cpu().resolve_conj().resolve_neg().contiguous()
-    # A single element counts as contiguous whatever its stride, which stays, and then cannot be seen as bytes.
+    # A single element is contiguous with any stride, but cannot be viewed as bytes unless the stride is 1.
     flat = plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
     return PackedTensor(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
 
 
 def unpack(packed: PackedTensor) -> torch.Tensor:
-    """The tensor, over the memory of `packed.data`.
+    """The tensor, sharing the memory of `packed.data`.
 
-    It looks writable even where that memory is not (an object store's): treat received columns as read-only.
+    torch shows it as writable even if that memory is not (an object store's), so treat received columns as read-only.
     """
     if not packed.data.size:
         return torch.empty(packed.shape, dtype=packed.dtype)
@@ -65,8 +65,8 @@ class _ArrayInterface(TypedDict):
 
 
 class _WritableLook:
-    """Shows read-only bytes as writable, and keeps them alive: torch has no read-only tensors and warns of such bytes
-    for each one that it is given."""
+    """Presents read-only bytes as writable and keeps them alive, because torch has no read-only tensors and warns about
+    each read-only array that it is given."""
 
     def __init__(self, data: npt.NDArray[np.uint8]) -> None:
         self._data = data

@@ -1,6 +1,6 @@
-"""What tensors take of a device, and what two engines of one process leave each other of it.
+"""Measures the device memory of tensors, and releases cached memory of one engine for the other one of the process.
 
-Memory that tensors share is counted by storage, not by tensor.
+Tensors may share memory, so storages are counted, not tensors.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from rljob_trainer.host_memory import HOST_MEMORY
 
 @torch.no_grad()
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
-    """Each storage once that holds anything; of a DTensor that of this rank's part."""
-    # Without gradients `to_local` makes no new tensor: there are thousands of them in a model.
+    """The storages of the tensors that are not empty, each once; for a DTensor the storage of this rank's part."""
+    # Under no_grad `to_local` creates no new tensor, which matters for the thousands of tensors of a model.
     parts = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
     found = {storage._cdata: storage for storage in (each.untyped_storage() for each in parts)}
     return [storage for storage in found.values() if storage.nbytes()]
 
 
 def num_storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of what has memory: shared storages count once, emptied ones not at all."""
+    """The size in bytes of the tensors' storages; shared storages count once, emptied ones not at all."""
     return sum(storage.nbytes() for storage in distinct_storages(tensors))
 
 
 @torch.no_grad()
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, any other tensor as it is; without its history."""
+    """This rank's part of a DTensor, or the tensor itself; detached from the graph."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 class DeviceMemory:
-    """Of one process. On a GPU it is torch's allocator that holds memory in reserve, on CPUs the C library's."""
+    """The device memory of one process. Freed memory is cached on a GPU by torch's allocator, on CPUs by the C
+    library."""
 
     def __init__(self, context: WorkerContext) -> None:
         """Collective."""
@@ -47,35 +48,35 @@ class DeviceMemory:
         self.num_node_ranks = 1 if self.node_peers is None else dist.get_world_size(self.node_peers)
 
     def give_back(self) -> None:
-        """Returns what torch's allocator holds in reserve, so that the other engine can have it."""
+        """Releases memory that torch's allocator caches, so that the other engine can use it."""
         if self.device_type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
 
     def give_back_after_loading(self) -> None:
-        """Likewise, and what loading has left on CPUs."""
+        """Like `give_back`, and on CPUs also releases memory that was freed after loading."""
         self.give_back()
         if self.device_type == "cpu":
             HOST_MEMORY.give_back()
 
     def make_room_for_cache(self, num_bytes: int) -> None:
-        """Collective over a node, before each of its ranks wakes a KV cache of so many bytes."""
+        """Collective over the ranks of a node. Call it before each rank wakes a KV cache of so many bytes."""
         if self.node_peers is not None:
-            # The host's memory is shared: no cache is woken while a peer still holds buckets.
+            # Ranks of a node share its memory, so all must have freed their buckets before any cache is woken.
             dist.barrier(self.node_peers)
         if self.device_type == "cpu":
-            # The cache is no tensor that finds room in what updates have left.
+            # vLLM does not allocate the cache from the memory that updates have freed.
             HOST_MEMORY.make_room(self.num_node_ranks * num_bytes)
 
 
 def _node_peers(context: WorkerContext) -> dist.ProcessGroup | None:
-    """Collective. The ranks on this rank's node; None where it is alone there."""
+    """Collective. The process group of the ranks on this rank's node; None if it is the only one."""
     nodes = [0] * context.world_size
     dist.all_gather_object(nodes, context.node_rank)
     found: dist.ProcessGroup | None = None
     for node in sorted(set(nodes)):
         ranks = [rank for rank, each in enumerate(nodes) if each == node]
-        # All ranks make all groups.
+        # torch requires that all ranks create all groups.
         group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
         found = group if node == context.node_rank else found
     return found

@@ -20,8 +20,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 def join_process_group(context: WorkerContext) -> None:
     """Collective over all ranks: gloo on CPUs, NCCL (and gloo for CPU tensors) on GPUs.
 
-    Raises ResourceError where a GPU was promised and none is there."""
-    # vLLM takes the local rank for the device's number.
+    Raises ResourceError if a GPU was assigned but torch finds none."""
+    # vLLM uses the local rank as the number of the device.
     device_number = context.device_number if context.device_type == "cuda" else context.local_rank
     export_rank(context.rank, context.world_size, device_number, context.master_address, context.master_port)
     torch.set_num_threads(context.num_threads)
@@ -44,7 +44,7 @@ def join_process_group(context: WorkerContext) -> None:
 
 def all_gather_flat(everything: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> None:
     """Collective. Fills `everything` with each rank's `own`, one after the other."""
-    # `all_gather_into_tensor` of torch 2.11; later versions warn of that name.
+    # torch 2.11 has `all_gather_into_tensor`; later versions deprecate that name.
     has_new_name = "all_gather_single" in vars(dist)
     gather = dist.all_gather_single if has_new_name else dist.all_gather_into_tensor
     gather(everything, own, group=group)

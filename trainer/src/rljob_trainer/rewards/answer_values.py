@@ -1,7 +1,7 @@
-"""Which values of a dataset can be a mathematical answer at all, seen from the value alone, without parsing it.
+"""Checks whether a value of a dataset can be a mathematical answer, without parsing it.
 
-The check of the data before a run and `MathAnswer` itself use this one rule: strings and numbers may be answers, and
-strings that stand for a missing value are none. sympy would read some of these as symbols (`N/A` as N divided by A).
+The check of the data before a run and `MathAnswer` share this rule: strings and numbers may be answers, but not strings
+that stand for a missing value. sympy would parse some of these as symbols (`N/A` as N divided by A).
 """
 
 from __future__ import annotations

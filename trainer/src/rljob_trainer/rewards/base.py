@@ -1,4 +1,4 @@
-"""What a scorer is given, what it returns, and which return values count as a score."""
+"""The interface of scorers: the request, the returned score and the outcome; and which return values are valid."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Protocol
 
 MAX_VALUE_CHARACTERS = 200
 MAX_FOUND_CHARACTERS = 200
-"""Of what a scorer found in a response: enough for any answer, and samples stay short."""
+"""The maximum length of the answer found in a response: enough for any answer, and samples stay short."""
 MAX_SCORE = 3.4028234663852886e38
-"""The largest number of 32 bits."""
+"""The largest finite float32."""
 
 
 @dataclass(frozen=True)
 class RewardRequest:
-    """One response to score; what `wire` can carry."""
+    """One response to score. `wire` must be able to encode all fields."""
 
     prompt: str
     response: str
     answer: object
-    """The expected answer, as the dataset has it."""
+    """The expected answer from the dataset."""
     row: Mapping[str, object]
-    """The whole dataset row."""
+    """The whole row of the dataset."""
 
 
 class RewardStatus(StrEnum):
-    """What became of one request."""
+    """How the scoring of one request ended."""
 
     OK = "OK"
     ERROR = "ERROR"
-    """The scorer raised, returned something that is no score, or its process died."""
+    """The scorer raised an exception or returned an invalid score, or its process died."""
     TIMEOUT = "TIMEOUT"
-    """The scorer ran longer than allowed and its process was killed."""
+    """The scorer exceeded its time limit and its process was killed."""
 
 
 @dataclass(frozen=True)
@@ -50,33 +50,33 @@ class RewardOutcome:
     seconds: float
     """Wall-clock time in the scoring process."""
     found: str | None = None
-    """What the scorer took from the response as its answer, excerpted; empty where it found nothing, None where the
-    scorer does not say."""
+    """An excerpt of the answer that the scorer extracted from the response; empty if it found none, None if the scorer
+    does not report it."""
     has_died: bool = False
-    """The process ended while it worked on this request: a crash, or it was killed."""
+    """The process ended while it scored this request: it crashed or was killed."""
     was_killed: bool = False
-    """SIGKILL ended the process, and another one that was given the request after it: probably memory is short. Says
-    nothing about the response."""
+    """SIGKILL ended this process and a second one that scored the request again, probably out of memory. The response
+    is not to blame."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A score, and what it was computed from, for a scorer that reads an answer out of the response.
+    """A score with the answer that it is based on, for a scorer that extracts an answer from the response.
 
     Example: `Scored(1.0, "18")`
     """
 
     score: float
     found: str
-    """What the scorer took from the response as its answer; empty where it found nothing."""
+    """The answer that the scorer extracted from the response; empty if it found none."""
 
 
 Scorer = Callable[[RewardRequest], object]
-"""Returns the score, or `Scored`; what it may be is checked by `as_score` and `as_found`."""
+"""Returns the score or `Scored`; `as_score` and `as_found` check the returned value."""
 
 
 class ScorerSpec(Protocol):
-    """Says which scorer to use; a dataclass of plain values. Each scoring process makes it anew and loads it once."""
+    """Specifies a scorer: a dataclass of plain values. Each scoring process rebuilds it and loads the scorer once."""
 
     @property
     def where(self) -> str:
@@ -84,19 +84,19 @@ class ScorerSpec(Protocol):
 
     @property
     def name(self) -> str:
-        """The scorer as people call it, for messages."""
+        """The scorer's name for messages."""
 
     def load(self) -> Scorer:
-        """Imports what the scorer needs, in the scoring process. Raises ConfigurationError if it cannot work."""
+        """Imports and returns the scorer, in the scoring process. Raises ConfigurationError if it cannot be used."""
 
 
 def as_score(value: object) -> float:
-    """The score as a float.
+    """Converts the returned value to a float.
 
-    Any finite real number is one, numpy's scalars included, and True and False are 1 and 0, because `return response
-    == answer` is the most natural reward. Of `Scored` its score counts. Strings are refused even if they look like
-    numbers. Scores are used in 32 bits: a number that is not finite there is none. Raises TypeError or ValueError
-    saying what was returned.
+    Valid scores are finite real numbers, including NumPy scalars; True and False are 1 and 0, because `return response
+    == answer` is the most natural reward. For `Scored` its score is checked. Strings are rejected even if they look
+    like numbers. Scores are stored as float32, so a number must be finite in float32. Raises TypeError or ValueError
+    that says what was returned.
     """
     if isinstance(value, Scored):
         return as_score(value.score)
@@ -106,8 +106,8 @@ def as_score(value: object) -> float:
         except Exception as error:
             # Integers and fractions beyond a float's range, and whatever the number's own class raises.
             raise ValueError(
-                f"returned {_shown(value)}, which cannot be made a float ({type(error).__name__}); return a finite "
-                f"number of at most {MAX_SCORE:.3g} in size"
+                f"returned {_shown(value)}, which cannot be converted to float ({type(error).__name__}); return a "
+                f"finite number of at most {MAX_SCORE:.3g} in size"
             ) from error
         if not math.isfinite(score):
             raise ValueError(f"returned {score}; return a finite number")
@@ -121,8 +121,8 @@ def as_score(value: object) -> float:
 
 
 def as_found(value: object) -> str | None:
-    """What a returned `Scored` says that was found in the response, excerpted; None for a plain score. Raises TypeError
-    if that is no string."""
+    """An excerpt of the answer in a returned `Scored`; None for a plain score. Raises TypeError if the answer is not a
+    string."""
     if not isinstance(value, Scored):
         return None
     if not isinstance(value.found, str):
@@ -131,17 +131,17 @@ def as_found(value: object) -> str | None:
 
 
 def _shown(value: object) -> str:
-    """Its type and its text, whatever the type does when it is asked for one."""
+    """The type and repr of a value; also works if its repr raises."""
     try:
         text = excerpt(repr(value), MAX_VALUE_CHARACTERS)
     except Exception as error:
-        # Integers of more than 4300 digits, too.
+        # For example an integer of more than 4300 digits.
         text = f"its repr raises {type(error).__name__}"
     return f"a {type(value).__name__} ({text})"
 
 
 def excerpt(text: str, max_characters: int) -> str:
-    """The text, or its two ends with the number of characters left out between them."""
+    """The text, or if it is too long its beginning and end with the number of omitted characters between them."""
     if len(text) <= max_characters:
         return text
     half = max_characters // 2

@@ -1,4 +1,4 @@
-"""A reward for tasks with one right spelling of the answer."""
+"""A reward for tasks whose answer has exactly one correct spelling."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from rljob_trainer.rewards.final_message import final_message, without_thinking
 
 
 def exact_match(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:
-    """1 if the response is the answer, both without surrounding white space, else 0. Thinking is no part of the
-    response; where it does not end, nothing is left. Special tokens are none either, unless the answer has them.
+    """1 if the response equals the answer, otherwise 0; surrounding white space is ignored.
 
-    18.0 is also spelled 18: pandas writes a column of integers with nulls as floats.
+    Thinking is removed from the response; if it does not end, nothing is left. Special tokens are removed too, unless
+    the answer contains them. The answer 18.0 also matches 18, because pandas writes a column of integers with nulls as
+    floats.
 
-    Raises ValueError for an answer that has no spelling: null, true and false, NaN, lists, mappings, and white space.
+    Raises ValueError for an answer that cannot be spelled: null, booleans, NaN, lists, mappings and white space.
     """
     del prompt, row
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
     if not isinstance(answer, str) and not is_number:
         seen = "null" if answer is None else f"{excerpt(repr(answer), MAX_VALUE_CHARACTERS)}"
-        raise ValueError(f"the row's answer is {seen}, which is neither text nor a number; correct the dataset")
+        raise ValueError(f"the row's answer is {seen}, which is neither a string nor a number; correct the dataset")
     expected = str(answer).strip()
     if not expected:
         raise ValueError(f"the row's answer is empty ({answer!r}); correct the dataset")

@@ -1,8 +1,8 @@
 """Finds the final answer of a response.
 
-Each rule looks in what the rule before it found:
+Each rule searches the text that the rule before it found:
 
-1. Text up to the last `</think>` is not read. A `<think>` that is not closed means that there is no answer.
+1. Text up to the last `</think>` is ignored. A `<think>` that is not closed means that there is no answer.
 2. The last `<answer>` element.
 3. The last `\\boxed{}` or `\\fbox{}`. One that is not closed means that there is no answer.
 4. The text after the last `####`, up to the end of its line, if it is one value (GSM8K's form; a heading is not).
@@ -86,13 +86,13 @@ _DELIMITED = re.compile(
 )
 MAX_JOINED = 50
 MAX_PHRASE = 120
-"""Characters of "The answer to the question is" and the like, without white space behind."""
+"""The maximum number of characters of a phrase such as "The answer to the question is"."""
 _JOINT = re.compile(
     r"\s{0,3}(?:,|;|,?\s{0,3}\b(?:and|or|nor)\b|&|/)\s*(?:maybe\s+|perhaps\s+|possibly\s+|also\s+)?(?:[a-zA-Z]\s*=\s*)?",
     re.ASCII | re.IGNORECASE,
 )
 _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
-# What may belong to the number in front of it: a magnitude, a percent sign, degrees, a unit.
+# What may follow a number and belong to it: a magnitude, a percent sign, degrees, a unit.
 _AMOUNT_BEHIND = re.compile(
     rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS}|\s*(?:{'|'.join(MAGNITUDES)})s?)(?![A-Za-z])", re.ASCII | re.IGNORECASE
 )
@@ -110,11 +110,11 @@ _CHOICE = re.compile(
 
 
 Found = tuple[str, Value | None]
-"""An answer as it is written, and as it is read; an empty string and None for a response without an answer."""
+"""An answer as written, and its parsed value; an empty string and None for a response without an answer."""
 
 
 def find_answer(response: str, *, is_choice: bool, is_words: bool) -> Found:
-    """The final answer as it is written, and as it is read; an empty text and None where there is none.
+    """The final answer as written, and its parsed value; an empty string and None if there is none.
 
     `is_choice`: the row's answer is a letter of a multiple-choice question; `is_words`: it is words, such as `Tuesday`.
     """
@@ -128,15 +128,15 @@ def find_answer(response: str, *, is_choice: bool, is_words: bool) -> Found:
     if not text.strip():
         return "", None
     finders: tuple[Callable[[str, _Reader], Found | None], ...] = (_after_mark, _after_phrase, _last)
-    # A worked solution is no value as a whole, and a sentence is no answer in words.
+    # A worked solution is not a single value, and a sentence is not an answer in words.
     if GSM8K_MARK not in text and not (is_words and _PHRASE.search(text)):
         finders = (_whole, *finders)
     return next((found for find in finders if (found := find(text, reader)) is not None), ("", None))
 
 
 def reference_answer(answer: str) -> str:
-    """The answer of a dataset's row: of a worked solution the last `<answer>` element, the last box, or what stands
-    behind the last `####`."""
+    """The answer of a dataset's row; if it is a worked solution, the last `<answer>` element, the last box, or the text
+    after the last `####`."""
     text = plain_characters(answer)
     if (element := last_element(text)) is not None:
         text = element
@@ -146,13 +146,13 @@ def reference_answer(answer: str) -> str:
 
 
 def last_element(text: str) -> str | None:
-    """What stands in the last `<answer>` element, which may be cut off; None where there is none."""
+    """The content of the last `<answer>` element, which may be truncated; None if there is none."""
     _, mark, behind = text.rpartition("<answer>")
     return behind.partition("</answer>")[0] if mark else None
 
 
 def last_box(text: str) -> str | None:
-    """What stands in the last box; an empty text where it is not closed, None where there is none."""
+    """The content of the last `\\boxed{}`; an empty string if it is not closed, None if there is none."""
     last, position = None, 0
     while match := _BOX.search(text, position):
         if text[match.end()] != "{":
@@ -172,7 +172,7 @@ def last_box(text: str) -> str | None:
 
 
 class _Reader:
-    """Reads values of the kind that the row's answer is of."""
+    """Parses values of the same kind as the row's answer."""
 
     def __init__(self, is_choice: bool, is_words: bool) -> None:
         self.is_choice = is_choice
@@ -200,8 +200,8 @@ def _after_mark(text: str, reader: _Reader) -> Found | None:
 
 
 def _after_phrase(text: str, reader: _Reader) -> Found | None:
-    """What follows the last phrase: in its sentence, else in all the text behind it. Where that is no value, there is
-    no answer ("the answer is unknown"); a phrase that only confirms ("the answer is correct") does not count."""
+    """The value after the last phrase: in its sentence, otherwise in all text after it. Without a value there is no
+    answer ("the answer is unknown"). A phrase that only confirms ("the answer is correct") does not count."""
     matches = [match for match in _PHRASE.finditer(text) if not _CONFIRMATION.match(text, match.end())]
     if not matches:
         return None
@@ -212,7 +212,7 @@ def _after_phrase(text: str, reader: _Reader) -> Found | None:
     sentence = _sentence(behind)
     denied = end_of_negation(match[0][:MAX_PHRASE], sentence)
     if denied is not None:
-        # "not 5 but 18": what follows the correction counts.
+        # "not 5 but 18": the value after the correction counts.
         correction = _CORRECTION.search(sentence, denied)
         return (_last(sentence[correction.end() :], reader) if correction else None) or ("", None)
     if is_refusal(sentence) and not reader.is_words:
@@ -236,7 +236,7 @@ def _json_value(text: str) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    """The text up to the end of its first sentence; white space and Markdown in front do not count."""
+    """The text up to the end of its first sentence, without leading white space and Markdown."""
     text = re.sub(r"^\s*(?:[*_]+(?=\s))?\s*", "", text)
     for start, end in _OPENERS:
         close = text.find(end, len(start)) if text.startswith(start) else -1
@@ -246,13 +246,13 @@ def _sentence(text: str) -> str:
 
 
 def _last(text: str, reader: _Reader) -> Found | None:
-    """The last value in the text, by where it ends."""
+    """The last value in the text, by its end position."""
     if reader.is_words:
         verdict = leading_verdict(text)
         return (verdict, reader(verdict)) if verdict else None
     if reader.is_choice and (letters := list(_CHOICE.finditer(text))):
         return _last_choice(text, letters, reader)
-    # Of the same length, so that places in the one are places in the other.
+    # The same length as `text`, so that positions are valid in both.
     plain = _BULLET.sub(lambda match: " " * len(match[0]), text)
     spans = [_Span(match.start(), match.end(), is_delimited=True) for match in _DELIMITED.finditer(text)]
     spans += [_Span(match.start(), match.end()) for match in _DATE.finditer(plain)]
@@ -281,7 +281,7 @@ def _last(text: str, reader: _Reader) -> Found | None:
 
 
 def _last_choice(text: str, letters: list[re.Match[str]], reader: _Reader) -> Found:
-    """The last letter that is not denied; none where it is one of several in a row."""
+    """The last letter that is not denied; no answer if it is one of several in a row."""
     while letters and denial(text, letters[-1].start()) is not Denial.NONE:
         letters.pop()
     if not letters or (len(letters) > 1 and _JOINT.fullmatch(text, letters[-2].end(), letters[-1].start())):
@@ -292,7 +292,7 @@ def _last_choice(text: str, letters: list[re.Match[str]], reader: _Reader) -> Fo
 
 @dataclass(frozen=True)
 class _Span:
-    """Where a number, a run of numbers and operators, or LaTeX between delimiters stands in a text."""
+    """The position in a text of a number, a run of numbers and operators, or delimited LaTeX."""
 
     start: int
     end: int
@@ -300,7 +300,7 @@ class _Span:
 
 
 def _joined(text: str, spans: Sequence[_Span], reader: _Reader) -> Found:
-    """Reads several values in a row as one answer, such as `5 and 6` or `[3, 12]`. If that fails there is no answer."""
+    """Parses several values in a row as one answer, such as `5 and 6` or `[3, 12]`; no answer if that fails."""
     first = len(spans) - 1
     while first and _JOINT.fullmatch(text, spans[first - 1].end, spans[first].start):
         first -= 1
@@ -317,8 +317,8 @@ def _delimited(text: str, span: _Span) -> Iterator[str]:
 
 
 def _plain(text: str, span: _Span) -> Iterator[str]:
-    """The run of numbers and operators, then its last number alone; each with its unit. Nothing where letters follow:
-    `3D` is no number."""
+    """The run of numbers and operators, then its last number alone; each with its unit. Nothing if letters follow
+    directly, because `3D` is not a number."""
     run, behind = text[span.start : span.end], _unit_behind(text, span.end)
     next_two = text[span.end : span.end + 2]
     if not behind and next_two[:1].isalpha() and next_two not in ("st", "nd", "rd", "th"):
@@ -330,7 +330,7 @@ def _plain(text: str, span: _Span) -> Iterator[str]:
 
 
 def _unit_behind(text: str, end: int) -> str:
-    """A fraction, a magnitude or a unit that is known, behind a number; other words belong to the sentence."""
+    """The fraction, magnitude or known unit after a number; other words belong to the sentence."""
     begin = end
     while match := _AMOUNT_BEHIND.match(text, end):
         end = match.end()

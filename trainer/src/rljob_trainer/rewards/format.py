@@ -1,4 +1,4 @@
-"""Whether a whole response has a form."""
+"""A reward for the form of a response: a regular expression that must match all of it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rljob_trainer.rewards.base import RewardRequest, Scorer
 REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 
 Node = tuple[object, Any]
-"""An operation and its operands, as `re` parses a pattern: (LITERAL, 60), (MAX_REPEAT, (0, 1, nodes)). Symptom if
-another Python has other ones: `test_rewards_loading.py` fails (3.11)."""
+"""An operation and its operands in a pattern parsed by `re`: (LITERAL, 60), (MAX_REPEAT, (0, 1, nodes)). This is not a
+public interface (Python 3.11); `test_rewards_loading.py` fails if another version changes it."""
 
 
 @dataclass(frozen=True)
 class FormatScorer:
-    """1 if the whole response, without white space around it, matches the pattern, else 0. `.` stands for line ends,
-    too. A pattern that backtracks for ever runs into the time limit of its process."""
+    """1 if the whole response, without surrounding white space, matches the pattern, otherwise 0. `.` also matches line
+    breaks. A pattern with catastrophic backtracking exceeds the time limit of its process."""
 
     pattern: str
     where: str
     name: str = "Format"
 
     def load(self) -> Scorer:
-        """Raises ConfigurationError for what is no regular expression here: another Python may have compiled it."""
+        """Raises ConfigurationError if the pattern cannot be compiled, because it was checked by another Python."""
         try:
             compiled = re.compile(self.pattern, re.DOTALL)
         except re.error as error:
             raise ConfigurationError(
-                f"{self.where}: {self.pattern!r} is no regular expression of Python's `re`: {error}; correct it"
+                f"{self.where}: {self.pattern!r} is not a valid regular expression (Python's `re`): {error}; correct it"
             ) from error
 
         def score(request: RewardRequest) -> object:
@@ -50,7 +50,7 @@ def lost_part(pattern: str, lost_part_of: Callable[[str], str | None]) -> str | 
 
 
 def literal_beginning(pattern: str) -> str:
-    """What every match begins with, as far as that stands in the pattern literally."""
+    """The literal string that every match begins with; empty if the pattern does not begin literally."""
     parsed = _parser.parse(pattern, re.DOTALL)
     found = ""
     for operation, operands in () if parsed.state.flags & re.IGNORECASE else _without_groups(parsed):
@@ -77,7 +77,7 @@ def _lost_part(nodes: Iterable[Node], lost_part_of: Callable[[str], str | None])
 
 
 def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
-    """The nodes of which one must match where this one does; empty for what may match without any."""
+    """The alternatives of which one must match if this node matches; empty for a node that can match without any."""
     if operation in REPEATS:
         minimum, _, nodes = operands
         return [nodes] if minimum else []
@@ -89,7 +89,7 @@ def _alternatives(operation: object, operands: Any) -> list[Iterable[Node]]:
 
 
 def _without_groups(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The nodes of groups in the groups' places."""
+    """The nodes with each group replaced by its content."""
     for operation, operands in nodes:
         if operation is not _constants.SUBPATTERN:
             yield operation, operands

@@ -1,4 +1,4 @@
-"""The user's own reward function, by `package.module:function`."""
+"""A user's own reward function, named by `package.module:function`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ ARGUMENTS = ("prompt", "response", "answer", "row")
 
 @dataclass(frozen=True)
 class FunctionScorer:
-    """`function(prompt=..., response=..., answer=..., row=...)`: by name, so that no order can be got wrong."""
+    """Calls `function(prompt=..., response=..., answer=..., row=...)`, with keyword arguments to prevent mistakes in
+    their order."""
 
     path: str
     where: str
 
     @property
     def name(self) -> str:
-        """The path."""
+        """The function's path."""
         return self.path
 
     def load(self) -> Scorer:
-        """Raises ConfigurationError if the module or function is missing or cannot be called like this."""
+        """Raises ConfigurationError if the module or function is missing or cannot be called with these arguments."""
         function, signature = plain_function(find_named(self.path, self.where), self.path, self.where)
         try:
             signature.bind(**dict.fromkeys(ARGUMENTS))

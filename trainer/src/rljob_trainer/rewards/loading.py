@@ -1,4 +1,4 @@
-"""From an entry of the job's rewards to a scorer."""
+"""Maps an entry of the job's rewards to its scorer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 
 
 def scorer_spec(reward: Reward, where: str, dataset: Dataset) -> ScorerSpec | None:
-    """The scorer of the reward at `where`, such as `spec.training.rewards[0]`; None for one that needs no processes.
-    Nothing is imported yet; the scoring processes do that and report.
+    """The scorer of the reward at `where`, such as `spec.training.rewards[0]`; None for a reward that needs no scoring
+    processes. Nothing is imported yet; the scoring processes do that and report errors.
 
-    Raises ConfigurationError where the blocks do not fit together.
+    Raises ConfigurationError if a block is missing or does not match the dataset.
     """
     of_reward = f"(reward {reward.name})"
     match reward.type:

@@ -1,4 +1,4 @@
-"""Mathematical equality of the final answers."""
+"""A reward for mathematical equality of the final answer and the row's answer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rljob_trainer.rewards.math_values import Choice, Expression, Listing, Value
 
 @dataclass(frozen=True)
 class MathAnswerScorer:
-    """1 if the response's final answer equals the row's mathematically (`1/2`, `0.5`, `\\frac{1}{2}`), else 0.
+    """1 if the response's final answer equals the row's answer mathematically (`1/2`, `0.5`, `\\frac{1}{2}`), else 0.
 
-    `final_answer` says what the final answer of a response is, `math_equality` what is equal. The row's answer is a
-    number or an expression, plain or LaTeX, a date, a choice or up to six words. Of a worked solution the last
-    `<answer>` element, the last box, or the text after the last `####` counts.
+    `final_answer` extracts the final answer of a response, `math_equality` compares. The row's answer is a number or an
+    expression (plain or LaTeX), a date, a choice or up to six words. If it is a worked solution, the last `<answer>`
+    element, the last box, or the text after the last `####` is used.
     """
 
     where: str
     name: str = "MathAnswer"
 
     def load(self) -> Scorer:
-        """Imports sympy by way of math-verify: a second or two."""
+        """Imports math-verify and with it sympy, which takes a second or two."""
         from rljob_trainer.rewards.math_equality import are_equal
         from rljob_trainer.rewards.math_sympy import is_readable
 
-        # The library says once that its own time limit is off. It is: that one needs SIGALRM in the main thread and
-        # cannot end a loop in C code; ours kills the process.
+        # The library warns that its own time limit is off. This is intended: its limit needs SIGALRM in the main thread
+        # and cannot end a loop in C code; our time limit kills the process.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         @lru_cache(maxsize=1024)
@@ -43,8 +43,8 @@ class MathAnswerScorer:
             value = read_value(answer, is_choice=is_choice_letter(answer))
             if value is None or not all(is_readable(each.text) for each in _expressions(value)):
                 raise ValueError(
-                    f"the row's answer {text!r:.200} cannot be read as a number, an expression, a date, a choice or a"
-                    " few words; correct it, or leave the row out"
+                    f"the row's answer {text!r:.200} cannot be parsed as a number, an expression, a date, a choice or a"
+                    " few words; correct it, or remove the row"
                 )
             return value
 
@@ -61,8 +61,8 @@ class MathAnswerScorer:
             except MemoryError:
                 raise
             except Exception as error:
-                # Whatever a model writes, the run goes on: a response that cannot be read is wrong.
-                return Scored(0.0, f"(cannot be read: {type(error).__name__}: {error})")
+                # No response may end the run: one that cannot be parsed is wrong.
+                return Scored(0.0, f"(cannot be parsed: {type(error).__name__}: {error})")
 
         return score
 

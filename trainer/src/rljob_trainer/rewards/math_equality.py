@@ -1,10 +1,10 @@
-"""Whether two answers are equal.
+"""Compares two answers.
 
-Integers, fractions and symbols are equal exactly; a number with a decimal point or an exponent equals another one
-within `RELATIVE_TOLERANCE`, and an exact one that is less than a half away. What is no plain number is read by
-math-verify's LaTeX parser and compared by sympy. Expressions with variables are compared at fixed points, and at one
-that depends on both: two are equal if both are real at the same points and have the same values there.
-Nothing here has a time limit; the process that scores has one.
+Integers, fractions and symbols are compared exactly. A number with a decimal point or an exponent equals another one
+within `RELATIVE_TOLERANCE`, and an exact one only if it is also less than 0.5 away. Anything but a plain number is
+parsed by math-verify's LaTeX parser and compared by sympy. Expressions with variables are evaluated at fixed points and
+at one point that depends on both: they are equal if both are real at the same points and have the same values there.
+Nothing here has a time limit; the scoring process has one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from rljob_trainer.rewards.math_values import (
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 MAX_DIFFERENCE = Fraction(1, 2)
-"""From an exact number: beyond a million, `RELATIVE_TOLERANCE` alone would take the next integer for it."""
+"""The maximum difference from an exact number. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the next
+integer."""
 MAX_SHORT_WORD = 4
-"""Words up to so many letters may be products of variables: `xyz`."""
+"""Words of up to so many letters may be products of variables: `xyz`."""
 
 
 def are_equal(expected: Value, given: Value) -> bool:
-    """Whether the response's answer is the row's."""
+    """Whether the response's answer (`given`) equals the row's answer (`expected`)."""
     expected, given = _single(expected), _single(given)
     if expected == given or _text(expected) == _text(given) != "":
         return True
@@ -80,8 +81,8 @@ def are_equal(expected: Value, given: Value) -> bool:
 
 
 def same_number(first: Fraction, second: Fraction, *, num_exact: int) -> bool:
-    """Whether two numbers are equal: if both are exact only the same ones, else within `RELATIVE_TOLERANCE`, and less
-    than a half apart if one of them is exact."""
+    """Whether two numbers are equal. `num_exact` is the number of exact ones: two must be identical; otherwise they
+    must agree within `RELATIVE_TOLERANCE`, and differ by less than 0.5 if one is exact."""
     if num_exact == 2 or first == second:
         return first == second
     difference = abs(first - second)
@@ -102,7 +103,7 @@ def _text(value: Value) -> str:
 
 
 def _alternatives(value: Value) -> list[str]:
-    """The texts of `x < 1 or x > 2`; of another value its own."""
+    """The texts of the alternatives in `x < 1 or x > 2`; for any other value its own text."""
     if isinstance(value, Listing) and not value.opening:
         return [text for item in value.items for text in _alternatives(item)]
     match value:
@@ -120,7 +121,7 @@ def _bare(text: str) -> str:
 def _is_choice(expected: Choice, given: Value) -> bool:
     value = read_value(expected.rest) if expected.rest else None
     if isinstance(given, Choice):
-        # `B 13` is not `(B) 12`, though words behind the letter may be any.
+        # `B 13` does not equal `(B) 12`; words after the letter are ignored.
         rest = read_value(given.rest) if given.rest else None
         is_other = isinstance(value, Quantity) and isinstance(rest, Quantity) and not _same_quantity(value, rest)
         return expected.letter == given.letter and not is_other
@@ -128,7 +129,7 @@ def _is_choice(expected: Choice, given: Value) -> bool:
 
 
 def _same_quantity(first: Quantity, second: Quantity) -> bool:
-    """`first` is the row's."""
+    """Whether two numbers with units are equal. `first` is the row's answer."""
     num_exact = first.is_exact + second.is_exact
     if second.unit.startswith(BASE) and not first.unit:
         return first.number == number_in_base(second.number, second.unit)
@@ -157,7 +158,7 @@ def _same_listing(first: Listing, second: Listing) -> bool:
 
 
 def _is_named(listing: Listing) -> bool:
-    """Whether it gives values to several variables: `x = 1, y = 2`, and not `x = 1, x = 2`."""
+    """Whether the listing assigns values to different variables: `x = 1, y = 2`, but not `x = 1, x = 2`."""
     names = {item.variable for item in listing.items if isinstance(item, Assignment)}
     return len(names) == len(listing.items)
 
@@ -182,7 +183,7 @@ def _without_article(text: str) -> str:
 
 
 def _same_product(first: Value, second: Value) -> bool:
-    """`xyz` may be a product, `z y x` the same one."""
+    """Whether two short words are the same product of variables: `xyz` equals `z y x`."""
     texts = [value.text for value in (first, second) if isinstance(value, Words | Expression)]
     short = [value for value in (first, second) if isinstance(value, Words) and len(value.text) <= MAX_SHORT_WORD]
     return len(texts) == 2 and len(short) > 0 and math_sympy.same_expression(*texts)

@@ -1,4 +1,4 @@
-"""Reads numbers: decimals with separators and exponents, fractions, mixed numbers, repeating decimals."""
+"""Parses numbers: decimals with separators and exponents, fractions, mixed numbers, repeating decimals."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 
 MAX_DIGITS = 1000
-"""Longer numbers, and powers of ten beyond it, are left to sympy and the time limit."""
+"""Longer numbers and larger powers of ten are left to sympy, with the time limit of the process."""
 
-# Numbers as they are written; each pattern is matched at the place where a number begins.
+# Spellings of numbers; each pattern is matched at the position where a number begins.
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
 _NUMBER = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,4})"
@@ -23,7 +23,7 @@ _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))")
 _ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}(?:\.\.\.|\\l?dots|\\cdots)")
 
-# Fractions in words behind a number: `3 and a half`, `3 quarters`, `1 half`.
+# Fractions in words after a number: `3 and a half`, `3 quarters`, `1 half`.
 _FRACTIONS = {
     "half": 2,
     "third": 3,
@@ -56,21 +56,22 @@ _FRACTION_BEHIND = re.compile(rf"(?:{AND_A_FRACTION}|{IN_FRACTIONS})(?![A-Za-z-]
 
 
 def read_fraction(text: str, start: int, number: Fraction) -> tuple[Fraction, int] | None:
-    """The number with the fraction in words at `start`, and where that ends. Example: 3 and ` quarters` give 3/4."""
+    """Combines a number with the fraction in words at `start`; returns the result and the end position, or None if
+    there is no such fraction. Example: 3 and ` quarters` give 3/4."""
     match = _FRACTION_BEHIND.match(text, start)
     if not match:
         return None
     count, part = (match[1] or "").lower(), (match[2] or match[3]).lower()
     below = _FRACTIONS["half" if part == "halves" else part.removesuffix("s")]
     if not count:
-        # `5 third graders` are no fraction.
+        # `5 third graders` is not a fraction.
         return (number / below, match.end()) if part.endswith("s") or number == 1 else None
     above = int(count) if count.isdigit() else _COUNTS.index(count) + 1 if count in _COUNTS else 1
     return number + Fraction(above, below), match.end()
 
 
 def read_number(text: str, start: int) -> tuple[Fraction, bool, int] | None:
-    """The number at `start`, whether it is exact, and where it ends."""
+    """The number at `start`, whether it is exact, and its end position; None if there is no number."""
     if match := _REPEATING.match(text, start) or _ELLIPSIS.match(text, start):
         groups = match.groups()
         block = next(filter(None, groups[2:]))

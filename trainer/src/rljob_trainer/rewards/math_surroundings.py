@@ -1,4 +1,4 @@
-"""What the words around a number of a sentence make of it: a part of something larger, or what the answer is not."""
+"""Interprets the words around a number in a sentence: they can make it part of an expression, or deny it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum, auto
 from rljob_trainer.rewards.math_numbers import AND_A_FRACTION
 
 MAX_BEFORE = 48
-"""Characters in front of a number that are looked at."""
+"""The number of characters before a number that are examined."""
 _IGNORECASE = re.ASCII | re.IGNORECASE
 
-# What makes a number behind it a part of something larger: an operator or `x >`; and words such as `1 out of`, `twice`
-# and `the square root of`, but not in front of an equation: `half of 10 = 5` is 5.
+# What makes a number after it part of an expression: an operator or `x >`; and words such as `1 out of`, `twice` and
+# `the square root of`, but not before an equation: `half of 10 = 5` is 5.
 _OPERATOR_BEFORE = re.compile(
     r"""(?aix)
     (?: [-+/^\u00b1{] | (?<!\*)\* | (?<=[\w)])\*\*
@@ -67,17 +67,17 @@ _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
 class Denial(Enum):
-    """Whether the words in front of a value deny it."""
+    """Whether the words before a value deny that it is the answer."""
 
     NONE = auto()
     INSTEAD = auto()
-    """As in `6, not 5`, where another value is meant."""
+    """Another value is the answer, as in `6, not 5`."""
     ALONE = auto()
-    """As in `it is not 5`."""
+    """No other value is named, as in `it is not 5`."""
 
 
 def denial(text: str, start: int) -> Denial:
-    """Whether the value that begins at `start` is said not to be the answer."""
+    """Whether the words before the value at `start` deny that it is the answer."""
     match = _NOT_THIS.search(text[max(start - MAX_BEFORE, 0) : start])
     if match is None:
         return Denial.NONE
@@ -85,7 +85,8 @@ def denial(text: str, start: int) -> Denial:
 
 
 def leading_verdict(text: str) -> str:
-    """`Yes` of `Yes, it does.`; empty where the text does not begin with a verdict, or has the opposite one as well."""
+    """The verdict at the beginning of a text: `Yes` of `Yes, it does.` Empty if there is none, or if the text also has
+    the opposite verdict."""
     match = _VERDICT.match(text)
     if not match:
         return ""
@@ -95,8 +96,8 @@ def leading_verdict(text: str) -> str:
 
 
 def end_of_negation(phrase: str, sentence: str) -> int | None:
-    """Where the words in `sentence` end that deny what follows `phrase`, such as `The answer is` and `definitely not`;
-    0 where the phrase itself does, None without such words."""
+    """The end position in `sentence` of a negation, such as `definitely not` after the phrase `The answer is`; 0 if the
+    phrase itself is negated, None if there is no negation."""
     if _NEGATION.search(phrase):
         return 0
     match = _NEGATION.match(sentence)
@@ -104,12 +105,12 @@ def end_of_negation(phrase: str, sentence: str) -> int | None:
 
 
 def is_refusal(sentence: str) -> bool:
-    """Whether the sentence behind "the answer is" says that there is none, or that the answer in it is wrong."""
+    """Whether the sentence after "the answer is" says that there is no answer, or that the named answer is wrong."""
     return _REFUSAL.match(sentence) is not None
 
 
 def is_part_of_expression(text: str, start: int, end: int) -> bool:
-    """Whether the number belongs to something larger that the search for numbers cannot read: `x^2 + 2`, `12 pi`."""
+    """Whether the number is part of an expression that the search for numbers cannot parse: `x^2 + 2`, `12 pi`."""
     before, shown = text[max(start - 4 * MAX_BEFORE, 0) : start].rstrip()[-MAX_BEFORE:], text[start:end]
     if _OPERATOR_BEFORE.search(before) or _WORD_BEHIND.match(text, end):
         return True

@@ -1,4 +1,4 @@
-"""Comparisons by sympy of what math-verify's parser reads as LaTeX."""
+"""Compares expressions with sympy, after math-verify's parser has parsed them as LaTeX."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Arguments = TypeVarTuple("Arguments")
 RELATIVE_TOLERANCE = 1e-6
 DIGITS = 50
 EXACT_TOLERANCE = 1e-40
-"""Of two constants without decimals, evaluated to `DIGITS` digits."""
+"""The relative tolerance for two constants without decimals, evaluated to `DIGITS` digits."""
 MAX_DIFFERENCE = 0.5
-"""From an exact number: beyond a million, `RELATIVE_TOLERANCE` alone would take the next integer for it."""
+"""The maximum difference from an exact number. Beyond a million, `RELATIVE_TOLERANCE` alone would accept the next
+integer."""
 POINTS = tuple(
     Fraction(numerator, denominator)
     for numerator, denominator in (
@@ -30,16 +31,16 @@ POINTS = tuple(
         *((-2, 1), (-3, 1), (-19, 10), (-5, 13), (-31, 6)),
     )
 )
-"""What variables are set to, each to another one."""
+"""The values at which expressions are compared; different variables get different ones."""
 NATURAL_POINTS = tuple(map(Fraction, (1, 2, 3, 4, 5, 7, 10)))
-"""Likewise, in sums, products, factorials and binomial coefficients: they are of natural numbers."""
+"""The values for expressions with sums, products, factorials or binomial coefficients, which need natural numbers."""
 MIN_REAL_POINTS = 3
 
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
-"""`K` and `k` are two variables."""
+"""`K` and `k` are different variables."""
 _PLAIN_FUNCTIONS = re.compile(
     r"(?<![\\A-Za-z])(sinh|cosh|tanh|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|min|max|gcd|lcm)(?![A-Za-z])"
 )
@@ -55,18 +56,19 @@ def same_expression(expected: str, given: str) -> bool:
 
 
 def same_set(expected: Sequence[str], given: Sequence[str]) -> bool:
-    """Whether intervals, sets, lists and inequalities are equal; several texts of one answer are alternatives."""
+    """Whether intervals, sets, lists or inequalities are equal. Several texts of one answer are alternatives (a
+    union)."""
     return _or_false(_same_set, expected, given)
 
 
 def equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
-    """Whether an expression without variables has this value."""
+    """Whether an expression without variables equals the number."""
     return _or_false(_equals_number, expression, number, is_exact)
 
 
 def _or_false(compare: Callable[[*Arguments], bool], *arguments: *Arguments) -> bool:
-    """False where sympy fails: it raises anything for what it cannot evaluate, and what cannot be compared is not
-    equal. Too little memory is no such failure."""
+    """The result of the comparison, or False if sympy fails: it raises all kinds of errors for what it cannot evaluate,
+    and answers that cannot be compared are not equal. Only MemoryError is raised again."""
     try:
         return compare(*arguments)
     except MemoryError:
@@ -96,7 +98,7 @@ def _equals_number(expression: str, number: Fraction, is_exact: bool) -> bool:
 
 
 def as_latex(text: str) -> str:
-    """Plain spellings as LaTeX: `sqrt(2)`, `x**2`, `3*x`, `sin(x)`, `x^10`."""
+    """Converts plain spellings to LaTeX: `sqrt(2)`, `x**2`, `3*x`, `sin(x)`, `x^10`."""
     text = _LETTER_IN_FONT.sub(r"\1", text.replace("**", "^")).replace(r"\varnothing", r"\emptyset")
     while (changed := _SQRT.sub(r"\\sqrt{\1}", text)) != text:
         text = changed
@@ -117,16 +119,16 @@ def _parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
             conversion_config=_CONVERSION,
         )
     except Exception:
-        # The parser raises anything for what it cannot read, also of its own kinds, which derive from Exception only.
+        # The parser raises all kinds of errors for what it cannot parse, including its own subclasses of Exception.
         return None
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
         return None
-    # The parser takes `i` for a variable.
+    # The parser treats `i` as a variable.
     return found.subs({symbol: sympy.I for symbol in found.free_symbols if symbol.name == "i"})
 
 
 def is_readable(text: str) -> bool:
-    """Whether sympy can read it."""
+    """Whether the text can be parsed."""
     return _parsed(text) is not None
 
 
@@ -157,7 +159,7 @@ def _same(first: sympy.Basic | sympy.MatrixBase, second: sympy.Basic | sympy.Mat
 
 
 def _same_numbers(first: sympy.Expr, second: sympy.Expr) -> bool:
-    """Of two constants, which may be complex."""
+    """Whether two constants, which may be complex, are equal."""
     if first.free_symbols or second.free_symbols:
         return False
     first, second = first.doit(), second.doit()
@@ -206,7 +208,7 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
 
 
 def _unforeseen_point(first: sympy.Expr, second: sympy.Expr, is_natural: bool) -> Fraction:
-    """A point that depends on the two expressions, so that no response can be made equal at all points."""
+    """A point that depends on the two expressions, so that no response can be constructed to agree at all points."""
     number = zlib.crc32(f"{first} {second}".encode())
     return Fraction(number % 13 + 6) if is_natural else Fraction(number % 9001 + 1000, 997)
 
@@ -226,7 +228,7 @@ def _is_relation(value: sympy.Basic) -> bool:
 
 
 def _proportional(first: Relational, second: Relational) -> bool:
-    """Whether `left - right` of both differs by a constant factor only, which is positive for inequalities."""
+    """Whether `left - right` of both differs only by a constant factor, which must be positive for inequalities."""
     if isinstance(first, sympy.Gt | sympy.Ge):
         first = first.reversed
     if isinstance(second, sympy.Gt | sympy.Ge):
@@ -248,7 +250,7 @@ def _proportional(first: Relational, second: Relational) -> bool:
 
 
 def _as_set(value: sympy.Basic | sympy.MatrixBase | None) -> sympy.Set | None:
-    """The numbers that an inequality with one variable, a set or a list of numbers stands for."""
+    """The set of numbers that an inequality with one variable, a set or a list of numbers describes."""
     try:
         match value:
             case sympy.FiniteSet() if any(_is_relation(item) for item in value.args):

@@ -1,4 +1,4 @@
-"""Mathematical text in one spelling: Unicode characters, LaTeX commands and decoration that do not change a value."""
+"""Normalizes mathematical text: Unicode characters, LaTeX commands and decoration that do not change a value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-z]))")
 _MINUS = re.compile(r"(?<![\w.)\]}])\u2013\s*(?=[\d.\\$(])")
 
-# LaTeX that changes only how a value looks.
+# LaTeX that changes only the appearance of a value.
 TEXT_COMMANDS = "text|textbf|textit|textrm|textsf|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|operatorname"
 """LaTeX commands that show their argument in another font."""
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\quad\b|\\qquad\b|\\thinspace\b|~")
@@ -61,12 +61,12 @@ def plain_characters(text: str) -> str:
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
     text = _ROOT.sub(lambda match: r"\sqrt{" + (match[1] or match[2] or match[3]) + "}", text)
     text = text.translate(_CHARACTERS)
-    # Digits of other scripts, such as Arabic and Devanagari ones.
+    # Digits of other scripts, such as Arabic and Devanagari.
     return "".join(_ascii_digit(character) if ord(character) > 127 else character for character in text)
 
 
 def plain_latex(text: str) -> str:
-    """The text without LaTeX that changes only how it looks: `\\dfrac` is `\\frac`, `1{,}000` is `1,000`."""
+    """The text without LaTeX that changes only its appearance: `\\dfrac` is `\\frac`, `1{,}000` is `1,000`."""
     text = _NO_MEANING.sub("", text)
     for pattern, replacement in _NAMED:
         text = pattern.sub(replacement, text)
@@ -98,7 +98,7 @@ def undecorated(text: str) -> str:
 
 
 def braced(text: str, start: int) -> str | None:
-    """What stands between the brace at `start` and the brace that closes it; None where none closes it."""
+    """The text between the brace at `start` and its closing brace; None if it is not closed."""
     depth = 0
     index = start
     while index < len(text):
@@ -113,7 +113,7 @@ def braced(text: str, start: int) -> str | None:
 
 
 def split_outside_brackets(text: str, separators: re.Pattern[str]) -> list[str]:
-    """The parts of the text between separators that stand outside all brackets."""
+    """Splits the text at separators that are outside all brackets."""
     parts, begin, depth, index = [], 0, 0, 0
     while index < len(text):
         character = text[index]

@@ -1,4 +1,4 @@
-"""Units and magnitude words behind a number."""
+"""Units and magnitude words after a number."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ _SAME_UNIT = {
     "rad": ("radian",),
 }
 _CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit)}
-# Units of which a million and a thousandth are both in use; of `mpa` and `MHz` people do not mind the case.
+# Units for which both mega and milli are in use, so that case matters; for others, such as `MPa` and `mhz`, it does
+# not.
 _MEGA = re.compile(r"M[gmWJ]")
 _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3"}
 _TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
@@ -81,7 +82,7 @@ _WORDS = re.compile(r"[A-Za-z\u00b5\u03a9\u4e00-\u9fff%$€£¥₹¢][^\d=<>+*()
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*([CF]?)\s*$")
 MAX_UNIT_WORDS = 4
 BASE = "base"
-"""Of a number with a base, such as `101_2`, the unit is this and the base."""
+"""The unit of a number with a base, such as `101_2`, is this followed by the base: `base2`."""
 _NO_UNITS = frozenset(
     (
         *(
@@ -122,11 +123,11 @@ _NO_UNITS = frozenset(
         *("sec", "csc", "log", "ln", "exp", "sqrt"),
     )
 )
-"""Words behind a number that change it, or that say something about it."""
+"""Words after a number that are not units, because they change the number or describe it."""
 
 
 def read_unit(text: str) -> str | None:
-    """The unit that the text behind a number is, in one spelling; None where it is no unit.
+    """The unit in the text after a number, in its canonical spelling; None if the text is not a unit.
 
     Examples: ` dollars` gives `$`, `\\text{ km/h}` gives `km/h`, ` square meters` gives `m^2`, `x` gives None.
     Letters directly after the number are a product of variables (`3x`), unless they are a known unit with two or more
@@ -157,7 +158,7 @@ def read_unit(text: str) -> str | None:
 
 
 def same_unit(first: str, second: str) -> bool:
-    """Whether two units may be of the same quantity. Unknown ones, such as `red apples`, are the same if they share a
+    """Whether two units may describe the same quantity. Unknown units, such as `red apples`, match if they share a
     word."""
     if first == second or "" in (first, second):
         return True
@@ -167,7 +168,7 @@ def same_unit(first: str, second: str) -> bool:
 
 
 def number_in_base(number: Fraction, unit: str) -> Fraction | None:
-    """The value of a number whose unit is a base: `101` in `base2` is 5. None where the digits do not fit the base."""
+    """The value of a number whose unit is a base: `101` in `base2` is 5. None if a digit is invalid in the base."""
     try:
         return Fraction(int(str(number), int(unit.removeprefix(BASE))))
     except ValueError:
@@ -175,7 +176,7 @@ def number_in_base(number: Fraction, unit: str) -> Fraction | None:
 
 
 def _canonical(words: str) -> str:
-    # `Mg` is a million grams, and `mg` a thousandth of one.
+    # `Mg` is a million grams, `mg` a thousandth of a gram.
     lowered = words if len(words) == 1 or _MEGA.fullmatch(words) else words.lower()
     for spelling in (words, lowered, _singular(lowered)):
         if spelling in _CANONICAL:
@@ -199,5 +200,5 @@ def _singular(word: str) -> str:
 
 
 def is_known_unit(unit: str) -> bool:
-    """Whether the unit is one of the table, also squared or cubed."""
+    """Whether the unit, or the unit that it squares or cubes, is in the table."""
     return unit.removesuffix("^2").removesuffix("^3") in _SAME_UNIT

@@ -1,4 +1,4 @@
-"""Reads one answer: a number with its unit, a date, a choice, a list of answers, words, or an expression."""
+"""Parses one answer: a number with its unit, a date, a choice, a list of answers, words, or an expression."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rljob_trainer.rewards.math_units import BASE, CURRENCIES, MAGNITUDES, is_kn
 
 MAX_WORDS = 6
 MAX_DEPTH = 20
-"""Of brackets in brackets."""
+"""The maximum depth of nested brackets."""
 MAX_VALUE_CHARACTERS = 1000
-"""A longer text is no single value."""
+"""A longer text is not a single value."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, with its unit where one stands behind it or a currency in front of it."""
+    """A number with an optional unit after it or currency before it."""
 
     number: Fraction
     is_exact: bool
-    """Integers and fractions are; a number with a decimal point or an exponent is not."""
+    """True for integers and fractions, False for a number with a decimal point or an exponent."""
     unit: str = ""
 
 
@@ -46,7 +46,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Choice:
-    """A letter of a multiple-choice question, with what stands behind it: `(B) 12`."""
+    """A letter of a multiple-choice question, with the text after it: `(B) 12`."""
 
     letter: str
     rest: str = ""
@@ -60,7 +60,7 @@ class Listing:
     opening: str
     closing: str
     text: str
-    """As LaTeX: `(1, 2)` may be an interval, too."""
+    """The listing as LaTeX, because `(1, 2)` may also be an interval."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Words:
-    """An answer without any mathematics, such as `Tuesday`, in lower case."""
+    """An answer without mathematics, such as `Tuesday`, in lower case."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Expression:
-    """LaTeX that sympy has to read."""
+    """LaTeX that sympy must parse."""
 
     text: str
 
@@ -121,7 +121,7 @@ _UNIT_AT_THE_END = re.compile(
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])")
 _LINES = re.compile(r"\\(?:begin|end)\s*\{(?:align|aligned|gather|gathered|split|eqnarray)\*?\}")
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
-# What an answer may be called on the left of `=`: `x`, `AB`, `total`, `x_1`, `f(2)`, `|z|`, `\\angle B`, `\\cos A`.
+# Names of an answer on the left of `=`: `x`, `AB`, `total`, `x_1`, `f(2)`, `|z|`, `\\angle B`, `\\cos A`.
 _VARIABLE = re.compile(
     r"(?:\\[A-Za-z]+|[A-Za-z]|[A-Z]{2,}|[A-Za-z]{3,})(?:_(?:\w|\{\w+\}))?(?:\s*\([^()]*\))?'?"
     r"|[a-z](?:\s*\+\s*[a-z])+|\\overline\s*\{[A-Z]+\}|\|[^|=]*\||m?\s*\\angle\s*[A-Z]{1,3}|\\(?:sin|cos|tan)\s*\(?(?:[A-Z]|\\[a-z]+)\)?"
@@ -144,9 +144,9 @@ _LONG_WORD = re.compile(r"[^\W\d_]{4,}|\b[^\W\d_]{2,}\s+[^\W\d_]{2,}\b")
 
 @lru_cache(maxsize=4096)
 def read_value(text: str, *, is_choice: bool = False) -> Value | None:
-    """The whole text as one value; None where it is none, such as a sentence with numbers in it.
+    """Parses the whole text as one value; None if it is not a value, for example a sentence with numbers in it.
 
-    With `is_choice` a letter from A to J, alone or with what it stands for, is a choice: `(B)`, `E: 12`.
+    With `is_choice`, a letter from A to J, alone or followed by text, is a choice: `(B)`, `E: 12`.
     """
     if len(text) > 2 * MAX_VALUE_CHARACTERS:
         return None
@@ -164,7 +164,8 @@ def read_value(text: str, *, is_choice: bool = False) -> Value | None:
 
 
 def _last_step(text: str) -> str:
-    """`x = 5` of `2x = 10 \\implies x = 5`, and of several lines in an `align` environment."""
+    """The last step of a derivation: `x = 5` of `2x = 10 \\implies x = 5`, or the last line of an `align`
+    environment."""
     if _LINES.search(text):
         rows = [row.replace("&", "").strip() for row in _LINES.sub("", text).split(r"\\")]
         text = next((row for row in reversed(rows) if row), "")
@@ -228,7 +229,7 @@ def _month(text: str) -> int:
 
 def _quantity(text: str) -> Quantity | None:
     position, sign, unit, has_sign = 0, 1, "", False
-    for _ in range(3):  # a sign may stand in front of a currency, or behind it
+    for _ in range(3):  # a sign may be before or after a currency
         if match := _SIGN.match(text, position):
             if has_sign:
                 return None
@@ -246,7 +247,7 @@ def _quantity(text: str) -> Quantity | None:
     rest = text[position:]
     if match := _BASE.fullmatch(rest):
         rest, unit = "", BASE + match[1] if match[1] else "modulo"
-        # `12 mod 7` is 5; `12 \\pmod 7` and `12 (mod 7)` are what is equal to 12 modulo 7.
+        # `12 mod 7` is 5; `12 \\pmod 7` and `12 (mod 7)` are congruence classes.
         if match[4] and is_exact and int(match[4]) and number >= int(match[4]):
             number %= int(match[4])
     if rest.strip():
@@ -258,7 +259,8 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def _with_words(text: str, position: int, number: Fraction) -> tuple[Fraction, int]:
-    """The number with the words behind it that change it, and where they end: `3 and a half million`, `5 tenths`."""
+    """Applies the words after a number that change it, such as `3 and a half million` and `5 tenths`; returns the
+    number and the end position."""
     while True:
         if fraction := read_fraction(text, position, number):
             number, position = fraction
@@ -301,7 +303,7 @@ def _bracket_depth(text: str) -> int:
 
 
 def _is_one_pair(text: str, left: str, right: str) -> bool:
-    """Whether the bracket at the beginning is closed at the end, and not before."""
+    """Whether the bracket at the beginning is closed by the one at the end."""
     depth = 0
     body = text.replace(r"\{", "{").replace(r"\}", "}")
     for index, character in enumerate(body):
@@ -350,7 +352,7 @@ def _is_another_number(side: Quantity | None, value: Value) -> bool:
 
 
 def _may_be_a_side(text: str) -> bool:
-    """Whether a text may stand on the left of `=`: mathematics, a quantity, nothing, or what the answer is called."""
+    """Whether a text may be the left side of `=`: mathematics, a quantity, the name of the answer, or nothing."""
     if _NO_SIDE.fullmatch(text):
         return False
     return not text or _is_mathematical(text) or _quantity(text) is not None or _words(text) is not None
@@ -373,14 +375,14 @@ def _plain_words(text: str) -> str:
 
 
 def _expression(text: str) -> Expression | None:
-    """Without a known unit behind it: `2\\sqrt{3} cm`."""
+    """The text as an expression, without a known unit after it: `2\\sqrt{3} cm`."""
     if (match := _UNIT_AT_THE_END.search(text)) and (unit := read_unit(match[0])) and is_known_unit(unit):
         text = text[: match.start()].rstrip()
     return Expression(text) if _is_mathematical(text) else None
 
 
 def _is_mathematical(text: str) -> bool:
-    """Whether no words are left once LaTeX and the names of functions are taken away."""
+    """Whether no words are left after LaTeX commands and names of functions are removed."""
     if "\n\n" in text or "#" in text or "$" in text:
         return False
     left = _FUNCTION.sub(" ", _COMMAND.sub(" ", text))

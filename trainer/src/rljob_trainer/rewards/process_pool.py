@@ -1,9 +1,9 @@
 """Scoring in parallel processes with a hard time limit for each response.
 
-One thread owns the processes: it hands out responses in chunks that shrink towards the end, reads results as they
-come, and kills the process group of a scorer that runs too long. Only the response in work is lost then; the rest of
-the chunk goes to the next process. A process that crashes (exit, signal) costs its response the same way. One that is
-killed by SIGKILL says nothing about its response: memory may be short. The response goes to another process, once.
+One thread owns the processes. It sends responses in chunks that get smaller towards the end, reads results as they
+arrive, and kills the process group of a scorer that exceeds the limit. Only the response that is being scored fails
+then; the rest of the chunk goes to another process. A crash (exit, signal) is handled in the same way. A SIGKILL is
+probably due to a lack of memory and not the response's fault, so the response goes to another process, once.
 
 No process outlives its parent, however the parent ends (see `scoring_program`).
 """
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 MAX_CHUNK = 64
 START_TIMEOUT_SECONDS = 300.0
 DEATH_CHECK_SECONDS = 0.1
-"""How often dead processes are looked for whose connection a forked child of theirs still holds open."""
+"""The interval of checks for dead processes: if a forked child keeps the connection open, reading does not notice."""
 STANDSTILL_SECONDS = 1.0
-"""Waiting that lasts so much longer than was asked for: this machine stood still, and its processes with it."""
+"""If a wait takes so much longer than requested, the whole machine was suspended, including the scoring processes."""
 UNCOUNTED_SECONDS = 0.05
-"""A process that has waited longer for a core gets as much more time."""
+"""The deadline of a process that waited longer than this for a core is extended by the waiting time."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", ENV_RUN_FOLDER),
@@ -52,10 +52,10 @@ def scorer_environment(
 ) -> dict[str, str]:
     """The environment of the scoring processes.
 
-    An allow-list, so that the cluster's and the trainer's secrets (Ray token, logger and hub credentials) do not reach
-    code that handles what a model wrote: `INHERITED_VARIABLES`, and `job_variables`, the names in the job's own
-    `spec.env`; a key that a reward needs has to be named there. `import_folders` go in front of PYTHONPATH.
-    Mathematical libraries get one thread: the processes are the parallelism.
+    Only `INHERITED_VARIABLES` and `job_variables` (the names in the job's `spec.env`) are passed on, so that secrets of
+    the cluster and the trainer (Ray token, logger and hub credentials) do not reach code that handles a model's output.
+    A key that a reward needs must be in `spec.env`. `import_folders` are prepended to PYTHONPATH. Numerical libraries
+    get one thread, because there are many processes.
     """
     kept = {name: environment[name] for name in (*INHERITED_VARIABLES, *job_variables) if name in environment}
     python_path = [*map(str, import_folders), *filter(None, [kept.get("PYTHONPATH")])]
@@ -75,28 +75,28 @@ class _Sample:
     index: int
     frame: bytes
     has_killed: bool = False
-    """A process that worked on it was killed."""
+    """A process was killed while it scored this response."""
 
 
 @dataclass
 class _Slot:
-    """One of the pool's places: its current process and what that one has been given and not answered."""
+    """One slot of the pool: its current process and the responses that were sent to it and not scored yet."""
 
     child: ScoringChild
     number: int
     deadline: float
     """Monotonic time by which the process must have loaded the scorer, or scored the first of `samples`."""
     began: float
-    """When its current work began."""
+    """Monotonic time at which it started to load, or to score the first of `samples`."""
     use_then: CoreUse | None = None
-    """None also while it loads."""
+    """CPU use at `began`; None while the process loads, and if it cannot be read."""
     seconds_without_core: float = 0.0
-    """Since then, that `deadline` takes account of."""
+    """Seconds that it waited for a core since `began` and by which `deadline` was already extended."""
     seconds_stood_still: float = 0.0
-    """That `deadline` takes account of."""
+    """Seconds that the machine was suspended and by which `deadline` was already extended."""
     is_ready: bool = False
     is_garbled: bool = False
-    """Its connection carried something that is no score: the scorer has written into it."""
+    """True if the connection carried anything but results, because the scorer wrote into it."""
     samples: deque[_Sample] = field(default_factory=deque)
 
 
@@ -115,8 +115,8 @@ class ScorerPool:
         environment: Mapping[str, str],
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
     ) -> None:
-        """Begins to start the processes and returns. What scorers print goes to `log_folder`/reward-<name>-<n>.log, n
-        from `first_number`."""
+        """Starts the processes without waiting for them. The output of scorers goes to
+        `log_folder`/reward-<name>-<n>.log, where n counts from `first_number`."""
         self._spec = spec
         self._name = name
         self._num_processes = num_processes
@@ -150,16 +150,16 @@ class ScorerPool:
     def wait_until_ready(self) -> None:
         """Blocks until one process has loaded the scorer.
 
-        Raises ConfigurationError if the scorer cannot be loaded, RewardError if loading ends or hangs its process,
-        ResourceError if a process that loads a scorer of ours is killed or hangs.
+        Raises ConfigurationError if the scorer cannot be loaded, RewardError if the process exits or hangs while it
+        loads a user's function, ResourceError if it is killed, or hangs while it loads a built-in scorer.
         """
         self._ready.result()
 
     def submit(self, requests: Sequence[RewardRequest]) -> Future[list[RewardOutcome]]:
-        """Starts scoring and returns at once; the result is one outcome per request, in order.
+        """Starts scoring without waiting; the future's result is one outcome per request, in order.
 
-        The future raises a TrainerError if the pool breaks or is closed; a failed scoring is an outcome, not an error.
-        Raises RewardError for a row that cannot be sent.
+        The future raises a TrainerError if the pool fails or is closed; a response that cannot be scored is an outcome,
+        not an error. Raises RewardError for a row that cannot be sent to a process.
         """
         batch = _Batch(Future(), [None] * len(requests), len(requests))
         samples = [_Sample(batch, index, _frame(request)) for index, request in enumerate(requests)]
@@ -174,7 +174,7 @@ class ScorerPool:
         return batch.future
 
     def close(self) -> None:
-        """Kills the processes. Batches that are not finished fail with RewardError. May be called twice."""
+        """Kills the processes. Unfinished batches fail with RewardError. May be called repeatedly."""
         with self._lock:
             if self._is_closing:
                 return
@@ -185,7 +185,7 @@ class ScorerPool:
         os.close(self._wake_writer)
 
     def process_ids(self) -> list[int]:
-        """The processes as of now."""
+        """The process ids of the current processes."""
         return [slot.child.pid for slot in self._slots]
 
     # Everything below runs in the pool's thread.
@@ -208,13 +208,13 @@ class ScorerPool:
             self._selector.close()
 
     def _turn(self) -> None:
-        """Waits for something to happen, then reads, judges deadlines, and hands out work, in this order."""
+        """Waits for an event, then reads results, checks deadlines, and sends work, in this order."""
         seconds_to_wait, began = self._seconds_to_wait(), time.monotonic()
-        happened = self._selector.select(seconds_to_wait)
+        events = self._selector.select(seconds_to_wait)
         now = time.monotonic()
         if seconds_to_wait is not None:
-            self._note_standstill(now - began - seconds_to_wait)
-        for key, _ in happened:
+            self._extend_after_standstill(now - began - seconds_to_wait)
+        for key, _ in events:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
@@ -230,13 +230,14 @@ class ScorerPool:
             elif now > slot.deadline and (slot.samples or not slot.is_ready) and not self._gets_more_time(slot, now):
                 self._replace(slot, RewardStatus.TIMEOUT)
         for slot in self._slots:
-            self._hand_out(slot)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if slot.child.has_unsent else 0)
-            self._selector.modify(slot.child.connection, events, slot)
+            self._send_work(slot)
+            mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if slot.child.has_unsent else 0)
+            self._selector.modify(slot.child.connection, mask, slot)
 
-    def _note_standstill(self, seconds: float) -> None:
-        """Moves the deadlines by it. Where only this thread is slow it looks the same, so no response gets more than
-        its limit once more and one standstill."""
+    def _extend_after_standstill(self, seconds: float) -> None:
+        """Extends all deadlines after the machine was suspended for `seconds`.
+
+        A delay of this thread alone looks the same, so extensions end once they reach the response's limit."""
         if seconds <= STANDSTILL_SECONDS:
             return
         for slot in self._slots:
@@ -245,21 +246,21 @@ class ScorerPool:
                 slot.seconds_stood_still += seconds
 
     def _gets_more_time(self, slot: _Slot, now: float) -> bool:
-        """Moves the deadline by the time in which other processes had the cores, so that a busy machine costs no
-        response. That is a part of what has passed, so the deadline comes to an end: what sleeps waits for no core, and
-        what runs has run for as long as the limit then."""
+        """Extends the deadline by the time that the process waited for a core, so that no response fails because the
+        machine is busy. This ends: a sleeping process does not wait for a core, and a running one reaches the limit in
+        running time."""
         use, then = slot.child.core_use(), slot.use_then or CoreUse(0.0, 0.0, False)
         if use is None:
             return False
         waited = use.seconds_waited - then.seconds_waited
         if use.is_runnable:
-            # The kernel counts a wait when it is over.
+            # The kernel counts a wait only when it is over.
             counted = now - slot.began - slot.seconds_stood_still
             waited = max(waited, counted - (use.seconds_run - then.seconds_run))
         more = waited - slot.seconds_without_core
         if more <= UNCOUNTED_SECONDS:
             return False
-        # The kernel may count a standstill as waiting, too.
+        # The kernel may also count a suspension as waiting.
         slot.deadline = min(slot.deadline + more, now + self._limit_seconds(slot))
         slot.seconds_without_core += more
         return True
@@ -305,26 +306,26 @@ class ScorerPool:
             self._set_deadline(slot)
 
     def _replace(self, slot: _Slot, status: RewardStatus) -> None:
-        """Kills the slot's process, charges the response in work, and starts another process."""
+        """Kills the slot's process, finishes the response that it was scoring, and starts another process."""
         self._selector.unregister(slot.child.connection)
         slot.child.kill()
         self._slots.remove(slot)
         if not slot.is_ready:
             raise self._not_loaded(slot, status)
         if slot.samples:
-            self._charge(slot, status)
+            self._finish_failed(slot, status)
         self._pending.extendleft(reversed(slot.samples))
         self._slots.append(self._start(slot.number))
 
-    def _charge(self, slot: _Slot, status: RewardStatus) -> None:
-        """Finishes the response in work, or leaves it to another process."""
+    def _finish_failed(self, slot: _Slot, status: RewardStatus) -> None:
+        """Finishes the response that a killed process was scoring, or leaves it to another process."""
         sample = slot.samples[0]
         was_killed = status is RewardStatus.ERROR and not slot.is_garbled and slot.child.was_killed()
         if was_killed and not sample.has_killed:
             sample.has_killed = True
             log.warning(
-                "reward %s: a scoring process was killed (signal SIGKILL); another one scores its response. Probably "
-                "memory is short",
+                "reward %s: a scoring process was killed (signal SIGKILL), probably out of memory; another process "
+                "scores its response",
                 self._name,
             )
             return
@@ -341,12 +342,12 @@ class ScorerPool:
         text = f"{self._spec.where}: {self._spec.name} {what}"
         is_function = isinstance(self._spec, FunctionScorer)
         if slot.child.was_killed() or (has_hung and not is_function):
-            return ResourceError(f"{text}\nthe process was killed while it loaded: memory may be too small")
+            return ResourceError(f"{text}\nthe process was killed while it loaded; it may be out of memory")
         return RewardError(
             f"{text}\n{'fix what it does when it is imported' if is_function else 'check the installation'}"
         )
 
-    def _hand_out(self, slot: _Slot) -> None:
+    def _send_work(self, slot: _Slot) -> None:
         if slot.child.has_unsent:
             slot.child.flush()
         if not slot.is_ready or slot.samples or not self._pending:
@@ -383,9 +384,9 @@ class ScorerPool:
 
 
 def _end_of(slot: _Slot) -> str:
-    """Why a process that has been killed is none any more, for people."""
+    """Why a process ended, for messages; call it after `kill`."""
     if slot.is_garbled:
-        return "wrote into the connection that carries its scores, and its process was ended"
+        return "wrote into the connection that carries its scores, so its process was killed"
     return slot.child.describe_end()
 
 
@@ -394,6 +395,6 @@ def _frame(request: RewardRequest) -> bytes:
         return encode([request.prompt, request.response, request.answer, request.row])
     except (TypeError, RecursionError, ValueError) as error:
         raise RewardError(
-            f"a dataset row cannot be handed to the reward: {error}; keep only texts, numbers, and lists and mappings "
-            "that are not nested deep"
+            f"a dataset row cannot be sent to the reward: {error}; use only strings, numbers, and lists and mappings "
+            "that are not deeply nested"
         ) from error

@@ -1,4 +1,4 @@
-"""The task's own scorer of the `reasoning-gym` library, and how an answer is found in free text."""
+"""A reward by the task's own scorer in the `reasoning-gym` library, and the search for the answer in a response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob_trainer.rewards.final_message import final_message
 
 ANSWER_TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
-"""A minus sign belongs to the number unless something to subtract from stands right before it (`5-3`)."""
+"""A minus sign belongs to the number unless it directly follows an operand (`5-3`)."""
 
 
 class _Task(Protocol):
@@ -21,10 +21,10 @@ class _Task(Protocol):
 
 @dataclass(frozen=True)
 class ReasoningGymScorer:
-    """The task's `score_answer(answer, entry)`, from 0 to 1, on what `find_answer` takes out of the response.
+    """The task's `score_answer(answer, entry)`, from 0 to 1, for the answer that `find_answer` extracts.
 
-    Many tasks give part of the score for an answer that contains the right one. Rows name the task that made them, so
-    a held-out set of another task is scored by that task.
+    Many tasks give a partial score to an answer that contains the right one. Each row names the task that generated it,
+    so rows of a held-out set from another task are scored by that task.
     """
 
     task: str
@@ -33,11 +33,11 @@ class ReasoningGymScorer:
 
     @property
     def name(self) -> str:
-        """With the task of the training data."""
+        """The name for messages, with the task of the training data."""
         return f"ReasoningGym ({self.task})"
 
     def load(self) -> Scorer:
-        """Raises ConfigurationError for an unknown task or settings that the task refuses."""
+        """Raises ConfigurationError for an unknown task or settings that the task rejects."""
         from rljob_trainer.datasets.reasoning_gym_tasks import create_task
 
         tasks: dict[str, _Task] = {self.task: create_task(self.task, 0, 1, self.config, self.where)}
@@ -55,14 +55,14 @@ class ReasoningGymScorer:
 
 
 def find_answer(response: str, expected: str | None) -> str:
-    """The part of the response that is scored.
+    """Extracts the part of the response that is scored, without surrounding white space.
 
-    Thinking and special tokens are not read; where thinking does not end, there is no answer. Of the rest
+    Thinking and special tokens are removed; if thinking does not end, there is no answer. The answer is
 
-    1. Behind the last `<answer>` tag, up to its end tag, where there is one.
-    2. Else, if a number is expected and the response is more than a number: the last number of the first line, without
-       thousands separators. Small models write `88 + 94 = 182` and then go on with questions of their own.
-    3. Else the whole response. All of it without surrounding white space.
+    1. the text after the last `<answer>` tag, up to its end tag if it has one;
+    2. otherwise, if a number is expected: the last number of the first line, without thousands separators, because
+       small models write `88 + 94 = 182` and then continue with questions of their own;
+    3. otherwise, or if the line has no number, the whole response.
     """
     response = final_message(response)
     tagged = ANSWER_TAG.findall(response)

@@ -1,4 +1,4 @@
-"""The parent's end of one scoring process: starting it, talking to it without ever blocking, killing all of it."""
+"""The parent's side of one scoring process: starts it, exchanges messages without blocking, kills its process group."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from rljob_trainer.rewards.wire import encode
 
 READ_BYTES = 1 << 16
 MAX_MESSAGE_BYTES = 16 << 20
-"""Of a process; a score and a traceback are far below."""
+"""The maximum size of a message from the process; a score with a traceback is far smaller."""
 NUM_LOG_LINES = 10
 ENDING_SECONDS = 2.0
-"""How long a process whose connection is closed may take to end before it is killed: the kernel closes connections
-first, and it has to be known who ended the process."""
+"""How long `kill` waits for a process whose connection is closed to end by itself. The kernel closes connections before
+the process ends, and without waiting it would be unknown who killed the process."""
 TOKEN_BYTES = 8
-"""Random ones, before each frame. They are of the length of `scoring_program`'s TOKEN_CHARACTERS in hexadecimal."""
+"""The length of the random token before each frame; in hexadecimal it has `scoring_program`'s TOKEN_CHARACTERS."""
 
 
 @dataclass(frozen=True)
 class Garbled:
-    """Something in the connection that is no answer to a frame: the scorer has written there."""
+    """Anything in the connection that is not a response to a frame, because the scorer wrote into it."""
 
 
 @dataclass(frozen=True)
 class CoreUse:
-    """Of a process's main thread, since it began."""
+    """CPU use of a process's main thread since it started."""
 
     seconds_run: float
     seconds_waited: float
-    """For a core, without what it waits now."""
+    """Seconds that it waited for a core, without a wait that is not over yet."""
     is_runnable: bool
-    """It runs or waits for a core."""
+    """True if it runs or waits for a core."""
 
 
 class ScoringChild:
-    """One process running `scoring_program`, in a process group of its own.
+    """One process that runs `scoring_program`, in its own process group.
 
-    Whatever user code prints goes to the log file, which is opened for appending.
+    The output of user code is appended to the log file.
     """
 
     def __init__(self, spec: ScorerSpec, log_file: Path, environment: Mapping[str, str]) -> None:
@@ -60,10 +60,10 @@ class ScoringChild:
         self._unsent = bytearray()
         self._unread = b""
         self._unanswered: deque[str] = deque()
-        """The token of each frame that has no answer yet."""
+        """The token of each frame without a response."""
         self._was_killed = False
         self._has_closed = False
-        """The scorer has closed its connection and went on."""
+        """True if the scorer closed its connection but kept running."""
         self._is_closed = False
         flags = ["-P", "-u", "-X", "faulthandler"]
         program = ["-m", "rljob_trainer.rewards.scoring_program", str(child_end.fileno()), str(guardian_end)]
@@ -76,7 +76,7 @@ class ScoringChild:
                 stderr=log,
                 env=dict(environment),
                 pass_fds=(child_end.fileno(), guardian_end),
-                # A process group that can be killed as a whole, and no Ctrl-C from the terminal.
+                # Its own process group can be killed as a whole and does not get Ctrl-C from the terminal.
                 start_new_session=True,
             )
         child_end.close()
@@ -85,16 +85,16 @@ class ScoringChild:
 
     @property
     def pid(self) -> int:
-        """Also the id of the process group."""
+        """The id of the process, and of its process group."""
         return self._process.pid
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` has to be called again once the connection takes more."""
+        """Whether `flush` must be called again when the connection is writable."""
         return bool(self._unsent)
 
     def send(self, *frames: bytes) -> None:
-        """Queues frames and writes as much as the connection takes."""
+        """Queues frames and writes as much as the connection accepts without blocking."""
         for frame in frames:
             token = secrets.token_hex(TOKEN_BYTES)
             self._unanswered.append(token)
@@ -102,14 +102,14 @@ class ScoringChild:
         self.flush()
 
     def flush(self) -> None:
-        """Writes as much as the connection takes. A process that is gone is found out by reading, not here."""
+        """Writes as much as the connection accepts without blocking. The end of the process is detected by reading, not
+        here."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._unsent:
                 del self._unsent[: self.connection.send(self._unsent)]
 
     def receive(self) -> list[object]:
-        """The answers to frames, in their order, that have come in full since the last call; `Garbled` for anything
-        else."""
+        """The complete responses to frames since the last call, in order; `Garbled` for anything else."""
         try:
             while data := self.connection.recv(READ_BYTES):
                 self._unread += data
@@ -121,24 +121,24 @@ class ScoringChild:
         *lines, self._unread = self._unread.split(b"\n")
         if len(self._unread) > MAX_MESSAGE_BYTES:
             lines, self._unread = [*lines, b"too long"], b""
-        return [self._answer(line) for line in lines]
+        return [self._response(line) for line in lines]
 
-    def _answer(self, line: bytes) -> object:
+    def _response(self, line: bytes) -> object:
         try:
             message = json.loads(line)
         except (RecursionError, ValueError):
             return Garbled()
         match message:
-            case [str() as token, answer] if self._unanswered and token == self._unanswered[0]:
+            case [str() as token, response] if self._unanswered and token == self._unanswered[0]:
                 self._unanswered.popleft()
-                return answer
+                return response
         return Garbled()
 
     def has_ended(self) -> bool:
-        """Whether the process is gone or no longer listens.
+        """Whether the process has ended or closed its connection.
 
-        It is not reaped, so that the id of its process group cannot be given to another. A forked child of it may
-        still hold the connection open; therefore the look at the process itself.
+        The process is not reaped, so that the id of its process group is not reused. The process itself is checked too,
+        because a forked child of it may keep the connection open.
         """
         return self._is_closed or self._is_process_gone()
 
@@ -149,7 +149,7 @@ class ScoringChild:
             return True
 
     def kill(self) -> None:
-        """Ends the process and everything in its process group, and reaps it."""
+        """Kills all processes of the process group and reaps the process."""
         give_up_at = time.monotonic() + ENDING_SECONDS
         while not (has_ended := self._is_process_gone()) and self._is_closed and time.monotonic() < give_up_at:
             time.sleep(0.01)
@@ -161,7 +161,7 @@ class ScoringChild:
         os.close(self._lifeline)
 
     def core_use(self) -> CoreUse | None:
-        """None where the kernel does not say."""
+        """CPU use of the main thread; None if the kernel does not report it."""
         folder = Path(f"/proc/{self.pid}")
         try:
             ran, waited, *_ = (folder / "schedstat").read_text().split()
@@ -171,15 +171,15 @@ class ScoringChild:
             return None
 
     def was_killed(self) -> bool:
-        """Whether SIGKILL had ended the process before `kill` did, as the kernel does where memory is short; call after
-        `kill`. Nobody can tell whether the process sent that signal to itself."""
+        """Whether SIGKILL ended the process before `kill` did, as the kernel's out-of-memory killer does. Call it after
+        `kill`. A process that sent SIGKILL to itself looks the same."""
         return self._was_killed
 
     def describe_end(self) -> str:
-        """How the process ended and the last lines that it wrote; call after `kill`."""
+        """How the process ended, and its last lines of output. Call it after `kill`."""
         status = self._process.returncode
         if self._has_closed:
-            return "closed the connection that carries its scores, and its process was ended"
+            return "closed the connection that carries its scores, so its process was killed"
         ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         with self._log_file.open("rb") as log:
             log.seek(self._log_start)

@@ -1,10 +1,12 @@
-"""The program of one scoring process: loads the scorer once, then scores what comes through a socket, in order.
+"""The program of one scoring process: loads the scorer once, then scores responses from a socket, in order.
 
-Started as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD` by `scoring_child`. Imports nothing
-heavy itself. Requests: frames of an 8-byte length, a token and a value (see `wire`), the first one the scorer's class
-name and fields, then `[prompt, response, answer, row]`. Results: one JSON line `[token, answer]` for each frame, with
-its token, so that nothing else that is written into the socket can be taken for one; the answer is first
-`{"ready": true}` or `{"refused": text}`, then `[score or null, detail, seconds, found or null]`.
+`scoring_child` starts it as `python -m rljob_trainer.rewards.scoring_program SOCKET_FD LIFELINE_FD`. It imports no
+large libraries itself.
+
+Requests are frames of an 8-byte length, a token and a value (see `wire`). The first value is the scorer's class name
+and fields, the others are `[prompt, response, answer, row]`. For each frame the program writes one JSON line `[token,
+result]`; the token proves that the line was not written by user code. The first result is `{"ready": true}` or
+`{"refused": text}`, the others are `[score or null, detail, seconds, found or null]`.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ from rljob_trainer.stack_traces import StackFile
 MAX_DETAIL_CHARACTERS = 4000
 NUM_TRACEBACK_LINES = 8
 MAX_LINE = 400
-"""Characters of a line of a traceback."""
+"""The maximum number of characters of a line of a traceback."""
 TOKEN_CHARACTERS = 16
 SCORERS = {scorer.__name__: scorer for scorer in (FormatScorer, FunctionScorer, MathAnswerScorer, ReasoningGymScorer)}
 
 
 def main() -> None:
-    """Runs until the parent closes the connection, or is gone."""
-    # What user code prints of a response must not be an error of its reward.
+    """Runs until the parent closes the connection or ends."""
+    # Printing any characters of a response must not raise an error in user code.
     accept_all_characters()
     descriptor, lifeline = int(sys.argv[1]), int(sys.argv[2])
     for inherited in (descriptor, lifeline):
         os.set_inheritable(inherited, False)
-    _outlive_stop_signals()
+    _ignore_stop_signals()
     _start_guardian(descriptor, lifeline)
     StackFile(told_run_folder() or "", "scorer")
     frames = _frames(os.fdopen(descriptor, "rb"))
@@ -79,7 +81,7 @@ def _score(scorer: Scorer, frame: bytes) -> list[float | str | None]:
     try:
         value = scorer(_make_request(frame))
     except BaseException as error:
-        # SystemExit and KeyboardInterrupt, too: user code must not be able to end the process by accident.
+        # Also SystemExit and KeyboardInterrupt, so that user code cannot end the process by accident.
         return [None, _describe(error), time.monotonic() - started, None]
     seconds = time.monotonic() - started
     try:
@@ -87,53 +89,54 @@ def _score(scorer: Scorer, frame: bytes) -> list[float | str | None]:
     except (TypeError, ValueError) as error:
         return [None, _printable(str(error))[:MAX_DETAIL_CHARACTERS], seconds, None]
     except BaseException as error:
-        # From the code of what was returned: a float() or repr() that exits, for example.
+        # Raised by code of the returned value, for example a `__float__` or `__repr__` that exits.
         return [None, _describe(error), seconds, None]
 
 
 def _describe(error: BaseException) -> str:
-    """What was raised and where, whatever the error does when it is asked for its text."""
+    """The raised error and where it was raised; also works if formatting the error raises."""
     try:
         what = "".join(traceback.format_exception_only(error)).strip()
-        # The first frame is this file's.
+        # The first frame is that of this file.
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
         lines = "".join(traceback.format_tb(frames)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
     except BaseException as second:
-        what, lines = f"{type(error).__name__}, whose text cannot be had ({type(second).__name__})", []
+        what, lines = f"{type(error).__name__}, whose message cannot be formatted ({type(second).__name__})", []
     return _printable("\n".join([f"raised {what[:MAX_DETAIL_CHARACTERS]}", *(line[:MAX_LINE] for line in lines)]))
 
 
 def _printable(text: str) -> str:
-    """Without unpaired surrogates, which no log and no file of the run can hold."""
+    """The text with unpaired surrogates escaped, because logs and files cannot contain them."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def _send(descriptor: int, token: str, answer: object) -> None:
-    data = json.dumps([token, answer]).encode() + b"\n"
+def _send(descriptor: int, token: str, result: object) -> None:
+    data = json.dumps([token, result]).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _frames(requests: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    """Tokens and values."""
+    """The token and the encoded value of each frame."""
     while header := requests.read(8):
         frame = requests.read(int.from_bytes(header, "little"))
         yield frame[:TOKEN_CHARACTERS].decode(), frame[TOKEN_CHARACTERS:]
 
 
-def _outlive_stop_signals() -> None:
-    """Stopping a Ray job signals every process below the trainer, which needs this one until its step is done. User
-    code's own children, forked or executed, can be terminated as ever."""
-    # Not ignored: what is executed would ignore it, too.
+def _ignore_stop_signals() -> None:
+    """Ignores SIGTERM in this process: stopping a Ray job sends it to every child process of the trainer, but the
+    trainer needs this process until its step is finished. Children of user code still get SIGTERM."""
+    # A handler instead of SIG_IGN, because executed programs would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _start_guardian(connection: int, lifeline: int) -> None:
-    """Forks a process that waits for the end of the parent and then kills this process group, itself included.
+    """Forks a process that waits for the end of the parent and then kills this process group, including itself.
 
-    A thread would get no turn while user code hangs inside C code, and a signal of the kernel at the parent's death
-    (PR_SET_PDEATHSIG) would spare what user code has started. Forked twice, so that it is no child of user code's.
+    A thread would not run while user code hangs in C code, and the kernel's signal at the parent's death
+    (PR_SET_PDEATHSIG) would not reach processes that user code started. It is forked twice, so that it is not a child
+    of this process, which user code could wait for.
     """
     if child := os.fork():
         os.waitpid(child, 0)

@@ -1,7 +1,7 @@
-"""Python values as bytes between the controller and the scoring processes: JSON, with tuples and odd keys kept.
+"""Encodes Python values as JSON for the scoring processes, and keeps tuples and keys that are not strings.
 
-Plain JSON would turn tuples into lists and number keys into texts, and some of reasoning-gym's scorers compare with
-tuples. Pickle is not used: nothing that is read here can run code.
+Plain JSON would turn tuples into lists and number keys into strings, but some of reasoning-gym's scorers compare with
+tuples. Pickle is not used, because decoding it could run code.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ TAGS = (TUPLE_TAG, PAIRS_TAG)
 
 
 def encode(value: object) -> bytes:
-    """Raises TypeError for anything but None, bool, int, float, str, and lists, tuples and mappings of these, and
-    RecursionError or ValueError for what is nested too deep, contains itself, or has too many digits."""
+    """The value as bytes. Raises TypeError for anything but None, bool, int, float, str, and lists, tuples and mappings
+    of these; RecursionError or ValueError for values that are nested too deep, contain themselves, or have too many
+    digits."""
     return json.dumps(_tagged(value)).encode()
 
 
@@ -31,7 +32,7 @@ def _tagged(value: object) -> object:
     if isinstance(value, list):
         return [_tagged(item) for item in value]
     if isinstance(value, Mapping):
-        # A mapping with one of our tags for a key would be taken for a tuple, or for pairs, when it is read.
+        # A mapping that has one of our tags as a key must not be decoded as a tuple or as pairs.
         if all(isinstance(key, str) and key not in TAGS for key in value):
             return {key: _tagged(item) for key, item in value.items()}
         return {PAIRS_TAG: [[_tagged(key), _tagged(item)] for key, item in value.items()]}

@@ -1,2 +1,2 @@
-"""Trained weights on their way to a rollout engine: `sync.py` (also with trained adapters added to
-them, or the adapters alone), and `buckets.py` (whole tensors out of shards)."""
+"""Weight synchronization from the trainer to a rollout engine: `sync.py` sends whole weights, weights with merged
+adapters, or adapters alone; `buckets.py` gathers whole tensors from shards."""

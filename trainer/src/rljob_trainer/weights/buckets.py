@@ -1,7 +1,4 @@
-"""Whole tensors out of FSDP2 shards, a bucket at a time: one all-gather per bucket, never the whole model twice.
-
-Legend: S the local shard's rows, W ranks.
-"""
+"""Gathers whole tensors from FSDP2 shards, one all-gather per bucket, so that there is never a second whole model."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from rljob_trainer.engines.process_group import all_gather_flat
 
 GPU_BUCKET_BYTES = 256 * 1024 * 1024
 CPU_BUCKET_BYTES = 32 * 1024 * 1024
-"""The largest piece of memory that the C library hands out again; a larger one comes from the kernel each time, page by
-page: with 256 MiB, weights of 850 MB took 1.9 times as long from two ranks."""
+"""The largest allocation that the C library reuses. A larger one is mapped by the kernel each time, page by page: with
+256 MiB, weights of 850 MB took 1.9 times as long from two ranks."""
 
 
 def whole_tensors(
@@ -24,13 +21,13 @@ def whole_tensors(
     bucket_bytes: int | None = None,
     kept: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Collective. Every tensor whole, in the order of `named_shards`; floating-point ones in `dtype`, but those that
-    `kept` names, which stay in float32.
+    """Collective. Yields every tensor whole, in the order of `named_shards`. Floating-point tensors are converted to
+    `dtype`, except those in `kept`, which are float32.
 
-    All ranks must iterate in step and to the end. Tensors are sharded along dimension 0 or not at all. At any time
-    at most two buckets of memory exist beyond the shards: one that was gathered, and its tensors; a tensor larger than
-    a bucket is one by itself. Whoever keeps a tensor keeps the memory of its bucket. `bucket_bytes` is by default what
-    suits the device."""
+    All ranks must iterate in step and to the end. Tensors must be sharded along dimension 0 or not at all. Beyond the
+    shards there are at most two buckets of memory: the gathered one and its tensors. A tensor larger than a bucket gets
+    its own. A reference to a tensor keeps the memory of its bucket alive. The default `bucket_bytes` depends on the
+    device."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in named_shards:
@@ -47,7 +44,7 @@ def whole_tensors(
 
 
 def bucket_bytes_on(device: torch.device) -> int:
-    """The size of a bucket on this type of device."""
+    """The default size of a bucket on this device."""
     return CPU_BUCKET_BYTES if device.type == "cpu" else GPU_BUCKET_BYTES
 
 
@@ -77,9 +74,9 @@ def _is_sharded(tensor: DTensor) -> bool:
 
 
 def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """One flat all-gather. Shards are padded to the largest (rank 0's), as `fully_shard` cuts rows."""
+    """One flat all-gather. Shards are padded to the size of rank 0's, which is the largest in `fully_shard`."""
     mesh = tensors[0].device_mesh
-    # Replicas have the same: only over the dimension that cuts is there something to gather.
+    # Replicas hold the same shards, so only the sharded dimension of the mesh is gathered.
     [dimension] = [place for place, each in enumerate(tensors[0].placements) if isinstance(each, Shard)]
     num_ranks = mesh.size(dimension)
     padded_rows = [-(-tensor.shape[0] // num_ranks) for tensor in tensors]
@@ -88,7 +85,7 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
     num_own = sum(sizes)
     everything = torch.empty(num_ranks * num_own, dtype=dtype, device=tensors[0].to_local().device)
     per_rank = everything.view(num_ranks, num_own)
-    # What this rank sends stands where it will be: the tensors and what they are cut from are two buckets of memory.
+    # In-place all-gather: this rank's part is written where it belongs in the result, so it needs no extra buffer.
     own = per_rank[mesh.get_local_rank(dimension)].zero_()
     offset = 0
     for tensor, size in zip(tensors, sizes, strict=True):
@@ -106,5 +103,5 @@ def _gather_sharded(tensors: list[DTensor], dtype: torch.dtype) -> list[torch.Te
 
 
 def _meta(tensor: DTensor) -> torch.Tensor:
-    """The tensor's shape without its memory (indexing a DTensor would communicate)."""
+    """A tensor of the same shape on the meta device, because indexing a DTensor would communicate."""
     return torch.empty(tensor.shape, device="meta")

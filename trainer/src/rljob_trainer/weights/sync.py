@@ -1,4 +1,4 @@
-"""Hands the trained weights to a rollout engine in the same process."""
+"""Copies the trained weights to a rollout engine in the same process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rljob_trainer.weights.buckets import whole_tensors
 def sync_weights(
     source: TrainEngine, target: RolloutEngine, dtype: torch.dtype, policy_version: int, *, knows_base: bool = False
 ) -> None:
-    """Collective. After it the target generates with the source's weights, in `dtype`.
+    """Collective. Afterwards the target generates with the source's weights, in `dtype`.
 
-    `knows_base` says that the target has had weights of this source and has not forgotten them: where adapters go by
-    themselves, it then needs those alone."""
+    `knows_base` says that the target still has the base weights of this source; if adapters are sent separately, only
+    they are sent then."""
     adapters = source.settings.adapters
     if adapters is None or not adapters.go_alone:
         target.update_weights(_whole_model(source, target, dtype, is_merged=adapters is not None), policy_version)
         return
-    assert isinstance(target, AdapterEngine), "the job's engine takes no adapters"
+    assert isinstance(target, AdapterEngine), "the job's engine does not support adapters"
     if not knows_base:
         target.update_weights(_whole_model(source, target, dtype, is_merged=False), policy_version)
     target.update_adapter(whole_adapters(source), adapters.lora, policy_version)
@@ -46,29 +46,31 @@ def _whole_model(
 def merged_tensors(
     source: TrainEngine, adapters: AdapterSettings, dtype: torch.dtype, kept: frozenset[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Collective. As `whole_tensors` of the source's shards, with the adapters added; the source stays as it is.
+    """Collective. Yields the source's whole tensors as `whole_tensors` does, with the adapters merged into them. The
+    source is not changed.
 
-    One tensor at a time is merged, in 32 bits; what is added to the model's memory is that tensor and its bucket."""
+    One tensor at a time is merged in float32, so the additional memory is one tensor and its bucket."""
     pairs = adapter_pairs(source.named_adapters())
-    parts = {part for pair in pairs.values() for part in (pair.first_name, pair.second_name)}
-    held: dict[str, torch.Tensor] = {}
-    for name, tensor in whole_tensors(_before_their_weights(source, pairs), dtype, kept=kept | parts):
-        if name in parts:
-            held[name] = tensor
+    adapter_names = {name for pair in pairs.values() for name in (pair.first_name, pair.second_name)}
+    matrices: dict[str, torch.Tensor] = {}
+    for name, tensor in whole_tensors(_adapters_before_weights(source, pairs), dtype, kept=kept | adapter_names):
+        if name in adapter_names:
+            matrices[name] = tensor
         elif pair := pairs.get(name):
-            first, second = held.pop(pair.first_name), held.pop(pair.second_name)
+            first, second = matrices.pop(pair.first_name), matrices.pop(pair.second_name)
             yield name, merged_weight(tensor, first, second, adapters.scaling)
         else:
             yield name, tensor
 
 
 def whole_adapters(source: TrainEngine) -> dict[str, torch.Tensor]:
-    """Collective. All adapters whole, in 32 bits, under the names of peft's files; copies, which may be kept and
-    changed."""
+    """Collective. All adapters as whole float32 tensors, under the names of peft's files. They are copies, which the
+    caller may keep and change."""
     return {name: tensor.clone() for name, tensor in whole_tensors(source.named_adapters(), torch.float32)}
 
 
-def _before_their_weights(source: TrainEngine, pairs: dict[str, AdapterPair]) -> Iterator[tuple[str, torch.Tensor]]:
+def _adapters_before_weights(source: TrainEngine, pairs: dict[str, AdapterPair]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The source's shards, with the adapters of a weight directly before the weight."""
     for name, tensor in source.named_shards():
         if pair := pairs.get(name):
             yield pair.first_name, pair.first

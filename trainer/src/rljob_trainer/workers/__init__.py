@@ -1,2 +1,5 @@
-"""The roles of a process. `actor.py`, `rollout.py`, `reference.py`, `reward.py`, and `hybrid.py`, which lets actor and
-rollout take turns. `columns.py` names what passes between them, `protocols.py` what the controller sees of them."""
+"""The roles of a worker process: `actor.py`, `critic.py`, `reference.py`, `rollout.py`, `reward.py`, `reward_model.py`,
+and `hybrid.py`, which lets actor and rollout take turns on a device.
+
+`columns.py` names the columns of the batches that they exchange; `protocols.py` has the methods that the controller
+calls."""

@@ -1,6 +1,6 @@
-"""The actor: the policy in training.
+"""The actor: the policy that is trained.
 
-Legend: B sequences of this worker, R response tokens of the rows at hand.
+Legend: B responses of this worker, N response tokens, L tokens of all rows (prompts and responses).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_deno
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What an actor is built from. `mini_batch_rows` is this worker's share of a mini-batch, in sequences."""
+    """The settings of an actor. `mini_batch_rows` is the number of rows of a mini-batch that this worker gets."""
 
     engine: TrainEngineSettings
     algorithm: Algorithm
@@ -85,16 +85,16 @@ class ActorSettings:
     max_new_tokens: int
     group_size: int
     samples_all_tokens: bool
-    """False with top-p or top-k: the rollout's log-probabilities are then of a truncated distribution."""
+    """False with top-p or top-k, because the rollout's log-probabilities are then those of a truncated distribution."""
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
     first_step: int = 0
-    """Of its first update; a critic learns alone before."""
+    """The training step of the actor's first update; above 0 if only the critic is trained at first."""
 
 
 class ActorWorker(TrainedWorker):
-    """Updates the policy and scores tokens with it."""
+    """Updates the policy and computes log-probabilities with it."""
 
     def __init__(self, context: WorkerContext, settings: ActorSettings) -> None:
         """Collective."""
@@ -107,7 +107,7 @@ class ActorWorker(TrainedWorker):
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
-        """What this role has on the device now."""
+        """Bytes that this role has on the device now, by owner."""
         memory = self.engine.memory
         return {
             Owner.PARAMETERS: memory.parameters,
@@ -118,8 +118,8 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
-        """Column OLD_LOGPROBS for a batch with TOKENS and RESPONSE_MASK, by the weights as they are now, and SQUARES
-        where the advantage needs them; 0 for rows that IS_LEARNED leaves out."""
+        """Returns column OLD_LOGPROBS by the current weights, and SQUARES if the advantage needs it; 0 for rows that
+        IS_LEARNED excludes. Needs TOKENS and RESPONSE_MASK."""
         tokens = token_batch(batch)
         with_squares = SQUARES in self.advantages.needs
         found = self.engine.forward(tokens, self.settings.temperature, with_squares=with_squares)
@@ -131,18 +131,19 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_kl_sums(self, batch: DataProto) -> DataProto:
-        """Column KL_SUMS for a batch with RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS, by the job's estimator."""
+        """Returns column KL_SUMS by the job's estimator. Needs RESPONSE_MASK, OLD_LOGPROBS and REF_LOGPROBS."""
         mask = batch.ragged_column(RESPONSE_MASK)
-        old_R, ref_R = (batch.ragged_column(name).values[mask.values] for name in (OLD_LOGPROBS, REF_LOGPROBS))
-        kl_R = kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)
-        return DataProto({KL_SUMS: kl_sums(kl_R, Segments.of(num_marked(mask), kl_R.device))})
+        old_N, ref_N = (batch.ragged_column(name).values[mask.values] for name in (OLD_LOGPROBS, REF_LOGPROBS))
+        kl_N = kl_estimate(old_N, ref_N, self.settings.algorithm.kl.estimator)
+        return DataProto({KL_SUMS: kl_sums(kl_N, Segments.of(num_marked(mask), kl_N.device))})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_token_advantages(self, batch: DataProto, kl_coefficient: float | None = None) -> DataProto:
-        """Column ADVANTAGES with a value per token, by an estimator that works on tokens; RETURNS, where it gives some
-        for a critic. Needs REWARDS, GROUPS,
-        RESPONSE_MASK, IS_LEARNED, what the estimator names, and for KL_PENALTIES other than zeros OLD_LOGPROBS and
-        REF_LOGPROBS. For `kl_coefficient` see `update_policy`."""
+        """Returns column ADVANTAGES with a value per token, by an estimator that works on tokens, and RETURNS if the
+        estimator computes them for a critic.
+
+        Needs REWARDS, GROUPS, RESPONSE_MASK, IS_LEARNED and the columns that the estimator declares; also OLD_LOGPROBS
+        and REF_LOGPROBS if the job puts KL into the reward. For `kl_coefficient` see `update_policy`."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
         mask, is_learned_B = learned_mask(batch), batch[IS_LEARNED]
         lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_learned_B]
@@ -162,14 +163,15 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_METRIC, blocking=False)
     def update_policy(self, batch: DataProto, step: int, kl_coefficient: float | None = None) -> Metrics:
-        """All updates of training step `step` (from 0) on this worker's share of the batch. `kl_coefficient` is that of
-        this step where the job has a KL term; None for the job's own.
+        """Collective. Makes all updates of training step `step` (from 0) on this worker's share of the batch.
 
-        Needs TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES, IS_LEARNED; OLD_LOGPROBS unless
-        there is a single update and nothing to reject; REF_LOGPROBS where the loss has a KL term. Metrics are those of
-        the whole batch, equal on all ranks but for seconds.
-        Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite, and
-        AlgorithmFunctionError where the user's own loss fails or gives what is no number."""
+        `kl_coefficient` is the coefficient in this step if the job has a KL term; None: that of the job. Needs TOKENS,
+        RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES and IS_LEARNED; OLD_LOGPROBS unless there is a
+        single update and no rejection; REF_LOGPROBS if the loss has a KL term. The metrics are those of the whole batch
+        and, except for seconds, equal on all ranks.
+
+        Raises NonFiniteUpdateError after several consecutive updates whose gradients are not finite, and
+        AlgorithmFunctionError if the user's loss fails or returns NaN or infinity."""
         first = self.settings.first_step
         rate = learning_rate(self.settings.optimizer, step - first, self.settings.num_steps - first)
         others = staleness(batch, self.policy_version, self.engine)
@@ -204,25 +206,25 @@ class ActorWorker(TrainedWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def skip_update(self, step: int) -> None:
-        """Training step `step` (from 0) leaves the weights as they are. They count as those after it: versions are
-        steps, in a resumed run as in one that was never interrupted."""
+        """Ends training step `step` (from 0) without an update. The policy version still increases, because versions
+        must equal steps, also in a resumed run."""
         self.policy_version = step + 1
 
     def checkpoint_loaded(self, policy_version: int) -> None:
-        """The weights are of this version now."""
+        """Called after a checkpoint was loaded: the weights have this version."""
         self.policy_version = policy_version
 
-    def _kl_coefficient(self, in_use: float | None) -> float:
-        return self.settings.algorithm.kl.coefficient if in_use is None else in_use
+    def _kl_coefficient(self, of_step: float | None) -> float:
+        return self.settings.algorithm.kl.coefficient if of_step is None else of_step
 
     def _advantage_column(self, name: str, batch: DataProto, mask: RaggedColumn, kl_coefficient: float) -> Tensor:
-        """[R], of the marked tokens."""
+        """[N]: the column at the tokens that `mask` marks."""
         if name != KL_PENALTIES:
             return batch.ragged_column(name).values[mask.values]
         if not self.settings.algorithm.kl.is_in_reward:
             return torch.zeros(int(mask.values.sum()))
-        old_R, ref_R = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
-        return kl_coefficient * kl_estimate(old_R, ref_R, self.settings.algorithm.kl.estimator)
+        old_N, ref_N = (batch.ragged_column(each).values[mask.values] for each in (OLD_LOGPROBS, REF_LOGPROBS))
+        return kl_coefficient * kl_estimate(old_N, ref_N, self.settings.algorithm.kl.estimator)
 
     def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
         names = {ADVANTAGES, ROLLOUT_LOGPROBS, *self.policy_loss.needs}
@@ -239,7 +241,7 @@ class ActorWorker(TrainedWorker):
         sums: UpdateSums,
         agreement: UpdateSums | None,
     ) -> float:
-        """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
+        """Makes one optimizer update and returns the gradient norm. If no token is trained on, nothing changes."""
         denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
@@ -277,19 +279,21 @@ class ActorWorker(TrainedWorker):
             raise
 
     def _whole_pass(self, mini_batch: TokenBatch) -> tuple[TokenBatch, Mapping[str, Tensor], frozenset[str]]:
-        """The mini-batch with what the loss wants to know of all of it before any gradient: values per token as
-        columns, whose names come last; single numbers by name. One forward pass, only where the loss asks for it."""
+        """Runs the loss's `whole_pass`, if it has one, after one more forward pass over the mini-batch.
+
+        Returns the mini-batch with the pass's [N] results as columns, its 0-d results by name, and the names of the new
+        columns."""
         if self.policy_loss.whole_pass is None:
             return mini_batch, {}, frozenset()
         started = time.perf_counter()
         with SPANS.span("whole_pass"):
-            logprobs_R = self.engine.forward(mini_batch, self.settings.temperature).logprobs_N
+            logprobs_N = self.engine.forward(mini_batch, self.settings.temperature).logprobs_N
             mask_L = mini_batch.response_mask.values
             columns = {name: column.values[mask_L] for name, column in mini_batch.columns.items()}
             inputs = WholeInputs(
-                segments=Segments.of(mini_batch.response_lengths, logprobs_R.device),
-                logprobs_N=logprobs_R,
-                old_logprobs_N=columns.get(OLD_LOGPROBS, logprobs_R),
+                segments=Segments.of(mini_batch.response_lengths, logprobs_N.device),
+                logprobs_N=logprobs_N,
+                old_logprobs_N=columns.get(OLD_LOGPROBS, logprobs_N),
                 advantages_N=columns[ADVANTAGES],
                 columns={name: columns[name] for name in self.policy_loss.needs},
             )
@@ -304,7 +308,8 @@ class ActorWorker(TrainedWorker):
 
 @contextmanager
 def _others_may_wait() -> Iterator[None]:
-    """The user's function within may add up over the ranks: where it fails on one, others may wait for that one."""
+    """For a user's function that may call collectives: if it fails on one rank, other ranks may wait for that rank
+    forever, so the error becomes a CollectiveFunctionError."""
     try:
         yield
     except AlgorithmFunctionError as error:

@@ -1,9 +1,9 @@
-"""Names of the columns that travel between controller and workers, and what they hold.
+"""The names and contents of the columns that controller and workers exchange.
 
-What has a value per token is ragged: one row per sequence, as long as its prompt and response together, never padded.
-It stays with the workers; the controller sees what has one value per sequence.
+Columns with a value per token are ragged: one row per sequence, of the length of its prompt and response, never padded.
+They stay on the workers; the controller reads columns with one value per sequence.
 
-Legend: B sequences, T tokens of the longest of them.
+Legend: B sequences (prompt and response).
 """
 
 from __future__ import annotations
@@ -20,94 +20,98 @@ from rljob_trainer.engines.train.token_batch import TokenBatch
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 """Ragged int64: the prompt's tokens."""
 PROMPT_TEXTS = "prompt_texts"
-"""Object column: the prompt as text, up to where TURN_BEGINNINGS begins."""
+"""Object column: the prompt as text, without the end that is in TURN_BEGINNINGS."""
 TURN_BEGINNINGS = "turn_beginnings"
-"""Object column: what the chat template has written of the assistant's turn, at the end of the prompt."""
+"""Object column: the beginning of the assistant's turn that the chat template put at the end of the prompt, for example
+`<think>\\n`."""
 PLAIN_TURN_BEGINNINGS = "plain_turn_beginnings"
-"""Object column: the same without special tokens; for a reward model with another tokenizer."""
+"""Object column: TURN_BEGINNINGS without special tokens, for a reward model with another tokenizer."""
 ANSWERS = "answers"
-"""Object column: the expected answer, as the dataset has it."""
+"""Object column: the expected answer from the dataset."""
 DATASET_ROWS = "dataset_rows"
 """Object column: the whole row of the dataset, a mapping."""
 SAMPLE_SEEDS = "sample_seeds"
-"""[B] int64: seed of each response."""
+"""[B] int64: the random seed of each response."""
 
 IS_GREEDY = "is_greedy"
-"""[B] bool: the response is to be the greedy one, whatever the sampling settings say."""
+"""[B] bool: the response is decoded greedily, whatever the sampling settings are."""
 
 TOKENS = "tokens"
-"""Ragged int64: prompt, then response."""
+"""Ragged int64: the prompt's tokens, then the response's."""
 RESPONSE_MASK = "response_mask"
-"""Ragged bool: the response's tokens, its end token included. These are what is learned from."""
+"""Ragged bool: True for response tokens, including the end token. These are trained on."""
 ROLLOUT_LOGPROBS = interfaces.ROLLOUT_LOGPROBS
-"""Ragged float32: log-probability that the rollout engine gave to each response token when it sampled it, else 0."""
+"""Ragged float32: log-probability of each response token by the rollout engine when it was sampled; 0 for prompts."""
 POLICY_VERSIONS = "policy_versions"
-"""Ragged int32: version of the weights that sampled each response token, else -1."""
+"""Ragged int32: the version of the weights that sampled each response token; -1 for prompts."""
 OLD_LOGPROBS = interfaces.OLD_LOGPROBS
-"""Ragged float32: log-probability by the training engine before this step's updates. Absent when the first update is
-the only one: then it equals the update's own forward pass."""
+"""Ragged float32: log-probability by the training engine before this step's updates. Absent if the step has a single
+update, because it would equal the update's own forward pass."""
 REF_LOGPROBS = interfaces.REF_LOGPROBS
 """Ragged float32: log-probability by the reference policy."""
 RESPONSE_TEXTS = "response_texts"
-"""Object column: the response as text with its special tokens, without end and padding tokens and the stop text."""
+"""Object column: the response as text with special tokens, but without end tokens, padding tokens and stop text."""
 PLAIN_RESPONSE_TEXTS = "plain_response_texts"
-"""Object column: the same without any special tokens; for a reward model with another tokenizer."""
+"""Object column: RESPONSE_TEXTS without special tokens, for a reward model with another tokenizer."""
 
 FOUND = "found"
-"""Object column: what rewards took from the response as its answer, a mapping by the reward's name. Rewards that do not
-say are not in it."""
+"""Object column: for each response a mapping from the reward's name to the answer that the reward extracted from the
+response. Rewards that do not report one are missing."""
 
 PROMPT_MESSAGES = "prompt_messages"
-"""The chat of which the prompt was made, as a list of messages; None for one that is no chat."""
+"""Object column: the chat from which the prompt was rendered, as a list of messages; None if the prompt is no chat."""
 RESPONSE_LENGTHS = "response_lengths"
-"""[B] int64: tokens of the response."""
+"""[B] int64: the number of response tokens."""
 IS_TRUNCATED = "is_truncated"
 """[B] bool: the response ended at the limit of new tokens."""
 SCORES = "scores"
-"""[B] float64: the weighted sum of what the rewards gave."""
+"""[B] float64: the weighted sum of the rewards' scores."""
 KL_SUMS = "kl_sums"
-"""[B] float32: KL estimate of old to reference policy, summed over the response."""
+"""[B] float32: KL estimate of the old against the reference policy, summed over the response."""
 CORRECTION_WEIGHTS = "correction_weights"
-"""Ragged float32: what rollout correction multiplies a token's policy loss by. Absent where there is none, and where
-the old log-probabilities are those of the update's own forward pass."""
+"""Ragged float32: the importance weight of rollout correction for each token's policy loss. Absent without rollout
+correction, and if the step has a single update (no OLD_LOGPROBS), which computes the weights itself."""
 ADVANTAGES = "advantages"
-"""[B] float32: advantage of each token of the response; ragged float32 where the estimator works on tokens."""
+"""[B] float32: the advantage of all tokens of the response; ragged float32 if the estimator works on tokens."""
 SQUARES = interfaces.SQUARES
-"""Ragged float32: sum of the squared probabilities of all tokens of the vocabulary, by the training engine before this
-step's updates."""
+"""Ragged float32: sum of the squared probabilities of the vocabulary, by the training engine before this step's
+updates."""
 VALUES = interfaces.VALUES
-"""Ragged float32: what the critic expected before this step's updates, by the token before each response token."""
+"""Ragged float32: the critic's value for each response token before this step's updates, computed from the token before
+it."""
 RETURNS = "returns"
-"""Ragged float32: what the critic's values are fitted to."""
+"""Ragged float32: the targets of the critic's values."""
 REWARDS = "rewards"
-"""[B] float32: the score; for estimators that work on tokens."""
+"""[B] float32: the score, for estimators that work on tokens."""
 GROUPS = "groups"
-"""[B] int64: equal for responses to the same prompt; for estimators that work on tokens."""
+"""[B] int64: equal for responses to the same prompt, for estimators that work on tokens."""
 IS_LEARNED = "is_learned"
-"""[B] bool: whether the response takes part in the update. What does not costs no pass and is not counted."""
+"""[B] bool: whether the response is trained on. Other responses need no forward pass and count in no mean."""
 
 
 def score_column(reward: str) -> str:
-    """[B] float64: what the reward of that name gave, before its weight."""
+    """[B] float64: the name of the column of a reward's unweighted scores."""
     return f"score/{reward}"
 
 
 def status_column(reward: str) -> str:
-    """[B] uint8: what became of scoring the response by the reward of that name, by its place in `RewardStatus`. Absent
-    for rewards that cannot fail."""
+    """[B] uint8: the name of the column with the result of scoring, an index into `RewardStatus`. Absent for rewards
+    that cannot fail."""
     return f"reward_status/{reward}"
 
 
 def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:
-    """The rows as the training engine takes them, with these columns; what has one value per row has it at each of the
-    row's tokens. Rows that IS_LEARNED, where there is one, leaves out have no response tokens."""
+    """Converts rows to the training engine's input, with these columns.
+
+    A column with one value per row has that value at each of the row's tokens. Rows that IS_LEARNED, if present,
+    excludes have no response tokens."""
     tokens = batch.ragged_column(TOKENS)
     found = {name: _per_token(batch, name, tokens.lengths) for name in columns}
     return TokenBatch(tokens, learned_mask(batch), found)
 
 
 def learned_mask(batch: DataProto) -> RaggedColumn:
-    """RESPONSE_MASK, empty in the rows that IS_LEARNED, where there is one, leaves out."""
+    """RESPONSE_MASK, but False in all rows that IS_LEARNED, if present, excludes."""
     mask = batch.ragged_column(RESPONSE_MASK)
     if IS_LEARNED not in batch.tensors:
         return mask

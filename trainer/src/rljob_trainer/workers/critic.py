@@ -1,6 +1,6 @@
-"""The critic: a model that says what reward is still to come, and is fitted to what came.
+"""The critic: a model that predicts the return from each token on and is trained on the returns that followed.
 
-Legend: R response tokens of the rows at hand.
+Legend: N response tokens, L tokens of all rows (prompts and responses).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from rljob_trainer.workers.trained import TrainedWorker
 from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
 CRITIC_PREFIX = "critic."
-"""Of tensor names in checkpoints."""
+"""The prefix of tensor names in checkpoints."""
 METRIC_PREFIX = "critic/"
-"""Before the names of the loss's own sums."""
+"""The prefix of the metrics of the loss's own sums."""
 
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """What a critic is built from. `mini_batch_rows` is this worker's share of a mini-batch, in sequences."""
+    """The settings of a critic. `mini_batch_rows` is the number of rows of a mini-batch that this worker gets."""
 
     engine: TrainEngineSettings
     optimizer: OptimizerSpec
     clip_range: float | None
-    """How far a value may move from the old one before its loss is held; None for no bound."""
+    """How far a value may move from the old one before its loss is clipped; None: no clipping."""
     num_steps: int
     num_epochs_per_batch: int
     mini_batch_rows: int
 
 
 class CriticWorker(TrainedWorker):
-    """Gives values of tokens, and learns them."""
+    """Computes values of tokens and is trained on returns."""
 
     prefix = CRITIC_PREFIX
     learning_rate_field = "spec.training.critic.optimizer.learningRate"
@@ -69,7 +69,7 @@ class CriticWorker(TrainedWorker):
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
-        """What this role has on the device now."""
+        """Bytes that this role has on the device now, by owner."""
         memory = self.engine.memory
         return {
             Owner.CRITIC: memory.parameters + memory.gradients + memory.moments,
@@ -77,24 +77,24 @@ class CriticWorker(TrainedWorker):
         }
 
     def leave_after_copy(self) -> None:
-        """Parameters, too: nobody else sends a critic's away before responses are generated."""
+        """Offloads parameters too, because nothing else offloads a critic's before responses are generated."""
         self.engine.leave_device()
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, batch: DataProto) -> DataProto:
-        """Column VALUES for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
+        """Returns column VALUES; 0 for rows that IS_LEARNED excludes. Needs TOKENS and RESPONSE_MASK."""
         tokens = token_batch(batch)
-        values_R = self.engine.values(tokens)
+        values_N = self.engine.values(tokens)
         self.engine.leave_device()
         MEMORY.mark(Boundary.VALUES)
-        return DataProto(ragged={VALUES: in_rows(values_R, tokens.response_mask)})
+        return DataProto(ragged={VALUES: in_rows(values_N, tokens.response_mask)})
 
     @register(Dispatch.DP_COMPUTE_METRIC, blocking=False)
     def update_critic(self, batch: DataProto, step: int) -> Metrics:
-        """All updates of training step `step` (from 0) on this worker's share of the batch.
+        """Collective. Makes all updates of training step `step` (from 0) on this worker's share of the batch.
 
-        Needs TOKENS, RESPONSE_MASK, IS_LEARNED, VALUES, RETURNS. Metrics are those of the whole batch, equal on all
-        ranks. Raises NonFiniteUpdateError after several updates in a row whose gradients are not finite."""
+        Needs TOKENS, RESPONSE_MASK, IS_LEARNED, VALUES and RETURNS. The metrics are those of the whole batch, equal on
+        all ranks. Raises NonFiniteUpdateError after several consecutive updates whose gradients are not finite."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
         sums = UpdateSums()
         explained = self._explained_variance(batch)
@@ -111,8 +111,8 @@ class CriticWorker(TrainedWorker):
 
     def _explained_variance(self, batch: DataProto) -> float:
         mask_L = learned_mask(batch).values
-        values_R, returns_R = (batch.ragged_column(name).values[mask_L] for name in (VALUES, RETURNS))
-        return explained_variance(values_R, returns_R, RankReduce(self.engine))
+        values_N, returns_N = (batch.ragged_column(name).values[mask_L] for name in (VALUES, RETURNS))
+        return explained_variance(values_N, returns_N, RankReduce(self.engine))
 
     def _mini_batches(self, batch: DataProto) -> Iterator[TokenBatch]:
         for _ in range(self.settings.num_epochs_per_batch):
@@ -120,7 +120,7 @@ class CriticWorker(TrainedWorker):
                 yield token_batch(rows, (VALUES, RETURNS))
 
     def _update(self, mini_batch: TokenBatch, rate: float, sums: UpdateSums) -> float:
-        """One optimizer update; returns the gradient norm. Without any token to learn from nothing changes."""
+        """Makes one optimizer update and returns the gradient norm. If no token is trained on, nothing changes."""
         denominators = token_denominators(mini_batch, self.engine)
         if denominators.num_tokens == 0:
             return 0.0
@@ -132,30 +132,30 @@ class CriticWorker(TrainedWorker):
 
 @dataclass(frozen=True)
 class ValueUpdate:
-    """The loss of one update: called with each micro-batch, whose numbers go to `sums`."""
+    """The loss of one update. It is called with each micro-batch, and adds the micro-batch's metrics to `sums`."""
 
     clip_range: float | None
     gradient_divisor: int
-    """What gradients are averaged over."""
+    """The number of ranks over which gradients are averaged."""
     denominators: Denominators
     sums: UpdateSums
 
-    def __call__(self, micro_batch: MicroBatch, values_R: Tensor) -> Tensor:
-        """The micro-batch's part of the mini-batch's loss, 0-d, times what gradients are averaged over: the mean over
-        response tokens."""
-        if not len(values_R):
-            # A rank that has fewer rows than others still takes part in the gradient's collectives.
-            return values_R.sum()
+    def __call__(self, micro_batch: MicroBatch, values_N: Tensor) -> Tensor:
+        """The micro-batch's part of the mini-batch's loss (the mean over response tokens), 0-d, times
+        `gradient_divisor`."""
+        if not len(values_N):
+            # A rank with fewer rows than others must still take part in the backward pass's collectives.
+            return values_N.sum()
         columns = micro_batch.columns
-        found = clipped_value_loss(values_R, columns[VALUES], columns[RETURNS], self.clip_range)
+        found = clipped_value_loss(values_N, columns[VALUES], columns[RETURNS], self.clip_range)
         loss = aggregate_loss(
             found.losses_N,
-            Segments.of(micro_batch.response_lengths, values_R.device),
+            Segments.of(micro_batch.response_lengths, values_N.device),
             LossAggregation.TOKEN_MEAN,
             self.denominators,
             dp_size=self.gradient_divisor,
             max_new_tokens=1,
         )
         own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
-        self.sums.add({VALUE_LOSS: loss / self.gradient_divisor, **own}, len(values_R))
+        self.sums.add({VALUE_LOSS: loss / self.gradient_divisor, **own}, len(values_N))
         return loss

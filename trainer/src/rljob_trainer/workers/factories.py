@@ -1,4 +1,4 @@
-"""Builds the worker of each role inside its process. These functions travel to the workers with their settings."""
+"""Builds the worker of each role inside its process. The controller pickles these functions with their settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICY_FIELD, CRITIC_FIELD = "spec.training.model.", "spec.training.critic.model
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What a rollout engine is built from. `max_model_length` counts prompt and response tokens."""
+    """The settings of a rollout engine. `max_model_length` counts prompt and response tokens."""
 
     model: ModelPlace
     engine: RolloutEngineName
@@ -48,16 +48,16 @@ class RolloutSettings:
     cpu_kv_cache_bytes: int
     seed: int
     keeps_weights_asleep: bool
-    """Where one hand-over of weights serves several steps."""
+    """True if weights are synchronized once for several steps, so that the engine must keep them while it sleeps."""
     adapters: AdapterSettings | None
-    """What is trained in the place of all weights."""
+    """The LoRA adapters that are trained; None: all weights are trained."""
     per_request_seeds: bool
 
 
 def make_actor(
     settings: ActorSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
-    """The policy in training."""
+    """Builds the actor, the policy that is trained."""
     engine = replace(settings.engine, device=context.device, model_folder=model.folder())
     return ActorWorker(context, replace(settings, engine=engine))
 
@@ -65,7 +65,7 @@ def make_actor(
 def make_critic(
     settings: CriticSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
-    """The critic. `model` is where it begins."""
+    """Builds the critic. `model` has its initial weights."""
     with about_field(CRITIC_FIELD, POLICY_FIELD):
         engine = replace(settings.engine, device=context.device, model_folder=model.folder())
         return CriticWorker(context, replace(settings, engine=engine))
@@ -74,7 +74,7 @@ def make_critic(
 def make_reward_model(
     settings: RewardModelSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
-    """The model among the rewards."""
+    """Builds the worker of a reward model."""
     with about_field(settings.field, POLICY_FIELD):
         folder = model.folder()
         engine = replace(settings.engine, device=context.device, model_folder=folder)
@@ -88,26 +88,29 @@ def make_reference(
     context: WorkerContext,
     others: Mapping[str, Worker],
 ) -> Worker:
-    """The frozen policy of the KL term. An actor in the same process that trains adapters and has the same layout holds
-    it already."""
+    """Builds the reference, the frozen policy of the KL term. It shares the model of an actor in the same process that
+    trains adapters and has the same layout, because without adapters that model is the reference."""
     if (actor := others.get(ACTOR)) is not None:
         assert isinstance(actor, ActorWorker)
         if actor.engine.settings.adapters is not None and actor.engine.layout == settings.layout:
             return ReferenceWorker(context, actor.engine, temperature)
         if actor.engine.settings.adapters is not None:
-            log.warning("the reference's layout is not the actor's: a second model is built for it (roles.ref)")
+            log.warning(
+                "roles.ref: the reference's layout differs from the actor's, so it needs a second copy of the model"
+            )
     engine = replace(settings, device=context.device, model_folder=model.folder())
     return ReferenceWorker(context, TrainEngine(engine), temperature)
 
 
 def make_reward(settings: RewardSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
-    """The reward's processes. They import from where this process does: on another node that is a copy."""
+    """Builds the reward worker. Its scoring processes get this process's PYTHONPATH, because on another node the
+    sources are a copy in another folder."""
     environment = {**settings.environment, **variables_named(["PYTHONPATH"])}
     return RewardWorker(context, replace(settings, environment=environment))
 
 
 def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Mapping[str, Worker]) -> Worker:
-    """The generator."""
+    """Builds the rollout worker."""
     return RolloutWorker(
         context,
         lambda: _make_engine(settings, context),
@@ -117,7 +120,7 @@ def make_rollout(settings: RolloutSettings, context: WorkerContext, _others: Map
 
 
 def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]) -> Worker:
-    """Actor and generator of this process as one. `seed` is the job's."""
+    """Builds the hybrid worker from the actor and the rollout worker of this process. `seed` is the job's."""
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
@@ -125,7 +128,7 @@ def make_hybrid(dtype: torch.dtype, seed: int, context: WorkerContext, others: M
 
 
 def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEngine:
-    """Imports the engine's library only here: it may be missing, and it is slow."""
+    """Builds the rollout engine. Its library is imported only here, because it may be missing and imports slowly."""
     if select_engine(settings.engine) is RolloutEngineName.HUGGING_FACE:
         from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 
@@ -134,11 +137,11 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
         from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     except ImportError as error:
         raise ConfigurationError(
-            f"spec.training.rollout.engine: vLLM is installed and cannot be imported ({error}); fix the installation "
-            "(is it the build for this device?), or write HuggingFace"
+            f"spec.training.rollout.engine: vLLM is installed but cannot be imported ({error}); fix the installation "
+            "(is it the build for this device?), or set HuggingFace"
         ) from error
 
-    alone = settings.adapters if settings.adapters is not None and settings.adapters.go_alone else None
+    adapters = settings.adapters if settings.adapters is not None and settings.adapters.go_alone else None
     return VllmEngine(
         VllmSettings(
             model_folder=settings.model.folder(),
@@ -151,8 +154,8 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             gpu_memory_utilization=settings.gpu_memory_utilization,
             cpu_kv_cache_bytes=settings.cpu_kv_cache_bytes,
             seed=settings.seed,
-            # Beside adapters the base stays as it is, and need not come again.
-            keeps_weights_asleep=settings.keeps_weights_asleep or alone is not None,
-            adapter_rank=None if alone is None else alone.lora.rank,
+            # With adapters the base weights never change, so they need not be sent again.
+            keeps_weights_asleep=settings.keeps_weights_asleep or adapters is not None,
+            adapter_rank=None if adapters is None else adapters.lora.rank,
         )
     )

@@ -3,8 +3,8 @@
     trainer_mode                       rollout_mode
     forward, backward, update   ->   generate   ->   forward, ...
 
-These two own the order in which state comes to the device and leaves it; nobody else wakes, sleeps or synchronises.
-docs/memory.md has a table of what is where. A process begins in trainer mode.
+Only these two methods decide when state is moved to and from the device; no other code wakes or sleeps the engine or
+synchronizes weights. docs/memory.md has a table of the locations. A process starts in trainer mode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HybridWorker(Worker):
     def __init__(
         self, context: WorkerContext, actor: ActorWorker, rollout: RolloutWorker, rollout_dtype: torch.dtype, seed: int
     ) -> None:
-        """`seed` is the job's. Training and generation draw from streams of their own from here on."""
+        """Collective. `seed` is the job's. From now on training and generation have separate random streams."""
         super().__init__(context)
         self.actor = actor
         self.rollout = rollout
@@ -52,18 +52,18 @@ class HybridWorker(Worker):
         self.device_memory = DeviceMemory(context)
         self.num_cache_bytes = 0
         self.device_memory.give_back_after_loading()
-        # The engine is awake since it was built: what comes later must fit beside it.
+        # The rollout engine is still awake, as in later rollouts, so this measures what will fit beside it.
         check_device_room(actor.engine.memory, actor.engine.settings.offload, context.device)
         self.trainer_mode()
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """That of the rollout worker."""
+        """The position of the rollout worker."""
         return self.rollout.mesh_position(mesh)
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=ROLLOUT_MESH)
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
-        """Responses by the actor's present weights, or where it does not sync by those that the engine has, if any; see
-        RolloutWorker.generate."""
+        """Generates responses with the actor's current weights; without `syncs`, with the weights that the engine has,
+        if any. See RolloutWorker.generate."""
         with self.generating(syncs=syncs), self._timed("generate"):
             found = self.rollout.generate(batch, sampling)
             MEMORY.mark(Boundary.GENERATE)
@@ -71,19 +71,19 @@ class HybridWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_seconds(self) -> Metrics:
-        """Seconds since the last call: `weight_sync`, `generate`. On several ranks the slowest counts."""
+        """Seconds spent in `weight_sync` and `generate` since the last call. The metric is the maximum over ranks."""
         taken = {f"{TIMING_PREFIX}{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds = {}
         return taken
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def take_memory(self) -> Metrics:
-        """See MemoryRecorder.take_metrics, of all roles of this process; on several ranks the largest count."""
+        """See MemoryRecorder.take_metrics; covers all roles of this process. The metric is the maximum over ranks."""
         return MEMORY.take_metrics()
 
     @contextmanager
     def generating(self, *, syncs: bool = True) -> Iterator[None]:
-        """Collective. In rollout mode within, and in trainer mode after it."""
+        """Collective. The block runs in rollout mode; afterwards the process is in trainer mode."""
         with self.random_streams.generation():
             with self._timed("weight_sync"):
                 self.rollout_mode(syncs=syncs)
@@ -93,13 +93,14 @@ class HybridWorker(Worker):
                 self.trainer_mode()
 
     def rollout_mode(self, *, syncs: bool = True) -> None:
-        """Collective. The rollout engine is awake and has the actor's weights: those of now where it syncs, or has
-        none, or the actor has loaded a checkpoint since. What is offloaded has left the device.
+        """Collective. Wakes the rollout engine and offloads the actor.
 
-        The reference's parameters, the moments and the gradients have left before, each at the end of its use."""
+        The engine gets the actor's current weights if `syncs` is set, if it has none, or if the actor has loaded a
+        checkpoint since the last synchronization. The reference's parameters, the moments and the gradients left the
+        device earlier, each at the end of its use."""
         engine = self.rollout.engine
         MEMORY.mark(Boundary.STEP_BEFORE)
-        # The engine's memory comes from outside torch's allocator: what that holds in reserve is in the way.
+        # The engine does not use torch's allocator, so memory that torch caches would be missing there.
         self.device_memory.give_back()
         engine.wake(weights=True, kv_cache=False)
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
@@ -116,7 +117,7 @@ class HybridWorker(Worker):
         MEMORY.mark(Boundary.WAKE_KV_CACHE)
 
     def trainer_mode(self) -> None:
-        """Collective. The rollout engine sleeps; the actor's parameters are on their way back to the device."""
+        """Collective. Puts the rollout engine to sleep and starts to copy the actor's parameters back to the device."""
         engine = self.rollout.engine
         self.num_cache_bytes = engine.memory.kv_cache
         engine.sleep()

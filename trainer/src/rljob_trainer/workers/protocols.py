@@ -1,4 +1,4 @@
-"""What the controller sees of each role: the registered methods, with whole batches in and whole results out.
+"""The methods of each role that the controller can call, with whole batches as arguments and whole results.
 
 A worker group has these methods once it is built for the worker class of the same name; a test compares the two.
 """
@@ -19,14 +19,14 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class PendingResult(Protocol[Result_co]):
-    """What a call gives that is not waited for; see `groups.calls.Pending`."""
+    """The result of a non-blocking call; see `groups.calls.Pending`."""
 
     def result(self) -> Result_co:
-        """Waits; the same result each time."""
+        """Waits for the result and returns it; may be called again."""
 
 
 class TrainedGroup(Protocol):
-    """All ranks of a model in training: what it has for checkpoints; see `TrainedWorker`."""
+    """All ranks of a model that is trained: the methods for checkpoints; see `TrainedWorker`."""
 
     def num_checkpoint_bytes(self) -> list[int]:
         """One number per rank; see TrainedWorker.num_checkpoint_bytes."""

@@ -1,6 +1,6 @@
-"""The random numbers of training and of generation: two streams of one process, on the host and on its device.
+"""Separate random streams for training and generation in one process, on the host and on its device.
 
-Python's and NumPy's generators are part of a stream, as torch's are: a function of the job may draw from any of them.
+A stream includes the generators of torch, NumPy and Python, because a user's function may use any of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ NumpyState = tuple[str, NDArray[np.uint32], int, int, float]
 
 @dataclass(frozen=True)
 class RandomState:
-    """Of all generators that a process shares."""
+    """The state of all global random generators of a process."""
 
     host: torch.Tensor
+    """torch's generator on the CPU."""
     device: torch.Tensor | None
-    """Of this process's GPU where it has one."""
+    """torch's generator on this process's GPU, if it has one."""
     python: PythonState
     numpy: NumpyState
 
 
 class RandomStreams:
-    """Training's stream is that of the process; generation's waits here until its turn comes."""
+    """The training stream is active; the state of the generation stream is stored until `generation` activates it."""
 
     def __init__(self, device: torch.device, seed: int, training_rank: int, generation_rank: int) -> None:
-        """Seeds both streams; those of one rank are alike, and differ from all others. What a library has left of its
-        own seeding is gone."""
+        """Seeds both streams. Processes with equal ranks get equal streams, all others different ones. Overwrites any
+        seeding that a library has done."""
         self.device = device
         _seed(seed, 1, generation_rank)
         self._waiting = self._state()
@@ -42,7 +43,7 @@ class RandomStreams:
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """Within it the process draws from generation's stream: training goes on as if it had not happened."""
+        """Within this block the process uses the generation stream; the training stream is not affected."""
         training = self._state()
         self._set(self._waiting)
         try:
@@ -67,7 +68,7 @@ class RandomStreams:
 
 def _seed(job_seed: int, stream: int, rank: int) -> None:
     drawn = np.random.SeedSequence([job_seed, stream, rank]).generate_state(2)
-    # All devices of the process, too.
+    # Seeds all GPUs of the process, too.
     torch.manual_seed(int(drawn[0]))
     np.random.seed(int(drawn[1]))
     random.seed(int(drawn[1]))

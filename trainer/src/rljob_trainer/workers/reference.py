@@ -14,29 +14,30 @@ from rljob_trainer.workers.columns import REF_LOGPROBS, token_batch
 
 
 class ReferenceWorker(Worker):
-    """Scores tokens with the frozen model. Built where there is a KL term, or a function of the user's needs it."""
+    """Computes log-probabilities with the frozen model. Built if the job has a KL term or a user's function needs
+    it."""
 
     def __init__(self, context: WorkerContext, engine: TrainEngine, temperature: float) -> None:
-        """`engine` has the frozen model: by itself, or as that to which the actor adds its adapters."""
+        """`engine` has the frozen model: its own, or that of the actor, which without adapters is the same model."""
         super().__init__(context)
         self.engine = engine
         self.temperature = temperature
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
-        """What this role has on the device now: nothing where the actor has the model."""
+        """Bytes that this role has on the device now, by owner; none if it shares the actor's model."""
         if self.engine.optimizer is not None:
             return {}
         return {Owner.REFERENCE: self.engine.memory.parameters, Owner.OTHER: self.engine.memory.gathered}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """By the layout of the engine."""
+        """The position of this rank in the engine's layout."""
         del mesh
         return self.engine.layout.position(self.context.rank)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
-        """Column REF_LOGPROBS for a batch with TOKENS and RESPONSE_MASK; 0 for rows that IS_LEARNED leaves out."""
+        """Returns column REF_LOGPROBS; 0 for rows that IS_LEARNED excludes. Needs TOKENS and RESPONSE_MASK."""
         tokens = token_batch(batch)
         found = self.engine.forward(tokens, self.temperature, with_adapters=False)
         MEMORY.mark(Boundary.REF_LOGPROBS)

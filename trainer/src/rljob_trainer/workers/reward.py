@@ -1,7 +1,7 @@
-"""The rewards, where the responses are: every worker process has scoring processes of its own.
+"""The rewards run where the responses are: each worker process has its own scoring processes.
 
-Scoring is begun by one call and ended by another. Between them the calls of other roles run in this process, while the
-scoring processes work.
+One call starts scoring and another one collects the scores. Between them this process runs calls of other roles, while
+the scoring processes work.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from rljob_trainer.workers.columns import (
 )
 
 STATUSES = tuple(RewardStatus)
-"""By the numbers that stand for them in a column."""
+"""The statuses by their number in a status column."""
 MAX_EXCERPT_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
 class ScorerSettings:
-    """A reward that is scored in processes, `num_processes` of one worker process."""
+    """A reward that is computed in scoring processes, `num_processes` for each worker process."""
 
     reward: Reward
     where: str
-    """Its place in the job."""
+    """The reward's field in the job, such as `spec.training.rewards[0]`."""
     scorer: ScorerSpec
     num_processes: int
 
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """What a reward worker is built from."""
+    """The settings of a reward worker."""
 
     scorers: tuple[ScorerSettings, ...]
     penalties: tuple[Reward, ...]
-    """Those that are computed from lengths."""
+    """The rewards that are computed from response lengths alone."""
     max_new_tokens: int
     log_folder: Path
     environment: Mapping[str, str]
 
     def start_pool(self, scorer: ScorerSettings, num_processes: int, first_number: int) -> ScorerPool:
-        """Begins to start so many of a reward's processes."""
+        """Starts `num_processes` scoring processes of a reward without waiting until they are ready."""
         return ScorerPool(
             scorer.scorer,
             name=scorer.reward.name,
@@ -76,16 +76,16 @@ class RewardSettings:
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Responses that are being scored."""
+    """The responses that are being scored."""
 
     requests: Sequence[RewardRequest]
     outcomes: Sequence[Future[list[RewardOutcome]]]
-    """By scorer."""
+    """One future for each scorer."""
 
 
 class RewardWorker(Worker):
-    """Scores this rank's responses by all rewards at once. Its processes load their scorers while the roles after it
-    are built."""
+    """Scores this rank's responses by all rewards at the same time. The scoring processes load their scorers while
+    other roles are built."""
 
     def __init__(self, context: WorkerContext, settings: RewardSettings) -> None:
         super().__init__(context)
@@ -98,11 +98,12 @@ class RewardWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def start_scoring(self, batch: DataProto) -> DataProto:
-        """Hands the responses to the scoring processes and returns; what was being scored before is given up. Needs
-        RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS. Gives what
-        `finish_scoring` takes: RESPONSE_LENGTHS.
+        """Sends the responses to the scoring processes without waiting for scores; drops responses that are still being
+        scored.
 
-        Raises RewardError for a row that cannot be handed to a scorer."""
+        Needs RESPONSE_TEXTS, RESPONSE_LENGTHS, PROMPT_TEXTS, TURN_BEGINNINGS, ANSWERS and DATASET_ROWS. Returns the
+        argument of `finish_scoring`, which has RESPONSE_LENGTHS. Raises RewardError for a row that cannot be sent to a
+        scorer."""
         names = (PROMPT_TEXTS, TURN_BEGINNINGS, RESPONSE_TEXTS, ANSWERS, DATASET_ROWS)
         requests = [
             RewardRequest(str(prompt), f"{beginning}{response}", answer, _mapping(row))
@@ -113,14 +114,14 @@ class RewardWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def finish_scoring(self, started: DataProto) -> DataProto:
-        """Waits for the scores of what `start_scoring` was given last. A `score_column` for each reward, a
-        `status_column` for each that is scored in processes, and FOUND.
+        """Waits for the scores of the last `start_scoring`. Returns a `score_column` for each reward, a `status_column`
+        for each that is scored in processes, and FOUND.
 
-        Raises RewardError when a reward fails and the job says so."""
-        assert self.scoring is not None, "start first"
+        Raises RewardError if a reward fails and its `onError` or `onTimeout` is Fail."""
+        assert self.scoring is not None, "call start_scoring first"
         scoring, self.scoring = self.scoring, None
         lengths = started[RESPONSE_LENGTHS].tolist()
-        assert len(lengths) == len(scoring.requests), "another batch was started"
+        assert len(lengths) == len(scoring.requests), "a different batch was started"
         columns: dict[str, torch.Tensor] = {}
         found: list[dict[str, str]] = [{} for _ in lengths]
         for each, pending in zip(self.settings.scorers, scoring.outcomes, strict=True):
@@ -140,7 +141,7 @@ class RewardWorker(Worker):
 
     @register(Dispatch.RANK_ZERO)
     def response_texts(self, batch: DataProto) -> DataProto:
-        """RESPONSE_TEXTS and FOUND of these rows alone, to show some of many."""
+        """Returns RESPONSE_TEXTS and FOUND of these rows, to show a few samples."""
         return DataProto(objects={name: batch.object_column(name) for name in (RESPONSE_TEXTS, FOUND)})
 
 
@@ -153,11 +154,11 @@ def _mapping(row: object) -> Mapping[str, object]:
 def settle(
     reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
 ) -> tuple[float, ...]:
-    """One score per request, in order, `errorScore` for failed ones, after `onError` and `onTimeout`. `where` is the
-    reward's place in the job, such as `spec.training.rewards[0]`.
+    """Applies `onError` and `onTimeout`: one score per request, in order, with `errorScore` for failed ones. `where` is
+    the reward's field in the job, such as `spec.training.rewards[0]`.
 
-    Raises ResourceError where processes were killed, whatever the job tolerates: that must not become a score. Raises
-    RewardError about the first failure that the job does not tolerate.
+    Raises ResourceError if scoring processes were killed, for any policy, because that must not become a score. Raises
+    RewardError for the first failure whose policy is Fail.
     """
     for request, outcome in zip(requests, outcomes, strict=True):
         if outcome.was_killed:
@@ -177,7 +178,7 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
     field = "onError" if outcome.status is RewardStatus.ERROR else "onTimeout"
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        f"{seen} responses failed like this; fix the reward, or set {where}.{field}: Score to give such responses "
+        f"{seen} responses failed in this way; fix the reward, or set {where}.{field}: Score to give such responses "
         "errorScore"
     )
 
@@ -185,9 +186,9 @@ def _failure_text(where: str, request: RewardRequest, outcome: RewardOutcome, se
 def _kill_text(request: RewardRequest, outcome: RewardOutcome) -> str:
     return (
         f"{outcome.detail}\n{_request_text(request)}"
-        "two processes were killed at this response, so the trainer is probably out of memory: give it more, or fewer "
-        "numProcesses. If it happens at such responses only, let the reward limit the memory that it takes: then it "
-        "fails by an error of its own, to which onError applies"
+        "two scoring processes were killed at this response; the trainer is probably out of memory: increase its "
+        "memory or reduce numProcesses. If only such responses fail, let the reward limit its own memory, so that it "
+        "raises an error, to which onError applies"
     )
 
 
@@ -200,12 +201,12 @@ def _request_text(request: RewardRequest) -> str:
 
 
 def overlong_scores(penalty: OverlongPenalty, num_tokens: Iterable[int], max_new_tokens: int) -> tuple[float, ...]:
-    """min(-exceed / buffer * factor, 0) with exceed = tokens - (max_new_tokens - buffer): 0 below the buffer, -factor
-    at the limit.
+    """Soft overlong punishment: min(-exceed / buffer * factor, 0) with exceed = num_tokens - (max_new_tokens - buffer).
+    It is 0 before the buffer and -factor at the limit.
 
-    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1; there what is
-    longer than the limit gets -1, and here nothing is longer. `num_tokens` are those of each response, its end token
-    included.
+    Source: DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.4, equation 13, where the factor is 1 and responses beyond
+    the limit get -1; here no response is longer than the limit. `num_tokens` includes the end token. When to use:
+    against truncation, instead of a hard penalty at the limit.
     """
     first = max_new_tokens - penalty.buffer_tokens
     return tuple(min((first - each) / penalty.buffer_tokens * penalty.penalty_factor, 0.0) for each in num_tokens)

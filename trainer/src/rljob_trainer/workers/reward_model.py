@@ -1,4 +1,4 @@
-"""The reward model: a frozen model that says what a response is worth.
+"""The reward model: a frozen model that scores responses.
 
 Legend: B responses.
 """
@@ -35,22 +35,23 @@ from rljob_trainer.workers.columns import (
 
 TOKEN_COLUMNS = (TOKENS,)
 TEXT_COLUMNS = (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS, PLAIN_RESPONSE_TEXTS, IS_TRUNCATED)
-"""What `compute_scores` reads: of a model with the policy's tokens, and of another one."""
+"""The columns that `compute_scores` reads: for a model with the policy's tokenizer, and for a model with another
+one."""
 
 
 @dataclass(frozen=True)
 class RewardModelSettings:
-    """What a reward model's worker is built from."""
+    """The settings of a reward model's worker."""
 
     engine: TrainEngineSettings
     reward: str
-    """Its name among the job's rewards."""
+    """The reward's name in the job."""
     field: str
-    """Its block in the job, for messages: such as `spec.training.rewards[0].rewardModel.`"""
+    """The prefix of the reward model's fields in the job, for messages: `spec.training.rewards[0].rewardModel.`"""
     reads_tokens: bool
-    """It has the policy's tokens and is given those that were generated; else texts, which become tokens anew."""
+    """True if the model has the policy's tokenizer and reads the generated tokens; False if it tokenizes the texts."""
     max_tokens: int | None
-    """Positions that the model knows."""
+    """The model's maximum number of positions; None if it has no limit."""
 
 
 class RewardModelWorker(Worker):
@@ -66,28 +67,28 @@ class RewardModelWorker(Worker):
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
-        """What this role has on the device now."""
+        """Bytes that this role has on the device now, by owner."""
         return {Owner.REWARD_MODEL: self.engine.memory.parameters, Owner.OTHER: self.engine.memory.gathered}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """By the layout of the engine."""
+        """The position of this rank in the engine's layout."""
         del mesh
         return self.engine.layout.position(self.context.rank)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_scores(self, batch: DataProto) -> DataProto:
-        """The reward's `score_column`, [B] float64, for a batch with TOKEN_COLUMNS or TEXT_COLUMNS: what the head gives
-        at the last token, as transformers' sequence classifiers do.
+        """Collective. Returns the reward's `score_column`, [B] float64: the output of the model's head at the last
+        token, as in transformers' sequence classifiers. Needs TOKEN_COLUMNS or TEXT_COLUMNS.
 
-        Raises RewardError, on all ranks, for a text of any rank that is longer than the model can read, that has none
-        of its tokens, or that its chat template does not take."""
+        Raises RewardError on all ranks if a text on any rank is longer than the model's maximum, has no tokens, or is
+        rejected by the model's chat template."""
         rows, failures = list[Tensor](), list[str]()
         try:
             rows = self._token_rows(batch)
             self._check_lengths(rows)
         except RewardError as error:
             failures.append(str(error))
-        # A rank that went on alone would meet the others in the collectives of another call.
+        # All ranks must fail together: a rank that continued alone would hang in its next collective.
         if everywhere := self.engine.names_over_ranks(failures):
             raise RewardError(everywhere[0])
         scores_B = self.engine.values(last_token_batch(rows, self.pad_token_id))
@@ -101,7 +102,7 @@ class RewardModelWorker(Worker):
             batch.object_column(name)
             for name in (PROMPT_TEXTS, PROMPT_MESSAGES, PLAIN_TURN_BEGINNINGS, PLAIN_RESPONSE_TEXTS)
         )
-        # The policy's template has begun the turn (`<think>\n`), and the policy has written the rest.
+        # The policy's chat template may have started the turn (`<think>\n`); the policy generated the rest.
         responses = [f"{beginning}{text}" for beginning, text in zip(beginnings, written, strict=True)]
         token_ids = conversations(self.tokenizer, prompts, chats, responses, batch[IS_TRUNCATED].tolist())
         return [torch.tensor(row, dtype=torch.int64) for row in token_ids]
@@ -109,15 +110,15 @@ class RewardModelWorker(Worker):
     def _check_lengths(self, rows: Sequence[Tensor]) -> None:
         if not all(map(len, rows)):
             raise RewardError(
-                f"{self.settings.field}source: a prompt and its response have none of this model's tokens, and there "
-                "is nothing to score; take such prompts out, or choose another model"
+                f"{self.settings.field}source: a prompt and its response have no tokens with this model's tokenizer, "
+                "so there is nothing to score; remove such prompts, or choose another model"
             )
         longest = max(map(len, rows), default=0)
         if self.settings.max_tokens is not None and longest > self.settings.max_tokens:
             raise RewardError(
-                f"{self.settings.field}source: prompt and response have {longest} of this model's tokens, and it reads "
-                f"at most {self.settings.max_tokens} (max_position_embeddings); lower dataset.maxPromptTokens or "
-                "rollout.maxNewTokens, or choose another model"
+                f"{self.settings.field}source: prompt and response have {longest} tokens with this model's tokenizer, "
+                f"more than its maximum of {self.settings.max_tokens} (max_position_embeddings); reduce "
+                "dataset.maxPromptTokens or rollout.maxNewTokens, or choose another model"
             )
 
 
@@ -128,25 +129,27 @@ def conversations(
     responses: Sequence[object],
     is_truncated: Sequence[bool],
 ) -> list[list[int]]:
-    """Token ids of prompts with their responses. A prompt that is a chat (a list of messages) goes through the
-    tokenizer's chat template with the response as the assistant's turn; where there is no template, its messages and
-    the response are lines. Of a prompt that is none (None) the text is continued. What no template has made ends with
-    the tokenizer's end token, once, unless the response was cut off.
+    """The token ids of each prompt with its response.
 
-    Raises RewardError for a chat that the template does not take."""
+    A chat (a list of messages) is rendered by the tokenizer's chat template, with the response as the assistant's turn;
+    without a template, its messages and the response are joined by line breaks. For a prompt that is not a chat (None),
+    the response is appended to the text. Without a template, exactly one end token is appended, unless the response was
+    truncated.
+
+    Raises RewardError for a chat that the template rejects."""
     found: list[list[int]] = [[]] * len(prompts)
     for is_chat in (False, True):
-        places = [place for place, chat in enumerate(chats) if (chat is not None) is is_chat]
-        texts = [_text(tokenizer, prompts[place], chats[place], str(responses[place])) for place in places]
+        rows = [row for row, chat in enumerate(chats) if (chat is not None) is is_chat]
+        texts = [_text(tokenizer, prompts[row], chats[row], str(responses[row])) for row in rows]
         # A rendered chat has the special tokens in its text.
         has_special_tokens = is_chat and tokenizer.has_chat_template
         encoded = tokenizer.encode_all(texts, add_special_tokens=not has_special_tokens)
         end = [] if has_special_tokens or tokenizer.end_token_id is None else [tokenizer.end_token_id]
-        # Some tokenizers end every text with it, also one that was cut off.
-        num_own = len(end) if end and tokenizer.encode("text")[-1:] == end else 0
-        for place, token_ids in zip(places, encoded, strict=True):
-            own_ids = token_ids[: len(token_ids) - num_own]
-            found[place] = own_ids if is_truncated[place] else [*own_ids, *end]
+        # Some tokenizers append the end token to every text, also to a truncated one.
+        num_appended = len(end) if end and tokenizer.encode("text")[-1:] == end else 0
+        for row, token_ids in zip(rows, encoded, strict=True):
+            text_ids = token_ids[: len(token_ids) - num_appended]
+            found[row] = text_ids if is_truncated[row] else [*text_ids, *end]
     return found
 
 
@@ -162,15 +165,17 @@ def _text(tokenizer: Tokenizer, prompt: object, chat: object, response: str) -> 
     except ChatTemplateError as error:
         roles = ", ".join(message["role"] for message in chat)
         raise RewardError(
-            f"the reward model's chat template does not take a chat of {roles}, and the response as the assistant's "
-            f"turn ({error}); change the prompts, or choose another model"
+            f"the reward model's chat template rejects a chat with the roles {roles}, followed by the response as the "
+            f"assistant's turn ({error}); change the prompts, or choose another model"
         ) from error
 
 
 def last_token_batch(rows: Sequence[Tensor], pad_token_id: int | None) -> TokenBatch:
-    """Rows of which the engine is asked what it says of the last token: it is asked about the token before a response
-    token, so that each row gets one more, which no model reads. The last token is the last that is no padding, as in
-    transformers, also where the end token is that for padding."""
+    """A batch for which the engine computes one value per row, at the row's last token.
+
+    The engine computes values at the token before each response token, so each row gets one more token, marked as
+    response, which the model does not read. The last token is the last one that is not padding, as in transformers,
+    even if the end token is also the padding token."""
     extended = [torch.cat([row[: _num_read(row, pad_token_id)], row.new_zeros(1)]) for row in rows]
     lengths_B = torch.tensor([len(row) for row in extended], dtype=torch.int64)
     tokens_L = torch.cat(extended) if extended else torch.zeros(0, dtype=torch.int64)
@@ -180,5 +185,5 @@ def last_token_batch(rows: Sequence[Tensor], pad_token_id: int | None) -> TokenB
 
 
 def _num_read(row: Tensor, pad_token_id: int | None) -> int:
-    places = torch.arange(len(row)) if pad_token_id is None else (row != pad_token_id).nonzero()[:, 0]
-    return int(places[-1]) + 1 if len(places) else 1
+    positions = torch.arange(len(row)) if pad_token_id is None else (row != pad_token_id).nonzero()[:, 0]
+    return int(positions[-1]) + 1 if len(positions) else 1

@@ -1,6 +1,6 @@
-"""The rollout worker: turns prompts into responses with whatever engine the job uses.
+"""The rollout worker: generates responses to prompts with the job's rollout engine.
 
-Legend: B responses of this worker's share.
+Legend: B responses of this worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ ROLLOUT_MESH = "rollout"
 
 
 class RolloutWorker(Worker):
-    """Ranks are grouped by `tensor_parallel`: the ranks of a group get the same prompts and act as one."""
+    """One rank of the rollout. Each group of `tensor_parallel` ranks shares one copy of the model and gets the same
+    prompts."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class RolloutWorker(Worker):
         *,
         per_request_seeds: bool = True,
     ) -> None:
-        """Collective. Without `per_request_seeds` responses are drawn from torch's own generators."""
+        """Collective. Without `per_request_seeds`, responses are sampled with torch's global generators."""
         super().__init__(context)
         self.per_request_seeds = per_request_seeds
         self.tensor_parallel = tensor_parallel
@@ -59,12 +60,12 @@ class RolloutWorker(Worker):
         MEMORY.watch(self.memory)
 
     def memory(self) -> Bytes:
-        """What this role has on the device now."""
+        """Bytes that this role has on the device now, by owner."""
         found = self.engine.memory
         return {Owner.ROLLOUT_WEIGHTS: found.weights, Owner.KV_CACHE: found.kv_cache}
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """In the mesh `rollout`, tensor-parallel peers share one data rank; the first of them answers."""
+        """In the mesh `rollout`, tensor-parallel peers share one data rank; the first of them returns the results."""
         if mesh != ROLLOUT_MESH:
             return super().mesh_position(mesh)
         return MeshPosition(
@@ -74,13 +75,13 @@ class RolloutWorker(Worker):
         )
 
     def generate(self, batch: DataProto, sampling: SamplingSettings) -> DataProto:
-        """One response per row. Needs PROMPT_TOKEN_IDS and SAMPLE_SEEDS, takes IS_GREEDY; gives the columns of a
-        rollout."""
+        """Generates one response per row and returns the columns of `rollout_columns`. Needs PROMPT_TOKEN_IDS and
+        SAMPLE_SEEDS; IS_GREEDY is optional."""
         prompts = [tuple(row.tolist()) for row in batch.ragged_column(PROMPT_TOKEN_IDS).row_tensors()]
         seeds: list[int | None] = batch[SAMPLE_SEEDS].tolist()
         if not self.per_request_seeds and seeds:
-            # That of this share's first row: the same whenever the step is made again, another one on other workers,
-            # and one for ranks that act as one.
+            # The seed of this worker's first row: the same if the step is repeated, different on other workers, and
+            # equal on tensor-parallel peers.
             torch.manual_seed(int(batch[SAMPLE_SEEDS][0]))
             seeds = [None] * len(seeds)
         greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
@@ -94,7 +95,7 @@ class RolloutWorker(Worker):
 
 
 def rollout_columns(prompts: list[tuple[int, ...]], responses: list[FinishedSequence]) -> DataProto:
-    """The columns of a rollout."""
+    """The columns of a rollout: tokens, masks, log-probabilities, policy versions, lengths and texts."""
     pairs = list(zip(prompts, responses, strict=True))
     lengths_B = torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs], dtype=torch.int64)
 

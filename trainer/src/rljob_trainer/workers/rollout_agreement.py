@@ -1,7 +1,7 @@
-"""How far the rollout engine and the trainer are apart, and what is not learned from because of it.
+"""Metrics and corrections of the mismatch between rollout engine and trainer.
 
-Legend: R response tokens of the rows at hand. Log ratios are the trainer's log-probability of a sampled token, before
-the step's updates, less that which the rollout engine gave to it.
+Legend: N response tokens, L tokens of all rows (prompts and responses). The log-ratio of a sampled token is its
+log-probability by the trainer before the step's updates minus its log-probability by the rollout engine.
 """
 
 from __future__ import annotations
@@ -38,65 +38,65 @@ from rljob_trainer.workers.columns import (
 from rljob_trainer.workers.update_sums import UpdateSums
 
 LARGE_DIFFERENCE = 0.1
-"""In nats: a probability that is a tenth off."""
+"""In nats: probabilities that differ by about ten percent."""
 
 
 AGREEMENT_METRICS = (LOGPROB_DIFF_MEAN, LOGPROB_DIFF_SHARE, ROLLOUT_KL, ROLLOUT_K3_KL)
 
 
-def add_agreement(sums: UpdateSums, log_ratios_R: Tensor) -> None:
-    """Adds what trainer and generator say of some tokens; each token counts once in a step."""
-    if not len(log_ratios_R):
+def add_agreement(sums: UpdateSums, log_ratios_N: Tensor) -> None:
+    """Adds the agreement of some tokens to `sums`; each token must be added once per step."""
+    if not len(log_ratios_N):
         return
-    distances_R = log_ratios_R.abs()
-    # Held as in the weights: one token must not make the mean infinite.
-    held_R = log_ratios_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    values = (distances_R, distances_R > LARGE_DIFFERENCE, -log_ratios_R, held_R.expm1() - held_R)
-    found = {name: values_R.sum(dtype=torch.float64) for name, values_R in zip(AGREEMENT_METRICS, values, strict=True)}
-    sums.add(found, len(log_ratios_R))
-    sums.add_largest(LOGPROB_DIFF_MAX, distances_R.max())
+    distances_N = log_ratios_N.abs()
+    # Clamped as for the weights, so that one token cannot make the mean infinite.
+    clamped_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    values = (distances_N, distances_N > LARGE_DIFFERENCE, -log_ratios_N, clamped_N.expm1() - clamped_N)
+    found = {name: values_N.sum(dtype=torch.float64) for name, values_N in zip(AGREEMENT_METRICS, values, strict=True)}
+    sums.add(found, len(log_ratios_N))
+    sums.add_largest(LOGPROB_DIFF_MAX, distances_N.max())
 
 
 def agreement_metrics(sums: UpdateSums, engine: TrainEngine) -> dict[str, float]:
-    """Collective. Of the whole batch, equal on all ranks."""
+    """Collective. The agreement metrics of the whole batch, equal on all ranks."""
     return sums.reduced(engine, AGREEMENT_METRICS) | {LOGPROB_DIFF_MAX: sums.reduced_largest(engine, LOGPROB_DIFF_MAX)}
 
 
 def log_ratios(batch: DataProto) -> Tensor:
-    """[R], of the response tokens that are learned from; a batch with OLD_LOGPROBS."""
+    """[N]: the log-ratios of the tokens that are trained on. Needs OLD_LOGPROBS."""
     mask_L = learned_mask(batch).values
-    old_R, rollout_R = (batch.ragged_column(name).values[mask_L] for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS))
-    return old_R - rollout_R
+    old_N, rollout_N = (batch.ragged_column(name).values[mask_L] for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS))
+    return old_N - rollout_N
 
 
 def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
-    """The batch, which has OLD_LOGPROBS, with CORRECTION_WEIGHTS. Before any token is rejected: a response's ratio is
-    that of all of its tokens."""
+    """The batch with column CORRECTION_WEIGHTS added. Needs OLD_LOGPROBS. Call it before tokens are rejected, because a
+    response's ratio includes all of its tokens."""
     mask = learned_mask(batch)
     segments = Segments.of(num_marked(mask), torch.device("cpu"))
-    weights_R = correction_weights(log_ratios(batch), segments, correction)
-    return batch.union(DataProto(ragged={CORRECTION_WEIGHTS: in_rows(weights_R, mask)}))
+    weights_N = correction_weights(log_ratios(batch), segments, correction)
+    return batch.union(DataProto(ragged={CORRECTION_WEIGHTS: in_rows(weights_N, mask)}))
 
 
 def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dict[str, float]:
-    """Collective. By how many steps the weights that sampled a token are older than `policy_version`: metrics over the
-    tokens that are learned from, on all ranks."""
-    ages_R = policy_version - batch.ragged_column(POLICY_VERSIONS).values[learned_mask(batch).values]
-    total, count = engine.sum_over_ranks(torch.tensor([ages_R.sum(), len(ages_R)], dtype=torch.float64)).tolist()
-    largest = engine.max_over_ranks(torch.tensor(float(ages_R.max()) if len(ages_R) else 0.0)).item()
+    """Collective. Metrics of off-policy staleness: by how many steps the weights that sampled a token are older than
+    `policy_version`, over the tokens that are trained on."""
+    ages_N = policy_version - batch.ragged_column(POLICY_VERSIONS).values[learned_mask(batch).values]
+    total, count = engine.sum_over_ranks(torch.tensor([ages_N.sum(), len(ages_N)], dtype=torch.float64)).tolist()
+    largest = engine.max_over_ranks(torch.tensor(float(ages_N.max()) if len(ages_N) else 0.0)).item()
     return {STALENESS_MEAN: total / max(1.0, count), STALENESS_MAX: float(largest)}
 
 
 def without_rejected(
     batch: DataProto, rejection: RolloutRejection, engine: TrainEngine
 ) -> tuple[DataProto, dict[str, float]]:
-    """Collective. The batch, which has OLD_LOGPROBS, with a RESPONSE_MASK that leaves out what trainer and generator
-    disagree on, and which share of the tokens that is."""
+    """Collective. The batch with rejected tokens removed from RESPONSE_MASK, and the metric of their share of all
+    tokens. Needs OLD_LOGPROBS."""
     mask = learned_mask(batch)
-    kept_R = is_kept(log_ratios(batch), Segments.of(num_marked(mask), torch.device("cpu")), rejection)
+    kept_N = is_kept(log_ratios(batch), Segments.of(num_marked(mask), torch.device("cpu")), rejection)
     values_L = mask.values.clone()
-    values_L[mask.values] = kept_R
-    counts = torch.tensor([kept_R.sum(), len(kept_R)], dtype=torch.float64)
+    values_L[mask.values] = kept_N
+    counts = torch.tensor([kept_N.sum(), len(kept_N)], dtype=torch.float64)
     num_kept, num_tokens = engine.sum_over_ranks(counts).tolist()
     kept = DataProto(ragged={RESPONSE_MASK: RaggedColumn(values_L, mask.lengths)})
     rejected = {REJECTED_FRACTION: (num_tokens - num_kept) / max(1.0, num_tokens)}
@@ -104,5 +104,5 @@ def without_rejected(
 
 
 def num_marked(mask: RaggedColumn) -> tuple[int, ...]:
-    """[B]: marked tokens of each row."""
+    """[B]: the number of marked tokens of each row."""
     return tuple(int(row.sum()) for row in mask.row_tensors())

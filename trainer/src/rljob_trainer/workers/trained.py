@@ -1,4 +1,4 @@
-"""What the workers of all models in training have in common: the engine, its updates, its part of checkpoints."""
+"""The base class of workers whose model is trained: the engine, optimizer updates and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from rljob_trainer.observability.spans import SPANS
 MODEL_PREFIX = "model."
 ADAPTER_PREFIX = "adapter."
 OPTIMIZER_PREFIX = "optimizer."
-"""Of tensor names in checkpoints, after the role's own prefix."""
+"""The prefixes of tensor names in checkpoints, after the role's own prefix."""
 
 MAX_SKIPPED_UPDATES = 5
-"""So many updates in a row with gradients that are not finite end the run."""
+"""The run fails after so many consecutive updates whose gradients are not finite."""
 
 
 class TrainedWorker(Worker):
-    """One rank of a model in training. `prefix` is that of its tensors in checkpoints: a checkpoint has all roles."""
+    """One rank of a model that is trained. `prefix` starts the names of its tensors in checkpoints, because a
+    checkpoint has the tensors of all roles."""
 
     prefix = ""
     learning_rate_field = "spec.training.optimizer.learningRate"
@@ -45,7 +46,8 @@ class TrainedWorker(Worker):
         super().__init__(context)
         self.engine = TrainEngine(settings)
         self.num_loads = 0
-        """Checkpoints that were loaded: each begins another life of the weights."""
+        """The number of checkpoints that were loaded. Equal policy versions before and after a load may be different
+        weights."""
         self.num_skipped_in_a_row = 0
         self.host_buffers = HostBuffers()
         self.pending_shard: PendingShard | None = None
@@ -53,15 +55,15 @@ class TrainedWorker(Worker):
         """See `num_checkpoint_bytes`; None before it is asked for."""
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """By the layout of the engine."""
+        """The position of this rank in the engine's layout."""
         del mesh
         return self.engine.layout.position(self.context.rank)
 
     @register(Dispatch.ONE_TO_ALL)
     def num_checkpoint_bytes(self) -> int:
-        """What this rank's part of a checkpoint takes in storage: always the same.
+        """The size in bytes of this rank's part of a checkpoint, which is the same for all checkpoints.
 
-        Counted once, because that brings what is offloaded to the device: here of one model at a time."""
+        It is computed once, because computing it moves offloaded state of this model to the device."""
         if self.num_state_bytes is None:
             self.num_state_bytes = num_shard_bytes(self._shards())
             self.leave_after_copy()
@@ -69,9 +71,9 @@ class TrainedWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def begin_checkpoint(self, folder: Path, first_writer: int = 0) -> None:
-        """Copies this rank's shards of weights and optimizer state and begins to write them in the background.
+        """Copies this rank's shards of weights and optimizer state and starts writing them in the background.
 
-        Writers of a checkpoint are numbered over all roles; those of this role from `first_writer` on."""
+        The writers of a checkpoint are numbered over all roles; this role's numbers start at `first_writer`."""
         writer = first_writer + self.context.rank
         self.pending_shard = save_shard_async(folder, writer, self._shards(), self.host_buffers)
         MEMORY.mark(Boundary.SAVE)
@@ -79,19 +81,20 @@ class TrainedWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def is_checkpoint_written(self) -> bool:
-        """Whether `finish_checkpoint` would not have to wait."""
+        """Whether the shards are written, so that `finish_checkpoint` does not wait."""
         return self.pending_shard is None or self.pending_shard.done()
 
     @register(Dispatch.ONE_TO_ALL)
     def finish_checkpoint(self) -> ShardRecord:
-        """Waits until this rank's part is durable. Raises CheckpointError."""
-        assert self.pending_shard is not None, "begin_checkpoint first"
+        """Waits until this rank's part is durable on storage. Raises CheckpointError if writing failed."""
+        assert self.pending_shard is not None, "call begin_checkpoint first"
         pending, self.pending_shard = self.pending_shard, None
         return pending.wait()
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: Path, policy_version: int) -> None:
-        """Fills weights and optimizer state, whatever the number of ranks was at the save. Raises CheckpointError."""
+        """Loads weights and optimizer state from a checkpoint, which may have been saved by another number of ranks.
+        Raises CheckpointError."""
         load_into(self._named_state(), open_checkpoint(folder))
         self.leave_after_copy()
         if self.context.device_type == "cpu":
@@ -110,30 +113,30 @@ class TrainedWorker(Worker):
         restore_random_state(state)
 
     def leave_after_copy(self) -> None:
-        """Called when the whole state has been read or filled. Parameters stay here: those of a model in trainer mode
-        are on the device."""
+        """Offloads state again after all of it was read or loaded. Parameters stay, because in trainer mode they are on
+        the device."""
         self.engine.leave_moments()
 
     def checkpoint_loaded(self, policy_version: int) -> None:
-        """Called when the weights are those of a checkpoint."""
+        """Called after a checkpoint was loaded."""
 
     def optimizer_step(self, rate: float) -> float:
-        """Collective. Returns the gradients' norm; what is not finite is skipped.
+        """Collective. Updates the weights and returns the gradient norm; skips the update if the norm is not finite.
 
-        Raises NonFiniteUpdateError after MAX_SKIPPED_UPDATES in a row that were."""
+        Raises NonFiniteUpdateError after MAX_SKIPPED_UPDATES consecutive skipped updates."""
         with SPANS.span("optimizer_step"):
             norm = self.engine.optimizer_step(rate)
         self.num_skipped_in_a_row = 0 if math.isfinite(norm) else self.num_skipped_in_a_row + 1
         if self.num_skipped_in_a_row >= MAX_SKIPPED_UPDATES:
             raise NonFiniteUpdateError(
-                f"{self.prefix.rstrip('.') or 'actor'}: {MAX_SKIPPED_UPDATES} updates in a row had gradients that are "
-                f"not finite and were skipped; lower {self.learning_rate_field}, or look for infinite rewards in the "
-                "samples"
+                f"{self.prefix.rstrip('.') or 'actor'}: {MAX_SKIPPED_UPDATES} consecutive updates were skipped because "
+                f"their gradients were not finite; reduce {self.learning_rate_field}, or look for infinite rewards in "
+                "the samples"
             )
         return norm
 
     def _named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What training changes: of a model with adapters those alone."""
+        """The tensors that training changes: optimizer state, and weights or, if adapters are trained, the adapters."""
         if self.engine.settings.adapters is None:
             trained, kind = self.engine.named_shards(), MODEL_PREFIX
         else:

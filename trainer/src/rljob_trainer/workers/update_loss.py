@@ -1,6 +1,6 @@
-"""The loss of a micro-batch, put together from the parts that the job's algorithm names: policy loss, entropy, KL.
+"""The loss of a micro-batch: policy loss - entropy bonus + KL term, as the job's algorithm specifies them.
 
-Legend: B rows, R response tokens of all rows.
+Legend: N response tokens of all rows.
 """
 
 from __future__ import annotations
@@ -39,45 +39,47 @@ from rljob_trainer.workers.update_sums import UpdateSums
 
 @dataclass(frozen=True)
 class UpdateLoss:
-    """Of one update: call it with each micro-batch. What it is reported by is added to `sums`, on the device."""
+    """The loss of one update. It is called with each micro-batch, and adds the micro-batch's metrics to `sums` on the
+    device."""
 
     algorithm: Algorithm
     """Resolved."""
     policy_loss: PolicyLoss
     denominators: Denominators
     kl_coefficient: float
-    """In use; that of `algorithm` says only whether there is a KL term."""
+    """The coefficient of this step. The one of `algorithm` only decides whether there is a KL term."""
     gradient_divisor: int
-    """What gradients are averaged over."""
+    """The number of ranks over which gradients are averaged."""
     max_new_tokens: int
     whole: Mapping[str, Tensor]
-    """What the loss's pass over the whole mini-batch gave: single numbers; values per token are among the columns."""
+    """The 0-d results of the loss's `whole_pass`, by name; the [N] results are columns of the micro-batch."""
     whole_columns: frozenset[str]
+    """The names of the [N] results of `whole_pass`."""
     sums: UpdateSums
     agreement: UpdateSums | None
-    """For what is not compared with the generator before: None where the batch has old log-probabilities."""
+    """Sums for the agreement metrics of the rollout engine; None if they were computed from OLD_LOGPROBS before."""
     failures: list[str] = field(default_factory=list)
-    """What the user's own loss was blamed for here. The other ranks are in the collectives of this pass, so it goes on;
-    whoever updates asks all ranks afterwards."""
+    """Errors of the user's loss on this rank. The pass continues after an error, because other ranks wait in its
+    collectives; the caller checks the failures of all ranks afterwards."""
 
     def __call__(self, micro_batch: MicroBatch, distribution: TokenDistribution) -> Tensor:
-        """The micro-batch's part of the mini-batch's loss, 0-d, times what gradients are averaged over."""
+        """The micro-batch's part of the mini-batch's loss, 0-d, times `gradient_divisor`."""
         columns = micro_batch.columns
-        logprobs_R = distribution.logprobs_N
-        if not len(logprobs_R):
-            # A rank that has fewer rows than others still takes part in the gradient's collectives.
-            return logprobs_R.sum()
-        segments = Segments.of(micro_batch.response_lengths, logprobs_R.device)
-        # The bonus has its own gradient through the entropy; a policy loss gets the number.
-        entropy_R = None if distribution.entropy_N is None else distribution.entropy_N.detach()
-        old_R = columns[OLD_LOGPROBS] if OLD_LOGPROBS in columns else logprobs_R.detach()
+        logprobs_N = distribution.logprobs_N
+        if not len(logprobs_N):
+            # A rank with fewer rows than others must still take part in the backward pass's collectives.
+            return logprobs_N.sum()
+        segments = Segments.of(micro_batch.response_lengths, logprobs_N.device)
+        # Only the entropy bonus has a gradient through the entropy; the policy loss gets it as a constant.
+        entropy_N = None if distribution.entropy_N is None else distribution.entropy_N.detach()
+        old_N = columns[OLD_LOGPROBS] if OLD_LOGPROBS in columns else logprobs_N.detach()
         inputs = LossInputs(
             segments=segments,
-            logprobs_N=logprobs_R,
-            old_logprobs_N=old_R,
+            logprobs_N=logprobs_N,
+            old_logprobs_N=old_N,
             advantages_N=columns[ADVANTAGES],
             columns={name: columns[name] for name in self.policy_loss.needs},
-            entropy_N=entropy_R if self.policy_loss.wanted.entropy else None,
+            entropy_N=entropy_N if self.policy_loss.wanted.entropy else None,
             squares_N=distribution.squares_N if self.policy_loss.wanted.squares else None,
             whole={**self.whole, **{name: columns[name] for name in self.whole_columns}},
         )
@@ -85,37 +87,37 @@ class UpdateLoss:
             found = self.policy_loss.compute(inputs)
         except AlgorithmFunctionError as error:
             self.failures.append(str(error))
-            return logprobs_R.sum() * 0.0
-        log_ratios_R = (old_R - columns[ROLLOUT_LOGPROBS]).detach()
+            return logprobs_N.sum() * 0.0
+        log_ratios_N = (old_N - columns[ROLLOUT_LOGPROBS]).detach()
         if self.agreement is not None:
-            add_agreement(self.agreement, log_ratios_R)
-        losses_R = found.losses_N
+            add_agreement(self.agreement, log_ratios_N)
+        losses_N = found.losses_N
         correction = self.algorithm.rollout_correction
         if correction.type is not RolloutCorrectionType.NONE:
-            weights_R = columns.get(CORRECTION_WEIGHTS)
-            if weights_R is None:
-                weights_R = correction_weights(log_ratios_R, segments, correction)
-            losses_R = losses_R * weights_R
-            self.sums.add(weight_sums(weights_R, filled(correction.max_ratio)))
-        policy_loss = self._aggregated(losses_R, segments)
+            weights_N = columns.get(CORRECTION_WEIGHTS)
+            if weights_N is None:
+                weights_N = correction_weights(log_ratios_N, segments, correction)
+            losses_N = losses_N * weights_N
+            self.sums.add(weight_sums(weights_N, filled(correction.max_ratio)))
+        policy_loss = self._aggregated(losses_N, segments)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
             assert distribution.entropy_N is not None
             loss = loss - self.algorithm.entropy_coefficient * self._aggregated(distribution.entropy_N, segments)
         kl = self.algorithm.kl
         if kl.coefficient and kl.placement is KlPlacement.LOSS:
-            kl_R = kl_estimate(logprobs_R, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
-            loss = loss + self.kl_coefficient * self._aggregated(kl_R, segments)
-            self.sums.add({KL_LOSS: kl_R.detach().sum()})
+            kl_N = kl_estimate(logprobs_N, columns[REF_LOGPROBS], kl.estimator, straight_through=kl.straight_through)
+            loss = loss + self.kl_coefficient * self._aggregated(kl_N, segments)
+            self.sums.add({KL_LOSS: kl_N.detach().sum()})
         own = {METRIC_PREFIX + name: value for name, value in found.sums.items()}
-        if entropy_R is not None:
-            own[ENTROPY] = entropy_R.sum()
-        self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **own}, len(logprobs_R))
+        if entropy_N is not None:
+            own[ENTROPY] = entropy_N.sum()
+        self.sums.add({POLICY_LOSS: policy_loss.detach() / self.gradient_divisor, **own}, len(logprobs_N))
         return loss
 
-    def _aggregated(self, values_R: Tensor, segments: Segments) -> Tensor:
+    def _aggregated(self, values_N: Tensor, segments: Segments) -> Tensor:
         return aggregate_loss(
-            values_R,
+            values_N,
             segments,
             filled(self.algorithm.aggregation),
             self.denominators,
@@ -125,7 +127,7 @@ class UpdateLoss:
 
 
 def update_metrics(sums: UpdateSums, engine: TrainEngine, num_updates: int) -> dict[str, float]:
-    """Collective. What the updates of a step are reported by, of the whole batch, equal on all ranks."""
+    """Collective. The metrics of a step's updates, of the whole batch and equal on all ranks."""
     metrics = sums.reduced(engine, [POLICY_LOSS], {POLICY_LOSS: float(num_updates)})
     if CORRECTION_SAMPLE_SIZE in metrics:
         mean_of_squares = metrics[CORRECTION_SAMPLE_SIZE]
@@ -133,11 +135,11 @@ def update_metrics(sums: UpdateSums, engine: TrainEngine, num_updates: int) -> d
     return metrics
 
 
-def weight_sums(weights_R: Tensor, max_ratio: float) -> dict[str, Tensor]:
-    """Of what the policy losses of one micro-batch were multiplied by."""
+def weight_sums(weights_N: Tensor, max_ratio: float) -> dict[str, Tensor]:
+    """Sums for the metrics of one micro-batch's importance weights."""
     return {
-        CORRECTION_MEAN: weights_R.sum(),
-        CORRECTION_SAMPLE_SIZE: weights_R.double().square().sum(),
-        # A ratio itself is never 0.
-        CORRECTION_BOUNDED: ((weights_R == 0) | (weights_R == max_ratio)).sum(),
+        CORRECTION_MEAN: weights_N.sum(),
+        CORRECTION_SAMPLE_SIZE: weights_N.double().square().sum(),
+        # A weight of 0 is always a masked one, because a ratio is never 0.
+        CORRECTION_BOUNDED: ((weights_N == 0) | (weights_N == max_ratio)).sum(),
     }

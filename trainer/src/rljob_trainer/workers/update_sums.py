@@ -1,6 +1,6 @@
-"""Numbers of all data-parallel ranks of an engine, and what the updates of one training step are reported by.
+"""Sums over data-parallel ranks: `Reduce` for an engine, and the metrics of the updates of one training step.
 
-The sums of a step stay on the device until its end: reading one of them would make the host wait for the device.
+The sums of a step stay on the device until its end, because reading one would make the host wait for the device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RankReduce:
 
 
 class UpdateSums:
-    """Sums over the response tokens of this rank, by the names of metrics; over micro-batches, mini-batches, and at
-    last over ranks."""
+    """Accumulates sums over response tokens by metric name, over the micro-batches and mini-batches of this rank;
+    `reduced` then sums over all ranks."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -34,23 +34,24 @@ class UpdateSums:
         self.largest: dict[str, Tensor] = {}
 
     def add(self, sums: Mapping[str, Tensor], num_tokens: int = 0) -> None:
-        """Adds 0-d sums, and as many tokens as were not counted before."""
+        """Adds 0-d sums. `num_tokens` is the number of their tokens, 0 if these were already counted."""
         self.num_tokens += num_tokens
         for name, value in sums.items():
             value = value.detach().double()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def add_largest(self, name: str, value: Tensor) -> None:
-        """Of this metric the largest 0-d value counts."""
+        """Updates the maximum of this metric with a 0-d value."""
         value = value.detach().double()
         self.largest[name] = torch.maximum(self.largest[name], value) if name in self.largest else value
 
     def reduced(
         self, engine: TrainEngine, always: Sequence[str] = (), counts: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Collective. Means over all tokens of all ranks, or of a metric in `counts` over so many; equal on all ranks.
-        A rank without tokens has none of the sums; those of the others are reported. Those in `always` are there also
-        where no rank has any."""
+        """Collective. The mean of each metric over all tokens of all ranks, equal on all ranks.
+
+        A metric in `counts` is divided by that count instead of the number of tokens. Metrics that only some ranks have
+        are included; those in `always` are included even if no rank has them (as 0)."""
         names = engine.names_over_ranks([*self.sums, *always])
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
         mine = torch.stack([zero + self.num_tokens, *(self.sums.get(name, zero) for name in names)])
@@ -59,13 +60,13 @@ class UpdateSums:
         return {name: value / max(1.0, divisors.get(name, num_tokens)) for name, value in zip(names, sums, strict=True)}
 
     def reduced_largest(self, engine: TrainEngine, name: str) -> float:
-        """Collective. Of a metric given to `add_largest`; 0 where no rank has one."""
+        """Collective. The maximum over all ranks of a metric given to `add_largest`; 0 if no rank has a value."""
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
         return float(engine.max_over_ranks(self.largest.get(name, zero)).item())
 
 
 def token_denominators(mini_batch: TokenBatch, engine: TrainEngine) -> Denominators:
-    """Collective. Counts of the mini-batch over all workers."""
+    """Collective. The counts of response tokens and non-empty rows of the mini-batch over all workers."""
     mine = count_denominators(Segments.of(mini_batch.response_lengths, torch.device("cpu")))
     counts = torch.tensor([mine.num_tokens, mine.num_sequences], dtype=torch.float64)
     return Denominators(*engine.sum_over_ranks(counts).tolist())

@@ -1,7 +1,7 @@
-"""What every rollout engine offers: requests go in one by one, finished sequences come out, weights can be replaced.
+"""The interface of rollout engines: add requests, get finished sequences, replace the weights.
 
-An engine lives in one process. Where several ranks hold one copy of the model together (tensor parallel), all of them
-make the same calls in the same order.
+An engine runs in one process. If several ranks share one copy of the model (tensor parallelism), all of them must make
+the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One response to one prompt. Equal seed, weights and batch give the equal response."""
+    """A request for one response to one prompt. The same seed, weights and batch give the same response."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSettings
     seed: int | None
-    """None: torch's own generator of the device, which all such requests share."""
+    """None: the request is sampled with torch's global generator of the device."""
 
 
 @dataclass(frozen=True)
 class FinishedSequence:
-    """A response. `logprobs[i]` and `policy_versions[i]` belong to `token_ids[i]`; `text` and `plain_text` are those of
-    ResponseText."""
+    """A response. `logprobs[i]` and `policy_versions[i]` belong to `token_ids[i]`. For `text` and `plain_text` see
+    `ResponseText`."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -65,7 +65,7 @@ class FinishedSequence:
 
 @dataclass(frozen=True)
 class RolloutMemory:
-    """Bytes of a rollout engine."""
+    """The bytes that a rollout engine has on the device."""
 
     weights: int
     kv_cache: int
@@ -76,58 +76,58 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:
-        """Takes a request in; it is worked on from the next `step` on."""
+        """Adds a request; decoding starts with the next `step`."""
 
     @abstractmethod
     def step(self) -> list[FinishedSequence]:
-        """One decoding step for all requests in hand; the sequences that it finished."""
+        """Makes one decoding step for all current requests and returns the sequences that finished in it."""
 
     @abstractmethod
     def has_unfinished(self) -> bool:
-        """Whether `step` has work."""
+        """Whether there are unfinished requests."""
 
     @abstractmethod
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests; unknown ids are ignored."""
+        """Drops requests; unknown ids are ignored."""
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """Replaces all weights (whole tensors, under the names that `takes_hub_names` says) and drops what was cached
-        from the old ones. Tokens generated from now on carry `policy_version`.
+        """Replaces all weights and clears caches that were computed with the old ones. Tokens that are generated from
+        now on have `policy_version`. `weights` are whole tensors; for their names see `takes_hub_names`.
 
-        Not while sequences are under way: they would go on from keys and values of the old weights. Requests that no
-        `step` has begun may wait."""
+        Must not be called while sequences are being decoded, because they would continue with keys and values of the
+        old weights. Requests that no `step` has started may wait."""
 
     @property
     @abstractmethod
     def takes_hub_names(self) -> bool:
-        """Whether `update_weights` wants names and forms of the model's files on the hub, or else those of the model
-        in transformers: experts are one tensor each there, here one for all."""
+        """Whether `update_weights` expects the names and shapes of the model's files on the hub. If False, it expects
+        those of the model in transformers, which stacks all experts of a layer in one tensor."""
 
     @abstractmethod
     def wake(self, *, weights: bool, kv_cache: bool) -> None:
-        """Gives memory back to the parts that `sleep` took it from. Where nothing sleeps, nothing happens."""
+        """Allocates again the memory that `sleep` freed. Does nothing for parts that are awake."""
 
     @abstractmethod
     def sleep(self) -> None:
-        """Frees the memory of weights and KV cache where the device can."""
+        """Frees the memory of weights and KV cache if the device supports it."""
 
     @property
     @abstractmethod
     def forgets_weights_asleep(self) -> bool:
-        """Whether `sleep` drops the weights, so that they must be handed over again after it."""
+        """Whether `sleep` discards the weights, so that they must be sent again."""
 
     @property
     @abstractmethod
     def memory(self) -> RolloutMemory:
-        """What is on the device now."""
+        """The bytes that are on the device now."""
 
     @abstractmethod
     def clear_cache(self) -> None:
-        """Drops cached prefixes. Equal calls then give equal results, whatever was generated before."""
+        """Clears cached prefixes, so that results do not depend on what was generated before."""
 
     def generate(self, requests: Iterable[GenerationRequest]) -> dict[str, FinishedSequence]:
-        """Runs requests to their end: request id -> sequence."""
+        """Runs requests until all are finished. Returns the sequence of each request id."""
         for request in requests:
             self.add(request)
         finished: dict[str, FinishedSequence] = {}
@@ -140,9 +140,9 @@ class RolloutEngine(ABC):
 
 
 class AdapterEngine(RolloutEngine):
-    """An engine that can have an adapter (LoRA) beside its weights."""
+    """An engine that can apply a LoRA adapter to its weights."""
 
     @abstractmethod
     def update_adapter(self, tensors: Mapping[str, torch.Tensor], lora: Lora, policy_version: int) -> None:
-        """Replaces the adapter (whole tensors, under the names of peft's files) and drops what was cached with the old
-        one. `update_weights` drops the adapter; else as there."""
+        """Replaces the adapter and clears caches that were computed with the old one. `tensors` are whole tensors under
+        the names of peft's files. The rules of `update_weights` apply; `update_weights` also removes the adapter."""

@@ -1,8 +1,9 @@
-"""Generation with transformers: slow, exact, no second program. The numerical reference for other engines.
+"""Generation with transformers: slow but exact. The numerical reference for other engines.
 
-Requests that are in hand when `step` is called first are decoded together as one batch, with a KV cache.
+Requests that wait when a batch starts are decoded together, with a KV cache. The next batch starts when all are
+finished.
 
-Legend: B requests, T positions so far, V vocabulary.
+Legend: B requests, T positions so far, V vocabulary, N checked response tokens.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from rljob_trainer.models.weight_conversion import float32_names
 
 CHECKED_TOKENS = 4
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""Of log-probabilities. In 16 bits they differ by rounding alone, by some hundredths."""
+"""The largest accepted difference of log-probabilities. In 16 bits rounding alone makes differences of some 0.01."""
 
 
 @dataclass(frozen=True)
 class HfSettings:
-    """What an engine is built from."""
+    """The settings of the engine."""
 
     model_folder: Path
     device: torch.device
@@ -59,8 +60,8 @@ class HfEngine(RolloutEngine):
 
     def __init__(self, settings: HfSettings) -> None:
         config = AutoConfig.from_pretrained(settings.model_folder)
-        # Symptom: log-probabilities of Gemma 2 without its soft cap, silently. transformers (5.19.0) takes sdpa where a
-        # class has it, whatever the configuration says. The test of log-probabilities of a response fails without this.
+        # Symptom: Gemma 2 silently runs without its soft cap. transformers (5.19.0) uses sdpa if a class supports it,
+        # whatever the configuration says. Without this the test of log-probabilities of a response fails.
         is_eager = choose_attention(config).implementation == "eager"
         attention = "eager" if is_eager else config._attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=settings.dtype, attn_implementation=attention)
@@ -88,7 +89,7 @@ class HfEngine(RolloutEngine):
         return bool(self.waiting or self.running)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """See RolloutEngine.abort. A running batch goes on without the aborted rows' results."""
+        """See RolloutEngine.abort. The other rows of a running batch continue."""
         unwanted = set(request_ids)
         for request_id in unwanted:
             self.waiting.pop(request_id, None)
@@ -98,8 +99,8 @@ class HfEngine(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """See RolloutEngine.update_weights. What is cached belongs to the sequences under way, and ends with them."""
-        assert not self.running, f"weights are replaced while {len(self.running)} sequences are under way"
+        """See RolloutEngine.update_weights. The cache belongs to the running sequences and ends with them."""
+        assert not self.running, f"weights must not be replaced while {len(self.running)} sequences are running"
         parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name, tensor in weights:
             parameters[name].copy_(tensor)
@@ -163,13 +164,13 @@ class HfEngine(RolloutEngine):
         return finished
 
     def _check_decoding(self) -> None:
-        """Tokens one by one, with the cache, against the model's own forward on whole rows. Raises ConfigurationError.
+        """Compares decoding token by token, with the cache, with the model's own forward pass on whole rows. Raises
+        ConfigurationError if they differ.
 
-        Some models keep what they have read elsewhere than in the cache that they are given, and see the last token
-        only, silently."""
+        Some models keep their state outside of the cache that they are given, and silently see only the last token."""
         waiting, self.waiting = self.waiting, {}
         sampling = SamplingSettings(0.0, 1.0, 0, CHECKED_TOKENS, ())
-        # Shorter than they are, because a model may have no more positions.
+        # Prompts are shortened, because the model may not have more positions.
         prompts = [row[:-CHECKED_TOKENS] for row in sample_rows(self.model.config)[:2]]
         requests = [GenerationRequest(str(row), tuple(each.tolist()), sampling, 0) for row, each in enumerate(prompts)]
         ends, self.end_tokens = self.end_tokens, frozenset()
@@ -186,17 +187,18 @@ class HfEngine(RolloutEngine):
             self.waiting, self.running, self.end_tokens = waiting, [], ends
         if is_wrong:
             raise ConfigurationError(
-                f"spec.training.rollout.engine: HuggingFace does not generate with a '{self.model.config.model_type}' "
-                f"model as its own forward says ({problem}); write VLLM, or choose a model of another type"
+                f"spec.training.rollout.engine: with a '{self.model.config.model_type}' model, generation with "
+                f"HuggingFace differs from the model's own forward pass ({problem}); set VLLM, or choose a model of "
+                "another type"
             )
 
     def _difference(self, request: GenerationRequest, found: FinishedSequence) -> float:
-        """Of log-probabilities, in nats."""
+        """The largest difference of log-probabilities, in nats."""
         tokens_1T = torch.tensor([[*request.prompt_token_ids, *found.token_ids]], device=self.settings.device)
-        logits_RV = self.model(input_ids=tokens_1T, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
-        right_RV = logits_RV.float().log_softmax(dim=-1).cpu()
-        right_R = right_RV.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
-        return float((right_R - torch.tensor(found.logprobs)).abs().max())
+        logits_NV = self.model(input_ids=tokens_1T, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
+        expected_NV = logits_NV.float().log_softmax(dim=-1).cpu()
+        expected_N = expected_NV.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+        return float((expected_N - torch.tensor(found.logprobs)).abs().max())
 
     def _start_batch(self) -> None:
         requests = [self.waiting.pop(key) for key in list(self.waiting)[: self.settings.max_num_sequences]]
@@ -245,7 +247,7 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator | None
 
 
 def _sample(logits_V: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator | None) -> tuple[int, float]:
-    """A token, and its log-probability under the distribution that it was drawn from."""
+    """Samples a token; returns it and its log-probability under the distribution that it was sampled from."""
     if sampling.temperature == 0:
         token = int(logits_V.argmax())
         return token, float(torch.log_softmax(logits_V, dim=-1)[token])

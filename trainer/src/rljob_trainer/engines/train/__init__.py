@@ -1,8 +1,8 @@
 """Training and scoring with one sharded model.
 
-Begin with `engine.py`: all that workers call. A model comes to be in `model.py`, `sharded_model.py` and
-`weight_loading.py`, over ranks as `layout.py` says, and is tried by `acceptance.py`. How a pass goes:
-`token_batch.py` and `passes.py` (which rows), `token_model.py` (through the model), `attention.py` and
-`attention_kernels.py` (rows apart), `output_head.py`, `token_logprobs.py` and `logit_tiles.py` (from hidden states to
-log-probabilities).
+Read `engine.py` first: it has everything that workers call. `model.py`, `sharded_model.py` and `weight_loading.py`
+build a model, `layout.py` places it on ranks, and `acceptance.py` checks its log-probabilities. A forward pass goes
+through `token_batch.py` and `passes.py` (micro-batches), `token_model.py` (the model), `attention.py` and
+`attention_kernels.py` (attention within rows), `output_head.py`, `token_logprobs.py` and `logit_tiles.py` (from hidden
+states to log-probabilities).
 """

@@ -1,8 +1,8 @@
-"""Whether the engine gets a model's log-probabilities right, asked before anything is trained.
+"""Checks before training that the engine computes a model's log-probabilities correctly.
 
-The engine calls a model's decoder and its head in ways of its own: flat rows, attention of its own, logits in tiles.
-The model's own forward, on one row at a time and with eager attention, says what is right. Both run in float32 on the
-weights as they are sharded, and are called through the sharded modules.
+The engine runs a model's decoder and head differently from transformers: flat rows, its own attention, logits in tiles.
+The reference is the model's own forward pass, on one row at a time and with eager attention. Both run in float32 on the
+sharded weights, through the sharded modules.
 
 Legend: T tokens of a row.
 """
@@ -21,10 +21,11 @@ from rljob_trainer.engines.train.attention import use_attention
 from rljob_trainer.errors import ConfigurationError, TrainerError
 
 TOLERANCE = 1e-4
-"""Largest difference of two log-probabilities, in nats."""
+"""The largest accepted difference of two log-probabilities, in nats."""
 ROW_LENGTHS = (5, 17, 48)
 SHORT_WINDOW = 8
-"""Sliding windows of the comparison, so that its rows are longer: a window of thousands of tokens would not be seen."""
+"""The sliding window during the check. It is shorter than the rows, because a window of thousands of tokens would have
+no effect on them."""
 
 Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Rows of tokens (int64 [T], on the host) -> for each row [T - 1]: the log-probability of every token but the first."""
@@ -36,10 +37,10 @@ def check_acceptance(
     engine_logprobs: Logprobs,
     max_over_ranks: Callable[[float], float],
 ) -> None:
-    """Collective: every rank compares the same rows, and `max_over_ranks` makes the verdict one.
+    """Collective. Every rank compares the same rows, and `max_over_ranks` makes the result equal on all ranks.
 
-    `own_logprobs` must call the model's own forward on each row alone; it runs with eager attention.
-    Raises ConfigurationError, on all ranks, if the engine's values differ by more than TOLERANCE or are no numbers."""
+    `own_logprobs` must call the model's own forward pass on each row alone; it runs with eager attention. Raises
+    ConfigurationError on all ranks if the engine's values differ by more than TOLERANCE or are not finite."""
     config: PreTrainedConfig = language_model.config
     rows = sample_rows(config)
     with short_windows(language_model):
@@ -53,23 +54,24 @@ def check_acceptance(
                 f"({type(error).__name__}: {error}); choose a model of another type"
             ) from error
         with eager_attention(language_model):
-            right = own_logprobs(rows)
-    difference = max_over_ranks(largest_difference(found, right))
+            expected = own_logprobs(rows)
+    difference = max_over_ranks(largest_difference(found, expected))
     if math.isinf(difference):
         raise ConfigurationError(
-            f"spec.training.model.source: log-probabilities of the '{config.model_type}' model are not finite; are its "
-            "weights? download it again, or choose another one"
+            f"spec.training.model.source: log-probabilities of the '{config.model_type}' model are not finite; its "
+            "weights may be damaged: download it again, or choose another model"
         )
     if difference > TOLERANCE:
         raise ConfigurationError(
-            f"spec.training.model.source: the trainer does not get the log-probabilities of a '{config.model_type}' "
-            f"model right (they differ from those of the model's own forward by up to {difference:.1e}, more than "
-            f"{TOLERANCE:.0e}); choose a model of another type"
+            f"spec.training.model.source: the trainer does not support '{config.model_type}' models: its "
+            f"log-probabilities differ from those of the model's own forward pass by up to {difference:.1e}, more than "
+            f"{TOLERANCE:.0e}; choose a model of another type"
         )
 
 
 def is_misfit(error: Exception) -> bool:
-    """Whether an error says that a model is called wrongly; else it is memory, a device, or a refusal of our own."""
+    """Whether an error means that the engine calls the model incorrectly. Otherwise it is due to memory or a device, or
+    is an error of the trainer itself."""
     if isinstance(error, torch.OutOfMemoryError | TrainerError):
         return False
     text = str(error).lower()
@@ -77,7 +79,7 @@ def is_misfit(error: Exception) -> bool:
 
 
 def sample_rows(config: PreTrainedConfig) -> list[Tensor]:
-    """Rows of different lengths, the same on every rank, without the special tokens that the configuration names."""
+    """Random rows of different lengths, equal on every rank, without the special tokens of the configuration."""
     text = config.get_text_config()
     fields = text.to_dict()
     special: set[int] = set()
@@ -85,7 +87,7 @@ def sample_rows(config: PreTrainedConfig) -> list[Tensor]:
         value = fields.get(name)
         special.update(value if isinstance(value, list) else [] if value is None else [value])
     ordinary = torch.tensor([token for token in range(text.vocab_size) if token not in special])
-    # Some types have another name for it, which only the attribute knows.
+    # Some model types use another name in the file, but all have this attribute.
     longest = getattr(text, "max_position_embeddings", None) or max(ROW_LENGTHS)
     generator = torch.Generator().manual_seed(0)
     places = [torch.randint(len(ordinary), (min(each, longest),), generator=generator) for each in ROW_LENGTHS]
@@ -93,21 +95,21 @@ def sample_rows(config: PreTrainedConfig) -> list[Tensor]:
 
 
 def largest_difference(found: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Of the values of all rows; infinite where any is not a finite number.
+    """The largest absolute difference over all rows; infinity if any value is not finite.
 
-    Raises ValueError where the two are not of one shape."""
+    Raises ValueError if the shapes differ."""
     if not found or [each.shape for each in found] != [each.shape for each in right]:
         raise ValueError(
-            f"log-probabilities of {[*map(len, found)]} and {[*map(len, right)]} tokens: to be of the same"
+            f"log-probabilities must have the same shapes (seen: {[*map(len, found)]} and {[*map(len, right)]} tokens)"
         )
     difference = torch.cat([(one - other).abs().double() for one, other in zip(found, right, strict=True)]).max().item()
-    # A maximum over ranks may lose what is not a number, but not infinity.
+    # The maximum over ranks may ignore NaN, but not infinity.
     return difference if math.isfinite(difference) else math.inf
 
 
 @contextmanager
 def eager_attention(language_model: nn.Module) -> Iterator[None]:
-    """Within it the model's attention is written out: scores, mask, softmax."""
+    """Within this block the model uses eager attention (explicit scores, mask and softmax)."""
     before = use_attention(language_model, "eager")
     try:
         yield
@@ -117,9 +119,9 @@ def eager_attention(language_model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def short_windows(language_model: nn.Module) -> Iterator[None]:
-    """Within it every sliding window has SHORT_WINDOW tokens at most."""
+    """Within this block every sliding window has at most SHORT_WINDOW tokens."""
     config: PreTrainedConfig = language_model.config
-    # Masks are made from the configuration, attention is told by the modules: both, and each once.
+    # Masks use the window of the configuration, attention that of the modules, so both are changed, each once.
     holders = {id(each): each for each in (config, config.get_text_config(), *language_model.modules())}
     windows = {key: vars(each).get("sliding_window") for key, each in holders.items()}
     long = {key: window for key, window in windows.items() if isinstance(window, int) and window > SHORT_WINDOW}

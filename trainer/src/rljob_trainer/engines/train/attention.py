@@ -1,10 +1,10 @@
-"""Attention of a Hugging Face model over a flat batch, through transformers' attention interface.
+"""Attention of a Hugging Face model over flat (packed) rows, through transformers' attention interface.
 
-A model whose layers mix tokens by plain attention only, full or in a sliding window, is called with all rows as one:
-`body(input_ids=[1, N], position_ids=rows.position_ids_1N, use_cache=False, flat_rows=rows)`. transformers hands
-`flat_rows` on to every layer, also when activations are recomputed, and builds no mask for an implementation that it
-has no mask function for. Every other model gets a batch that is padded on the right, which needs no padding mask:
-a causal layer shows no token what comes after it.
+A model whose layers mix tokens only by plain attention, full or with a sliding window, is called with all rows as one:
+`body(input_ids=[1, N], position_ids=rows.position_ids_1N, use_cache=False, flat_rows=rows)`. transformers passes
+`flat_rows` to every layer, also when activations are recomputed, and builds no mask for an attention implementation
+without a mask function. Every other model gets a batch that is padded on the right. It needs no padding mask, because
+with causal attention no token sees the padding after it.
 
 Legend: N tokens of all rows, H query heads, K key and value heads, D head size, E head size of the values.
 """
@@ -27,18 +27,18 @@ PADDED_TYPES = {
     "camembert": "its positions do not begin at 0",
     "data2vec-text": "its positions do not begin at 0",
     "doge": "its masks follow the tokens",
-    "moshi": "its layers are not told where rows begin",
-    "nemotron": "its layers are not told where rows begin",
-    "phimoe": "its attention is not told the sliding window",
+    "moshi": "its layers do not know where rows begin",
+    "nemotron": "its layers do not know where rows begin",
+    "phimoe": "its attention does not get the sliding window",
     "recurrent_gemma": "it has recurrent layers",
     "roberta": "its positions do not begin at 0",
     "roberta-prelayernorm": "its positions do not begin at 0",
     "xlm-roberta": "its positions do not begin at 0",
     "xlm-roberta-xl": "its positions do not begin at 0",
 }
-"""Types that flat rows do not serve although nothing in configuration and class says so (transformers 5.19)."""
+"""Model types that do not support flat rows although neither configuration nor class shows it (transformers 5.19)."""
 MATHEMATICS_OF_OTHERS = ("softcap", "s_aux", "position_bias", "cache", "indices", "block_indices")
-"""Arguments that change what attention computes and that are not served here."""
+"""Arguments that change what attention computes and that are not supported here."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,14 @@ class AttentionPlan:
     reason: str
     """Why the batch must be padded; empty for flat rows."""
     max_row_tokens: int | None
-    """A longer row changes the rotary frequencies of all rows that are with it in a pass. None: no such limit."""
+    """Longer rows are rejected, because they would change the rotary frequencies of all rows in the same pass. None: no
+    limit."""
 
 
 def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
-    """The plan for a causal language model of this configuration, from what the configuration and its class say.
+    """The plan for a causal language model, from its configuration and class.
 
-    What neither says is found by the comparison of `acceptance`."""
+    Incompatibilities that neither shows are found by the check of `acceptance`."""
     text = config.get_text_config()
     limit = _rope_limit(text)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -78,19 +79,19 @@ def choose_attention(config: PreTrainedConfig) -> AttentionPlan:
 
 
 def register_flat_attention() -> None:
-    """Makes FLAT_IMPLEMENTATION known to transformers. May be repeated."""
+    """Registers FLAT_IMPLEMENTATION in transformers. May be called repeatedly."""
     AttentionInterface.register(FLAT_IMPLEMENTATION, _flat_attention)
 
 
 def use_attention(language_model: nn.Module, implementation: str) -> str:
-    """Switches the model to an implementation; the one that it had before."""
+    """Switches the model to an attention implementation; returns the previous one."""
     before: str = language_model.config._attn_implementation  # type: ignore[union-attr,assignment]
     language_model.set_attn_implementation(implementation)  # type: ignore[operator]
     return before
 
 
 def _rope_limit(text: PreTrainedConfig) -> int | None:
-    """Beyond these tokens `dynamic` and `longrope` frequencies follow the longest row of a pass."""
+    """The number of tokens beyond which `dynamic` and `longrope` frequencies depend on the longest row of a pass."""
     fields = text.to_dict()
     parameters = fields.get("rope_parameters") or {}
     limits: list[int] = []
@@ -103,7 +104,7 @@ def _rope_limit(text: PreTrainedConfig) -> int | None:
 
 
 def _window_of(module: nn.Module) -> int | None:
-    """Of a layer that does not hand its sliding window to attention, because its model puts it into masks only."""
+    """The sliding window of a layer that does not pass it to attention, because its model only uses it in masks."""
     fields = vars(module)
     config, layer = fields.get("config"), fields.get("layer_idx")
     if not isinstance(config, PreTrainedConfig) or not isinstance(layer, int):
@@ -126,8 +127,8 @@ def _flat_attention(
     flat_rows: FlatRows | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer. [1, N, H, E], and no attention weights. Over sequence ranks, tensors come
-    and go with the tokens of this rank's piece alone."""
+    """The attention function that transformers calls in each layer. Returns [1, N, H, E] and no attention weights. With
+    sequence parallelism, inputs and output have only the tokens of this rank's piece."""
     layer = type(module).__name__
     unserved = [name for name in MATHEMATICS_OF_OTHERS if others.get(name) is not None]
     if (
@@ -138,12 +139,12 @@ def _flat_attention(
         or vars(module).get("is_causal") is False
     ):
         raise ConfigurationError(
-            f"spec.training.model.source: {layer} needs attention that flat rows do not serve "
-            f"({', '.join(unserved) or 'dropout, a mask, or sight of later tokens'}); choose another model"
+            f"spec.training.model.source: {layer} needs attention that is not supported for flat rows "
+            f"({', '.join(unserved) or 'dropout, a mask, or non-causal attention'}); choose another model"
         )
     if flat_rows is None:
         raise ConfigurationError(
-            f"spec.training.model.source: {layer} is not told where rows begin (its model drops `flat_rows`); "
+            f"spec.training.model.source: {layer} does not know where rows begin (its model drops `flat_rows`); "
             f"choose another model"
         )
     window = _window_of(module) if sliding_window is None else sliding_window

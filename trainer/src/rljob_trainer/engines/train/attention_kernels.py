@@ -20,24 +20,24 @@ from torch.nn.functional import scaled_dot_product_attention
 from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 
 MAX_WASTED_PRODUCTS = 250_000
-"""Padding is worth it while it adds no more products to a row, in the mean over rows: (T * T - the square of the row's
-own length) * H * D. About so many take as long as what one more call costs, forward and backward (float32 on one core:
-4 x 64, 14 x 64 and 4 x 16 as H x D, 8 to 64 rows of 4 to 200 tokens)."""
+"""Rows are padded if this adds at most so many products per row on average: (T * T - the square of the row's length) *
+H * D. They take as long as one more kernel call, forward and backward (measured in float32 on one core with H x D of
+4 x 64, 14 x 64 and 4 x 16, and 8 to 64 rows of 4 to 200 tokens)."""
 MAX_WIDENED_TOKENS = 128
-"""CPUs attend in 32 bits over rows of at most so many tokens in bfloat16: both passes in 16 bits take 2.7 (24 tokens)
-to 1.0 times as long there, and 0.7 to 0.9 times as long from 512 on (avx512_bf16; 8 x 32, 9 x 64 and 16 x 128 as H x
-D). A forward pass alone takes 0.7 to 0.9 times as long in 16 bits, and is in 32 all the same: both see one policy."""
+"""CPUs compute attention of bfloat16 rows with at most so many tokens in float32. In bfloat16 forward and backward take
+2.7 (24 tokens) to 1.0 times as long there, and 0.7 to 0.9 times as long from 512 tokens on (avx512_bf16; H x D of
+8 x 32, 9 x 64 and 16 x 128). A forward pass alone would be faster in bfloat16, but must compute the same policy."""
 MAX_VARIABLE_LENGTH_HEAD_SIZE = 256
 MIN_VARIABLE_LENGTH_CAPABILITY = (8, 0)
 
 
 class Kernel(StrEnum):
-    """How one layer's attention is computed. All give the same numbers but for rounding."""
+    """How a layer's attention is computed. All kernels give the same results up to rounding."""
 
     ONE_VIEW = "one view"
-    """Rows of equal length: the flat tensors, seen as [B, heads, T, size]; one call."""
+    """For rows of equal length: one call on the flat tensors viewed as [B, heads, T, size]."""
     PADDED = "padded"
-    """Short rows of nearly equal length: copied into [B, heads, T, size] and back; one call."""
+    """For short rows of similar length: one call on a padded copy [B, heads, T, size]."""
     PER_ROW = "per row"
     """One call for each row."""
     VARIABLE_LENGTH = "variable length"
@@ -45,16 +45,16 @@ class Kernel(StrEnum):
 
 
 class FlatRows:
-    """Where rows lie in a flat batch, one after the other: known to the host, so that no layer waits for the device."""
+    """The positions of rows in a flat batch. The host knows them, so no layer has to wait for the device."""
 
     def __init__(
         self, lengths: Sequence[int], device: torch.device, sequence_ranks: SequenceRanks | None = None
     ) -> None:
-        """`lengths`: tokens of each row in the order of the batch, each at least 1. With `sequence_ranks` each rank's
-        layers see a piece of the tokens, and attention sees all of them."""
+        """`lengths`: the number of tokens of each row in the order of the batch, each at least 1. With `sequence_ranks`
+        each rank's layers process a piece of the tokens, but attention sees all of them."""
         if not lengths or min(lengths) < 1:
             raise ValueError(
-                f"rows of a flat batch: each needs a token (lengths {list(lengths)}); leave empty rows out"
+                f"rows of a flat batch: each row must have a token (lengths {list(lengths)}); remove empty rows"
             )
         self.lengths: tuple[int, ...] = tuple(lengths)
         self.device = device
@@ -62,17 +62,17 @@ class FlatRows:
 
     @property
     def num_tokens(self) -> int:
-        """N."""
+        """N, the number of tokens of all rows."""
         return sum(self.lengths)
 
     @property
     def longest(self) -> int:
-        """T."""
+        """T, the number of tokens of the longest row."""
         return max(self.lengths)
 
     @cached_property
     def position_ids_1N(self) -> Tensor:
-        """int64: each token's place within its row, from 0."""
+        """int64: each token's position within its row, from 0."""
         return self._on_device(torch.arange(self.num_tokens)[None] - self._of_each_token(self._starts_B))
 
     @cached_property
@@ -82,14 +82,15 @@ class FlatRows:
 
     @cached_property
     def padding_BT(self) -> Tensor:
-        """int64 [B * T]: the flat token at each place of the padded batch; behind its end a row's last token again."""
+        """int64 [B * T]: the index of the flat token at each position of the padded batch; padding repeats a row's last
+        token."""
         last_B = torch.tensor(self.lengths) - 1
         positions_BT = torch.minimum(torch.arange(self.longest), last_B[:, None])
         return self._on_device((self._starts_B[:, None] + positions_BT).flatten())
 
     @cached_property
     def unpadding_N(self) -> Tensor:
-        """int64: the place of each flat token in the padded batch, which is seen as [B * T]."""
+        """int64: the index of each flat token in the padded batch, viewed as [B * T]."""
         padded_starts_B = torch.arange(len(self.lengths)) * self.longest
         return self._on_device(torch.arange(self.num_tokens) + self._of_each_token(padded_starts_B - self._starts_B))
 
@@ -105,7 +106,7 @@ class FlatRows:
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor there. From pinned memory, so that the host need not wait for what a GPU was given before."""
+    """Copies a tensor to a device. A GPU copies from pinned memory, so the host does not wait for its pending work."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -117,9 +118,10 @@ def choose_kernel(
     device_type: str,
     capability: tuple[int, int] | None,
 ) -> Kernel:
-    """The fastest kernel that can serve. `head_sizes`: of keys and of values; `capability`: of a CUDA device.
+    """The fastest kernel that supports these arguments. `head_sizes` are those of keys and values, `capability` is that
+    of a CUDA device.
 
-    A CUDA device in float32 is served as a CPU is: FlashAttention knows half precision only."""
+    In float32 a CUDA device uses the same kernels as a CPU, because FlashAttention supports half precision only."""
     size = head_sizes[0]
     if (
         device_type == "cuda"
@@ -148,13 +150,13 @@ def attend(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """[1, N, H, E]: each token's attention over those of its row that do not come after it.
+    """[1, N, H, E]: causal attention within each row.
 
-    With a `window` only the last so many tokens are seen, the token itself among them. `scale` None: 1 / sqrt(D)."""
+    With a `window` a token sees only the last `window` tokens, including itself. `scale` None means 1 / sqrt(D)."""
     if kernel is Kernel.VARIABLE_LENGTH:
         return _variable_length(query_1HND, key_1KND, value_1KNE, rows, scale, window)
     if kernel is Kernel.PER_ROW:
-        # Split, not sliced: the gradient of a slice fills a tensor of all rows, for each row.
+        # Split instead of sliced, because the gradient of each slice would fill a tensor of all rows.
         queries, keys, values = (
             torch.split_with_sizes(tensor, rows.lengths, dim=2) for tensor in (query_1HND, key_1KND, value_1KNE)
         )
@@ -212,7 +214,7 @@ def _variable_length(
         if "enable_gqa" in _arguments(attention):
             attention = partial(attention, enable_gqa=True)
         else:
-            # Earlier versions of torch have no such argument, and do not say whether fewer key heads are taken.
+            # Earlier versions of torch lack this argument and do not document whether they support fewer key heads.
             key_NKD, value_NKD = (tensor.repeat_interleave(num_groups, dim=1) for tensor in (key_NKD, value_NKD))
     output_NHD = attention(
         query_NHD,
@@ -231,5 +233,5 @@ def _variable_length(
 
 @cache
 def _arguments(function: Callable[..., object]) -> frozenset[str]:
-    """Names; those of the variable-length kernel differ between versions of torch."""
+    """The names of a function's parameters; those of the variable-length kernel differ between versions of torch."""
     return frozenset(inspect.signature(function).parameters)

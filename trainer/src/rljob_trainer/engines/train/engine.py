@@ -1,10 +1,11 @@
 """The training engine: a causal language model sharded with FSDP2 (`fully_shard`), its optimizer, and its passes.
 
-It serves every model that is not generated with: the actor, and frozen ones such as the reference. Every rank of the
-process group builds one; methods marked collective must be called by all ranks in the same order.
+It is used for every model that does not generate: the actor, the critic, and frozen ones such as the reference. Every
+rank of the process group builds one; methods marked collective must be called by all ranks in the same order.
 
-Master weights, gradients and optimizer state of a trained model are float32 shards, and the passes run in
-`compute_dtype`. A frozen model's shards are in `compute_dtype`, too, and so is what is frozen beside adapters (`lora`).
+Master weights, gradients and optimizer state of a trained model are float32 shards; forward and backward passes run in
+`compute_dtype`. The shards of a frozen model, and of weights that are frozen because adapters are trained (`lora`), are
+in `compute_dtype`.
 
 Legend: B rows, R response tokens of all rows.
 """
@@ -56,20 +57,20 @@ from rljob_trainer.observability.memory import MEMORY, Boundary
 log = logging.getLogger(__name__)
 
 NAME_PREFIX = "language_model."
-"""What wrapping adds in front of the parameter names of the Hugging Face model."""
+"""The prefix that wrapping adds to the parameter names of the Hugging Face model."""
 
 Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
-"""The part of a micro-batch in the mini-batch's loss, 0-d, times what gradients are averaged over."""
+"""Returns the micro-batch's part of the mini-batch's loss, 0-d, times the layout's `gradient_divisor`."""
 ValueLoss = Callable[[MicroBatch, Tensor], Tensor]
-"""The same, of values [R]."""
+"""Like `Loss`, for values [R]."""
 
 
 class TrainEngine:
     """One model, sharded over all ranks of the default process group (which must exist)."""
 
     def __init__(self, settings: TrainEngineSettings) -> None:
-        """Collective. Raises ConfigurationError when the folder holds no usable model, and for a model whose
-        log-probabilities this engine does not get right (see `acceptance`)."""
+        """Collective. Raises ConfigurationError if the folder has no usable model, or if this engine does not compute
+        the model's log-probabilities correctly (see `acceptance`)."""
         if settings.compute_dtype == torch.bfloat16 and settings.device.type == "cuda":
             check_bfloat16(settings.device)
         self.settings = settings
@@ -79,14 +80,16 @@ class TrainEngine:
         self.data_group = self.meshes.data_group
         sequence_group = self.meshes.sequence_group
         self.sequence_ranks = None if sequence_group is None else SequenceRanks.of(sequence_group)
-        # The comparison is in 32 bits whatever the passes will run in.
+        # The check of `acceptance` runs in float32, whatever the dtype of later passes is.
         self.model = self._sharded(torch.float32)
         materialize(self.model, settings.device)
         load_weights(self.model, self.language_model, settings.model_folder, NAME_PREFIX, settings.head)
         if settings.adapters is not None:
             draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
         self.model.eval()
-        check_acceptance(self.model.language_model, self._own, self._engines, self._largest)
+        check_acceptance(
+            self.model.language_model, self._reference_logprobs, self._engine_logprobs, self._max_over_all_ranks
+        )
         if self.model.router is not None:
             log.info(
                 "the routers' auxiliary loss is added with coefficient %g, as the model's configuration says; each "
@@ -122,7 +125,7 @@ class TrainEngine:
 
     @property
     def language_model(self) -> PreTrainedModel:
-        """The module of transformers within the sharded one."""
+        """The transformers model within the sharded module."""
         language_model = self.model.language_model
         assert isinstance(language_model, PreTrainedModel)
         return language_model
@@ -137,9 +140,9 @@ class TrainEngine:
         with_squares: bool = False,
         with_adapters: bool = True,
     ) -> TokenDistribution:
-        """Collective. What the model as it is says of the batch's response tokens: [R] float32 on the host, row after
-        row. Without its adapters it is the model that training began from. A frozen model whose parameters are
-        offloaded has them on the device for that long."""
+        """Collective. The log-probabilities of the batch's response tokens by the current weights, and entropy and
+        squares if requested: [R] float32 on the host, row after row. Without its adapters the model is the one that
+        training started from. Offloaded parameters of a frozen model are on the device only during this call."""
         found = self._columns(batch, AskDistribution(temperature, entropy, with_squares), with_adapters=with_adapters)
         logprobs_R, *others = found
         entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
@@ -147,8 +150,8 @@ class TrainEngine:
 
     @torch.no_grad()
     def values(self, batch: TokenBatch) -> Tensor:
-        """Collective. What a model with a value head says of the tokens before the batch's response tokens: [R] float32
-        on the host, row after row."""
+        """Collective. The values of a model with a value head at the tokens before the batch's response tokens: [R]
+        float32 on the host, row after row."""
         [values_R] = self._columns(batch, AskValues(), with_adapters=True)
         return values_R
 
@@ -161,8 +164,8 @@ class TrainEngine:
         *,
         with_squares: bool = False,
     ) -> None:
-        """Collective. Adds the gradient of the loss on this rank's rows, and of the routers' auxiliary loss where the
-        model's configuration asks for it. `loss` is called once for each micro-batch."""
+        """Collective. Accumulates the gradient of the loss on this rank's rows, and of the routers' auxiliary loss if
+        the model's configuration has one. `loss` is called once for each micro-batch."""
         self._accumulate(
             batch,
             AskDistribution(temperature, entropy, with_squares),
@@ -170,18 +173,18 @@ class TrainEngine:
         )
 
     def fit_values(self, batch: TokenBatch, loss: ValueLoss) -> None:
-        """Collective. As `forward_backward`, for a model with a value head: `loss` is given the values [R]."""
+        """Collective. Like `forward_backward` for a model with a value head: `loss` gets the values [R]."""
         self._accumulate(batch, AskValues(), lambda micro_batch, columns: loss(micro_batch, _as_values(columns)))
 
     def take_routing(self) -> dict[str, float]:
-        """Collective. Metrics of how the passes with a gradient since the last call have dealt out tokens to experts;
-        nothing for a model without."""
+        """Collective. Metrics of how tokens were distributed across experts in the forward passes with gradient since
+        the last call; empty for a model without experts."""
         return self.routing.take()
 
     def optimizer_step(self, learning_rate: float) -> float:
         """Collective. Clips and applies the gradients; returns their global norm before clipping.
 
-        With a norm that is not finite nothing is changed and the gradients are dropped."""
+        If the norm is not finite, the gradients are dropped and nothing changes."""
         assert self.optimizer is not None, "a frozen engine has no optimizer"
         with self.offloading.optimizer_step() as moments_are_here:
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
@@ -196,28 +199,28 @@ class TrainEngine:
         return gradient_norm
 
     def fetch_parameters(self, *, wait: bool = False) -> None:
-        """Brings parameters that are offloaded back to the device; with `wait`, what follows sees them there."""
+        """Starts to copy offloaded parameters back to the device; with `wait`, following operations can use them."""
         if self.offloading.parameters is not None:
             self.offloading.parameters.fetch()
             if wait:
                 self.offloading.parameters.wait()
 
     def leave_device(self) -> None:
-        """Makes parameters shards again where they are whole; parameters and moments that are offloaded leave."""
+        """Reshards gathered parameters, and offloads parameters and moments if the settings say so."""
         self._reshard()
         if self.offloading.parameters is not None:
             self.offloading.parameters.leave()
         self.leave_moments()
 
     def leave_moments(self) -> None:
-        """The optimizer's moments leave the device where they are offloaded."""
+        """Offloads the optimizer's moments if the settings say so."""
         if self.offloading.moments is not None:
             self.offloading.moments.leave()
 
     def named_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's shards (DTensors) under the names of the Hugging Face model, in the same order on all ranks;
-        without adapters. What is offloaded comes to the device, here, for adapters and for `named_optimizer_state`, and
-        stays until it is told to leave."""
+        """This rank's shards (DTensors) without adapters, under the names of the Hugging Face model, in the same order
+        on all ranks. Offloaded state is copied to the device (also by `named_adapters` and `named_optimizer_state`) and
+        stays there until `leave_device` or `leave_moments`."""
         return base_tensors(self._named_tensors())
 
     def named_adapters(self) -> Iterator[tuple[str, Tensor]]:
@@ -225,7 +228,7 @@ class TrainEngine:
         return adapter_tensors(self._named_tensors())
 
     def named_optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """Moments and step counters of AdamW: `<moment>.<parameter name>`. Made (as zeros) where none exist yet."""
+        """The moments and step counters of AdamW as `<moment>.<parameter name>`; created as zeros if missing."""
         self._reshard()
         assert self.optimizer is not None, "a frozen engine has no optimizer"
         if self.offloading.moments is not None:
@@ -235,7 +238,7 @@ class TrainEngine:
                 continue
             state = self.optimizer.state[parameter]
             if not state:
-                # On the device: that is where the fused kernel reads it.
+                # On the device, where the fused kernel reads it.
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
@@ -243,15 +246,15 @@ class TrainEngine:
                 yield f"{moment}.{name.removeprefix(NAME_PREFIX)}", state[moment]
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Collective. Elementwise sum over the data-parallel ranks, where `values` are."""
+        """Collective. The elementwise sum over data-parallel ranks, on the device of `values`."""
         return self._reduced(values, dist.ReduceOp.SUM, self.data_group)
 
     def max_over_ranks(self, values: Tensor) -> Tensor:
-        """Collective. Elementwise largest value over the data-parallel ranks, where `values` are."""
+        """Collective. The elementwise maximum over data-parallel ranks, on the device of `values`."""
         return self._reduced(values, dist.ReduceOp.MAX, self.data_group)
 
     def names_over_ranks(self, names: Iterable[str]) -> list[str]:
-        """Collective. All names that any rank has, sorted. Sequence ranks see the same rows, and one may fail alone."""
+        """Collective. The sorted union of the names of all ranks, including sequence ranks: one may fail alone."""
         found: list[list[str]] = [[] for _ in range(self.layout.num_ranks)]
         dist.all_gather_object(found, sorted(names))
         return sorted({name for each in found for name in each})
@@ -260,7 +263,7 @@ class TrainEngine:
         return sharded_model(self.settings, self.layout, self.meshes.parameters, compute_dtype)
 
     def _columns(self, batch: TokenBatch, question: Question, *, with_adapters: bool) -> list[Tensor]:
-        """[R] each on the host, without those that were not asked for."""
+        """The requested columns, [R] each on the host."""
         self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
@@ -272,7 +275,7 @@ class TrainEngine:
             outputs.append([each for each in found if each is not None])
         MEMORY.sample()
         if self.optimizer is None:
-            # Without a backward pass FSDP2 leaves the root's parameters whole, and generation needs the memory.
+            # Without a backward pass FSDP2 leaves the root's parameters gathered, but generation needs the memory.
             self.leave_device()
         return [
             passes.in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
@@ -292,7 +295,7 @@ class TrainEngine:
             if self.settings.defers_reduction:
                 self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
             elif self.layout.num_replicas > 1:
-                # Replicas sum what their shards have added up, once.
+                # Replicas reduce their accumulated gradients once, with the last micro-batch.
                 self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             counts_LE, used_LE, probabilities_E, *columns = self.model(
@@ -317,26 +320,27 @@ class TrainEngine:
 
     def _micro_batches(self, batch: TokenBatch) -> list[list[int]]:
         limit = self.model.attention.max_row_tokens
-        longest = 0 if limit is None else int(self._largest(max(batch.read_lengths, default=0)))
+        longest = 0 if limit is None else int(self._max_over_all_ranks(max(batch.read_lengths, default=0)))
         if limit is not None and longest > limit:
             raise ConfigurationError(
-                f"spec.training.rollout.maxNewTokens: a sequence of {longest} tokens is beyond {limit}, from where on "
-                "this model's rotary frequencies follow the longest sequence of a pass; shorten prompts and responses"
+                f"spec.training.rollout.maxNewTokens: a sequence has {longest} tokens, more than {limit}, beyond which "
+                "this model's rotary frequencies depend on the longest sequence of a pass; reduce maxNewTokens or "
+                "maxPromptTokens"
             )
         max_tokens = self.settings.max_tokens_per_micro_batch * self.layout.num_sequence_ranks
         if self.settings.head is Head.SCORE:
-            # Its own tokens of a text may be more than the policy's, by which the job was checked.
+            # The model's tokenizer may make more tokens of a text than the policy's, which the job was checked with.
             max_tokens = max(max_tokens, *batch.read_lengths, 0)
         return passes.plan_micro_batches(
             batch.read_lengths,
             max_tokens,
-            lambda count: int(self._largest(count)),
+            lambda count: int(self._max_over_all_ranks(count)),
             is_padded=not self.model.attention.is_flat,
         )
 
     @torch.no_grad()
     def _uses(self, batch: TokenBatch, micro_batches: Sequence[Sequence[int]]) -> Iterator[RouterUse]:
-        """How the model as it is deals out the batch's tokens; one pass without gradient."""
+        """How the current routers distribute the batch's tokens across experts, from one pass without gradient."""
         for number, rows in enumerate(micro_batches, 1):
             ACTIVITY.tell("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
@@ -344,30 +348,30 @@ class TrainEngine:
                 use = self.model(partial(passes.router_use, micro_batch))
             if not use:
                 raise ConfigurationError(
-                    f"spec.training.model.source: {type(self.language_model).__name__} gives no logits of its routers, "
-                    "of which config.json wants an auxiliary loss (output_router_logits: true); set it to false there"
+                    f"spec.training.model.source: {type(self.language_model).__name__} returns no router logits for "
+                    "the auxiliary loss; set output_router_logits to false in its config.json"
                 )
             yield RouterUse(*use)
 
-    def _largest(self, value: float) -> float:
-        """Over all ranks that the model is cut up over: they all take part in each pass."""
+    def _max_over_all_ranks(self, value: float) -> float:
+        """The maximum over all ranks of the model, because all of them take part in each pass."""
         found = self._reduced(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.MAX, dist.group.WORLD)
         return float(found.item())
 
     @torch.no_grad()
-    def _own(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What the module's own forward says of the rows' tokens, for the comparison of `acceptance`."""
+    def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The log-probabilities (or values) by the module's own forward pass, for the check of `acceptance`."""
         on_device = [row.to(self.device) for row in rows]
         asked = passes.own_logprobs if self.settings.head is Head.TOKENS else passes.own_values
         return [each.cpu() for each in self.model(partial(asked, on_device)) if each is not None]
 
     @torch.no_grad()
-    def _engines(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What the engine says of the same."""
+    def _engine_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The log-probabilities (or values) of the same tokens by the engine."""
         batch = batch_of_rows(rows)
         micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
         question = AskDistribution(1.0) if self.settings.head is Head.TOKENS else AskValues(by_probe=True)
-        # In the mode that the passes will run in: some models draw random numbers in training.
+        # In the mode of later passes, because some models use random numbers in training mode.
         self.model.train(self.settings.optimizer is not None)
         found_R, *_ = self.model(partial(passes.columns, micro_batch, question))
         self.model.eval()
@@ -379,7 +383,7 @@ class TrainEngine:
         return on_device.to(values.device)
 
     def _reshard(self) -> None:
-        """FSDP2 leaves the root's parameters whole after a pass; here they become DTensors again."""
+        """Reshards the parameters of the root module, which FSDP2 leaves gathered after a pass."""
         self.model.reshard()  # type: ignore[operator]
 
 

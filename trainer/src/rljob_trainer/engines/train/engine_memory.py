@@ -1,5 +1,5 @@
-"""What the state of a training engine takes of its device, in bytes of live storages, and whether there is room for
-what the first update will make: that is found out before the first step, not in the second."""
+"""Measures the memory of a training engine's state, and checks before the first step that the optimizer state, which
+the first update creates, will fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIBIBYTE = 1024 * MEBIBYTE
 
 
 class EngineMemory:
-    """Of a model whose parameters are all shards when this is built."""
+    """The device memory of an engine's state, in bytes. All parameters must be shards when it is created."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._model = model
@@ -33,27 +33,27 @@ class EngineMemory:
 
     @property
     def parameters(self) -> int:
-        """Shards."""
+        """The shards of the parameters."""
         return num_storage_bytes(self._shards)
 
     @property
     def gathered(self) -> int:
-        """Parameters that are whole at the moment: after a pass without backward those of no layer."""
+        """The parameters that are gathered (unsharded) now. After a forward pass without backward, no layer's are."""
         return num_storage_bytes(each for each in self._model.parameters() if not isinstance(each, DTensor))
 
     @property
     def gradients(self) -> int:
-        """Shards, and what is not reduced yet."""
+        """The shards of gradients, and gradients that are not reduced yet."""
         return num_storage_bytes(self._gradients())
 
     @property
     def moments(self) -> int:
-        """Of the optimizer."""
+        """The optimizer's moments."""
         return num_storage_bytes(moments_of(self._optimizer))
 
     @property
     def moments_to_come(self) -> int:
-        """What the first update will make of moments."""
+        """The moments that the first update will create."""
         if self._optimizer is None:
             return 0
         missing = [each for each in self._shards if each.requires_grad and each not in self._optimizer.state]
@@ -61,8 +61,8 @@ class EngineMemory:
 
     def _gradients(self) -> Iterator[Tensor]:
         yield from (shard.grad for shard in self._shards if shard.grad is not None)
-        # No public names: what FSDP2 (torch 2.11 to 2.13) keeps of micro-batches that were not reduced, over ranks of a
-        # copy or over replicas. The test of deferred reduction's memory fails when these are other names.
+        # Private attributes of FSDP2 (torch 2.11 to 2.13) that hold gradients which are not reduced yet, over shards or
+        # over replicas. If they are renamed, the test of deferred reduction's memory fails.
         for unit in self._units:
             group = unit._fsdp_param_group
             if group is None:
@@ -77,8 +77,8 @@ class EngineMemory:
 
 
 def check_host_room(settings: TrainEngineSettings, memory: EngineMemory) -> None:
-    """Collective. Raises ResourceError, on all ranks alike, where a machine's memory has no room for what its ranks
-    would send there. On CPUs parameters need none: there they only move."""
+    """Collective. Raises ResourceError on all ranks if a machine has too little memory for the state that its ranks
+    offload. On CPUs offloaded parameters need no additional memory."""
     offload = settings.offload
     if offload == NO_OFFLOAD:
         return
@@ -92,37 +92,36 @@ def check_host_room(settings: TrainEngineSettings, memory: EngineMemory) -> None
     refuse_too_much(
         sum(needed.values()),
         HOST_MEMORY.available_bytes(),
-        f"{settings.offload_field}: there is too little memory on the host for the {settings.role}'s "
-        f"{' and '.join(needed)}",
-        "give the pool more memory, or let less leave the device",
+        f"{settings.offload_field}: the host has too little memory for the {settings.role}'s {' and '.join(needed)}",
+        "increase the pool's memory, or offload less",
     )
 
 
 def check_device_room(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
-    """Collective; while the rollout engine is awake. Raises ResourceError, on all ranks alike, where the moments that
-    the first update makes have no room beside it: the first rollout would work, and the second would not."""
+    """Collective; call it while the rollout engine is awake. Raises ResourceError on all ranks if the moments that the
+    first update creates do not fit beside it: the first rollout would succeed and the second one fail."""
     if settings.optimizer and device.type == "cuda":
         return
-    field, free, more = "cpuKvCache", HOST_MEMORY.available_bytes(), "give the pool more memory"
+    field, free, more = "cpuKvCache", HOST_MEMORY.available_bytes(), "increase the pool's memory"
     if device.type == "cuda":
         field, free, more = (
             "gpuMemoryUtilization",
             torch.cuda.mem_get_info(device)[0],
-            "take more GPUs, or write training.model.offload.optimizer: true",
+            "use more GPUs, or set training.model.offload.optimizer: true",
         )
     refuse_too_much(
         memory.moments_to_come,
         free,
-        f"spec.training.rollout.{field}: from the second rollout on the optimizer's moments are in memory beside the "
-        "rollout engine, and there is too little",
-        f"lower it, or {more}",
+        f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which are beside the "
+        "rollout engine from the second rollout on",
+        f"reduce it, or {more}",
         is_shared=device.type == "cpu",
     )
 
 
 def refuse_too_much(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
-    """Collective. Raises ResourceError on all ranks where the bytes that ranks need are more than there are; memory
-    `is_shared` by the ranks of a machine, or each has its own. What nobody knows is taken to be enough."""
+    """Collective. Raises ResourceError on all ranks if ranks need more bytes than are available. With `is_shared` the
+    ranks of a machine share its memory; otherwise each has its own. `available` None (unknown) counts as enough."""
     mine = (socket.gethostname(), needed, available)
     found: list[tuple[str, int, int | None]] = [mine] * dist.get_world_size()
     dist.all_gather_object(found, mine)

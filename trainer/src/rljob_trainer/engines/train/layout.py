@@ -1,7 +1,7 @@
-"""Which rank holds what of a model in training, and which data it works on.
+"""The parallel layout: which part of a model each rank holds, and which data it processes.
 
-Ranks are numbered so that those that talk most are neighbours: `num_sequence_ranks` ranks in a row share the tokens of
-the same rows, `num_shards` in a row hold one replica of the model together, and so many again hold the next.
+Ranks that communicate most are neighbors: `num_sequence_ranks` consecutive ranks share the tokens of the same rows, and
+`num_shards` consecutive ranks share one replica of the model.
 
     8 ranks: 2 replicas of 4 shards, 2 sequence ranks
     rank      0  1  2  3 | 4  5  6  7
@@ -10,7 +10,7 @@ the same rows, `num_shards` in a row hold one replica of the model together, and
     data      0  0  1  1 | 2  2  3  3     rows of a batch are split over these
     sequence  0  1  0  1 | 0  1  0  1     tokens of a micro-batch are split over these
 
-Whoever needs the number of data-parallel ranks asks the layout, not the world size.
+Use the layout for the number of data-parallel ranks, not the world size.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rljob_trainer.engines.train.attention import choose_attention
 from rljob_trainer.errors import ConfigurationError
 
 SHARD, REPLICATE = "shard", "replicate"
-"""Dimensions of the mesh of parameters: over which they are cut, and over which they are replicated."""
+"""Dimensions of the parameters' mesh: over the first they are sharded, over the second replicated."""
 DATA, SEQUENCE = "data", "sequence"
-"""Dimensions of the mesh of tokens."""
+"""Dimensions of the tokens' mesh."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class ParallelLayout:
 
     @staticmethod
     def of(num_ranks: int, shard_size: int | None = None, sequence_parallel: int = 1) -> ParallelLayout:
-        """So many ranks; `shard_size` None: all of them hold the model together.
+        """The layout of `num_ranks` ranks. `shard_size` None: the model is sharded over all ranks.
 
-        Raises ConfigurationError where one does not divide `num_ranks`."""
+        Raises ConfigurationError if `shard_size` or `sequence_parallel` does not divide `num_ranks`."""
         num_shards = shard_size or num_ranks
         for name, value in (("shardSize", num_shards), ("sequenceParallel", sequence_parallel)):
             if num_ranks % value:
@@ -56,22 +56,22 @@ class ParallelLayout:
 
     @property
     def num_ranks(self) -> int:
-        """Processes in all."""
+        """The total number of ranks."""
         return self.num_shards * self.num_replicas
 
     @property
     def num_data_ranks(self) -> int:
-        """Parts that a batch is split into."""
+        """The number of parts into which a batch is split."""
         return self.num_ranks // self.num_sequence_ranks
 
     @property
     def gradient_divisor(self) -> int:
-        """Ranks over which FSDP2 averages gradients. Sequence ranks are among them: each has the gradient by its own
-        tokens."""
+        """The number of ranks over which FSDP2 averages gradients. It includes sequence ranks, because each has only
+        the gradient of its own tokens."""
         return self.num_ranks
 
     def position(self, rank: int) -> MeshPosition:
-        """Which part of a batch a rank works on, and whether it answers for it."""
+        """Which part of a batch a rank processes, and whether it returns the results."""
         data_rank, sequence_rank = divmod(rank, self.num_sequence_ranks)
         return MeshPosition(data_rank, self.num_data_ranks, is_collected=sequence_rank == 0)
 
@@ -89,7 +89,7 @@ class LayoutMeshes:
         if layout.num_replicas > 1:
             shape = {REPLICATE: layout.num_replicas, **shape}
         self.parameters: DeviceMesh = init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        """What `fully_shard` cuts over."""
+        """The mesh over which `fully_shard` shards."""
         self._tokens = (
             self.parameters
             if layout.num_sequence_ranks == layout.num_replicas == 1
@@ -102,23 +102,24 @@ class LayoutMeshes:
 
     @cached_property
     def data_group(self) -> ProcessGroup:
-        """The ranks that have different rows, this one among them. Counts and sums over a batch are over these."""
+        """The ranks that have different rows, including this one. Counts and sums over a batch use this group."""
         return self._tokens.get_group(SHARD if self._tokens is self.parameters else DATA)
 
     @cached_property
     def sequence_group(self) -> ProcessGroup | None:
-        """The ranks that have the same rows, this one among them; None where each has rows of its own."""
+        """The ranks that share the same rows, including this one; None without sequence parallelism."""
         return None if self._layout.num_sequence_ranks == 1 else self._tokens.get_group(SEQUENCE)
 
 
 def meshes_of(layout: ParallelLayout, device_type: str) -> LayoutMeshes:
-    """Collective. The same for all engines of this process that have the layout: on GPUs each group takes memory."""
+    """Collective. The process groups of a layout; engines of this process with the same layout share them, because on
+    GPUs each group needs memory."""
     return _meshes(layout, device_type, dist.group.WORLD)
 
 
 @lru_cache(maxsize=4)
 def _meshes(layout: ParallelLayout, device_type: str, world: ProcessGroup) -> LayoutMeshes:
-    """`world` only tells one default process group from an earlier one."""
+    """`world` is only a cache key, which distinguishes the default process group from an earlier one."""
     del world
     return LayoutMeshes(layout, device_type)
 
@@ -126,28 +127,28 @@ def _meshes(layout: ParallelLayout, device_type: str, world: ProcessGroup) -> La
 def check_layout(
     layout: ParallelLayout, config: PreTrainedConfig, field: str = "sequenceParallel in spec.roles"
 ) -> None:
-    """Raises ConfigurationError where sequence ranks cannot share the tokens of a model of this configuration; `field`
-    is where the job asks for them."""
+    """Raises ConfigurationError if a model of this configuration does not support sequence parallelism. `field` is the
+    job's field that requests it."""
     size = layout.num_sequence_ranks
     if size == 1:
         return
     attention = choose_attention(config)
     if not attention.is_flat:
         raise ConfigurationError(
-            f"{field}: needs flat rows, and a '{config.model_type}' model gets padded ones, because "
-            f"{attention.reason} (seen: {size}); write 1"
+            f"{field}: needs flat rows, but a '{config.model_type}' model needs padded rows, because "
+            f"{attention.reason} (seen: {size}); set 1"
         )
     check_heads(field, size, config)
 
 
 def check_heads(field: str, size: int, config: PreTrainedConfig) -> None:
-    """Raises ConfigurationError where `size` ranks cannot share the heads of a model of this configuration."""
+    """Raises ConfigurationError if the attention heads of this configuration cannot be divided among `size` ranks."""
     text = config.get_text_config()
     num_heads: int = text.num_attention_heads
     num_key_heads: int = text.to_dict().get("num_key_value_heads") or num_heads
     if num_heads % size:
         raise ConfigurationError(
-            f"{field}: must divide the model's {num_heads} heads of attention (seen: {size}); choose a divisor"
+            f"{field}: must divide the model's {num_heads} attention heads (seen: {size}); choose a divisor"
         )
     if num_key_heads % size and size % num_key_heads:
         raise ConfigurationError(

@@ -1,10 +1,10 @@
-"""The arithmetic of `token_logprobs` on one tile of the logits at a time.
+"""The computations of `token_logprobs` on one tile of the logits at a time.
 
 Legend: N tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile; 1 a dimension
 that is broadcast.
 
-Tiles come column by column: for some columns all tokens, then the next columns. The weight's gradient for these columns
-is then complete before the next ones begin, and a weight in 16 bits needs no second, weight-sized sum in 32.
+Tiles are processed column by column: all tokens for some columns, then the next columns. So the weight's gradient for
+these columns is complete before the next ones begin, and a 16-bit weight needs no second, weight-sized float32 sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TileSettings:
-    """How logits are made and cut."""
+    """How logits are computed and divided into tiles."""
 
     multiplier: float
     soft_cap: float | None
@@ -30,17 +30,18 @@ class TileSettings:
     tile_columns: int
     softmax_dtype: torch.dtype
     product_dtype: torch.dtype
-    """In which matrices are multiplied."""
+    """The dtype of matrix products."""
 
     @property
     def scale(self) -> float:
-        """What hidden @ weight.T + bias is multiplied by, apart from the cap."""
+        """The factor of hidden @ weight.T + bias, apart from the soft cap."""
         return self.multiplier / self.temperature
 
 
 def tile_shape(num_tokens: int, num_vocabulary: int, hidden_size: int, num_elements: int) -> tuple[int, int]:
-    """Tokens and columns of a tile of about so many elements: as square as it can be, for the products of matrices, and
-    such that all tiles are alike. Its part of the weight, [C, D], has about four times as many elements at most."""
+    """The number of tokens and columns of a tile of about `num_elements`: as square as possible, for efficient matrix
+    products, and so that all tiles have about the same size. Its part of the weight, [C, D], has at most about four
+    times as many elements."""
     side = math.isqrt(num_elements)
     if num_vocabulary < side:
         return _even_part(num_tokens, num_elements // num_vocabulary), num_vocabulary
@@ -49,8 +50,8 @@ def tile_shape(num_tokens: int, num_vocabulary: int, hidden_size: int, num_eleme
 
 
 def _even_part(total: int, largest: int) -> int:
-    """Size of the parts of `total` where there are as few as can be; a multiple of 64 unless there is one, or all are
-    smaller than that."""
+    """The size of parts when `total` is divided into as few parts as possible of at most about `largest`; a multiple of
+    64 unless there is a single part, or parts are smaller than 64."""
     if total <= largest:
         return max(1, total)
     part = math.ceil(total / math.ceil(total / max(1, largest)))
@@ -66,11 +67,11 @@ class Tiles:
         self._buffers: dict[str, Tensor] = {}
 
     def columns(self) -> Iterator[slice]:
-        """Of the vocabulary."""
+        """The slices of the vocabulary."""
         return _slices(len(self._weight_VD), self._settings.tile_columns)
 
     def rows(self) -> Iterator[slice]:
-        """Of the tokens."""
+        """The slices of the tokens."""
         return _slices(len(self.hidden_ND), self._settings.tile_tokens)
 
     def weight(self, columns: slice) -> Tensor:
@@ -122,7 +123,7 @@ class Sums:
         self._squared_N = torch.zeros_like(self.sum_N) if settings.with_squares else None
 
     def add(self, rows: slice, columns: slice, scaled_RC: Tensor, tiles: Tiles) -> None:
-        """Adds a tile, which is overwritten."""
+        """Adds a tile of logits, which is overwritten."""
         local_R1, is_inside_R1 = _local_targets(self._targets_N[rows], columns)
         chosen_R1 = torch.where(is_inside_R1, scaled_RC.gather(1, local_R1), self._chosen_N[rows, None])
         self._chosen_N[rows] = chosen_R1[:, 0]
@@ -146,7 +147,7 @@ class Sums:
     def results(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """After all tiles: log-probabilities, entropy, sum of squared probabilities, each [N]."""
         log_sum_N = self.sum_N.log()
-        # In this order a difference of two logits near 0 keeps its digits.
+        # In this order, a small difference of two logits keeps its precision.
         logprobs_N = self._chosen_N - self.largest_N - log_sum_N
         entropy_N = None if self._weighted_N is None else log_sum_N - self._weighted_N / self.sum_N
         squares_N = None if self._squared_N is None else self._squared_N / self.sum_N.square()
@@ -202,7 +203,7 @@ class LogitsGradient:
 
 
 class Totals:
-    """The gradients of hidden states, weight and bias, those that are required."""
+    """Accumulates the required gradients of hidden states, weight and bias."""
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class Totals:
         is_required: tuple[bool, ...],
         settings: TileSettings,
     ) -> None:
-        """`is_required` says it of hidden states, weight and bias; more is not read."""
+        """`is_required` has one boolean each for hidden states, weight and bias; further elements are ignored."""
         self._dtype, self._input_dtype = settings.softmax_dtype, hidden_ND.dtype
         # The first tile sets what others add to. Without tokens there is none.
         make = torch.empty_like if len(hidden_ND) else torch.zeros_like
@@ -224,7 +225,7 @@ class Totals:
         self._sum_CD: Tensor | None = None
 
     def add(self, rows: slice, columns: slice, gradient_RC: Tensor, hidden_RD: Tensor, weight_CD: Tensor) -> None:
-        """What a tile with this gradient of its logits contributes."""
+        """Adds the contribution of a tile with this gradient of its logits."""
         if self._hidden_ND is not None:
             _add_product(self._hidden_ND[rows], gradient_RC, weight_CD, is_first=columns.start == 0)
         if self._bias_V is not None:
@@ -238,12 +239,12 @@ class Totals:
             _add_product(sum_CD, gradient_RC.T, hidden_RD, is_first=rows.start == 0)
 
     def finish(self, columns: slice) -> None:
-        """After all tiles of these columns."""
+        """Call it after all tiles of these columns."""
         if self._weight_VD is not None and self._sum_CD is not None:
             self._weight_VD[columns] = self._sum_CD[: columns.stop - columns.start]
 
     def in_dtypes_of_inputs(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of hidden states, weight and bias; None where not required."""
+        """The gradients of hidden states, weight and bias; None if not required."""
         hidden_ND = None if self._hidden_ND is None else self._hidden_ND.to(self._input_dtype)
         bias_V = None if self._bias_V is None else self._bias_V.to(self._input_dtype)
         return hidden_ND, self._weight_VD, bias_V
@@ -260,8 +261,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> 
 
 
 def _local_targets(targets_R: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Each token's target as a column of the tile (one at the edge if it is elsewhere), and whether it is inside, each
-    [R, 1]."""
+    """Each token's target as a column of the tile (clamped to the edge if it is outside), and whether it is inside,
+    each [R, 1]."""
     local_R1 = targets_R[:, None] - columns.start
     nearest_R1 = local_R1.clamp(0, columns.stop - columns.start - 1)
     return nearest_R1, local_R1 == nearest_R1

@@ -42,25 +42,25 @@ WHERE = "spec.training.model.lora.targets"
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """What adapters are made from. A is drawn from `seed`."""
+    """The settings of adapters. A is initialized randomly from `seed`."""
 
     lora: Lora
     seed: int
 
     @property
     def scaling(self) -> float:
-        """What the product of the two matrices is multiplied by."""
+        """The factor s of the product of the two matrices: alpha / rank."""
         return self.lora.alpha / self.lora.rank
 
     @property
     def go_alone(self) -> bool:
-        """Whether the rollout engine gets the adapters beside weights that it has; else they are merged."""
+        """True if the rollout engine gets only the adapters, False if it gets weights with merged adapters."""
         return self.lora.sync is LoraSync.ADAPTER
 
 
 @dataclass(frozen=True)
 class AdapterPair:
-    """The two matrices beside a weight, sharded, under the names of peft's files."""
+    """The two sharded matrices (A and B) of a weight's adapter, with their names in peft's files."""
 
     first_name: str
     first: Tensor
@@ -69,7 +69,7 @@ class AdapterPair:
 
 
 def linear_layers(language_model: nn.Module) -> list[str]:
-    """Names of all linear layers within the decoder's layers. Neither the head nor fused experts are among them."""
+    """The names of all linear layers within the decoder's layers, without the output head and fused experts."""
     blocks = {id(block) for block in transformer_layers(language_model)}
     prefixes = tuple(f"{name}." for name, module in language_model.named_modules() if id(module) in blocks)
     return [
@@ -80,15 +80,15 @@ def linear_layers(language_model: nn.Module) -> list[str]:
 
 
 def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """Names of the linear layers that get adapters.
+    """The names of the linear layers that get adapters.
 
-    Raises ConfigurationError for a target that is no such layer, and for a model that has none."""
+    Raises ConfigurationError for a target that is not a linear layer, and for a model that has none."""
     names = linear_layers(language_model)
     endings = sorted({name.rpartition(".")[2] for name in names})
     if not names:
         raise ConfigurationError(
-            "spec.training.model.lora: the layers of this model have no linear layers that adapters could be put "
-            "beside; choose another model, or train without lora"
+            "spec.training.model.lora: the layers of this model have no linear layers that adapters could be added "
+            "to; choose another model, or train without lora"
         )
     if targets is None:
         return names
@@ -102,19 +102,19 @@ def target_layers(language_model: nn.Module, targets: Sequence[str] | None) -> l
 
 
 def has_experts(language_model: nn.Module) -> bool:
-    """Whether the model is a mixture of experts, by the names that all of transformers' have."""
+    """Whether the model is a mixture of experts, judged by the name of the experts' modules in transformers."""
     return any("experts" in name.split(".") for name, _ in language_model.named_modules())
 
 
 def add_adapters(language_model: nn.Module, lora: Lora) -> None:
-    """Puts adapters, without memory, beside the target layers of a model on the meta device; nothing else of it is
-    trained."""
+    """Adds adapters, without memory, to the target layers of a model on the meta device, and freezes everything
+    else."""
     from peft import LoraConfig
     from peft.tuners.lora import Linear
 
     config = LoraConfig(r=lora.rank, lora_dropout=lora.dropout, bias="none")
-    # Not peft's `inject_adapter_in_model`: for models with experts (peft 0.21.2) it takes `gate_proj` and others, which
-    # dense layers and shared experts have, too, for the fused experts' parameters.
+    # Not peft's `inject_adapter_in_model`: for models with experts (peft 0.21.2) it treats `gate_proj` and others,
+    # which dense layers and shared experts also have, as parameters of fused experts.
     with torch.device("meta"):
         for name in target_layers(language_model, lora.targets):
             parent, _, child = name.rpartition(".")
@@ -127,10 +127,10 @@ def add_adapters(language_model: nn.Module, lora: Lora) -> None:
 
 @torch.no_grad()
 def draw_adapters(named: Iterable[tuple[str, Tensor]], seed: int) -> None:
-    """Fills this rank's shards of all adapters. `named` are tensors of the model in memory.
+    """Initializes this rank's shards of all adapters. `named` are tensors of the model in memory.
 
-    Each A is drawn whole, from the seed and its own name (Kaiming, uniform, as peft does), so that it depends neither
-    on the number of ranks nor on the order of layers."""
+    Each A is generated whole, from the seed and its name (Kaiming uniform, as in peft), so that it does not depend on
+    the number of ranks or the order of layers. B is zero."""
     for name, tensor in named:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if SECOND in name:
@@ -159,7 +159,7 @@ def file_name(name: str) -> str:
 
 
 def base_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """What is no adapter, under the names without adapters."""
+    """All tensors that are not part of adapters, under their names without adapters."""
     return ((base_name(name), tensor) for name, tensor in named if not is_adapter(name))
 
 
@@ -169,7 +169,7 @@ def adapter_tensors(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, 
 
 
 def adapter_pairs(adapters: Iterable[tuple[str, Tensor]]) -> dict[str, AdapterPair]:
-    """By the name of the weight that it is added to; from what `adapter_tensors` gives."""
+    """The pair of each adapted weight, by the weight's name. `adapters` is the result of `adapter_tensors`."""
     tensors = dict(adapters)
     pairs = {}
     for name, first in tensors.items():
@@ -181,19 +181,19 @@ def adapter_pairs(adapters: Iterable[tuple[str, Tensor]]) -> dict[str, AdapterPa
 
 
 def merged_weight(weight_OI: Tensor, first_RI: Tensor, second_OR: Tensor, scaling: float) -> Tensor:
-    """A new tensor in the dtype of the weight, computed in 32 bits; the weight stays as it is."""
+    """W + s (second @ first) as a new tensor in the dtype of the weight, computed in float32."""
     merged_OI = torch.addmm(weight_OI.float(), second_OR.float(), first_RI.float(), alpha=scaling)
     return merged_OI.to(weight_OI.dtype)
 
 
 @contextmanager
 def scoring(layers: Sequence[LoraLayer], *, with_adapters: bool) -> Iterator[None]:
-    """Within it no adapter drops inputs; without adapters the model is its base."""
+    """Within this block adapters have no dropout; without `with_adapters` the model is its base."""
     dropouts = [each for layer in layers for each in layer.lora_dropout.values() if each.training]
     for dropout in dropouts:
         dropout.eval()
     for layer in layers:
-        # Not peft's `enable_adapters`: that marks parameters as frozen, which FSDP2 would take over for good.
+        # Not peft's `enable_adapters`: it freezes parameters, which FSDP2 would adopt permanently.
         layer._disable_adapters = not with_adapters
     try:
         yield
@@ -212,8 +212,8 @@ def lora_layers(language_model: PreTrainedModel) -> list[LoraLayer]:
 
 
 def _gives_a_product(linear: nn.Linear) -> bool:
-    """Whether it is called as an `nn.Linear` is, by a try without memory: some models' routers are of that class and
-    give what they have chosen."""
+    """Whether the module returns what an `nn.Linear` returns, tried on the meta device: the routers of some models are
+    subclasses that return chosen experts."""
     if type(linear).forward is nn.Linear.forward:
         return True
     weight = linear.weight

@@ -1,4 +1,4 @@
-"""Builds a causal language model for FSDP2 without ever holding it whole: meta device, then each rank its shards."""
+"""Builds a causal language model for FSDP2 on the meta device; then each rank allocates only its shards."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from rljob_trainer.models.model_files import reading_model
 from rljob_trainer.models.weight_conversion import Window, whole_window
 
 RANDOM_IN_TRAINING = ("dropout", "pdrop", "dropout_prob", "layerdrop", "jitter_noise")
-"""Ends of the names of settings by which a model is another one in training."""
+"""Endings of the names of settings that make a model random in training mode."""
 
 
 def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: bool = False) -> PreTrainedModel:
     """The architecture that `config.json` in `folder` describes, in float32, without memory for its weights.
 
-    Its attention is that of `attention.choose_attention`. But for `Head.TOKENS` a value head stands in the place of the
-    output head, with a bias where it `has_value_bias`. Raises ConfigurationError when the folder holds no causal
-    language model."""
+    Its attention is chosen by `attention.choose_attention`. Except for `Head.TOKENS`, a value head replaces the output
+    head, with a bias if `has_value_bias`. Raises ConfigurationError if the folder has no causal language model."""
     config = without_dropout(read_config(folder))
     if head is not Head.TOKENS:
         without_tied_head(config)
@@ -44,18 +43,18 @@ def build_on_meta(folder: Path, head: Head = Head.TOKENS, *, has_value_bias: boo
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """What `config.json` in `folder` says. Raises ConfigurationError when it describes no causal language model."""
+    """Reads `config.json` in `folder`. Raises ConfigurationError if it does not describe a causal language model."""
     with _reading_language_model(folder):
         config = AutoConfig.from_pretrained(folder)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ValueError(f"transformers has none of type '{config.model_type}'")
-        config.get_text_config().to_dict()  # Fails where `text_config` is no object.
+        config.get_text_config().to_dict()  # Fails if `text_config` is not an object.
     quantization = config.to_dict().get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise ConfigurationError(
-            f"spec.training.model.source: the weights in {folder} are quantised (quantization_config of config.json: "
-            f"{method}), and codes cannot be trained; choose the model in 16 or 32 bits"
+            f"spec.training.model.source: the weights in {folder} are quantized (quantization_config of config.json: "
+            f"{method}) and cannot be trained; choose the model in 16 or 32 bits"
         )
     return config
 
@@ -66,8 +65,8 @@ def _reading_language_model(folder: Path) -> AbstractContextManager[None]:
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration with every probability of dropout and every noise 0: log-probabilities of the policy must be
-    those of the policy that sampled, in training mode too (which recomputation of activations needs)."""
+    """Sets every dropout probability and noise of the configuration to 0, so that the policy in training mode (which
+    activation checkpointing needs) is the policy that sampled."""
     for part in (config, config.get_text_config()):
         for name, value in vars(part).items():
             if isinstance(value, float) and name.endswith(RANDOM_IN_TRAINING):
@@ -76,7 +75,7 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks, each of which becomes one unit of sharding and of recomputation."""
+    """The decoder's layers, each of which becomes one unit of sharding and of activation checkpointing."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
     if not lists:
         raise ConfigurationError("spec.training.model.source: the model has no list of layers to shard")
@@ -89,15 +88,15 @@ def _num_parameters(module: nn.Module) -> int:
 
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Gives every shard that has none memory on `device` and fills the buffers that no file holds (rotary frequencies,
-    scales).
+    """Allocates shards that are on the meta device on `device`, and fills buffers that are not in files (rotary
+    frequencies, scales).
 
-    Those come from the architecture's own initialization, as in `from_pretrained`; the weights stay undefined.
-    Raises ConfigurationError for a model with such a buffer that its architecture does not fill."""
+    The buffers are filled by the architecture's own initialization, as in `from_pretrained`; weights stay undefined.
+    Raises ConfigurationError for a model whose architecture does not fill such a buffer."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     weights = [tensor for _, tensor in named_tensors(model)]
     for tensor in weights:
-        # What carries this mark is left alone by transformers' initialization.
+        # transformers' initialization skips tensors with this mark.
         tensor._is_hf_initialized = True  # type: ignore[attr-defined]
     try:
         for name, owner, module in _modules_with_own_buffers(model, "", None):
@@ -110,7 +109,7 @@ def materialize(model: nn.Module, device: torch.device) -> None:
 def _modules_with_own_buffers(
     module: nn.Module, name: str, owner: PreTrainedModel | None
 ) -> Iterator[tuple[str, PreTrainedModel | None, nn.Module]]:
-    """Modules that hold buffers which are in no file, with the innermost pretrained model that each belongs to."""
+    """Modules with buffers that are not in files, each with the innermost pretrained model that contains it."""
     owner = module if isinstance(module, PreTrainedModel) else owner
     if any(module._buffers.get(buffer) is not None for buffer in module._non_persistent_buffers_set):
         yield name, owner, module
@@ -119,7 +118,7 @@ def _modules_with_own_buffers(
 
 
 def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Module) -> None:
-    """Initializes twice, over zeros and over ones: what differs then was not written."""
+    """Initializes buffers twice, starting from zeros and from ones: elements that differ were not written."""
     buffers = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
     results: list[dict[str, torch.Tensor]] = []
     for value in (0, 1):
@@ -133,13 +132,13 @@ def _fill_own_buffers(name: str, owner: PreTrainedModel | None, module: nn.Modul
     for key, buffer in results[0].items():
         if not torch.equal(buffer, results[1][key]):
             raise ConfigurationError(
-                f"spec.training.model.source: {type(owner).__name__} does not say how buffer '{name}.{key}' is filled, "
-                f"and no file holds it; choose another model"
+                f"spec.training.model.source: {type(owner).__name__} does not initialize buffer '{name}.{key}', which "
+                f"is not in the model's files; choose another model"
             )
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and persistent buffers; tied parameters once, under their first name."""
+    """Parameters and persistent buffers by name; tied parameters once, under their first name."""
     yield from model.named_parameters()
     for name, buffer in model.named_buffers():
         parent = model.get_submodule(name.rpartition(".")[0])
@@ -156,9 +155,9 @@ def window_of(tensor: torch.Tensor) -> Window:
 
 
 def check_bfloat16(device: torch.device) -> None:
-    """Raises ConfigurationError for a GPU that only imitates bfloat16."""
+    """Raises ConfigurationError for a GPU that only emulates bfloat16."""
     with torch.cuda.device(device):
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigurationError(
-                f"spec.training.model.dtype: {torch.cuda.get_device_name(device)} has no bfloat16; write Float32"
+                f"spec.training.model.dtype: {torch.cuda.get_device_name(device)} lacks bfloat16; set Float32"
             )

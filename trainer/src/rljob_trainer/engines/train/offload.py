@@ -1,12 +1,11 @@
-"""State that leaves the device for the host's memory while nothing needs it, and comes back the same to the last bit.
+"""Offloads state from the device to host memory while it is not needed. It comes back identical to the last bit.
 
-What moves are storages, byte for byte. Whatever looks at a storage (DTensors, the flat views of FSDP2, tied tensors)
-stays as it is: the storage itself is emptied and filled again, as FSDP2 does with gathered parameters.
+Storages are copied byte for byte. Tensors that use a storage (DTensors, the flat views of FSDP2, tied tensors) are not
+changed: the storage itself is emptied and filled again, as FSDP2 does with gathered parameters.
 
-On GPUs the host's memory is pinned and kept, and copies run on a stream of their own: one to the host goes on while the
-next thing begins, one back while others compute, until `wait`. On CPUs the host's memory is the device's: copies are
-ordinary, and nothing is gained but that everything else runs as on a GPU. FSDP2's own `CPUOffloadPolicy` does not
-serve: under it the optimizer runs on the host, and nothing says when shards are where.
+On GPUs the host memory is pinned and kept, and copies run on a separate stream: they overlap with computation until
+`wait`. On CPUs host memory is device memory, so offloading saves nothing, but all code runs as on a GPU. FSDP2's own
+`CPUOffloadPolicy` cannot be used: the optimizer would run on the host, and there is no control over when shards move.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Tensors = Callable[[], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """Which state of an engine leaves the device. Of a frozen model there are only parameters."""
+    """Which state of an engine is offloaded. A frozen model has only parameters."""
 
     parameters: bool = False
     gradients: bool = False
@@ -36,17 +35,17 @@ NO_OFFLOAD = OffloadSettings()
 
 
 class HostedStorages:
-    """The storages of some tensors: all on the device, or all on the host."""
+    """The storages of a set of tensors, which are all on the device or all on the host."""
 
     def __init__(self, device: torch.device, tensors: Tensors, *, is_constant: bool = False) -> None:
-        """`tensors` gives those that there are now; new ones may come while all are on the device. `is_constant`: what
-        was copied once need not be copied to the host again."""
+        """`tensors` returns the current tensors; new ones may be added while all are on the device. With `is_constant`
+        a storage is copied to the host only once."""
         self._device = device
         self._tensors = tensors
         self._is_constant = is_constant
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._hosts: dict[int, Tensor] = {}
-        """By storage; on CPUs only while the storages are empty."""
+        """The host copies by storage; on CPUs only while the storages are empty."""
         self._away: list[tuple[UntypedStorage, Tensor]] = []
         self._has_arrived = True
 
@@ -56,7 +55,7 @@ class HostedStorages:
         return bool(self._away)
 
     def leave(self) -> None:
-        """To the host, if they are on the device."""
+        """Moves the storages to the host, if they are on the device."""
         if self._away:
             return
         self.wait()
@@ -73,14 +72,14 @@ class HostedStorages:
             storage.resize_(0)
 
     def fetch(self) -> None:
-        """Begins to bring them back, if they are away; `wait` before they are used."""
+        """Starts to copy the storages back, if they are on the host; call `wait` before they are used."""
         if not self._away:
             return
         for storage, host in self._away:
             storage.resize_(host.numel())
         with torch.cuda.stream(self._stream):
             if self._stream is not None:
-                # Memory that was just given may have been somebody else's until now.
+                # The newly allocated memory may still be in use by earlier work of the current stream.
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
             for storage, host in self._away:
                 _bytes_of(storage, self._device).copy_(host, non_blocking=True)
@@ -88,7 +87,7 @@ class HostedStorages:
         self._has_arrived = False
 
     def wait(self) -> None:
-        """What the current stream does from now on sees them on the device."""
+        """Copies the storages back, if needed, and makes the current stream wait for the copies."""
         self.fetch()
         if not self._has_arrived and self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
@@ -101,35 +100,36 @@ class HostedStorages:
         with torch.cuda.stream(self._stream):
             host.copy_(on_device, non_blocking=True)
         if self._stream is not None:
-            # The allocator gives the memory to nobody before the copy has ended.
+            # The allocator must not reuse the memory before the copy has finished.
             on_device.record_stream(self._stream)
         return host
 
 
 class HostedGradients:
-    """Sums of gradients on the host between micro-batches."""
+    """Accumulates gradients on the host between micro-batches."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [each for each in parameters if each.requires_grad]
         self._hosts: dict[nn.Parameter, Tensor] = {}
         self._away: set[nn.Parameter] = set()
-        """Whose sum of this update is on the host."""
+        """The parameters whose sum of this update is on the host."""
 
     @torch.no_grad()
     def after_micro_batch(self, *, is_first: bool, is_last: bool) -> None:
-        """Adds what the micro-batches before have left here to the gradients; these leave unless it was the last."""
+        """Adds the sums of earlier micro-batches to the gradients, and moves them to the host unless it was the last
+        micro-batch."""
         if is_first:
             self._away.clear()
         for parameter in self._parameters:
             is_away = parameter in self._away
             if parameter.grad is None:
-                # A layer that this micro-batch did not pass.
+                # This micro-batch did not use the layer.
                 if not (is_away and is_last):
                     continue
                 parameter.grad = torch.zeros_like(parameter)
             gradient = local_part(parameter.grad)
             if is_away:
-                # One addition, whose terms may change places: the same bits as on the device.
+                # One commutative addition, so the result has the same bits as on the device.
                 gradient.add_(self._hosts[parameter].to(gradient.device, non_blocking=True))
                 self._away.discard(parameter)
             if not is_last:
@@ -145,7 +145,7 @@ class HostedGradients:
 
 
 class Offloading:
-    """What of one engine's state is away when; parts that the settings do not name are None, and stay on the device."""
+    """The offloading of one engine's state; parts that the settings do not offload are None."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Offloading:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        """The model's parameters must all be shards."""
+        """All parameters of the model must be shards."""
         shards = list(model.parameters())
         self.parameters = (
             HostedStorages(device, lambda: shards, is_constant=optimizer is None) if settings.parameters else None
@@ -164,7 +164,7 @@ class Offloading:
 
     @contextmanager
     def optimizer_step(self) -> Iterator[Callable[[], None]]:
-        """Within it the moments come to the device; they are there once the function that it gives has returned."""
+        """Within this block the moments are copied to the device. Call the yielded function to wait for them."""
         if self.moments is None:
             yield lambda: None
             return
@@ -176,7 +176,7 @@ class Offloading:
 
 
 def moments_of(optimizer: torch.optim.Optimizer | None) -> Iterator[Tensor]:
-    """Those that exist. Step counters, one number each, are none."""
+    """The optimizer's existing moments, without step counters (which are single numbers)."""
     states = () if optimizer is None else optimizer.state.values()
     yield from (each for state in states for each in state.values() if isinstance(each, Tensor) and each.dim())
 

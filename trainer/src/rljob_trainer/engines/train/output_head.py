@@ -1,8 +1,8 @@
-"""From a decoder's hidden states to logits: what a model's own forward does beside multiplying with the head's weight.
+"""From a decoder's hidden states to logits: what a model's forward pass does besides multiplying by the head's weight.
 
-Whatever else it does is found by the comparison of `acceptance`. Critics and reward models have another head: a linear
-layer that gives one number per token. Its name is that of transformers' classifiers, so that a model that was trained
-as one loads, and an export is one.
+Anything that is not handled here is found by the check of `acceptance`. Critics and reward models have another head: a
+linear layer with one output. It has the name of transformers' classifier heads, so that classifiers can be loaded and
+exports are classifiers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rljob_trainer.errors import ConfigurationError
 
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
-"""Fields of configurations by which logits are multiplied: Cohere, Falcon H1, Muse."""
+"""Configuration fields by which logits are multiplied (Cohere, Falcon H1, Muse)."""
 DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-"""Fields by which they are divided: Granite, Inkling."""
+"""Configuration fields by which logits are divided (Granite, Inkling)."""
 FACTORS_OF_TYPE = {"hyperclovax": "logits_scaling"}
-"""Model types that multiply by a field by which the others divide."""
+"""Model types that multiply by a field by which others divide."""
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Gemma, RecurrentGemma, xLSTM."""
 
@@ -41,7 +41,7 @@ def output_head_of(language_model: nn.Module) -> tuple[nn.Linear, HeadForm]:
     config: PreTrainedConfig = language_model.config
     if not isinstance(head, nn.Linear):
         raise ConfigurationError(
-            f"spec.training.model.source: the output head of a '{config.model_type}' model is no linear layer "
+            f"spec.training.model.source: the output head of a '{config.model_type}' model is not a linear layer "
             f"({type(head).__name__}); choose another model"
         )
     return head, head_form(config)
@@ -66,18 +66,18 @@ VALUE_WEIGHT, VALUE_BIAS = f"{VALUE_HEAD}.weight", f"{VALUE_HEAD}.bias"
 
 
 class Head(enum.Enum):
-    """What a model says of a token."""
+    """The output of a model's head at a token."""
 
     TOKENS = enum.auto()
     """The distribution of the next token."""
     VALUE = enum.auto()
-    """One number, at first 0 where the model's files have no head for it."""
+    """One number, initially 0 if the model's files have no such head."""
     SCORE = enum.auto()
-    """One number, by a head that the model's files have."""
+    """One number, by a head that must be in the model's files."""
 
 
 def without_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a model whose output head goes: nothing is tied to the embeddings then."""
+    """Unties output head and embeddings in the configuration, because the output head is replaced."""
     for part in (config, config.get_text_config()):
         part.tie_word_embeddings = False
     return config

@@ -1,6 +1,6 @@
-"""Which rows go through a model together, what a pass through a `TokenModel` is asked for, and its results.
+"""Divides rows into micro-batches, and has the functions that a forward pass through a `TokenModel` runs.
 
-A worker's rows are split into micro-batches that fit a token budget, the same number of them on every worker.
+Micro-batches fit a token budget, and every worker has the same number of them.
 
 Legend: B rows, R response tokens of all rows, L layers with experts, E experts of each.
 """
@@ -20,12 +20,11 @@ from rljob_trainer.errors import ConfigurationError
 def plan_micro_batches(
     lengths: Sequence[int], max_tokens: int, largest_count: Callable[[int], int], *, is_padded: bool
 ) -> list[list[int]]:
-    """Row indices per micro-batch; rows of length 0 are in none. Rows of similar length go together.
+    """The row indices of each micro-batch. Rows of similar length are combined; rows of length 0 are omitted.
 
-    A micro-batch costs the tokens of its rows, where rows are padded as many times its longest row as it has rows; at
-    most `max_tokens`. `largest_count` gives the largest number of micro-batches among all workers; missing ones are
-    added empty, because every forward and backward pass is a collective that all workers must join.
-    Raises ConfigurationError when a single row is longer than `max_tokens`."""
+    A micro-batch has at most `max_tokens` tokens, including padding if rows are padded. `largest_count` returns the
+    maximum number of micro-batches over all workers; empty ones are added up to it, because every forward and backward
+    pass is a collective that all workers must join. Raises ConfigurationError if a row is longer than `max_tokens`."""
     plans: list[list[int]] = []
     cost = 0
     for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda index: -lengths[index]):
@@ -33,7 +32,7 @@ def plan_micro_batches(
         if length > max_tokens:
             raise ConfigurationError(
                 f"spec.training.maxTokensPerMicroBatch: a sequence is longer than one micro-batch "
-                f"({length} tokens, limit {max_tokens}); raise the limit or shorten prompts and responses"
+                f"({length} tokens, limit {max_tokens}); increase the limit or shorten prompts and responses"
             )
         cost += lengths[plans[-1][0]] if is_padded and plans else length
         if plans and cost <= max_tokens:
@@ -46,19 +45,19 @@ def plan_micro_batches(
 
 
 def columns(micro_batch: MicroBatch, question: Question, model: TokenModel) -> Outputs:
-    """Of the response tokens: what the question says."""
+    """The columns of the response tokens that the question requests."""
     return model.columns(micro_batch, question)
 
 
 def routed_columns(micro_batch: MicroBatch, question: Question, model: TokenModel) -> Outputs:
-    """The counts of experts, the two parts of a RouterUse where an auxiliary loss is wanted, else None, and the same
-    columns."""
+    """The counts of tokens per expert, the two parts of a RouterUse (None without an auxiliary loss), and the columns
+    of `columns`."""
     found, counts_LE, use = model.routed_columns(micro_batch, question)
     return (counts_LE, *((None, None) if use is None else (use.counts_LE, use.probabilities_E)), *found)
 
 
 def router_use(micro_batch: MicroBatch, model: TokenModel) -> Outputs:
-    """The parts of a RouterUse; nothing for a model that gives no logits of its routers."""
+    """The parts of a RouterUse; empty for a model that returns no router logits."""
     use = model.router_use(micro_batch)
     return () if use is None else (use.counts_LE, use.probabilities_E)
 
@@ -74,7 +73,7 @@ def own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
 
 
 def in_batch_order(values: Sequence[Tensor], micro_batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-    """[R]: what the micro-batches gave, in the order of the batch's rows."""
+    """[R]: the values of all micro-batches in the order of the batch's rows."""
     parts: dict[int, Tensor] = {}
     for rows, values_R in zip(micro_batches, values, strict=True):
         sizes = [lengths[row] for row in rows]

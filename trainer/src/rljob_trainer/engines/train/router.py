@@ -1,6 +1,6 @@
-"""How a mixture of experts deals out tokens, and the auxiliary loss that its configuration may ask for.
+"""How a mixture of experts distributes tokens, and the auxiliary (load-balancing) loss that its configuration may have.
 
-Legend: L layers with experts, E experts of each, N tokens that are read, K experts that a token is given to.
+Legend: L layers with experts, E experts of each, N tokens that the model reads, K experts of each token.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.metrics import EXPERT_LOAD_MAX, EXPERT_LOAD_MEAN, EXPERTS_UNUSED, ROUTER_LOSS
 
 EXPERTS = "experts"
-"""What transformers calls the module that has all experts of a layer."""
+"""The name in transformers of the module that has all experts of a layer."""
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 """Names of the auxiliary loss's coefficient in configurations."""
 
 
 @dataclass(frozen=True)
 class AuxiliaryLoss:
-    """What the configuration says of it."""
+    """The settings of the auxiliary loss in the model's configuration."""
 
     num_chosen: int
-    """K."""
+    """K, the number of experts per token."""
     coefficient: float
 
 
 @dataclass(frozen=True)
 class RouterUse:
-    """Of some tokens. Sums, so that those of parts add up."""
+    """The routers' use of some tokens. All fields are sums, so those of parts of a batch can be added."""
 
     counts_LE: Tensor
-    """float64: tokens for which each expert is among the K most likely; no gradient."""
+    """float64: the number of tokens for which each expert is among the K most likely; without gradient."""
     probabilities_E: Tensor
-    """The routers' probabilities, over layers and tokens; they carry the gradient."""
+    """The routers' probabilities, summed over layers and tokens, with gradient."""
 
 
 def asked_auxiliary_loss(model: PreTrainedModel) -> AuxiliaryLoss | None:
-    """None where the model's own class, trained by itself with this configuration, would add none. Raises
-    ConfigurationError where it would, and how cannot be told."""
+    """The auxiliary loss that transformers would add for this model's configuration; None if it would add none. Raises
+    ConfigurationError if the configuration requests one without its settings."""
     config = model.config.get_text_config()
-    # As attributes: some configurations have other names for them in their files.
+    # Read as attributes, because some configurations use other names in their files.
     if not getattr(config, "output_router_logits", False):
         return None
     if "load_balancing_loss_func" not in vars(sys.modules[type(model).__module__]):
@@ -55,15 +55,15 @@ def asked_auxiliary_loss(model: PreTrainedModel) -> AuxiliaryLoss | None:
     num_chosen = getattr(config, "num_experts_per_tok", None)
     if coefficient is None or not num_chosen:
         raise ConfigurationError(
-            "spec.training.model.source: config.json asks for an auxiliary loss of the routers (output_router_logits: "
-            f"true) and does not say which (num_experts_per_tok {num_chosen}, {COEFFICIENTS[0]} {coefficient}); set "
+            "spec.training.model.source: config.json requests the routers' auxiliary loss (output_router_logits: true) "
+            f"without its settings (num_experts_per_tok {num_chosen}, {COEFFICIENTS[0]} {coefficient}); set "
             "output_router_logits to false there"
         )
     return AuxiliaryLoss(int(num_chosen), float(coefficient)) if coefficient else None
 
 
 def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, num_chosen: int) -> RouterUse:
-    """Of the logits of each layer, those of these tokens: the rest is filled up."""
+    """The router use of these tokens from the logits of each layer; the other tokens are filler or padding."""
     counts, sums = [], []
     for logits_NE in logits:
         probabilities_NE = logits_NE[tokens].float().softmax(dim=-1)
@@ -73,30 +73,31 @@ def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, num_chosen: int
 
 
 def counted(chosen: Tensor, num_experts: int) -> Tensor:
-    """[E] float64: how often each expert is named."""
+    """[E] float64: how often each expert was chosen."""
     flat = chosen.flatten()
-    # Not `bincount`, for which the host would wait for the device.
+    # Not `bincount`, which makes the host wait for the device.
     counts_E = torch.zeros(num_experts, dtype=torch.float64, device=flat.device)
     return counts_E.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
 
 
 def auxiliary_loss(use: RouterUse, whole_counts_LE: Tensor, num_chosen: int) -> Tensor:
-    """The part of some tokens in the loss of a mini-batch, 0-d; `whole_counts_LE` are those of all of it, on all ranks.
+    """The part of some tokens in a mini-batch's auxiliary loss, 0-d. `whole_counts_LE` counts the whole mini-batch on
+    all ranks.
 
-    E sum_e f_e P_e, with f_e the share of a layer's tokens that are given to expert e and P_e its mean probability,
-    both over all tokens and layers (Switch Transformers, Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6, for
-    several experts per token as transformers' `load_balancing_loss_func` has it). There f is that of a forward pass;
-    here of the whole mini-batch, so that the loss does not depend on how rows are dealt out."""
+    The loss is E sum_e f_e P_e, with f_e the share of tokens that expert e gets and P_e its mean probability, both over
+    all tokens and layers. Source: Switch Transformers, Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6; for
+    several experts per token, transformers' `load_balancing_loss_func`. There f is that of one forward pass; here it is
+    that of the whole mini-batch, so that the loss does not depend on how rows are distributed."""
     num_places = (whole_counts_LE.sum() / num_chosen).clamp(min=1.0)
     shares_E = whole_counts_LE.sum(dim=0) / num_places
     return len(shares_E) * (shares_E.to(use.probabilities_E.dtype) * use.probabilities_E).sum() / num_places
 
 
 class ExpertLoad:
-    """How many tokens the experts of a model are given, by what its layers call them with."""
+    """Counts the tokens that each expert of a model gets, from the arguments with which layers call their experts."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Looks at the modules that transformers calls `experts`; none in a model without."""
+        """Registers hooks on the modules that transformers calls `experts`, if the model has any."""
         found = [each for name, each in model.named_modules() if name.rpartition(".")[2] == EXPERTS]
         self._num_experts = [
             int(each.num_experts) for each in found if isinstance(getattr(each, "num_experts", None), int)
@@ -108,8 +109,8 @@ class ExpertLoad:
 
     @contextmanager
     def noted(self) -> Iterator[list[Tensor]]:
-        """Within it, the choices of each layer that has passed, [N, K] int64. Not of what is computed again for the
-        backward pass: that is after it."""
+        """Within this block, collects the chosen experts of each layer, [N, K] int64. Recomputation in the backward
+        pass happens after the block and is not collected."""
         chosen: list[Tensor] = []
         self._chosen = chosen
         try:
@@ -118,7 +119,7 @@ class ExpertLoad:
             self._chosen = None
 
     def counts(self, chosen: Sequence[Tensor], tokens: slice | Tensor) -> Tensor | None:
-        """[L, E] float64, of these tokens; None for a model whose layers do not say."""
+        """[L, E] float64: the counts of these tokens; None if the model's layers do not expose their choices."""
         if not chosen or len(chosen) != len(self._num_experts) or len(set(self._num_experts)) > 1:
             return None
         pairs = zip(chosen, self._num_experts, strict=True)
@@ -132,7 +133,7 @@ class ExpertLoad:
 
 
 class Routing:
-    """Of one engine: what its passes with a gradient have dealt out, and the auxiliary loss of its updates."""
+    """Collects an engine's expert load in passes with gradient, and the auxiliary loss of its updates."""
 
     def __init__(self, asked: AuxiliaryLoss | None, sum_over_all: Callable[[Tensor], Tensor]) -> None:
         """`sum_over_all` adds up over all ranks; collective."""
@@ -144,26 +145,26 @@ class Routing:
         self.num_updates = 0
 
     def begin(self, passes: Iterable[RouterUse]) -> None:
-        """Collective. Before an update whose auxiliary loss is wanted: one use for each micro-batch."""
+        """Collective. Call it before an update with auxiliary loss, with the use of each micro-batch."""
         self.whole_counts_LE = self.sum_over_all(torch.stack([use.counts_LE for use in passes]).sum(dim=0))
         self.num_updates += 1
 
     def count(self, counts_LE: Tensor) -> None:
-        """Of a micro-batch."""
+        """Adds the counts of a micro-batch."""
         self.counts_LE = counts_LE if self.counts_LE is None else self.counts_LE + counts_LE
 
     def loss(self, use: RouterUse) -> Tensor:
-        """A micro-batch's part in the auxiliary loss, times its coefficient."""
-        assert self.asked is not None, "no auxiliary loss is wanted"
-        assert self.whole_counts_LE is not None, "begin first"
+        """A micro-batch's part of the auxiliary loss, times the coefficient."""
+        assert self.asked is not None, "the model has no auxiliary loss"
+        assert self.whole_counts_LE is not None, "call begin first"
         loss = auxiliary_loss(use, self.whole_counts_LE, self.asked.num_chosen)
         value = loss.detach().double()
         self.loss_sum = value if self.loss_sum is None else self.loss_sum + value
         return self.asked.coefficient * loss
 
     def take(self) -> dict[str, float]:
-        """Collective. Metrics of what was counted since the last call, prompts' tokens included, the loss as the mean
-        of the updates; either all ranks have counted something or none has."""
+        """Collective. Metrics of the counts since the last call, including prompt tokens, and the mean loss of the
+        updates. Either all ranks must have counts, or none."""
         metrics: dict[str, float] = {}
         if self.counts_LE is not None:
             counts_LE = self.sum_over_all(self.counts_LE)

@@ -1,13 +1,13 @@
-"""Ulysses sequence parallelism: ranks that share a micro-batch's tokens, and exchange heads for tokens in attention.
+"""Ulysses sequence parallelism: ranks share a micro-batch's tokens, and exchange tokens for heads in attention.
 
-Each of S ranks holds an equal piece of the flat tokens, wherever rows begin and end. All layers but attention work on
-tokens one by one. For attention, an exchange gives each rank all tokens of a part of the heads, and another one takes
-the outputs back (Jacobs et al. 2023, DeepSpeed Ulysses, arXiv 2309.14509, section 3). Key and value heads that are
-fewer than ranks are repeated. What is computed for the response tokens of a piece is gathered, so that a loss sees all
-tokens of its rows on every rank.
+Each of S ranks holds an equal piece of the flat tokens, independent of rows. All layers except attention process tokens
+separately. For attention, an all-to-all gives each rank all tokens of a part of the heads, and another one returns the
+outputs (Jacobs et al. 2023, DeepSpeed Ulysses, arXiv 2309.14509, section 3). If there are fewer key and value heads
+than ranks, they are repeated. Results for the response tokens of a piece are gathered, so that a loss has all tokens of
+its rows on every rank.
 
-Legend: S sequence ranks, N tokens of all rows (a multiple of S), P tokens of a piece (N / S), R response tokens, r
-those that this rank's piece predicts, H heads, D size of a head.
+Legend: S sequence ranks, N tokens that the model reads (a multiple of S), P tokens of a piece (N / S), R response
+tokens, r response tokens that this rank's piece predicts, H heads, D head size, E head size of the values.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from rljob_trainer.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class SequenceRanks:
-    """This rank's place among those that share tokens."""
+    """The ranks that share a micro-batch's tokens, and this rank's number among them."""
 
     group: ProcessGroup
     rank: int
     size: int
-    """S."""
+    """S, the number of sequence ranks."""
 
     @staticmethod
     def of(group: ProcessGroup) -> SequenceRanks:
-        """All of a process group."""
+        """The ranks of a process group."""
         return SequenceRanks(group, dist.get_rank(group), dist.get_world_size(group))
 
     def num_filling_tokens(self, num_tokens: int) -> int:
-        """So many more make a multiple of S."""
+        """The number of filler tokens that make the number of tokens a multiple of S."""
         return -num_tokens % self.size
 
     def piece(self, num_tokens: int) -> slice:
@@ -63,8 +63,8 @@ class SequenceRanks:
         return received.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def gathered(self, values: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """[r] each -> [R] each, in the order of the ranks. `counts`: r of every rank. Every rank must compute the same
-        of what it gets: the gradient of a rank's own values is then complete."""
+        """[r] each -> [R] each, in the order of the ranks. `counts` is r of every rank. Every rank must compute the
+        same loss from the result; only then is the gradient of a rank's own values complete."""
         longest = max(counts)
         own_KT = torch.stack([torch.nn.functional.pad(each, (0, longest - len(each))) for each in values])
         gathered_SKT: Tensor = _Gather.apply(own_KT, self)  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ class SequenceRanks:
             torch.cat([gathered_SKT[rank, place, :count] for rank, count in enumerate(counts)])
             for place in range(len(values))
         ]
-        # What has no gradient must not seem to have one for standing beside others.
+        # Values without gradient must not get one because they were stacked with others.
         return tuple(each if value.requires_grad else each.detach() for each, value in zip(found, values, strict=True))
 
     def _with_enough_heads(self, tensor_HPD: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class SequenceRanks:
         if num_heads % self.size == 0:
             return tensor_HPD
         if self.size % num_heads:
-            # Some layers may have other heads than the configuration says.
+            # Some layers may have another number of heads than the configuration says.
             raise ConfigurationError(
                 f"spec.roles: sequenceParallel {self.size} and a layer's {num_heads} key and value heads: neither "
                 "divides the other; choose another one"
@@ -88,7 +88,7 @@ class SequenceRanks:
         return tensor_HPD.repeat_interleave(self.size // num_heads, dim=0)
 
     def _exchanged(self, sent: Sequence[Tensor]) -> list[Tensor]:
-        """All of several tensors [S, ...] in one call: part s of each goes to rank s."""
+        """Exchanges several tensors [S, ...] in one all-to-all: part s of each goes to rank s."""
         sizes = [each[0].numel() for each in sent]
         flat_SX = torch.cat([each.reshape(self.size, -1) for each in sent], dim=1)
         received_SX: Tensor = _Exchange.apply(flat_SX, self.group)  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ class _ExchangeContext(FunctionCtx):
 
 
 class _Exchange(torch.autograd.Function):
-    """Part s of [S, X] goes to rank s. It is its own transpose, so the gradient takes the same way."""
+    """An all-to-all: part s of [S, X] goes to rank s. It is its own transpose, so the backward pass does the same."""
 
     @staticmethod
     def forward(ctx: _ExchangeContext, sent_SX: Tensor, group: ProcessGroup) -> Tensor:
@@ -118,7 +118,8 @@ class _GatherContext(FunctionCtx):
 
 
 class _Gather(torch.autograd.Function):
-    """[K, T] of every rank -> [S, K, T]. Every rank goes on alike, so its own part of the gradient is all there is."""
+    """[K, T] of every rank -> [S, K, T]. All ranks compute the same from it, so a rank's own part of the gradient is
+    complete."""
 
     @staticmethod
     def forward(ctx: _GatherContext, own_KT: Tensor, ranks: SequenceRanks) -> Tensor:

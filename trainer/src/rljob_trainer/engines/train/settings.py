@@ -1,4 +1,4 @@
-"""What a train engine is built from."""
+"""The settings of a training engine."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from rljob_trainer.engines.train.output_head import Head
 
 @dataclass(frozen=True)
 class TrainEngineSettings:
-    """What an engine is built from. `compute_dtype` is that of the passes; `optimizer` is None for a frozen model."""
+    """The settings of a training engine. `compute_dtype` is the dtype of forward and backward passes; `optimizer` is
+    None for a frozen model."""
 
     model_folder: Path
     device: torch.device
     compute_dtype: torch.dtype
     gradient_checkpointing: bool
     max_tokens_per_micro_batch: int
-    """Of each rank."""
+    """The token budget of a micro-batch per sequence rank."""
     optimizer: OptimizerSpec | None
     layout: ParallelLayout | None = None
-    """None: all ranks of the default process group hold the model together."""
+    """None: the model is sharded over all ranks of the default process group."""
     adapters: AdapterSettings | None = None
-    """What is trained in the place of the model's own weights."""
+    """The LoRA adapters that are trained instead of the model's weights; None: the weights are trained."""
     gradient_checkpointing_every_nth_layer: int = 1
     offload: OffloadSettings = NO_OFFLOAD
     role: str = "actor"
-    """Whose model it is, for messages."""
+    """The role of the model, for messages."""
     offload_field: str = "spec.training.model.offload"
-    """Where the job says what leaves the device, for messages."""
+    """The job's field that configures offloading, for messages."""
     head: Head = Head.TOKENS
     defers_reduction: bool = False
-    """Gradients are reduced with the last micro-batch of an update alone; until then each rank has whole ones."""
+    """True: gradients are reduced only with the last micro-batch of an update; until then each rank keeps whole
+    ones."""

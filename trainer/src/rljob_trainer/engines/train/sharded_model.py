@@ -1,7 +1,7 @@
-"""The module that a train engine runs: a language model on the meta device, cut up by FSDP2 (`fully_shard`).
+"""Builds the module that a training engine runs: a language model on the meta device, sharded by FSDP2 (`fully_shard`).
 
-With gradient checkpointing, activations are computed again in the backward pass instead of being kept, by
-transformers' own means, a layer at a time.
+With gradient checkpointing, activations are recomputed in the backward pass instead of being kept, layer by layer, as
+implemented in transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from rljob_trainer.errors import ConfigurationError
 def sharded_model(
     settings: TrainEngineSettings, layout: ParallelLayout, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> TokenModel:
-    """Without memory for its weights; its passes run in `compute_dtype`. Raises ConfigurationError."""
+    """The sharded model, without memory for its weights. Its passes run in `compute_dtype`. Raises ConfigurationError
+    for a model that cannot be built or sharded like this."""
     has_value_bias = settings.head is not Head.TOKENS and VALUE_BIAS in WeightFiles(settings.model_folder).names
     language_model = build_on_meta(settings.model_folder, settings.head, has_value_bias=has_value_bias)
     check_layout(layout, language_model.config)
@@ -51,17 +52,17 @@ def sharded_model(
 
 
 def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> None:
-    """From now on, in training, layers 0, n, 2n, ... keep what they are given, and nothing of what they compute.
+    """Turns on gradient checkpointing for layers 0, n, 2n, ...: in training they keep only their inputs.
 
-    Raises ConfigurationError for a model whose layers cannot, and for one that has fewer than n of them."""
+    Raises ConfigurationError for a model that does not support it, and for one with fewer than n layers."""
     assert isinstance(language_model, PreTrainedModel)
     kind = language_model.config.model_type
     try:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise ConfigurationError(
-            f"spec.training.model.gradientCheckpointing: a '{kind}' model cannot compute its activations again "
-            f"({error}); write false, and lower maxTokensPerMicroBatch where memory is short"
+            f"spec.training.model.gradientCheckpointing: a '{kind}' model does not support recomputing activations "
+            f"({error}); set false, and reduce maxTokensPerMicroBatch if memory is too small"
         ) from error
     if every_nth_layer == 1:
         return
@@ -70,16 +71,16 @@ def recompute_activations(language_model: nn.Module, every_nth_layer: int) -> No
     for number, layer in enumerate(layers):
         if not isinstance(layer, GradientCheckpointingLayer):
             raise ConfigurationError(
-                f"spec.training.model.gradientCheckpointingEveryNthLayer: layers of a '{kind}' model compute their "
-                f"activations again all or none (seen: {every_nth_layer}); write 1"
+                f"spec.training.model.gradientCheckpointingEveryNthLayer: a '{kind}' model recomputes the activations "
+                f"of all layers or of none (seen: {every_nth_layer}); set 1"
             )
         layer.gradient_checkpointing = number % every_nth_layer == 0
 
 
 def check_interval(every_nth_layer: int, num_layers: int) -> None:
-    """Raises ConfigurationError where only the first layer would ever be one of them."""
+    """Raises ConfigurationError if the interval is larger than the number of layers."""
     if every_nth_layer > num_layers:
         raise ConfigurationError(
             f"spec.training.model.gradientCheckpointingEveryNthLayer: the model has {num_layers} layers (seen: "
-            f"{every_nth_layer}); write a number up to that, or gradientCheckpointing: false"
+            f"{every_nth_layer}); set a number up to that, or gradientCheckpointing: false"
         )

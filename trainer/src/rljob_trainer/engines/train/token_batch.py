@@ -1,10 +1,10 @@
-"""Flat tokens: the rows of a batch one after the other, from the rollout to the gradient, without padding.
+"""Flat (packed) tokens: the rows of a batch one after the other, without padding from rollout to gradient.
 
-Legend: B rows; L tokens of all rows; N of them that the model reads; R response tokens, which it is asked about.
+Legend: B rows; L tokens of all rows; N tokens of them that the model reads; R response tokens, which it predicts.
 
-A row is a prompt and a response. What the model reads of it ends one token before the last response token: the later
-ones are only predicted, or not even that. Columns with a value per token have it at the token's own place; what is
-computed has one value per response token, row after row.
+A row is a prompt and a response. The model reads a row up to the token before the last response token, because nothing
+after it is needed to predict response tokens. Columns with a value per token have it at the token's own position;
+computed columns have one value per response token, row after row.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 
 @dataclass(frozen=True)
 class Piece:
-    """A rank's part of a micro-batch whose tokens are shared by several."""
+    """One sequence rank's part of a micro-batch."""
 
     tokens: slice
-    """Of N."""
+    """The part of N that this rank processes."""
     responses: slice
-    """Of R: those that a token of the piece predicts."""
+    """The part of R that is predicted by tokens of the piece."""
     counts: tuple[int, ...]
-    """Of each rank, the length of `responses`."""
+    """The length of `responses` on each rank."""
 
     @staticmethod
     def of(ranks: SequenceRanks, predictors_R: Tensor, num_tokens: int) -> Piece:
-        """`predictors_R` is on the host, and ascends."""
+        """The piece of this rank. `predictors_R` must be on the host and ascending."""
         length = num_tokens // ranks.size
         edges = torch.searchsorted(predictors_R, torch.arange(ranks.size + 1) * length).tolist()
         counts = tuple(end - start for start, end in pairwise(edges))
@@ -44,28 +44,28 @@ class Piece:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads and is asked, on the device; the lengths are known to the host, too."""
+    """The input of one forward pass, on the device; the host also knows the lengths."""
 
     tokens_N: Tensor
-    """int64."""
+    """int64: the ids of the tokens that the model reads."""
     rows: FlatRows
     """Where rows begin and end in N; each has at least one token."""
     predictors_R: Tensor
-    """int64: where in N the token before each response token stands; its hidden state predicts the response token."""
+    """int64: the index in N of the token before each response token, whose hidden state predicts the response token."""
     targets_R: Tensor
     """int64: the response tokens."""
     response_lengths: tuple[int, ...]
-    """[B]: response tokens of each row; they add up to R."""
+    """[B]: the number of response tokens of each row; their sum is R."""
     columns: Mapping[str, Tensor]
-    """[R] each."""
+    """[R] each: the values at response tokens."""
     piece: Piece | None
-    """What of it this rank's layers work on, where several share the tokens."""
+    """The part that this rank's layers process; None without sequence parallelism."""
     num_filling: int
-    """The last tokens of N, of which nothing is asked: they are no row's."""
+    """The number of filler tokens at the end of N, which belong to no row of the batch."""
 
     @property
     def own_tokens(self) -> slice:
-        """Tokens of rows among those that this rank's layers work on."""
+        """The tokens, without filler, among those that this rank's layers process."""
         end = len(self.tokens_N) - self.num_filling
         if self.piece is None:
             return slice(0, end)
@@ -75,12 +75,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows on the host. All columns are ragged with the same lengths."""
+    """Rows on the host. All columns are ragged and have the same lengths."""
 
     tokens: RaggedColumn
-    """int64: prompt, then response."""
+    """int64: the prompt's tokens, then the response's."""
     response_mask: RaggedColumn
-    """bool: the response tokens. The first token of a row cannot be one: nothing predicts it."""
+    """bool: True for response tokens. The first token of a row must not be one, because nothing predicts it."""
     columns: Mapping[str, RaggedColumn]
 
     def __len__(self) -> int:
@@ -88,12 +88,12 @@ class TokenBatch:
 
     @cached_property
     def read_lengths(self) -> tuple[int, ...]:
-        """[B]: tokens that the model reads of each row; 0 for a row without response tokens."""
+        """[B]: the number of tokens of each row that the model reads; 0 for a row without response tokens."""
         return tuple(self._last_targets.tolist())
 
     @cached_property
     def response_lengths(self) -> tuple[int, ...]:
-        """[B]: response tokens of each row."""
+        """[B]: the number of response tokens of each row."""
         lengths_B = torch.zeros(len(self), dtype=torch.int64)
         lengths_B.index_add_(0, self._rows_L, self.response_mask.values.long())
         return tuple(lengths_B.tolist())
@@ -106,12 +106,12 @@ class TokenBatch:
     def micro_batch(
         self, rows: Sequence[int], device: torch.device, sequence_ranks: SequenceRanks | None = None
     ) -> MicroBatch:
-        """These rows as one forward pass reads them. For no rows, a row about which nothing is asked; so is one that
-        fills the tokens up to a multiple of `sequence_ranks`."""
+        """The micro-batch of these rows. A filler row is appended if there are no rows, or to make the number of tokens
+        a multiple of the number of sequence ranks."""
         chosen = self.rows(rows)
         mask_L = chosen.response_mask.values
         is_read_L = chosen._positions_L < chosen._last_targets[chosen._rows_L]
-        # The place of each read token among the read ones; that of a response token's predecessor is one before.
+        # The index of each read token among the read ones; the predictor of a response token is one before it.
         place_L = is_read_L.cumsum(0) - 1
         targets_L = mask_L.nonzero()[:, 0]
         predictors_R = place_L[targets_L - 1]
@@ -143,20 +143,20 @@ class TokenBatch:
 
     @cached_property
     def _last_targets(self) -> Tensor:
-        """[B]: position of the last response token within its row, 0 where there is none."""
+        """[B]: the position of the last response token within its row; 0 if there is none."""
         positions_L = self._positions_L * self.response_mask.values
         return torch.zeros(len(self), dtype=torch.int64).scatter_reduce(0, self._rows_L, positions_L, "amax")
 
 
 def in_rows(values_R: Tensor, response_mask: RaggedColumn) -> RaggedColumn:
-    """[R] values of the response tokens as a ragged column with a value per token, 0 for the others."""
+    """Converts [R] values of response tokens to a ragged column with a value per token, 0 for other tokens."""
     values_L = torch.zeros(response_mask.values.shape, dtype=values_R.dtype)
     values_L[response_mask.values] = values_R
     return RaggedColumn(values_L, response_mask.lengths)
 
 
 def batch_of_rows(rows: Sequence[Tensor]) -> TokenBatch:
-    """Rows of tokens (int64 [T]) all of whose tokens but the first are asked about."""
+    """A batch of rows of tokens (int64 [T]) in which all tokens but the first count as response tokens."""
     tokens = RaggedColumn.from_rows(rows)
     is_asked_L = torch.ones(len(tokens.values), dtype=torch.bool)
     is_asked_L[torch.from_numpy(tokens.offsets[:-1])] = False

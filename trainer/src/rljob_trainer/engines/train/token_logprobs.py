@@ -1,11 +1,11 @@
-"""Log-probabilities of given tokens, entropy and squared probabilities, straight from hidden states.
+"""Log-probabilities of given tokens, entropy and squared probabilities, computed directly from hidden states.
 
 Legend: N tokens, V vocabulary, D hidden size; R tokens and C columns (of the vocabulary) of one tile.
 
 Whole logits would be the largest tensor of a training step, and PyTorch keeps them, their log-softmax and the gradients
-of both. Here a tile of them exists at a time (`logit_tiles`). The forward pass goes over the tiles once; the backward
-pass works each one out again, turns it into its gradient and multiplies that into the gradients of hidden states and
-weight. Where all logits together are small, plain operations on whole logits are as good, and are used.
+of both. Here only one tile of them exists at a time (`logit_tiles`). The forward pass computes each tile once; the
+backward pass recomputes it, turns it into its gradient and multiplies that into the gradients of hidden states and
+weight. Small logits are computed whole, with ordinary operations.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from torch.nn.functional import linear
 from rljob_trainer.engines.train.logit_tiles import LogitsGradient, Sums, Tiles, TileSettings, Totals, tile_shape
 
 CPU_CHUNK_BYTES = 4 * 1024 * 1024
-"""A tile that a CPU's caches hold from one operation on it to the next."""
+"""The size of a tile that stays in a CPU's caches between operations."""
 GPU_CHUNK_BYTES = 128 * 1024 * 1024
-"""A tile whose operations take a GPU longer than it takes to start them."""
+"""The size of a tile whose operations take longer than launching their kernels."""
 WHOLE_BYTES = 32 * 1024 * 1024
-"""Logits of at most so many bytes, in the dtype of the softmax, are not cut into tiles."""
+"""Logits of at most so many bytes, in the dtype of the softmax, are not divided into tiles."""
 
 
 class Entropy(enum.Enum):
-    """Whether entropy is wanted."""
+    """Whether entropy is computed."""
 
     NO = enum.auto()
     VALUE = enum.auto()
     GRADIENT = enum.auto()
-    """The value, and a gradient through it."""
+    """The value with gradient."""
 
 
 @dataclass(frozen=True)
 class OutputHead:
-    """What a model's own forward does after its decoder: with x = multiplier * (hidden @ weight.T + bias), the logits
-    are x, or soft_cap * tanh(x / soft_cap)."""
+    """How logits are computed from hidden states: with x = multiplier * (hidden @ weight.T + bias), they are x, or
+    soft_cap * tanh(x / soft_cap)."""
 
     weight_VD: Tensor
     bias_V: Tensor | None = None
@@ -50,14 +50,14 @@ class OutputHead:
 
 @dataclass(frozen=True)
 class TokenDistribution:
-    """Of softmax(logits / temperature), in float32 (float64 for float64 hidden states)."""
+    """Results for softmax(logits / temperature), in float32 (float64 for float64 hidden states)."""
 
     logprobs_N: Tensor
-    """Natural logarithm of the target's probability."""
+    """The natural logarithm of the target's probability."""
     entropy_N: Tensor | None
     """In nats."""
     squares_N: Tensor | None
-    """Sum of the squares of all tokens' probabilities; carries no gradient."""
+    """The sum of the squared probabilities of the vocabulary, without gradient."""
 
 
 def token_distribution(
@@ -71,22 +71,23 @@ def token_distribution(
     chunk_bytes: int | None = None,
     whole_bytes: int | None = None,
 ) -> TokenDistribution:
-    """Log-probabilities of `targets_N` (int64, in the vocabulary) and what else is wanted. Logits are finite.
+    """Log-probabilities of `targets_N` (int64, in the vocabulary), and optionally entropy and squares. Logits must be
+    finite.
 
-    Gradients go to hidden states, weight and bias, to those of them that require one; with N = 0 they are zeros. The
-    three have one dtype. The softmax is computed in 32 bits at least. Products of matrices in 16 bits give logits, and
-    take gradients of logits, in 16 bits, as in the model's own forward; CPUs without instructions for such products
-    multiply in 32. Sums over tiles have 32 bits always.
+    Hidden states, weight and bias must have the same dtype. Those that require a gradient get one; with N = 0 it is
+    zero. The softmax is computed at least in float32. With 16-bit inputs, matrix products return logits and read
+    gradients of logits in 16 bits, as in the model's own forward pass; CPUs without 16-bit instructions multiply in
+    float32. Sums over tiles are always float32.
 
-    `chunk_bytes` is the size of a tile in the dtype of the softmax, by default one that suits the device; two or three
-    are alive at a time. Logits of up to `whole_bytes`, by default WHOLE_BYTES, are not cut.
-    Raises ValueError for arguments that do not fit together.
+    `chunk_bytes` is the size of a tile in the dtype of the softmax (default: by device); two or three tiles exist at a
+    time. Logits of up to `whole_bytes` (default: WHOLE_BYTES) are not divided into tiles. Raises ValueError for
+    arguments that do not match.
     """
     _check(hidden_ND, targets_N, head, temperature)
     num_vocabulary, hidden_size = head.weight_VD.shape
     softmax_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
     product_dtype = _product_dtype(hidden_ND)
-    # What whole logits would keep for the backward pass: themselves, and the weight if it is cast.
+    # What whole logits would keep for the backward pass: the logits, and the weight if it is cast.
     kept_elements = len(hidden_ND) * num_vocabulary
     if product_dtype != hidden_ND.dtype:
         kept_elements = max(kept_elements, head.weight_VD.numel())
@@ -127,8 +128,8 @@ def _scaled_logits(
 
 def _of_whole_logits(scaled_NV: Tensor, targets_N: Tensor, entropy: Entropy, with_squares: bool) -> TokenDistribution:
     all_NV = torch.log_softmax(scaled_NV, dim=-1)
-    # A sum over the one column, not a view of it: an operation in place on a view that a module returns would drop the
-    # hook by which FSDP2 learns that the backward pass begins.
+    # A sum over the single column instead of a view: an in-place operation on a view that a module returns would drop
+    # the hook with which FSDP2 detects the beginning of the backward pass.
     logprobs_N = all_NV.gather(1, targets_N[:, None]).sum(dim=1)
     entropy_N = squares_N = None
     if entropy is not Entropy.NO:
@@ -140,11 +141,11 @@ def _of_whole_logits(scaled_NV: Tensor, targets_N: Tensor, entropy: Entropy, wit
 
 
 def _product_dtype(hidden_ND: Tensor) -> torch.dtype:
-    """A CPU without instructions for products in 16 bits takes three times as long for them as for those in 32."""
+    """The dtype of matrix products. A CPU without 16-bit instructions is three times as fast in float32."""
     dtype = hidden_ND.dtype
     if dtype.itemsize > 2 or hidden_ND.device.type != "cpu":
         return dtype
-    # Of x86 and of ARM.
+    # The names of instruction sets on x86 and ARM.
     names = ("amx_bf16", "avx512_bf16", "bf16") if dtype == torch.bfloat16 else ("amx_fp16", "avx512_fp16")
     capabilities = torch.cpu.get_capabilities()
     return dtype if any(capabilities.get(name) for name in names) else torch.float32
@@ -154,7 +155,7 @@ def _check(hidden_ND: Tensor, targets_N: Tensor, head: OutputHead, temperature: 
     if hidden_ND.ndim != 2 or head.weight_VD.ndim != 2 or hidden_ND.shape[1] != head.weight_VD.shape[1]:
         shapes = tuple(hidden_ND.shape), tuple(head.weight_VD.shape)
         raise ValueError(
-            f"token_distribution: hidden states and weight do not fit together {shapes}; give [N, D], [V, D]"
+            f"token_distribution: shapes of hidden states and weight do not match {shapes}; pass [N, D] and [V, D]"
         )
     if targets_N.shape != hidden_ND.shape[:1] or targets_N.dtype != torch.int64:
         raise ValueError(
@@ -170,7 +171,7 @@ def _check(hidden_ND: Tensor, targets_N: Tensor, head: OutputHead, temperature: 
 
 
 class _Context(FunctionCtx):
-    """What forward hands to backward, for the type checker."""
+    """The attributes that forward stores for backward, for the type checker."""
 
     saved_tensors: tuple[Tensor | None, ...]
     needs_input_grad: tuple[bool, ...]

@@ -1,6 +1,7 @@
-"""The module that FSDP2 wraps: a causal language model that is asked about the tokens of flat rows.
+"""The module that FSDP2 wraps: a causal language model that computes log-probabilities or values for flat rows.
 
-Legend: B rows, T tokens of the longest, N tokens that are read, R response tokens, D hidden size, V vocabulary.
+Legend: B rows, T tokens of the longest row, N tokens that the model reads, R response tokens, D hidden size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Pass = Callable[["TokenModel"], Outputs]
 
 @dataclass(frozen=True)
 class AskDistribution:
-    """Log-probabilities of the response tokens; columns None that are not wanted: entropy, squares."""
+    """Requests log-probabilities of the response tokens, and optionally entropy and squares; the other columns are
+    None."""
 
     temperature: float
     entropy: Entropy = Entropy.NO
@@ -32,10 +34,10 @@ class AskDistribution:
 
 @dataclass(frozen=True)
 class AskValues:
-    """One number for each response token, float32, by the token before it."""
+    """Requests one float32 value for each response token, computed from the token before it."""
 
     by_probe: bool = False
-    """By a fixed vector in the place of the head, which may be zeros; to compare hidden states with."""
+    """Use a fixed vector instead of the head, which may be zeros, to compare hidden states."""
 
 
 Question = AskDistribution | AskValues
@@ -43,19 +45,19 @@ Question = AskDistribution | AskValues
 
 @dataclass(frozen=True)
 class _Decoded:
-    """Of the tokens that this rank's layers have read, filled up ones included."""
+    """The decoder's results for the tokens that this rank's layers read, including filler tokens."""
 
     hidden_ND: Tensor
     predictors_R: Tensor
-    """Where in `hidden_ND` the token before each response token stands."""
+    """The index in `hidden_ND` of the token before each response token."""
     own_tokens: slice | Tensor
-    """Where tokens of rows stand."""
+    """The indices of tokens that are not filler or padding."""
     router_logits: tuple[Tensor, ...]
-    """Of each layer with experts, where they were asked for."""
+    """The router logits of each layer with experts; empty if not requested."""
 
 
 class TokenModel(nn.Module):
-    """The root of the sharded modules. Whatever needs whole parameters runs within its forward."""
+    """The root of the sharded modules. Code that needs gathered parameters must run within its forward."""
 
     def __init__(self, language_model: nn.Module, attention: AttentionPlan, router: AuxiliaryLoss | None) -> None:
         super().__init__()
@@ -65,30 +67,31 @@ class TokenModel(nn.Module):
         self.expert_load = ExpertLoad(language_model)
 
     def forward(self, run: Pass) -> Outputs:
-        """What `run` gives for this module. FSDP2 finds tensors that carry a gradient in a plain tuple."""
+        """Calls `run` with this module. The result must be a plain tuple, in which FSDP2 finds tensors with
+        gradient."""
         return run(self)
 
     def columns(self, micro_batch: MicroBatch, question: Question) -> Outputs:
-        """Of the response tokens, [R] each. To be called within `forward`."""
+        """The requested columns of the response tokens, [R] each. Call it within `forward`."""
         return self._columns(self._decoded(micro_batch), micro_batch, question)
 
     def routed_columns(
         self, micro_batch: MicroBatch, question: Question
     ) -> tuple[Outputs, Tensor | None, RouterUse | None]:
-        """The same; how many of this rank's tokens each expert was given, [L, E], where there are experts; and for the
-        auxiliary loss, where one is wanted, its routers' use."""
+        """The result of `columns`; the number of this rank's tokens that each expert got, [L, E], if the model has
+        experts; and the router use for the auxiliary loss, if there is one. Call it within `forward`."""
         with self.expert_load.noted() as chosen:
             decoded = self._decoded(micro_batch, with_logits=self.router is not None)
         counts_LE = self.expert_load.counts(chosen, decoded.own_tokens)
         return self._columns(decoded, micro_batch, question), counts_LE, self._use(decoded)
 
     def router_use(self, micro_batch: MicroBatch) -> RouterUse | None:
-        """Of this rank's tokens, without log-probabilities. To be called within `forward`."""
+        """The router use of this rank's tokens, without log-probabilities. Call it within `forward`."""
         return self._use(self._decoded(micro_batch, with_logits=True))
 
     def own_logprobs(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """[T - 1] for each row of tokens [T]: log-probability of every token but the first, by the module's own forward
-        on the row alone. To be called within `forward`."""
+        """[T - 1] for each row of tokens [T]: the log-probability of every token but the first, by the model's own
+        forward pass on the row alone. Call it within `forward`."""
         found = []
         for tokens_T in rows:
             logits_TV = self.language_model(input_ids=tokens_T[None], use_cache=False).logits[0, :-1].float()
@@ -96,8 +99,8 @@ class TokenModel(nn.Module):
         return tuple(found)
 
     def own_values(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """[T - 1] for each row of tokens [T]: what the probe gives for every token but the last, by the module's own
-        decoder on the row alone. To be called within `forward`."""
+        """[T - 1] for each row of tokens [T]: the probe's value of every token but the last, by the model's own decoder
+        on the row alone. Call it within `forward`."""
         decoder = self.language_model.get_decoder()  # type: ignore[operator]
         hidden = [decoder(input_ids=tokens_T[None], use_cache=False).last_hidden_state[0, :-1] for tokens_T in rows]
         return tuple(each_TD @ _probe(each_TD) for each_TD in hidden)
@@ -128,7 +131,7 @@ class TokenModel(nn.Module):
         return found.logprobs_N, found.entropy_N, found.squares_N
 
     def _values(self, hidden_RD: Tensor, *, by_probe: bool) -> Tensor:
-        # In 32 bits: the sum over hidden units is all there is between it and the value.
+        # In float32, because the value is a sum over hidden units without any later normalization.
         hidden_RD = hidden_RD.float()
         if by_probe:
             return hidden_RD @ _probe(hidden_RD)
@@ -138,7 +141,7 @@ class TokenModel(nn.Module):
         return values_R if head.bias is None else values_R + head.bias.float()
 
     def _decoded(self, micro_batch: MicroBatch, *, with_logits: bool = False) -> _Decoded:
-        """What the layers make of the tokens; of those in this rank's piece, where there is one."""
+        """Runs the decoder on the tokens; with sequence parallelism, on this rank's piece."""
         decoder = self.language_model.get_decoder()  # type: ignore[operator]
         rows, piece = micro_batch.rows, micro_batch.piece
         asked = {"use_cache": False, "output_router_logits": True} if with_logits else {"use_cache": False}
@@ -155,7 +158,7 @@ class TokenModel(nn.Module):
                 predictors_R = predictors_R[piece.responses] - piece.tokens.start
             own_tokens: slice | Tensor = micro_batch.own_tokens
         else:
-            # Rows are filled up on the right, where under the causal mask no token looks: no mask is passed.
+            # Rows are padded on the right, where causal attention does not look, so no mask is passed.
             tokens_BT = micro_batch.tokens_N[rows.padding_BT].view(len(rows.lengths), rows.longest)
             output = decoder(input_ids=tokens_BT, **asked)
             predictors_R = rows.unpadding_N[micro_batch.predictors_R]
@@ -171,7 +174,7 @@ class TokenModel(nn.Module):
 
 
 def _probe(hidden_RD: Tensor) -> Tensor:
-    """[D], of length 1."""
+    """[D]: a fixed vector of norm 1."""
     probe_D = torch.linspace(-1.0, 1.0, hidden_RD.shape[1], device=hidden_RD.device)
     unit_D: Tensor = probe_D / probe_D.norm()
     return unit_D

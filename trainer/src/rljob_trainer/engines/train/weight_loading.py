@@ -1,4 +1,4 @@
-"""Fills a model's shards from safetensors files; every rank reads only what its own shards are made of."""
+"""Loads a model's shards from safetensors files; every rank reads only the parts that its shards need."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rljob_trainer.observability.activity import ACTIVITY
 log = logging.getLogger(__name__)
 
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-"""Of safetensors: dtypes whose numbers are weights, not codes."""
+"""The dtypes of safetensors that are weights, not quantized codes."""
 COMPARED_ELEMENTS = 16 * 1024 * 1024
 OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS = "lm_head.weight", "lm_head.bias"
-"""In the place of which a value head stands."""
+"""The tensors that a value head replaces."""
 
 
 class _Slice(Protocol):
@@ -49,10 +49,10 @@ def load_weights(
 ) -> None:
     """Copies weights from the safetensors files of `folder`.
 
-    Parameter names of the model are those of its `language_model` after `name_prefix`; names and forms in the files are
-    transformers' own. Adapters are left alone. A head for values that is in no file becomes zeros: it expects nothing.
-    Raises ConfigurationError for a missing tensor, one of another shape or dtype, a tied one that is not what it is
-    tied to, and files that cannot be read; ResourceError where the disk fails."""
+    Parameter names of the model are those of its `language_model` after `name_prefix`; names and shapes in the files
+    are transformers' own. Adapters are not changed. A value head that is in no file is initialized with zeros. Raises
+    ConfigurationError for a missing tensor, another shape or dtype, a tied tensor that differs from the one it is tied
+    to, and files that cannot be read; ResourceError if the disk fails."""
     tensors = {name.removeprefix(name_prefix): tensor for name, tensor in base_tensors(named_tensors(model))}
     second_names = _second_names(model, name_prefix)
     try:
@@ -60,11 +60,11 @@ def load_weights(
             groups = file_groups(language_model, files.names, tensors)
             found = {name for group in groups for name in group.targets}
             if head is Head.VALUE and VALUE_WEIGHT not in found:
-                log.info("%s has no value head: it begins with zeros", folder)
+                log.info("%s has no value head; it is initialized with zeros", folder)
                 tensors.pop(VALUE_WEIGHT).zero_()
             if head is Head.SCORE and VALUE_WEIGHT not in found:
                 raise ConfigurationError(
-                    f"{WHERE}: {folder} has no tensor '{VALUE_WEIGHT}', the head that gives scores; choose a model "
+                    f"{WHERE}: {folder} has no tensor '{VALUE_WEIGHT}', the head that computes scores; choose a model "
                     "that was trained as a sequence classifier with one label"
                 )
             missing = next((name for name in tensors if name not in found), None)
@@ -85,7 +85,7 @@ def load_weights(
         unused = [name for name in unused if name not in (OUTPUT_HEAD_WEIGHT, OUTPUT_HEAD_BIAS)]
     if unused:
         log.warning(
-            "%s holds %d tensors that a '%s' model does not have, such as %s: they are left out",
+            "%s has %d tensors that a '%s' model does not have, such as %s; they are ignored",
             folder,
             len(unused),
             language_model.config.model_type,
@@ -94,7 +94,7 @@ def load_weights(
 
 
 class WeightFiles:
-    """The safetensors files of a model's folder, open within a `with` block."""
+    """The safetensors files of a model's folder; they are open within a `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,12 +117,12 @@ class WeightFiles:
         self._stack.close()
 
     def slice(self, name: str) -> _Slice:
-        """Not read yet."""
+        """A tensor that is not read yet."""
         piece: _Slice = self._readers[self.names[name]].get_slice(name)
         return piece
 
     def read(self, name: str, window: Window | None) -> torch.Tensor:
-        """A window of a tensor, by default all of it."""
+        """Reads a window of a tensor; None: all of it."""
         return self.slice(name)[window or ...]
 
 
@@ -140,17 +140,17 @@ def _load_group(
         dtype = files.slice(each).get_dtype()
         if dtype not in FLOATS:
             raise ConfigurationError(
-                f"{WHERE}: tensor '{each}' in {files.folder} is {dtype}, which is quantised or no weight; choose the "
+                f"{WHERE}: tensor '{each}' in {files.folder} is {dtype}, which is quantized or no weight; choose the "
                 "model in 16 or 32 bits"
             )
     if group.converter is None and found != expected:
-        raise ConfigurationError(f"{shown}, the model expects {expected}")
+        raise ConfigurationError(f"{shown}, but the model expects {expected}")
     if group.stacks_along_rows and group.num_rows != expected[0]:
         raise ConfigurationError(f"{shown}, and there are {group.num_rows} of {expected[0]}")
     try:
         loaded = group.load(language_model, files.read, windows)
     except (RuntimeError, ValueError) as error:
-        raise ConfigurationError(f"{shown}, which makes no '{first}' ({error})") from error
+        raise ConfigurationError(f"{shown} and cannot be converted to '{first}' ({error})") from error
     for target, value in loaded.items():
         tensor = tensors[target]
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -163,24 +163,24 @@ def _load_group(
 
 
 def _second_names(model: nn.Module, name_prefix: str) -> dict[str, str]:
-    """Other names of tied parameters, with their first."""
+    """The other names of tied parameters, each with the first name."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     names = ((name, first[id(each)]) for name, each in model.named_parameters(remove_duplicate=False))
     return {name.removeprefix(name_prefix): other.removeprefix(name_prefix) for name, other in names if name != other}
 
 
 def _refuse_untied(files: WeightFiles, second_names: Mapping[str, str]) -> None:
-    """`from_pretrained` would untie them, with a warning."""
+    """Raises ConfigurationError if tied tensors differ in the files (`from_pretrained` unties them with a warning)."""
     for name, first in second_names.items():
         if {name, first} <= files.names.keys() and not _are_equal(files.slice(name), files.slice(first)):
             raise ConfigurationError(
-                f"{WHERE}: config.json in {files.folder} ties '{name}' to '{first}', and the files hold two that "
-                "differ; write tie_word_embeddings: false there, or leave the second one out"
+                f"{WHERE}: config.json in {files.folder} ties '{name}' to '{first}', but the files have two different "
+                "tensors; set tie_word_embeddings: false there, or remove the second one"
             )
 
 
 def _are_equal(one: _Slice, other: _Slice) -> bool:
-    """A piece at a time: these are the largest tensors of a model."""
+    """Compares piece by piece, because these are the largest tensors of a model."""
     shape = one.get_shape()
     if shape != other.get_shape():
         return False
@@ -190,7 +190,7 @@ def _are_equal(one: _Slice, other: _Slice) -> bool:
 
 def _tensor_files(folder: Path) -> dict[str, str]:
     """Tensor name -> file name."""
-    # As in `from_pretrained`: where there are both, the single file counts.
+    # As in `from_pretrained`, the single file has precedence over the index.
     if (folder / SINGLE_FILE).exists():
         with safe_open(folder / SINGLE_FILE, framework="pt") as reader:
             return dict.fromkeys(reader.keys(), SINGLE_FILE)
