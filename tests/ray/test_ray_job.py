@@ -47,6 +47,10 @@ def score(prompt, response, answer, row):
     if subprocess.run(["sleep", "0.01"]).returncode != 0:
         raise RuntimeError("the sandbox was ended from outside")
     return float(response == answer)
+
+
+def broken(prompt, response, answer, row):
+    raise ValueError("a mistake of the user")
 """
 BROUGHT_REWARD = """
 from pathlib import Path
@@ -91,8 +95,8 @@ def spec_of(folder: Path, job: local_ray.Document) -> str:
     return dump_job(TrainerJob(name="small", spec=load_job_file(folder / "job.json").spec))
 
 
-def job(**training: object) -> local_ray.Document:
-    rewards = [training_runs.function_reward("my_rewards:score", numProcesses=2)]
+def job(reward: str = "score", **training: object) -> local_ray.Document:
+    rewards = [training_runs.function_reward(f"my_rewards:{reward}", numProcesses=2)]
     document = training_runs.small_job(rewards=rewards, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
     assert isinstance(document["spec"], dict)
     document["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
@@ -263,6 +267,20 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert (state.phase, state.attempt) == ("Failed", 3)
     assert state.error is not None
     assert state.error.message.startswith("job: contract versions 1 to 2 can be read here (seen: 99)")
+
+
+def test_a_reward_that_fails_is_the_fault_of_the_application(pods: Pods) -> None:
+    document = job(reward="broken")
+    folders = {"RLJOB_RUN_FOLDER": "failed/run", "RLJOB_CHECKPOINT_FOLDER": "failed/checkpoints"}
+    own = {name: str(pods.folder / path) for name, path in folders.items()}
+    run = pods.cluster.submit("broken-1-1", FIRST_START, RLJOB_SPEC=spec_of(pods.folder, document), **own)
+    info = run.end()
+    assert (info["status"], info["driver_exit_code"]) == ("FAILED", 1)
+    state = run.state()
+    assert state is not None
+    assert state.error is not None
+    assert (state.phase, state.error.kind) == ("Failed", "RewardError")
+    assert "a mistake of the user" in state.error.message
 
 
 def job_with_code(folder: Path) -> local_ray.Document:
