@@ -154,6 +154,25 @@ def test_what_is_deleted_while_the_watches_begin_is_missed_soon(monkeypatch: pyt
     run(test)
 
 
+def test_what_the_watches_told_of_is_not_listed_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+    monkeypatch.setattr(relist, "RELIST_SECONDS", 0.5)
+
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
+        world.news.on_event(JOBS, "", job({}))
+        world.news.on_event(PODS, "", part(5))
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            listing = tasks.create_task(world.relist.run())
+            world.queue.done(await world.queue.get())
+            began = asyncio.get_running_loop().time()
+            await world.queue.get()
+            assert asyncio.get_running_loop().time() - began >= 0.5
+            listing.cancel()
+
+    run(test)
+
+
 def test_nothing_is_worked_on_before_everything_was_listed() -> None:
     async def test(world: World) -> None:
         world.news.on_event(JOBS, "", job({}))

@@ -49,9 +49,13 @@ class News:
         self._versions = JobVersions()
         self._late: set[str] = set()
         """UIDs of the clusters of jobs that are over, such as kept ones, that were looked at."""
+        self._heard: set[str] | None = set()
+        """UIDs of what the watches told of; None once nobody asks any more."""
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
         """What a watch tells; the type is empty for what was there when it began."""
+        if self._heard is not None:
+            self._heard.add(text_at(raw, "metadata", "uid"))
         is_news = self._cache.note(kind, event_type, raw)
         if kind == JOBS:
             key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
@@ -87,6 +91,11 @@ class News:
                 if uid not in self._late:
                     self.on_part(cluster, CLUSTERS, "ADDED")
         self._late = late
+
+    def has_heard_of_all(self) -> bool:
+        """Whether the watches told of everything that is known; to be asked once, when they have begun."""
+        heard, self._heard = self._heard or set(), None
+        return heard.issuperset(self._cache.uids())
 
     def on_gone(self, key: JobKey) -> None:
         """A job is no longer listed."""

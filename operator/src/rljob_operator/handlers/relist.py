@@ -1,8 +1,8 @@
 """Lists everything now and then, whatever the watches say: an event may be lost, an unfinished job may not.
 
-What is listed goes to the cache, and with the first listing the operator begins to work. The second one comes soon: no
-event tells of what is deleted between the first one and the beginning of the watches. Nobody knows here when they have
-begun; where that takes longer than `SECOND_SECONDS`, the third listing tells.
+What is listed goes to the cache, and with the first listing the operator begins to work. No event tells of what is
+deleted between that listing and the beginning of the watches. But a watch begins with all that is there: where nothing
+was heard of an object, everything is listed again soon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
 SECOND_SECONDS = 5.0
-"""From the first listing to the second one, however many objects there are."""
+"""After the first listing: in this time the watches begin."""
 RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
 """With more than six thousand objects, all are listed less often."""
@@ -66,8 +66,12 @@ class Relist:
         while True:
             try:
                 await self.once()
-                await asyncio.sleep(SECOND_SECONDS if is_first else self._pause_seconds())
-                is_first = False
+                if is_first:
+                    is_first = False
+                    await asyncio.sleep(SECOND_SECONDS)
+                    if not self._news.has_heard_of_all():
+                        continue
+                await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
                 logger.warning("relist: %s", error)
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)
