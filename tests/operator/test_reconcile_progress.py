@@ -131,19 +131,17 @@ def test_what_is_known_stays_when_the_trainer_no_longer_says_it() -> None:
 
 
 def test_the_attempt_says_what_it_saved_itself() -> None:
-    """A start that has found the checkpoint of a former one tells of it before it has begun to train, or fails."""
-    found = samples.run_state(RunPhase.STARTING, step=0, checkpoint_step=6)
-    seen = samples.healthy(state=found)
-    record = decide(seen).status.attempts[0]
-    assert (record.resumed_from_step, record.checkpoint_step) == (None, None)
-    for state, saved in (
-        (found.model_copy(update={"resumed_from_step": 6}), None),
-        (samples.run_state(RunPhase.FAILED, step=0, checkpoint_step=6), None),
-        (samples.run_state(step=6, checkpoint_step=6).model_copy(update={"resumed_from_step": 6}), None),
-        (samples.run_state(step=8, checkpoint_step=8).model_copy(update={"resumed_from_step": 6}), 8),
-        (samples.run_state(step=6, checkpoint_step=6), 6),
+    """And not the checkpoint of a former one, which a start tells of before it has begun to train, or fails."""
+    for phase, step, resumed_from, saved in (
+        (RunPhase.STARTING, 6, 6, None),
+        (RunPhase.FAILED, 6, 6, None),
+        (RunPhase.RUNNING, 6, 6, None),
+        (RunPhase.RUNNING, 8, 6, 8),
+        (RunPhase.RUNNING, 6, None, 6),
     ):
-        status = decide(samples.healthy(state=state)).status
+        state = samples.run_state(phase, step=step, checkpoint_step=step)
+        seen = samples.healthy(state=state.model_copy(update={"resumed_from_step": resumed_from}))
+        status = decide(seen).status
         assert status.attempts[0].checkpoint_step == saved
         assert status.checkpoint is not None
 

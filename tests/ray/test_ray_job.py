@@ -160,6 +160,8 @@ def killed(pods: Pods) -> Killed:
 class Stopped:
     """The second start, which the head's stop hook ends."""
 
+    first: RunState
+    """The first that could be read."""
     begun: RunState
     info: local_ray.Document
     state: RunState
@@ -171,13 +173,14 @@ class Stopped:
 @pytest.fixture(scope="module")
 def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
+    first = run.wait_for_state(lambda _: True)
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
     clock = RunningClock()
     ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), local_ray.STOP_WAIT_SECONDS)
     seconds = clock.seconds
     state = run.state()
     assert state is not None
-    return Stopped(begun, run.info(), state, ended, seconds)
+    return Stopped(first, begun, run.info(), state, ended, seconds)
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +214,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(pods: Pods, killed: Kille
 def test_the_next_start_goes_on_from_its_checkpoint(killed: Killed, stopped: Stopped) -> None:
     assert killed.checkpoint >= 2
     assert stopped.begun.resumed_from_step == killed.checkpoint
+    assert stopped.first.progress.step >= killed.checkpoint
 
 
 def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:

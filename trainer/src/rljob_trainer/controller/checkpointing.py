@@ -24,10 +24,10 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, tell_unknown
+from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, status_of, tell_unknown
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
-from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
+from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
@@ -173,7 +173,7 @@ class Checkpointing:
         self.pending = PendingSave(folder, state)
         self.last_begun_step = step
 
-    def finish(self, groups: Sequence[TrainedGroup], *, wait: bool, is_evaluated: bool) -> CommittedCheckpoint | None:
+    def finish(self, groups: Sequence[TrainedGroup], *, wait: bool, is_evaluated: bool) -> CheckpointStatus | None:
         """Makes the save under way a checkpoint when all workers have written, and removes old ones.
 
         `is_evaluated` tells whether the evaluation that may be due after the step of the save has been done. None where
@@ -201,9 +201,7 @@ class Checkpointing:
                 f"{self.root}: holds checkpoints of the job {state.job_name!r}, this one is {self.job_name!r}; choose "
                 "another folder, or give the job its old name"
             )
-        status = CheckpointStatus(
-            step=state.step, uri=found.folder.resolve().as_uri(), digest=found.digest, saved_at=found.manifest.saved_at
-        )
+        status = status_of(found.folder, found.manifest, found.digest)
         notes = tuple(f"passed over damaged checkpoint {rejected}" for rejected in found.rejected)
         return ResumePoint(found.checkpoint, state, status, notes)
 
