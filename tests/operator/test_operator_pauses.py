@@ -1,7 +1,7 @@
 """Time without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
 requests to the API server that nobody answers, and such as are carried out when they have been given up.
 
-All at the same time, and each with time limits that are shorter than on a cluster.
+All at the same time; time limits are shorter than on a cluster, but the replicas' clock is set by the test.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -24,15 +25,16 @@ from rljob_testing.operator.kuberay import KubeRayStandIn
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.ray_dashboard import RayDashboardStandIn
 from rljob_testing.operator.testbed import Testbed, new_testbed
+from rljob_testing.running_clock import RunningClock
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 LEASE_PATH = (
     f"/apis/coordination.k8s.io/v1/namespaces/{operator_process.OPERATOR_NAMESPACE}/leases/{operator_process.LEASE}"
 )
-LEASE = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS", "RETRY_SECONDS"), 2.5)
-"""How many times shorter they are here: 6 s until a holder is taken for dead, 4 s in which it must renew."""
-PAUSE_SECONDS = 12.0
+PAUSE_SECONDS = 30.0
+"""By the clock of the replicas, which the test sets: longer than a holder that does not renew may lead, and than others
+wait for it."""
 LIMIT_SECONDS = TIMEOUT_SECONDS / 4
 RELIST_SECONDS = relist.RELIST_SECONDS / 4
 PATIENT_JOBS = tuple(f"patient-{number}" for number in range(6))
@@ -161,7 +163,7 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
     """A replica, and what it asks of the API server."""
     with api_proxy.running_proxy(testbed.server) as proxy:
         electing = testbed.through(proxy.url).with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"})
-        replica = electing.with_pauses({**operator_process.QUICK, **LEASE}).operator(name)
+        replica = electing.with_pauses({**operator_process.QUICK, "RETRY_SECONDS": 2.5}).operator(name)
         replica.start()
         try:
             replica.wait_until_healthy()
@@ -171,15 +173,17 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
 
 
 @pytest.mark.usefixtures("deaf", "unanswered")
-def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed) -> None:
+def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed, tmp_path: Path) -> None:
+    clock = RunningClock(tmp_path / "clock")
+    replicas = testbed.by_clock(tmp_path / "clock")
     testbed.http.delete(LEASE_PATH)
     testbed.dashboard("trains-1").life = scripts.running_for_ever()
     testbed.script("begins-1", scripts.ClusterScript({"main": scripts.STARTING}))
     since = testbed.clusters_version()
     with ExitStack() as stack:
-        first, asked = stack.enter_context(behind_a_proxy(testbed, "operator-a"))
+        first, asked = stack.enter_context(behind_a_proxy(replicas, "operator-a"))
         testbed.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
-        second, _ = stack.enter_context(behind_a_proxy(testbed, "operator-b"))
+        second, asked_by_second = stack.enter_context(behind_a_proxy(replicas, "operator-b"))
         for name in ("trains", "begins"):
             testbed.submit(name)
         testbed.wait_for("trains", "Progressing", "Training")
@@ -188,18 +192,17 @@ def test_a_leader_that_sleeps_has_nothing_more_to_say(testbed: Testbed) -> None:
         testbed.wait(lambda: {("trains", "Training"), ("begins", "Creating")} <= told(testbed), "their events")
 
         first.pause()
-        paused_at = time.monotonic()
+        asked.seconds_ahead = asked_by_second.seconds_ahead = PAUSE_SECONDS
+        clock.pass_by(PAUSE_SECONDS)
         testbed.script("begins-1", scripts.HAPPY)
         testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
-        print(f"the second replica led {time.monotonic() - paused_at:.1f} s after the first was stopped")
         testbed.wait_for("begins", "Complete", "Succeeded")
-        time.sleep(max(0.0, paused_at + PAUSE_SECONDS - time.monotonic()))
 
         num_asked = len(asked.requests)
         first.go_on()
         testbed.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log)
         assert first.exit_code() == 1
-        assert "could not be renewed for 4 s" in first.log()
+        assert "could not be renewed for 10 s" in first.log()
         late = asked.requests[num_asked:]
         assert [request for request in late if request.is_write] == []
         print(f"woken up, it asked for {[str(request) for request in late]}")

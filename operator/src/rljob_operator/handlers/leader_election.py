@@ -165,7 +165,7 @@ class Leadership:
                     told = holder
                     logger.info("waiting: %s leads", holder)
             except (KubeError, TimeoutError) as error:
-                logger.warning("lease: %s", error or "no answer in time")
+                logger.warning("lease: %s", str(error) or "no answer in time")
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold(self) -> None:
@@ -180,7 +180,7 @@ class Leadership:
                     if not await self._try() and self._seen is not None and self._seen.holder != self._identity:
                         raise LeadershipLostError(f"lease {self._name}: {self._seen.holder or 'nobody'} holds it")
             except (KubeError, TimeoutError) as error:
-                logger.warning("lease: %s", error or "no answer in time")
+                logger.warning("lease: %s", str(error) or "no answer in time")
             if not self.is_certain:
                 raise LeadershipLostError(f"lease {self._name}: could not be renewed for {RENEW_SECONDS:g} s")
 

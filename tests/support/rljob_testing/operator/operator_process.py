@@ -20,15 +20,18 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
 from kubernetes.aio.config import incluster_config
 
 from rljob_operator.__main__ import main
+from rljob_operator.handlers import operator_process
 from rljob_testing.cluster.api_server import ApiServer
 from rljob_testing.network import free_ports
 from rljob_testing.processes import signal_when_parent_dies
+from rljob_testing.running_clock import clock_in
 from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
@@ -120,6 +123,8 @@ class OperatorSetup:
     """A folder with `token` and `ca.crt`, as a pod has it of its service account; None for a kubeconfig."""
     shorter: Mapping[str, float] = field(default_factory=dict)
     """Names of constants in the operator's modules, and how many times shorter they are for these processes."""
+    clock: Path | None = None
+    """The file of the RunningClock that these processes go by; None for the machine's."""
 
     def connection(self) -> Mapping[str, str]:
         """The variables that say where the API server is."""
@@ -279,6 +284,8 @@ def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> No
         incluster_config.SERVICE_CERT_FILENAME = str(setup.account / "ca.crt")
     for name, times in setup.shorter.items():
         _shorten(name, times)
+    if setup.clock is not None:
+        vars(operator_process)["time"] = SimpleNamespace(monotonic=clock_in(setup.clock))
     sys.exit(main())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from rljob_testing.operator import operator_process, scripts
 from rljob_testing.operator.kuberay import KubeRayStandIn
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.ray_dashboard import ClusterDashboard, RayDashboardStandIn
+from rljob_testing.running_clock import clock_of_this_process
 
 WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
@@ -121,14 +121,15 @@ class Testbed:
         seen: Callable[[], object] = lambda: "",
         seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Asks until the answer is true."""
-        deadline = time.monotonic() + seconds
+        """Asks until the answer is true, for so many seconds in which this machine does not stand still."""
+        clock = clock_of_this_process()
+        deadline = clock.seconds + seconds
         changes = self.kuberay.changes
         while True:
             number = changes.number(self.namespace)
             if ask():
                 return
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
+            assert clock.seconds < deadline, f"waited {seconds} s for {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
 
     def start_server_again(self) -> None:
@@ -213,6 +214,10 @@ class Testbed:
     def with_pauses(self, shorter: Mapping[str, float]) -> Testbed:
         """The same place, for operators of which these constants are so many times shorter; the others are real."""
         return replace(self, setup=replace(self.setup, shorter=shorter))
+
+    def by_clock(self, file: Path) -> Testbed:
+        """The same place, for operators that go by the RunningClock of this file."""
+        return replace(self, setup=replace(self.setup, clock=file))
 
     def operator(self, name: str = "operator-0") -> OperatorProcess:
         """An operator for this namespace, not started yet."""
