@@ -33,7 +33,7 @@ spec:
 """
 
 
-WHOLE = "write it without quotes or decimals"
+WHOLE = "write digits alone, without quotes, unit or decimals"
 DATASETS = "File, HuggingFace, ReasoningGym"
 RECIPES = ", ".join(AlgorithmType)
 ADVANTAGES = ", ".join(AdvantageType)
@@ -87,7 +87,7 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
         ("gpusPerNode: 2", "gpusPerNode: 1.5", f"must be a whole number (seen: 1.5); {WHOLE}"),
         ("gpusPerNode: 2", "gpusPerNode: 65", "must be at most 64 (seen: 65); lower it"),
         ("1e-6", "0", "must be above 0 (seen: 0); raise it"),
-        ("1e-6", '"1e-6"', 'must be a number (seen: "1e-6"); write it without quotes'),
+        ("1e-6", '"1e-6"', 'must be a number (seen: "1e-6"); write it without quotes or unit'),
         ("1e-6", "1e999", "must be a finite number (seen: 1e999); JSON has no other"),
         ("type: File", "type: file", f'must be one of {DATASETS} (seen: "file"); did you mean File?'),
         ("type: File", "type: 3", f"must be one of {DATASETS} (seen: 3); choose one of them"),
@@ -102,7 +102,7 @@ def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> 
          "must be a regular expression of Python's `re`, and is none: missing ), unterminated subpattern at position 7"
          ' (seen: "<think>(.*"); correct it'),
         ("v1alpha1", "v1",
-         'must be one of rljob.dev/v1alpha1 (seen: "rljob.dev/v1"); did you mean rljob.dev/v1alpha1?'),
+         'must be rljob.dev/v1alpha1 (seen: "rljob.dev/v1"); did you mean rljob.dev/v1alpha1?'),
         ("learningRate", "learning_rate", "is not a known field; did you mean learningRate?"),
         ("steps: 10", "steps: 10\n    batchsize: 3", "is not a known field; did you mean batchSize?"),
         ("{name: example}", "{name: Example}",
@@ -348,9 +348,7 @@ def test_files_are_read_and_the_error_names_them(tmp_path: Path) -> None:
     bad.write_text(JOB.replace("steps: 10", "steps: ten"))
     with pytest.raises(ContractError) as caught:
         load_job_file(bad)
-    assert str(caught.value) == (
-        f'{bad}:14:12: spec.training.steps: must be a whole number (seen: "ten"); write it without quotes or decimals'
-    )
+    assert str(caught.value) == (f'{bad}:14:12: spec.training.steps: must be a whole number (seen: "ten"); {WHOLE}')
     binary.write_bytes(b"a: \xff")
     with pytest.raises(JobFileError, match=r"the file is not UTF-8 text \(byte 3\); save it as UTF-8"):
         load_job_file(binary)

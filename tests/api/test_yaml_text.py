@@ -88,7 +88,10 @@ def test_a_character_that_ends_a_line_for_some_readers_is_refused(text: str, cha
     ],
 )
 def test_a_tab_is_no_indentation(text: str, place: tuple[int, int]) -> None:
-    assert problem(text) == (*place, "this is not YAML: found character '\\t' that cannot start any token")
+    assert problem(text) == (
+        *place,
+        "this is not YAML: found character '\\t' that cannot start any token; indent with spaces",
+    )
 
 
 @pytest.mark.parametrize(

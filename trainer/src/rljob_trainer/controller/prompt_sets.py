@@ -31,6 +31,14 @@ class Prompts:
         """All prompts."""
         return (*self.training, *self.held_out)
 
+    def __str__(self) -> str:
+        said = [f"{len(self.training)} training prompts"]
+        if self.held_out:
+            said.append(f"{len(self.held_out)} held out")
+        if self.num_removed:
+            said.append(f"{self.num_removed} training rows left out because they are held out")
+        return ", ".join(said)
+
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
