@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -272,6 +273,7 @@ def _context() -> ForkServerContext:
 def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
     """The life of a process."""
     signal_when_parent_dies(signal.SIGKILL)()
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     # Collecting what was imported would copy all of it into this process.
     gc.freeze()
     with log.open("ab") as output:
@@ -287,6 +289,14 @@ def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> No
     if setup.clock is not None:
         vars(operator_process)["time"] = SimpleNamespace(monotonic=clock_in(setup.clock))
     sys.exit(main())
+
+
+def _end_with_the_tests() -> None:
+    """Where these are killed: the server that forks lives as long as what it has forked."""
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os._exit(1)
 
 
 def _shorten(name: str, times: float) -> None:
