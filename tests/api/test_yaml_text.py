@@ -84,7 +84,7 @@ def test_a_character_that_ends_a_line_for_some_readers_is_refused(text: str, cha
     ],
 )
 def test_a_tab_is_no_indentation(text: str, place: tuple[int, int]) -> None:
-    assert_problem(text, place, "invalid YAML", "'\\t'")
+    assert_problem(text, place, "invalid YAML", "'\\t'", "indent with spaces")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def report(job: TrainerJob, step: int, phase: RunPhase, checkpoint: CheckpointStatus | None = None) -> None:
+def report(
+    job: TrainerJob, step: int, phase: RunPhase, checkpoint: CheckpointStatus | None = None, resumed_from: int = 0
+) -> None:
     state = RunState(
         contract_version=constants.CONTRACT_VERSION,
         job_name=job.name,
@@ -35,6 +37,7 @@ def report(job: TrainerJob, step: int, phase: RunPhase, checkpoint: CheckpointSt
         phase=phase,
         progress=Progress(step=step, total_steps=job.spec.training.steps, eval_score=0.5, updated_at=now()),
         checkpoint=checkpoint,
+        resumed_from_step=resumed_from or None,
         written_at=now(),
     )
     Path(os.environ[constants.ENV_RUN_STATE_FILE]).write_text(dump_run_state(state))
@@ -63,17 +66,19 @@ def main() -> int:
     if mode == "orphan":
         sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         (run_folder / "orphan.pid").write_text(str(sleeper.pid))
+    first = first_step()
     if mode == "starting":
-        report(job, 0, RunPhase.STARTING)
+        saved = save(first) if first else None
+        report(job, first, RunPhase.STARTING, saved, first)
         while not STOPS:
             time.sleep(0.02)
-        report(job, 0, RunPhase.STOPPED)
+        report(job, first, RunPhase.STOPPED, saved, first)
         return constants.ExitCode.INTERRUPTED
     if mode.startswith("exit-"):
         return int(mode.removeprefix("exit-"))
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    for step in range(first_step() + 1, job.spec.training.steps + 1):
+    for step in range(first + 1, job.spec.training.steps + 1):
         is_deaf = mode == "deaf" or (mode == "deaf-later" and step == 2)
         report(job, step, RunPhase.RUNNING, save(1) if is_deaf and step == 2 else None)
         with (run_folder / "metrics.jsonl").open("a") as file:

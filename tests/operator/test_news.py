@@ -154,6 +154,25 @@ def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monke
     run(test)
 
 
+def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
+    monkeypatch.setattr(relist, "RELIST_SECONDS", 0.5)
+
+    async def test(world: World) -> None:
+        world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
+        world.news.on_event(JOBS, "", job({}))
+        world.news.on_event(PODS, "", part(5))
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            listing = tasks.create_task(world.relist.run())
+            world.queue.done(await world.queue.get())
+            began = asyncio.get_running_loop().time()
+            await world.queue.get()
+            assert asyncio.get_running_loop().time() - began >= 0.5
+            listing.cancel()
+
+    run(test)
+
+
 def test_no_job_is_queued_before_the_first_listing() -> None:
     async def test(world: World) -> None:
         world.news.on_event(JOBS, "", job({}))

@@ -1,7 +1,7 @@
 """Time without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
 requests to the API server that nobody answers, and such as are carried out when they have been given up.
 
-All at the same time, and each with time limits that are shorter than on a cluster.
+All at the same time; time limits are shorter than on a cluster, but the replicas' clock is set by the test.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +22,13 @@ from rljob_operator.kube.client import TIMEOUT_SECONDS
 from rljob_testing.operator import api_proxy
 from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
+from rljob_testing.running_clock import RunningClock
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-LEASE = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS", "RETRY_SECONDS"), 2.5)
-"""How many times shorter they are here: 6 s until a holder is taken for dead, 4 s in which it must renew."""
-PAUSE_SECONDS = 12.0
+PAUSE_SECONDS = 30.0
+"""By the clock of the replicas, which the test sets: longer than a holder that does not renew may lead, and than others
+wait for it."""
 LIMIT_SECONDS = TIMEOUT_SECONDS / 4
 RELIST_SECONDS = relist.RELIST_SECONDS / 4
 PATIENT_JOBS = tuple(f"patient-{number}" for number in range(6))
@@ -137,21 +139,23 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
     """A replica, and what it asks of the API server."""
     with (
         api_proxy.running_proxy(testbed.server) as proxy,
-        testbed.through(proxy.url).with_leader_election(LEASE).operator(name).at_work() as replica,
+        testbed.through(proxy.url).with_leader_election({"RETRY_SECONDS": 2.5}).operator(name).at_work() as replica,
     ):
         yield replica, proxy
 
 
 @pytest.mark.usefixtures("deaf", "unanswered")
-def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed) -> None:
+def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_path: Path) -> None:
+    clock = RunningClock(tmp_path / "clock")
+    replicas = testbed.by_clock(tmp_path / "clock")
     testbed.http.delete(testbed.lease)
     testbed.dashboard("trains-1").train_for_ever()
     testbed.keep_pods_starting("begins-1")
     since = testbed.clusters_version()
     with ExitStack() as stack:
-        first, asked = stack.enter_context(behind_a_proxy(testbed, "operator-a"))
+        first, asked = stack.enter_context(behind_a_proxy(replicas, "operator-a"))
         testbed.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
-        second, _ = stack.enter_context(behind_a_proxy(testbed, "operator-b"))
+        second, asked_by_second = stack.enter_context(behind_a_proxy(replicas, "operator-b"))
         for name in ("trains", "begins"):
             testbed.submit(name)
         testbed.wait_for("trains", "Progressing", "Training")
@@ -162,18 +166,17 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed) -> None
         )
 
         first.pause()
-        paused_at = time.monotonic()
+        asked.seconds_ahead = asked_by_second.seconds_ahead = PAUSE_SECONDS
+        clock.pass_by(PAUSE_SECONDS)
         testbed.let_pods_start("begins-1")
         testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
-        print(f"the second replica led {time.monotonic() - paused_at:.1f} s after the first was stopped")
         testbed.wait_for("begins", "Complete", "Succeeded")
-        time.sleep(max(0.0, paused_at + PAUSE_SECONDS - time.monotonic()))
 
         num_asked = len(asked.requests)
         first.go_on()
         testbed.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log)
         assert first.exit_code() == 1
-        assert "could not be renewed for 4 s" in first.log()
+        assert "could not be renewed for 10 s" in first.log()
         late = asked.requests[num_asked:]
         assert [request for request in late if request.is_write] == []
         print(f"woken up, it asked for {[str(request) for request in late]}")

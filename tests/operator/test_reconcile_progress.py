@@ -131,19 +131,17 @@ def test_reported_fields_stay_when_a_later_run_state_lacks_them() -> None:
 
 
 def test_the_attempt_says_what_it_saved_itself() -> None:
-    """A start that has found the checkpoint of a former one tells of it before it has begun to train, or fails."""
-    found = inputs.run_state(RunPhase.STARTING, step=0, checkpoint_step=6)
-    seen = inputs.healthy(state=found)
-    record = decide(seen).status.attempts[0]
-    assert (record.resumed_from_step, record.checkpoint_step) == (None, None)
-    for state, saved in (
-        (found.model_copy(update={"resumed_from_step": 6}), None),
-        (inputs.run_state(RunPhase.FAILED, step=0, checkpoint_step=6), None),
-        (inputs.run_state(step=6, checkpoint_step=6).model_copy(update={"resumed_from_step": 6}), None),
-        (inputs.run_state(step=8, checkpoint_step=8).model_copy(update={"resumed_from_step": 6}), 8),
-        (inputs.run_state(step=6, checkpoint_step=6), 6),
+    """And not the checkpoint of an earlier attempt, which a start reports before it has begun to train, or fails."""
+    for phase, step, resumed_from, saved in (
+        (RunPhase.STARTING, 6, 6, None),
+        (RunPhase.FAILED, 6, 6, None),
+        (RunPhase.RUNNING, 6, 6, None),
+        (RunPhase.RUNNING, 8, 6, 8),
+        (RunPhase.RUNNING, 6, None, 6),
     ):
-        status = decide(inputs.healthy(state=state)).status
+        state = inputs.run_state(phase, step=step, checkpoint_step=step)
+        seen = inputs.healthy(state=state.model_copy(update={"resumed_from_step": resumed_from}))
+        status = decide(seen).status
         assert status.attempts[0].checkpoint_step == saved
         assert status.checkpoint is not None
 

@@ -47,6 +47,10 @@ def score(prompt, response, answer, row):
     if subprocess.run(["sleep", "0.01"]).returncode != 0:
         raise RuntimeError("the sandbox was ended from outside")
     return float(response == answer)
+
+
+def broken(prompt, response, answer, row):
+    raise ValueError("a mistake of the user")
 """
 BROUGHT_REWARD = """
 from pathlib import Path
@@ -91,8 +95,8 @@ def spec_of(folder: Path, job: local_ray.Document) -> str:
     return dump_job(TrainerJob(name="small", spec=load_job_file(folder / "job.json").spec))
 
 
-def job(**training: object) -> local_ray.Document:
-    rewards = [training_runs.function_reward("my_rewards:score", numProcesses=2)]
+def job(reward: str = "score", **training: object) -> local_ray.Document:
+    rewards = [training_runs.function_reward(f"my_rewards:{reward}", numProcesses=2)]
     document = training_runs.small_job(rewards=rewards, checkpoint={"everySteps": 2}, **{"steps": 1000, **training})  # type: ignore[arg-type]
     assert isinstance(document["spec"], dict)
     document["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
@@ -156,6 +160,8 @@ def killed(pods: Pods) -> Killed:
 class Stopped:
     """The second start, which the head's stop hook ends."""
 
+    first: RunState
+    """The first that could be read."""
     begun: RunState
     info: local_ray.Document
     state: RunState
@@ -167,13 +173,14 @@ class Stopped:
 @pytest.fixture(scope="module")
 def stopped(pods: Pods, killed: Killed) -> Stopped:
     run = pods.cluster.submit("small-1-2", FIRST_START + 1)
+    first = run.wait_for_state(lambda _: True)
     begun = run.wait_for_state(lambda state: state.progress.step > killed.checkpoint)
     clock = RunningClock()
     ended = stop_jobs(RayJobs(pods.cluster.port, TOKEN), local_ray.STOP_WAIT_SECONDS)
     seconds = clock.seconds
     state = run.state()
     assert state is not None
-    return Stopped(begun, run.info(), state, ended, seconds)
+    return Stopped(first, begun, run.info(), state, ended, seconds)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +214,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(pods: Pods, killed: Kille
 def test_the_next_start_resumes_from_its_checkpoint(killed: Killed, stopped: Stopped) -> None:
     assert killed.checkpoint >= 2
     assert stopped.begun.resumed_from_step == killed.checkpoint
+    assert stopped.first.progress.step >= killed.checkpoint
 
 
 def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
@@ -263,6 +271,20 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert (state.phase, state.attempt) == ("Failed", 3)
     assert state.error is not None
     assert "contract versions 1 to 2 (seen: 99)" in state.error.message
+
+
+def test_a_reward_that_fails_is_the_fault_of_the_application(pods: Pods) -> None:
+    document = job(reward="broken")
+    folders = {"RLJOB_RUN_FOLDER": "failed/run", "RLJOB_CHECKPOINT_FOLDER": "failed/checkpoints"}
+    own = {name: str(pods.folder / path) for name, path in folders.items()}
+    run = pods.cluster.submit("broken-1-1", FIRST_START, RLJOB_SPEC=spec_of(pods.folder, document), **own)
+    info = run.end()
+    assert (info["status"], info["driver_exit_code"]) == ("FAILED", 1)
+    state = run.state()
+    assert state is not None
+    assert state.error is not None
+    assert (state.phase, state.error.kind) == ("Failed", "RewardError")
+    assert "a mistake of the user" in state.error.message
 
 
 def job_with_code(folder: Path) -> local_ray.Document:

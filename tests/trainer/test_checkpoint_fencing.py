@@ -10,7 +10,7 @@ import pytest
 
 from rljob_testing.training import small_checkpoints
 from rljob_trainer.checkpoints.errors import CheckpointError, FencedError
-from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
+from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start, newest_of_job
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, open_checkpoint
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, save_shard
@@ -92,6 +92,23 @@ def test_two_starts_may_save_the_same_step(tmp_path: Path) -> None:
     assert found is not None
     assert found.folder.name == "step-00000040.start-0002"
     assert open_checkpoint(found.folder).read("weight").equal(small_checkpoints.values_of(40))
+
+
+def test_a_start_can_tell_what_it_will_go_on_from_before_it_announces_itself(tmp_path: Path) -> None:
+    assert newest_of_job(tmp_path, 1, "sort") is None
+    resume(tmp_path, 1)
+    for step in (20, 40):
+        small_checkpoints.save_step(tmp_path, step, 1, jobName="sort")
+    newest = newest_of_job(tmp_path, 2, "sort")
+    assert newest is not None
+    assert (newest.step, newest.uri) == (40, (tmp_path / "step-00000040.start-0001").as_uri())
+    assert newest_of_job(tmp_path, 2, "of another name") is None
+    (tmp_path / "step-00000040.start-0001" / "manifest.json").write_text("{}")
+    before = newest_of_job(tmp_path, 2, "sort")
+    assert before is not None
+    assert before.step == 20
+    resume(tmp_path, 2)
+    assert newest_of_job(tmp_path, 1, "sort") is None, "a later start has begun"
 
 
 def test_an_start_number_is_used_once(tmp_path: Path) -> None:

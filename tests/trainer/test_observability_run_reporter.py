@@ -45,7 +45,8 @@ def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
     run.goes_on_from(found)
     state = RunState.model_validate_json(path.read_text())
     assert (state.phase, state.checkpoint, state.resumed_from_step) == (RunPhase.STARTING, found, 4)
-    run.training_started(4, resumed_from_step=4)
+    assert state.progress.step == 4
+    run.training_started(4)
     run.evaluated({"eval/greedy_score": 0.75})
     clock.now += 6.0
     run.step_done(6, {"critic/rewards/mean": 0.5, "perf/throughput": 100.0})
@@ -112,7 +113,7 @@ def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
     # Before training there are few such things, and each may be the one that takes long.
     run.doing("loads models")
     assert told() == ("loads models", "22:13:20Z")
-    run.training_started(0, None)
+    run.training_started(0)
     assert told() == (None, "22:13:20Z")
     clock.now += 9.0
     run.in_phase("rollout")

@@ -19,9 +19,9 @@ from rljob_api.yaml_text import Path
 _LONGEST_SHOWN = 60
 
 _TYPES = {
-    "int_type": ("must be a whole number", "write it without quotes or decimals"),
+    "int_type": ("must be a whole number", "write digits alone, without quotes, unit or decimals"),
     "int_from_float": ("must be a whole number", "write it without decimals"),
-    "float_type": ("must be a number", "write it without quotes"),
+    "float_type": ("must be a number", "write it without quotes or unit"),
     "bool_type": ("must be true or false", "write it without quotes"),
     "string_type": ("must be a string", "put it in quotes"),
     "string_unicode": ("must be a string of valid Unicode", "remove the invalid characters"),
@@ -58,7 +58,9 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
         return _unknown_field(error["loc"], root)
     seen = _seen(error["input"])
     if kind in ("enum", "literal_error"):
-        return f"must be one of {_choices(context)} (seen: {seen}); {_nearest_choice(error['input'], context)}"
+        choices = _choices(context)
+        wrong = f"must be one of {choices}" if "," in choices else f"must be {choices}"
+        return f"{wrong} (seen: {seen}); {_nearest_choice(error['input'], context)}"
     if kind == "string_type" and isinstance(error["input"], dict | list | tuple):
         return f"must be a string (seen: {seen}); use a single value"
     pattern = QUANTITY_PATTERN if kind == QUANTITY_ERROR else context.get("pattern")

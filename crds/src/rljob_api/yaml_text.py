@@ -110,7 +110,9 @@ def read_yaml(text: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        raise YamlProblem(Problem("", f"invalid YAML: {error.problem or error.context}", line, column)) from None
+        problem = error.problem or error.context or ""
+        advice = "; indent with spaces" if "'\\t'" in problem else ""
+        raise YamlProblem(Problem("", f"invalid YAML: {problem}{advice}", line, column)) from None
     except YAMLError as error:
         raise YamlProblem(Problem("", f"invalid YAML: {' '.join(str(error).split())}", 1, 1)) from None
 

@@ -11,10 +11,12 @@ from rljob_api.constants import ENV_POOL_NODES, ExitCode
 from rljob_api.errors import ContractError
 from rljob_api.handover import TrainerJob, load_job
 from rljob_api.standard_streams import accept_all_characters
+from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.elastic import with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
 from rljob_trainer.checkpoints.errors import FencedError
+from rljob_trainer.checkpoints.fencing import newest_of_job
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError, WorkerDiedError
@@ -96,6 +98,9 @@ def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode
 
 def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
     """Creates the reporter, which writes the first run state. Raises ResourceError if the file cannot be written."""
+    resumed = None
+    if job.spec.checkpoint.resume is not Resume.NEVER:
+        resumed = newest_of_job(settings.checkpoint_folder, settings.start_number, job.name)
     try:
         return RunReporter(
             settings.run_state_file,
@@ -104,6 +109,7 @@ def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
             job.spec.training.steps,
             sum(pool.nodes * pool.gpus_per_node for pool in job.spec.pools),
             time.time,
+            resumed,
         )
     except OSError as problem:
         raise ResourceError(

@@ -281,8 +281,11 @@ def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bo
     if was_killed_on_request and code == SIGKILL_EXIT_CODE:
         return f"stopped at once by a second request; {_what_is_lost(state)}"
     if code == ExitCode.INTERRUPTED:
-        is_saved = state is not None and state.checkpoint is not None and state.checkpoint.step >= state.progress.step
-        return "stopped on request after a checkpoint" if is_saved else f"stopped on request; {_what_is_lost(state)}"
+        return (
+            "stopped on request after a checkpoint"
+            if _has_saved(state)
+            else f"stopped on request; {_what_is_lost(state)}"
+        )
     if code == SIGKILL_EXIT_CODE:
         return "the trainer was killed; usually because the machine ran out of memory"
     if code in list(ExitCode):
@@ -292,8 +295,15 @@ def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bo
     return "the trainer exited unexpectedly; see the log above"
 
 
+def _has_saved(state: RunState | None) -> bool:
+    """Whether there is a checkpoint of this attempt, with all its steps."""
+    if state is None or state.checkpoint is None or state.checkpoint.step == state.resumed_from_step:
+        return False
+    return state.checkpoint.step >= state.progress.step
+
+
 def _what_is_lost(state: RunState | None) -> str:
-    if state is None or (state.checkpoint is None and state.progress.step == 0):
+    if state is None or state.progress.step == (state.resumed_from_step or 0):
         return "this attempt completed no step, so nothing is lost"
     if state.checkpoint is None:
         return f"there is no checkpoint yet, so {state.progress.step} completed steps are lost"
@@ -305,10 +315,7 @@ def _tell_the_end(
 ) -> None:
     meaning = explain_exit(code, state, was_killed_on_request=process.was_killed_on_request)
     console.print(Text(f"exit code {code}: {meaning}"), soft_wrap=True)
-    if state is not None and state.progress.step == 0 and folder.has_results():
-        # The trainer ended before it read the checkpoints of earlier attempts, so its run state does not know them.
-        console.print(Text(f"checkpoints of earlier attempts are kept: {folder.checkpoints}"), soft_wrap=True)
-    elif state is not None:
+    if state is not None:
         progress = state.progress
         reached = f"step {progress.step} of {progress.total_steps}"
         if progress.eval_score is not None:

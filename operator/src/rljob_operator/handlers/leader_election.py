@@ -167,7 +167,7 @@ class Leadership:
                     logged_holder = holder
                     logger.info("waiting for leadership: %s is the leader", holder)
             except (KubeError, TimeoutError) as error:
-                logger.warning("lease %s: %s", self._name, error or "request timed out")
+                logger.warning("lease %s: %s", self._name, str(error) or "request timed out")
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold(self) -> None:
@@ -183,7 +183,7 @@ class Leadership:
                     if not await self._try() and self._seen is not None and self._seen.holder != self._identity:
                         raise LeadershipLostError(f"lease {self._name}: held by {self._seen.holder or 'nobody'} now")
             except (KubeError, TimeoutError) as error:
-                logger.warning("lease %s: %s", self._name, error or "request timed out")
+                logger.warning("lease %s: %s", self._name, str(error) or "request timed out")
             if not self.is_certain:
                 raise LeadershipLostError(f"lease {self._name}: could not be renewed for {RENEW_SECONDS:g} s")
 

@@ -49,9 +49,13 @@ class News:
         self._versions = JobVersions()
         self._late: set[str] = set()
         """UIDs of clusters of finished jobs (such as kept clusters) for which a pass was already requested."""
+        self._reported: set[str] | None = set()
+        """UIDs of the objects that the watches have reported; None once `have_reported_all` was called."""
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
         """Handles a watch event. The type is empty for objects that existed when the watch started."""
+        if self._reported is not None:
+            self._reported.add(text_at(raw, "metadata", "uid"))
         is_news = self._cache.note(kind, event_type, raw)
         if kind == JOBS:
             key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
@@ -87,6 +91,11 @@ class News:
                 if uid not in self._late:
                     self.on_part(cluster, CLUSTERS, "ADDED")
         self._late = late
+
+    def have_reported_all(self) -> bool:
+        """Whether the watches have reported every cached object. Called once, when the watches have started."""
+        reported, self._reported = self._reported or set(), None
+        return reported.issuperset(self._cache.uids())
 
     def on_gone(self, key: JobKey) -> None:
         """Handles a job that is no longer listed."""

@@ -1,8 +1,8 @@
 """Lists all objects periodically: a watch event may be lost, but an unfinished job must not be forgotten.
 
-Listings fill the cache, and the operator starts to work after the first one. The second listing follows soon, because
-no event reports an object that is deleted between the first listing and the start of the watches. kopf does not tell
-when the watches have started; if that takes longer than `SECOND_SECONDS`, the third listing finds such a deletion.
+Listings fill the cache, and the operator starts to work after the first one. No event reports an object that is deleted
+between the first listing and the start of the watches. But a watch starts with all objects that exist: if an object of
+the first listing was not reported after `SECOND_SECONDS`, everything is listed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
 
 SECOND_SECONDS = 5.0
-"""Time from the first listing to the second."""
+"""Time after the first listing in which the watches start."""
 RELIST_SECONDS = 60.0
 OBJECTS_PER_SECOND = 100.0
 """Limit of listed objects per second: with more than 6,000 objects, listings are less frequent."""
@@ -66,8 +66,12 @@ class Relist:
         while True:
             try:
                 await self.once()
-                await asyncio.sleep(SECOND_SECONDS if is_first else self._pause_seconds())
-                is_first = False
+                if is_first:
+                    is_first = False
+                    await asyncio.sleep(SECOND_SECONDS)
+                    if not self._news.have_reported_all():
+                        continue
+                await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
                 logger.warning("relist: %s", error)
                 await asyncio.sleep(AFTER_FAILURE_SECONDS if self._cache.is_complete else FIRST_FAILURE_SECONDS)

@@ -10,7 +10,7 @@ from rljob_api.constants import POD_STORAGE_FOLDER
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_api.v1alpha1.status import AttemptState, CheckpointStatus, Progress
+from rljob_api.v1alpha1.status import AttemptState, Progress
 from rljob_operator.manifests.naming import submission_id
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, Verdict, head_pod
 from rljob_operator.reconcile.observed import (
@@ -199,14 +199,9 @@ def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     draft.export_uri = state.export_uri or draft.export_uri
     if state.resumed_from_step is not None:
         draft.change_attempt(resumed_from_step=state.resumed_from_step)
-    if checkpoint is not None and _is_own(checkpoint, state):
+    if checkpoint is not None and checkpoint.step != state.resumed_from_step:
+        # Its own, not the one that it goes on from.
         draft.change_attempt(checkpoint_step=checkpoint.step)
-
-
-def _is_own(checkpoint: CheckpointStatus, state: RunState) -> bool:
-    """Whether the trainer saved this checkpoint itself, and did not only resume from it. Before training it is at step
-    0."""
-    return checkpoint.step != state.resumed_from_step and checkpoint.step <= state.progress.step
 
 
 def _is_due(draft: StatusDraft, progress: Progress) -> bool:

@@ -160,9 +160,9 @@ def _certificate(folder: Path) -> Path:
 
 @contextmanager
 def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[httpx.Client]:
-    """A client that trusts the server, once it has written its certificate."""
+    """A client that trusts the server, once it has written its certificate: the file is there before its content."""
     deadline = time.monotonic() + START_DEADLINE_SECONDS
-    while not _certificate(folder).is_file():
+    while not _certificate(folder).is_file() or not _certificate(folder).stat().st_size:
         program.check(deadline)
         time.sleep(0.1)
     context = ssl.create_default_context(cafile=str(_certificate(folder)))

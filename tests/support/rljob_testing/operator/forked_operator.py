@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -27,9 +29,11 @@ import httpx
 from kubernetes.aio.config import incluster_config
 
 from rljob_operator.__main__ import main
+from rljob_operator.handlers import operator_process
 from rljob_testing.cluster.api_server import ApiServer, kubeconfig_text
 from rljob_testing.local_servers import free_ports
 from rljob_testing.process_tree import signal_when_parent_dies
+from rljob_testing.running_clock import clock_in
 from rljob_testing.settings import first_in_python_path, inherited_environment, replace_environment
 
 OPERATOR_NAMESPACE = "rljob-system"
@@ -122,6 +126,8 @@ class OperatorSetup:
     """A folder with `token` and `ca.crt`, as a pod has it of its service account; None for a kubeconfig."""
     shorter: Mapping[str, float] = field(default_factory=dict)
     """Names of constants in the operator's modules, and how many times shorter they are for these processes."""
+    clock: Path | None = None
+    """The file of the RunningClock that these processes go by; None for the machine's."""
 
     def connection(self) -> Mapping[str, str]:
         """The variables that say where the API server is."""
@@ -268,6 +274,7 @@ def _context() -> ForkServerContext:
 def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
     """The life of a process."""
     signal_when_parent_dies(signal.SIGKILL)()
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     # Collecting what was imported would copy all of it into this process.
     gc.freeze()
     with log.open("ab") as output:
@@ -280,7 +287,17 @@ def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> No
         incluster_config.SERVICE_CERT_FILENAME = str(setup.account / "ca.crt")
     for name, times in setup.shorter.items():
         _shorten(name, times)
+    if setup.clock is not None:
+        vars(operator_process)["time"] = SimpleNamespace(monotonic=clock_in(setup.clock))
     sys.exit(main())
+
+
+def _end_with_the_tests() -> None:
+    """Where these are killed: the server that forks lives as long as what it has forked."""
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os._exit(1)
 
 
 def _shorten(name: str, times: float) -> None:

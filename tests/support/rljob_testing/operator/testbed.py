@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from rljob_testing.operator import forked_operator, scripts
 from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.kuberay_stand_in import KubeRayStandIn, install_ray_cluster_resource
 from rljob_testing.operator.ray_dashboard_stand_in import ClusterDashboard, RayDashboardStandIn
+from rljob_testing.running_clock import clock_of_this_process
 
 WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
@@ -87,14 +87,15 @@ class Testbed(JobNamespace):
         seen: Callable[[], object] = lambda: "",
         seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Asks until the answer is true."""
-        deadline = time.monotonic() + seconds
+        """Asks until the answer is true, for so many seconds in which this machine does not stand still."""
+        clock = clock_of_this_process()
+        deadline = clock.seconds + seconds
         changes = self.kuberay.changes
         while True:
             number = changes.number(self.namespace)
             if ask():
                 return
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what.format(seen())}"
+            assert clock.seconds < deadline, f"waited {seconds} s for {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
 
     @property
@@ -224,6 +225,10 @@ class Testbed(JobNamespace):
         """Another place, with the same server and stand-ins; its operators write into the folder."""
         namespace = create_namespace(self.server)
         return replace(self, namespace=namespace, setup=replace(self.setup, folder=folder, namespaces=[namespace]))
+
+    def by_clock(self, file: Path) -> Testbed:
+        """The same place, for operators that go by the RunningClock of this file."""
+        return replace(self, setup=replace(self.setup, clock=file))
 
     def operator(self, name: str = "operator-0") -> OperatorProcess:
         """An operator for this namespace, not started yet."""

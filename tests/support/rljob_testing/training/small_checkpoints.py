@@ -10,10 +10,10 @@ from pydantic import JsonValue
 
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
+from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.layout import ShardRecord
 from rljob_trainer.checkpoints.load import open_checkpoint
 from rljob_trainer.checkpoints.save import (
-    CommittedCheckpoint,
     HostBuffers,
     begin_save,
     commit,
@@ -40,12 +40,12 @@ def shards_of(step: int) -> list[ShardedTensor]:
     ]
 
 
-def save_step(root: Path, step: int, start_number: int) -> CommittedCheckpoint:
+def save_step(root: Path, step: int, start_number: int, **extra: JsonValue) -> CheckpointStatus:
     """A save on two ranks, played one after the other: rank 0 in the foreground, rank 1 in the background."""
     first, second = shards_of(step)
     folder = begin_save(root, step, start_number, num_bytes=values_of(step).nbytes)
     records = [save_shard(folder, 0, [first]), save_shard_async(folder, 1, [second], HostBuffers()).wait()]
-    return commit(root, folder, step, start_number, records, {"cursor": step})
+    return commit(root, folder, step, start_number, records, {"cursor": step, **extra})
 
 
 def nothing() -> None:

@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api.base import WireModel
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.scalars import PositiveCount
+from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError, FencedError
 from rljob_trainer.checkpoints.layout import (
     STARTS_FOLDER,
     CheckpointFolder,
     has_manifest,
     list_checkpoint_folders,
+    read_manifest,
     read_sealed,
     seal,
+    status_of,
 )
 from rljob_trainer.checkpoints.storage import create_absent, durable_file, make_folder, storage_errors, write_all
 
@@ -117,6 +121,18 @@ def visible_checkpoints(root: Path, start_number: int) -> list[CheckpointFolder]
         if has_manifest(folder.path)
         and all(folder.name in names for number, names in accepted.items() if number > folder.start_number)
     ]
+
+
+def newest_of_job(root: Path, start_number: int, job_name: str) -> CheckpointStatus | None:
+    """Returns the checkpoint from which this start will probably resume, by the manifests alone. None if there is none,
+    or it cannot be read; the search for the checkpoint, which follows, reports why."""
+    with suppress(CheckpointError, OSError):
+        for folder in visible_checkpoints(root, start_number):
+            with suppress(DamagedError):
+                manifest, digest = read_manifest(folder.path)
+                is_of_job = manifest.extra.get("jobName") == job_name
+                return status_of(folder.path, manifest, digest) if is_of_job else None
+    return None
 
 
 def timestamp_now() -> str:

@@ -28,6 +28,7 @@ from rljob_api.base import WireModel
 from rljob_api.handover import is_readable_version, readable_versions
 from rljob_api.scalars import Count, PositiveCount
 from rljob_api.tolerant_reading import CHECKPOINT, Reading, read_document
+from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import DamagedError
 
 log = logging.getLogger(__name__)
@@ -225,6 +226,13 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
             f"{folder.name}"
         )
     return manifest, digest
+
+
+def status_of(folder: Path, manifest: Manifest, digest: str) -> CheckpointStatus:
+    """Returns what the job's status shows of a checkpoint. The digest of its manifest covers all other digests."""
+    return CheckpointStatus(
+        step=manifest.step, uri=folder.resolve().as_uri(), digest=digest, saved_at=manifest.saved_at
+    )
 
 
 def tell_unknown(what: str, places: tuple[str, ...]) -> None:

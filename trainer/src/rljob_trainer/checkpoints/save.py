@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import JsonValue
 
 from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import refuse_if_fenced, timestamp_now
 from rljob_trainer.checkpoints.layout import (
@@ -29,6 +29,7 @@ from rljob_trainer.checkpoints.layout import (
     is_committed,
     seal,
     shard_file_name,
+    status_of,
 )
 from rljob_trainer.checkpoints.merging import merge_tensors
 from rljob_trainer.checkpoints.sharding import ShardedTensor
@@ -40,17 +41,6 @@ from rljob_trainer.checkpoints.tensor_file import (
     num_tensor_bytes,
     write_tensor_file,
 )
-
-
-@dataclass(frozen=True)
-class CommittedCheckpoint:
-    """A committed checkpoint, as the job's status shows it."""
-
-    step: int
-    uri: str
-    digest: str
-    """Digest of the manifest, which contains the digests of everything else."""
-    saved_at: str
 
 
 def begin_save(root: Path, step: int, start_number: int, num_bytes: int = 0) -> Path:
@@ -181,7 +171,7 @@ def commit(
     start_number: int,
     records: Sequence[ShardRecord],
     extra: Mapping[str, JsonValue],
-) -> CommittedCheckpoint:
+) -> CheckpointStatus:
     """Makes the ranks' files a checkpoint by writing the manifest. Only called by the controller, after all ranks have
     finished.
 
@@ -199,7 +189,7 @@ def commit(
     # A later start may have been announced since the first check. Whether or not it accepts this checkpoint, this start
     # is over and must not report it.
     refuse_if_fenced(root, start_number)
-    return CommittedCheckpoint(step, folder.resolve().as_uri(), digest, manifest.saved_at)
+    return status_of(folder, manifest, digest)
 
 
 def _manifest(

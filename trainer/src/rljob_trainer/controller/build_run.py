@@ -91,12 +91,7 @@ def built_run(
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
         has_experts = check_fit(job.spec, engine, policy.folder, prompts, layouts)
         models, hub_judges = found_models(job.spec, settings, policy, prompts, kept.hub_judges if kept else HubJudges())
-        log.info(
-            "data: %d training prompts, %d held-out prompts (%d training rows removed because they are held out)",
-            len(prompts.training),
-            len(prompts.held_out),
-            prompts.num_removed,
-        )
+        log.info("data: %s", prompts)
         drawn_rows = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))

@@ -25,10 +25,10 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, tell_unknown
+from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, status_of, tell_unknown
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
-from rljob_trainer.checkpoints.save import CommittedCheckpoint, begin_save, commit, discard_save
+from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.datasets.cursor import CursorState
 from rljob_trainer.errors import ConfigurationError
@@ -175,7 +175,7 @@ class Checkpointing:
         self.pending = PendingSave(folder, state)
         self.last_begun_step = step
 
-    def finish(self, groups: Sequence[TrainedGroup], *, wait: bool, is_evaluated: bool) -> CommittedCheckpoint | None:
+    def finish(self, groups: Sequence[TrainedGroup], *, wait: bool, is_evaluated: bool) -> CheckpointStatus | None:
         """Commits the save in progress after all workers have written their shards, and removes old checkpoints.
 
         `is_evaluated`: whether an evaluation that is due after the save's step was done. Returns None if no save is in
@@ -203,9 +203,7 @@ class Checkpointing:
                 f"{self.root}: contains checkpoints of job {state.job_name!r}, but this job is {self.job_name!r}; use "
                 "another folder, or rename the job"
             )
-        status = CheckpointStatus(
-            step=state.step, uri=found.folder.resolve().as_uri(), digest=found.digest, saved_at=found.manifest.saved_at
-        )
+        status = status_of(found.folder, found.manifest, found.digest)
         notes = tuple(f"skipped damaged checkpoint {rejected}" for rejected in found.rejected)
         return ResumePoint(found.checkpoint, state, status, notes)
 

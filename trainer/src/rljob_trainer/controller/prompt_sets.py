@@ -31,6 +31,14 @@ class Prompts:
         """All prompts: training, then held-out."""
         return (*self.training, *self.held_out)
 
+    def __str__(self) -> str:
+        parts = [f"{len(self.training)} training prompts"]
+        if self.held_out:
+            parts.append(f"{len(self.held_out)} held-out prompts")
+        if self.num_removed:
+            parts.append(f"{self.num_removed} training rows removed because they are held out")
+        return ", ".join(parts)
+
     @property
     def longest(self) -> int:
         """Length of the longest prompt, in tokens."""

@@ -59,7 +59,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
                 controller.restore(point.state)
                 log.info("resumed from step %d (%s)", first_step, point.folder.name)
             stop.raise_if_requested()
-            reporter.training_started(first_step, first_step if point else None)
+            reporter.training_started(first_step)
             output.start(first_step)
             stop.is_training = True
             if not controller.train(first_step, is_evaluated=point is not None and point.state.is_evaluated):

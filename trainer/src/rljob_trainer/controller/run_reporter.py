@@ -68,8 +68,9 @@ class RunReporter:
         total_steps: int,
         num_devices: int,
         wall_clock: WallClock,
+        resumed: CheckpointStatus | None = None,
     ) -> None:
-        """Writes the first state, `Starting` at step 0."""
+        """Writes the first state, `Starting` at step 0 or at that of the checkpoint to go on from."""
         self._path = path
         self._num_devices = num_devices
         self._wall_clock = wall_clock
@@ -82,7 +83,9 @@ class RunReporter:
             job_name=job_name,
             attempt=attempt,
             phase=RunPhase.STARTING,
-            progress=Progress(step=0, total_steps=total_steps, updated_at=now),
+            progress=Progress(step=resumed.step if resumed else 0, total_steps=total_steps, updated_at=now),
+            checkpoint=resumed,
+            resumed_from_step=resumed.step if resumed else None,
             written_at=now,
         )
         self._write()
@@ -92,10 +95,10 @@ class RunReporter:
         """The state that was written last."""
         return self._state
 
-    def training_started(self, step: int, resumed_from_step: int | None) -> None:
+    def training_started(self, step: int) -> None:
         """Reports that the workers are ready and `step` steps are already done."""
         self._remaining.observe(step, self._wall_clock())
-        self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step), resumed_from_step=resumed_from_step)
+        self._change(phase=RunPhase.RUNNING, progress=self._progress(step=step))
 
     def step_done(self, step: int, metrics: Metrics) -> None:
         """Reports that `step` steps are done. Values that are not in `metrics` stay unchanged."""
@@ -132,7 +135,8 @@ class RunReporter:
 
     def goes_on_from(self, checkpoint: CheckpointStatus) -> None:
         """Reports the checkpoint that this start resumes from. Called again if that one proves to be damaged."""
-        self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step)
+        progress = self._progress(step=checkpoint.step)
+        self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step, progress=progress)
 
     def checkpoint_saved(self, checkpoint: CheckpointStatus) -> None:
         """Reports that a checkpoint is complete."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.controller.checkpointing import Checkpointing
 from rljob_trainer.controller.run_output import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
@@ -85,11 +84,7 @@ class Saves:
             committed = self.checkpointing.finish(self.groups, wait=wait, is_evaluated=is_evaluated)
         if committed:
             log.info("checkpoint of step %d is complete", committed.step)
-            self.reporter.checkpoint_saved(
-                CheckpointStatus(
-                    step=committed.step, uri=committed.uri, digest=committed.digest, saved_at=committed.saved_at
-                )
-            )
+            self.reporter.checkpoint_saved(committed)
 
     def _write_late_seconds(self) -> None:
         """Writes the time after the newest step's metrics: the last wait, and a save on request."""
