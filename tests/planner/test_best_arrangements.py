@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import NodeGroup
 from rljob_planner.search.arrangements import TIE_SHARE, Arrangement, Cost, Grouping, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, PoolOptions, PoolSize, StageSeconds, longest, units_of
+from rljob_planner.search.pool_options import PoolOption, PoolOptions, PoolSize, longest, units_of
 from rljob_planner.search.ranking import ranked
+from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule, TrainLayout, Workload
 from rljob_testing.planner import samples
 

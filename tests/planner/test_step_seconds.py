@@ -265,17 +265,8 @@ def test_more_nodes_are_never_slower_here() -> None:
 
 def sync(actor_changes: dict[str, object] | None = None, *, is_shared: bool = True, **changes: object) -> float:
     work = replace(RolloutWork(samples.QWEN3_4B), **changes)  # type: ignore[arg-type]
-    site = Site(samples.gpu(), 8)
-    return sync_cost(
-        samples.trained_model(**(actor_changes or {})),
-        TrainLayout(8, 8),
-        work,
-        RolloutLayout(8),
-        site,
-        site,
-        EXACT,
-        is_shared=is_shared,
-    ).seconds
+    actor, layout = samples.trained_model(**(actor_changes or {})), TrainLayout(8, 8) if is_shared else None
+    return sync_cost(actor, layout, work, RolloutLayout(8), Site(samples.gpu(), 8), EXACT).seconds
 
 
 def test_weights_come_whole_to_every_gpu() -> None:
