@@ -129,7 +129,7 @@ def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Chang
         layout = replace(now, num_gpus=num_gpus, shard_size=now.shard_size if keeps else num_gpus)
         pool = PlacedPool(name, 1, num_gpus, home.gpu, {role: layout})
         divides = num_gpus % layout.shard_size == num_gpus % layout.sequence_parallel == 0
-        if divides and is_allowed(workload, pool):
+        if divides and is_allowed(workload, role, layout):
             rest = {each: other for each, other in home.layouts.items() if each is not role}
             left = placement.with_pool(home, replace(home, layouts=rest))
             change = Change(f"spec.roles.{role}.pool", pool.name, home.name)

@@ -17,7 +17,9 @@ from operator import le
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
+from rljob_planner.memory.changes import divisors, is_allowed
 from rljob_planner.memory.phases import phases_of
+from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.timing.communication import Site
 from rljob_planner.timing.lengths import lengths_of
@@ -33,8 +35,8 @@ from rljob_planner.workload import (
 )
 
 NO_SECONDS: StageSeconds = (0.0,) * 5
-PARALLEL = (1, 2, 4, 8)
-"""Sizes of tensor and of sequence parallelism that are tried."""
+MOST_PARALLEL = 8
+"""The largest tensor or sequence parallelism that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,41 +241,33 @@ def node_counts(num_nodes: int) -> list[int]:
 
 
 def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[TrainLayout]:
-    """Those that the job's rules allow (rljob_api, placement_rules and batch_size_rules): a longest row fits into a
-    micro-batch, and of what is trained, batches and updates spread evenly over the ranks."""
-    num_gpus, model = size.num_gpus, workload.models[role]
-    for shares in row_shares(role, workload, size):
-        holds_row = workload.max_tokens_per_micro_batch * shares >= workload.lengths.longest_row
-        if not (holds_row and _is_even(role, workload, num_gpus // shares)):
-            continue
-        for shards in shard_sizes(size):
-            # Gradients of replicas cannot be offloaded (rljob_api, placement_rules).
-            if shards == num_gpus or not model.offload.gradients:
-                yield TrainLayout(num_gpus, shards, shares)
+    """Those that the contract accepts."""
+    layouts = (
+        TrainLayout(size.num_gpus, shards, shares)
+        for shares in row_shares(role, workload, size)
+        for shards in shard_sizes(size)
+    )
+    return (layout for layout in layouts if is_allowed(workload, role, layout))
 
 
 def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
     """How many GPUs may share the rows of a role: they are of one node, and divide heads."""
-    shape = workload.models[role].shape
-    return [each for each in PARALLEL if size.gpus_per_node % each == 0 and shape.spreads_over(each)]
+    return _sizes_within_a_node(workload.models[role].shape, size)
 
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
     """Only vLLM has tensor parallelism."""
-    for parallel in PARALLEL if workload.rollout.engine is EngineKind.VLLM else (1,):
-        if size.gpus_per_node % parallel == 0 and workload.rollout.shape.spreads_over(parallel):
-            yield RolloutLayout(size.num_gpus, parallel)
+    has_parallelism = workload.rollout.engine is EngineKind.VLLM
+    for parallel in _sizes_within_a_node(workload.rollout.shape, size) if has_parallelism else [1]:
+        yield RolloutLayout(size.num_gpus, parallel)
+
+
+def _sizes_within_a_node(shape: ModelShape, size: PoolSize) -> list[int]:
+    """Of tensor or sequence parallelism: they divide a node and the heads of attention."""
+    return [each for each in divisors(size.gpus_per_node) if each <= MOST_PARALLEL and shape.spreads_over(each)]
 
 
 def shard_sizes(size: PoolSize) -> list[int]:
     """GPUs that may hold a copy of a model together: a part of a node, or whole nodes."""
-    within = [shards for shards in range(1, size.gpus_per_node + 1) if size.gpus_per_node % shards == 0]
-    over = [size.gpus_per_node * nodes for nodes in range(2, size.nodes + 1) if size.nodes % nodes == 0]
-    return [*within, *over]
-
-
-def _is_even(role: Role, workload: Workload, num_data_ranks: int) -> bool:
-    if not workload.models[role].is_trained:
-        return True
-    sizes = {workload.mini_batch_size, workload.batch_size} if role is Role.ACTOR else {workload.mini_batch_size}
-    return all(prompts * workload.group_size % num_data_ranks == 0 for prompts in sizes)
+    over = [size.gpus_per_node * nodes for nodes in divisors(size.nodes)[1:]]
+    return [*divisors(size.gpus_per_node), *over]
