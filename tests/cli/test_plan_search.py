@@ -94,13 +94,13 @@ def test_the_search_is_there_for_programs(rljob: Rljob, job: Path) -> None:
     plan = json.loads(output)
     assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
     assert (plan["verdict"], plan["verdictOfFile"]) == ("FITS", "FITS")
-    assert all(isinstance(each["memoryBytes"], int) for each in plan["search"]["candidates"])
-    best, candidates = plan["search"]["bestToday"], plan["search"]["candidates"]
-    assert best["runsToday"]
-    fastest = min(each["stepSeconds"]["likely"] for each in candidates)
-    assert candidates[0]["stepSeconds"]["likely"] <= 1.1 * fastest
-    today = [each["stepSeconds"]["likely"] for each in candidates if each["runsToday"]]
-    assert best["stepSeconds"]["likely"] <= 1.1 * min(today)
+    best, candidates = plan["search"]["bestToday"]["plan"], [each["plan"] for each in plan["search"]["candidates"]]
+    assert all(isinstance(each["worst"]["total"], int) for each in candidates)
+    assert best["placement"]["runsToday"]
+    fastest = min(each["step"]["total"]["likely"] for each in candidates)
+    assert candidates[0]["step"]["total"]["likely"] <= 1.1 * fastest
+    today = [each["step"]["total"]["likely"] for each in candidates if each["placement"]["runsToday"]]
+    assert best["step"]["total"]["likely"] <= 1.1 * min(today)
 
 
 def test_what_is_written_is_the_plan_that_was_shown(rljob: Rljob, job: Path, tmp_path: Path) -> None:
@@ -147,7 +147,11 @@ def test_where_nothing_fits_the_nearest_miss_is_tried_again_with_what_would_do(
     # With --write it is that of the job as it is written, whatever the file's own is.
     code, output, _ = rljob(*arguments, "--json", "--write", str(tmp_path / "again.yaml"))
     plan = json.loads(output)
-    assert (code, plan["verdict"], plan["verdictOfFile"]) == (0, plan["search"]["bestToday"]["verdict"], "TOO_LARGE")
+    assert (code, plan["verdict"], plan["verdictOfFile"]) == (
+        0,
+        plan["search"]["bestToday"]["plan"]["verdict"],
+        "TOO_LARGE",
+    )
     changes = plan["search"]["changes"]
     wire = load_job_file(target).spec.to_wire()
     for change in changes:

@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import gpu_named
 from rljob_planner.job import workload_of
-from rljob_planner.job_placement import check_layouts, placement_of, spec_with, with_selectors
+from rljob_planner.job_placement import check_layouts, placement_of, spec_with
 from rljob_planner.known_models import known_model
 from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout
 from rljob_testing.jobs.valid_job import valid_job
@@ -103,7 +103,16 @@ def test_activations_are_not_kept_of_every_nth_of_fewer_layers() -> None:
         check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
 
 
-@pytest.mark.parametrize("edits", [{}, KL, TWO_POOLS, {"spec.roles.actor.sequenceParallel": 2}])
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {},
+        KL,
+        TWO_POOLS,
+        {"spec.roles.actor.sequenceParallel": 2},
+        {"spec.roles.actor": {"pool": "main", "sequenceParallel": 1}},
+    ],
+)
 def test_a_job_with_its_own_placement_is_the_same_job(edits: dict[str, object]) -> None:
     spec = spec_of(edits)
     again = spec_with(spec, placed(spec))
@@ -149,33 +158,3 @@ def test_what_cannot_run_today_is_not_put_into_a_job() -> None:
         spec_with(spec, apart)
     with pytest.raises(PlanError, match=r"which this version cannot run"):
         spec_with(spec, replace(placed(spec), schedule=Schedule.ONE_STEP_OFF))
-
-
-def test_pools_choose_nodes_of_their_kind() -> None:
-    selector = {"disk": "fast", "product": "old"}
-    spec = spec_of({**TWO_POOLS, "spec.pools[0].template.nodeSelector": selector})
-    found = with_selectors(spec, placed(spec), {"H100": ("product", "H100-SXM"), "L4": ("product", "L4")})
-    assert found.pools[0].template.node_selector == {"disk": "fast", "product": "H100-SXM"}
-    assert found.pools[1].template.node_selector == {"product": "H100-SXM"}
-    assert with_selectors(spec, placed(spec), {}) == spec
-
-
-def test_labels_of_another_kind_and_gpus_of_another_maker_go_with_it() -> None:
-    """No node has both labels, and a node of AMD gives away no nvidia.com/gpu."""
-    selector = {"disk": "fast", "cloud.google.com/gke-accelerator": "nvidia-l4", "amd.com/gpu.product-name": "old"}
-    spec = spec_of(
-        {
-            **TWO_POOLS,
-            "spec.pools[0].template.nodeSelector": selector,
-            "spec.pools[0].gpuResource": "amd.com/gpu",
-            "spec.pools[1].gpuResource": "nvidia.com/gpu.shared",
-        }
-    )
-    product = "nvidia.com/gpu.product"
-    main, aside = with_selectors(spec, placed(spec), {"H100": (product, "NVIDIA-H100")}).pools
-    assert main.template.node_selector == {"disk": "fast", product: "NVIDIA-H100"}
-    assert (main.gpu_resource, aside.gpu_resource) == ("nvidia.com/gpu", "nvidia.com/gpu.shared")
-    label = ("amd.com/gpu.product-name", "MI300X")
-    main, aside = with_selectors(spec, placed(spec), {"H100": label}).pools
-    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
-    assert {main.gpu_resource, aside.gpu_resource} == {"amd.com/gpu"}

@@ -55,40 +55,34 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 
 def cluster_of_nodes(
     nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), asked: Gpu | None = None
-) -> tuple[Cluster, dict[str, tuple[str, str]]]:
-    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API; and by the kind's
-    name the label and value by which a pool chooses its nodes, where all say the same. Nodes that are cordoned are left
-    out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of those nodes whose
-    labels say none, or one that is not known.
+) -> Cluster:
+    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API. Nodes that are
+    cordoned are left out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of
+    those nodes whose labels say none, or one that is not known.
 
     Raises PlanError where there is no GPU, and for nodes with GPUs of a kind that is not known."""
     counts: Counter[tuple[int, Gpu]] = Counter()
-    found: dict[str, set[tuple[str, str]]] = {}
     names, nodes = tuple(resources), list(nodes)
     for node in nodes:
         num_gpus = _num_gpus(_part(_part(node, "status"), "allocatable"), names)
         if num_gpus and _part(node, "spec").get("unschedulable") is not True:
-            kind, product = _kind(node, asked)
-            counts[num_gpus, kind] += 1
-            found.setdefault(kind.name, set()).update(product)
+            counts[num_gpus, _kind(node, asked)] += 1
     if not counts:
         raise PlanError(
             f"--from-cluster: no node has GPUs to give away (seen {len(nodes)} nodes; looked for {', '.join(names)});"
             " name the GPUs with --cluster, such as 4x8xH100"
         )
     groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
-    cluster = sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node))
-    return tuple(cluster), {kind: next(iter(products)) for kind, products in found.items() if len(products) == 1}
+    return tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
 
 
-def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, list[tuple[str, str]]]:
-    """With the label that says it, if there is one."""
+def _kind(node: Mapping[str, object], asked: Gpu | None) -> Gpu:
     metadata = _part(node, "metadata")
     where, labels = f"--from-cluster: node {metadata.get('name')}", _part(metadata, "labels")
-    products = [(label, str(labels[label])) for label in (PRODUCT_LABEL, *AMD_LABELS) if label in labels][:1]
+    product = next((str(labels[label]) for label in (PRODUCT_LABEL, *AMD_LABELS) if label in labels), None)
     try:
-        for _, product in products:
-            return gpu_named(product, where), products
+        if product is not None:
+            return gpu_named(product, where)
     except PlanError:
         if asked is None:
             raise
@@ -96,7 +90,7 @@ def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, list[tupl
         raise PlanError(
             f"{where} has GPUs and no label that says of which kind ({PRODUCT_LABEL}); name it with --gpu NAME"
         )
-    return asked, products
+    return asked
 
 
 def _num_gpus(allocatable: Mapping[str, object], names: tuple[str, ...]) -> int:

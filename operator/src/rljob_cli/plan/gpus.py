@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -48,9 +48,6 @@ class PoolGpus:
     cluster: Cluster
     origin: str
     """How they are known, for people."""
-    labels: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Label and value by which nodes of a kind are chosen, by its name, where the cluster has said it and has several
-    kinds."""
 
 
 def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) -> PoolGpus:
@@ -66,9 +63,9 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
         cluster = cluster_of_text(options.cluster, named=lambda name: named(name, "--cluster"))
         found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
     elif options.from_cluster is not None:
-        cluster, name, labels = _cluster_of(spec, options.from_cluster, everywhere)
+        cluster, name = _cluster_of(spec, options.from_cluster, everywhere)
         origin = f"nodes of {name}: {cluster_text(cluster)}"
-        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, origin, labels)
+        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, origin)
     else:
         found = _from_pools(spec, everywhere, of_pools, named)
     names = [group.gpu.name for group in found.cluster]
@@ -191,10 +188,8 @@ def _gpu_here(pool: str, named: Callable[[str, str], Gpu]) -> Gpu:
     return named(re.sub(r"\s+", "-", names[0].strip()), "nvidia-smi")
 
 
-def _cluster_of(
-    spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None
-) -> tuple[Cluster, str, dict[str, tuple[str, str]]]:
-    """What the nodes have, the cluster's name, and the labels of kinds where there are several."""
+def _cluster_of(spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None) -> tuple[Cluster, str]:
+    """The cluster that `options` name, as its nodes describe it, and its name."""
     cluster = connect(options)
     try:
         nodes = cluster.nodes()
@@ -204,5 +199,4 @@ def _cluster_of(
             " no right"
         ) from None
     resources = sorted({DEFAULT_RESOURCE, *(pool.gpu_resource for pool in spec.pools)})
-    found, labels = cluster_of_nodes(nodes, resources, asked)
-    return found, cluster.name, labels if len({group.gpu.name for group in found}) > 1 else {}
+    return cluster_of_nodes(nodes, resources, asked), cluster.name
