@@ -49,7 +49,6 @@ KNOWN_COUNTS = {
     "allenai/OLMo-2-0425-1B": 1_484_916_736,
     "allenai/OLMo-2-1124-13B": 13_716_198_400,
     "allenai/OLMo-2-0325-32B": 32_234_279_936,
-    "microsoft/phi-2": 2_779_683_840,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
     "microsoft/Phi-3-medium-4k-instruct": 13_960_238_080,
@@ -58,10 +57,6 @@ KNOWN_COUNTS = {
     "deepseek-ai/deepseek-llm-7b-base": 6_910_365_696,
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "gpt2-large": 774_030_080,
-    "gpt2-xl": 1_557_611_200,
 }
 
 

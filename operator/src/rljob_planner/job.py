@@ -259,14 +259,13 @@ def _linear_layers(shape: ModelShape) -> Iterator[tuple[str, int, int, int]]:
     """Those that adapters can stand beside: names in the families of transformers, inputs, outputs, and how many
     decoder layers have it."""
     hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
-    yield "q_proj qkv_proj query_key_value", hidden, query, layers
-    yield "k_proj qkv_proj query_key_value", hidden, kv, layers
-    yield "v_proj qkv_proj query_key_value", hidden, kv, layers
-    yield "o_proj dense", query, hidden, layers
+    yield "q_proj qkv_proj", hidden, query, layers
+    yield "k_proj qkv_proj", hidden, kv, layers
+    yield "v_proj qkv_proj", hidden, kv, layers
+    yield "o_proj", query, hidden, layers
     sparse = shape.num_expert_layers
     for width, count in ((shape.dense_width, layers - sparse), (shape.shared_expert_size, sparse)):
         if width and count:
-            if shape.has_mlp_gate:
-                yield "gate_proj gate_up_proj", hidden, width, count
-            yield "up_proj gate_up_proj fc1 dense_h_to_4h", hidden, width, count
-            yield "down_proj fc2 dense_4h_to_h", width, hidden, count
+            yield "gate_proj gate_up_proj", hidden, width, count
+            yield "up_proj gate_up_proj", hidden, width, count
+            yield "down_proj", width, hidden, count

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
+from rljob_planner.model_shape import MLP_MATRICES
 from rljob_planner.workload import MASTER_BYTES, RolloutLayout, RolloutWork, TrainLayout, TrainModel
 
 COMPUTE = "compute"
@@ -144,7 +145,7 @@ def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
     """That the engine is given: by the hub's names, or for transformers' engine fused as in its modules."""
     if actor.lora and actor.lora.syncs_alone:
         return 2 * actor.lora.num_layers
-    shape, matrices, sparse = actor.shape, actor.shape.num_mlp_matrices, actor.shape.num_expert_layers
+    shape, matrices, sparse = actor.shape, MLP_MATRICES, actor.shape.num_expert_layers
     per_layer = 4 + shape.num_norms_per_layer + (2 if shape.has_qk_norm else 0)
     experts = matrices * shape.num_experts if work.is_vllm else 2
     of_experts = 1 + experts + (matrices if shape.shared_expert_size else 0)
