@@ -82,7 +82,7 @@ def test_a_count_that_is_no_plain_number_is_none(count: str) -> None:
 
 def test_gpus_that_pods_share_are_refused_unless_their_kind_is_named() -> None:
     nodes = [node("a", "8", "NVIDIA-H100-80GB-HBM3-SHARED")]
-    with pytest.raises(PlanError, match=r"^--from-cluster: node a: a GPU that pods share by time slicing .*--gpu"):
+    with pytest.raises(PlanError, match=r"^--from-cluster: node a: no GPU of this name is known .*-SHARED"):
         cluster_of_nodes(nodes)
     assert cluster_of_nodes(nodes, asked=H100) == (NodeGroup(1, 8, H100),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_planner.advice.comparison import compared_memory, compared_times
-from rljob_planner.advice.run_facts import TimelineSpan, facts_of, idle_shares
+from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.constants import Constants
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
@@ -68,17 +68,3 @@ def test_on_cpus_activations_are_in_the_process_and_in_no_counter() -> None:
     assert rows["update"].predicted == pytest.approx((4 + 8 + 4) * num / 8 + 2 * num + 2 * num / 8, rel=0.01)
     assert rows["update"].predicted < update.total - 7 * samples.GIB
     assert rows["process"].ratio == pytest.approx(0.9)
-
-
-def test_idle_workers_are_seen_in_a_timeline() -> None:
-    """A step of 10 s: one worker has a method for 8 of them, of which parts are not counted twice, the other for 5."""
-    spans = [
-        TimelineSpan("controller", "rollout", 0, 6),
-        TimelineSpan("controller", "update_actor", 6, 10),
-        TimelineSpan("rank 0", "hybrid.generate_sequences", 0, 5),
-        TimelineSpan("rank 0", "generate", 1, 5),
-        TimelineSpan("rank 0", "actor.update_policy", 4, 8),
-        TimelineSpan("rank 1", "hybrid.generate_sequences", 1, 6),
-    ]
-    assert idle_shares(spans) == {"rank 0": pytest.approx(0.2), "rank 1": pytest.approx(0.5)}
-    assert idle_shares(spans[2:]) == {}

@@ -31,7 +31,7 @@ from rljob_planner.clusters import (
     gpus_of_pools,
 )
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, custom_gpu, gpu_named
+from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, gpu_named
 from rljob_planner.job_memory import gpu_of_pool
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -151,7 +151,7 @@ def _kind(name: str, where: str, *, options: GpuOptions, spec: RLJobSpec) -> Gpu
             f"--gpu-tflops, --gpu-bandwidth: must be at least {_LEAST_SPEED:g} and at most {_LARGEST_SPEED:,.0f}"
             f" (seen {options.tflops:g} and {options.bandwidth:g}); correct them"
         )
-    return custom_gpu(name, _bytes(options.memory), options.tflops * 1e12, options.bandwidth * 1e9)
+    return Gpu(name, _bytes(options.memory), options.tflops * 1e12, options.bandwidth * 1e9)
 
 
 def _bytes(text: str) -> float:
