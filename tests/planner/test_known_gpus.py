@@ -54,7 +54,7 @@ def test_a_name_that_is_not_known_lists_those_that_are() -> None:
         gpu_named("T4")
     with pytest.raises(PlanError, match=r"\(seen 'H800'\); known are"):
         gpu_named("H800")
-    with pytest.raises(PlanError, match=r"^node n: no GPU of this name .* a slice of a GPU, with --gpu-memory"):
+    with pytest.raises(PlanError, match=r"^node n: no GPU of this name .* or a slice, with --gpu-memory"):
         gpu_named("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "node n")
 
 

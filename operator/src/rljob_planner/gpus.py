@@ -101,8 +101,8 @@ def gpu_named(name: str, where: str = "--gpu") -> Gpu:
         return found
     names = ", ".join(gpu.name for gpu in KNOWN_GPUS)
     raise PlanError(
-        f"{where}: no GPU of this name is known (seen {name!r}); known are {names}. Describe another"
-        " one, or a slice of a GPU, with --gpu-memory, --gpu-tflops and --gpu-bandwidth"
+        f"{where}: no GPU of this name is known (seen {name!r}); known are {names}. Name one of"
+        " them with --gpu, or describe another GPU, or a slice, with --gpu-memory, --gpu-tflops and --gpu-bandwidth"
     )
 
 

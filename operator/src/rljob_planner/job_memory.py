@@ -8,7 +8,7 @@ the two is not known there, nothing is known here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 from rljob_api.quantities import bytes_of
@@ -22,43 +22,20 @@ from rljob_planner.gpus import Gpu, gpu_named
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.known_models import known_model
+from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import offload_changes
-from rljob_planner.memory.knobs import Knob, all_phases, knobs_of, worst_phase
+from rljob_planner.memory.knobs import Knob, knobs_of
 from rljob_planner.memory.phases import COPY_BYTES
 from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.workload import PlacedPool, Placement, Role, Workload
+from rljob_planner.plan import Plan, plan_of
+from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step
+from rljob_planner.workload import PlacedPool, Role, Workload
 
-GIB = 2**30
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
 """In the place of kinds that are not known: everything fits there."""
 _MAX_TOLD = 2
 """Of the changes that would make a job fit."""
-
-
-@dataclass(frozen=True)
-class MemoryOutlook:
-    """What is expected of a job's GPU memory."""
-
-    workload: Workload
-    placement: Placement
-    phases: tuple[PhaseMemory, ...]
-    """Of the pools whose kind of GPU is known."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of those pools."""
-        return verdict_of(self.phases)
-
-    @property
-    def worst(self) -> PhaseMemory:
-        """That with least to spare."""
-        return worst_phase(self.phases)
-
-    def knobs(self, *, with_pairs: bool = True) -> tuple[Knob, ...]:
-        """What would make it fit. Single changes are known in a tenth of the time."""
-        return knobs_of(self.workload, self.placement, Constants(), with_pairs=with_pairs).fitting
 
 
 def gpu_of_pool(
@@ -79,16 +56,15 @@ def gpu_of_pool(
     return max(there or kinds, key=lambda kind: kind.memory_bytes, default=None)
 
 
-def memory_outlook(spec: RLJobSpec) -> MemoryOutlook | None:
-    """None where too little is known. Raises PlanError for what the planner does not take."""
+def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
+    """The plan of the job, in which pools whose kind of GPU is not known have unlimited memory. None where no kind, or
+    not all models, are known. Raises PlanError for what the planner does not take."""
     shapes, kinds = known_shapes(spec), _kinds(spec)
-    known = [name for name, kind in kinds.items() if kind is not _UNLIMITED]
-    if shapes is None or not known:
+    if shapes is None or all(kind is _UNLIMITED for kind in kinds.values()):
         return None
     workload, placement = workload_of(spec, shapes), placement_of(spec, kinds)
     check_layouts(workload, placement)
-    phases = [phase for phase in all_phases(workload, placement, Constants()) if phase.pool in known]
-    return MemoryOutlook(workload, placement, tuple(phases)) if phases else None
+    return plan_of(workload, placement, with_knobs=with_knobs)
 
 
 def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:
@@ -107,7 +83,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
     known. An estimate: what it says is no reason to refuse a job. Takes milliseconds, for the operator does nothing
     else meanwhile."""
     try:
-        outlook = memory_outlook(spec)
+        outlook = memory_outlook(spec, with_knobs=False)
     except PlanError:
         return ""
     if outlook is None or outlook.verdict is not Verdict.TOO_LARGE:
@@ -115,9 +91,9 @@ def memory_shortage(spec: RLJobSpec) -> str:
     worst = outlook.worst
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
     text = f"by an estimate the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
-    if fails_from_second_step(outlook.phases):
+    if fails_from_second_step(outlook.all_phases):
         text += "; the first step would fit, and later ones would not, because of the optimizer's moments"
-    found = outlook.knobs(with_pairs=False)[:_MAX_TOLD]
+    found = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[:_MAX_TOLD]
     if not found:
         return f"{text}; see `rljob plan`"
     text += f"; what would do: {'; or '.join(told(knob) for knob in found)}"

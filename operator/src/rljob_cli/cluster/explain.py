@@ -324,7 +324,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
         yield Text("  `rljob plan` for the job's file, with --gpu, says what takes memory and which field to change")
         return
     yield Text(f"  by an estimate most is taken in pool {outlook.worst.pool}: {shown(outlook.worst)}")
-    for knob in outlook.knobs()[:_MAX_CHANGES]:
+    for knob in outlook.knobs[:_MAX_CHANGES]:
         yield Text(f"  what would do: {told(knob)}")
     if outlook.verdict is Verdict.FITS:
         yield Text(f"  so the estimate is wrong for this job, or its machines; lower {' or '.join(_MAX_COMMON)}")

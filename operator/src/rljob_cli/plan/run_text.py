@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from rljob_cli.plain_text import table
-from rljob_cli.plan.text import GIB, number
+from rljob_cli.plan.text import number
 from rljob_planner.advice.comparison import STEP, ComparedTime
 from rljob_planner.advice.tuning import Advice, RunReport
+from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import Price
 
 TUNING_PAGE = "docs/tuning.md"

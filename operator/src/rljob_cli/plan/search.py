@@ -14,7 +14,6 @@ from rljob_api.yaml_text import read_yaml
 from rljob_cli.differences import differences
 from rljob_cli.plain_text import table
 from rljob_cli.plan.text import (
-    GIB,
     PlanHead,
     head_lines,
     knob_lines,
@@ -27,6 +26,7 @@ from rljob_cli.plan.text import (
 )
 from rljob_planner.clusters import PRODUCT_LABEL
 from rljob_planner.job_memory import gpu_of_pool
+from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import Change
 from rljob_planner.plan import Plan
 from rljob_planner.search.mapping import LIMITS, SearchResult
