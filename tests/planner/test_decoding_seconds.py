@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -177,7 +178,7 @@ def test_monotone() -> None:
 
 
 def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
-    lengths = Lengths(10, known=(10,))
+    lengths = Lengths(10, math.log(10))
     by_vllm, by_other = (
         RolloutWork(samples.QWEN3_4B, engine=each, max_sequences=64)
         for each in (EngineKind.VLLM, EngineKind.HUGGING_FACE)
@@ -199,7 +200,7 @@ def test_without_new_ones_in_free_places_batches_wait_for_their_longest() -> Non
 
 
 def test_the_longest_response_is_named_where_it_is_waited_for() -> None:
-    lengths = Lengths(30_000, known=(*[200] * 255, 20_000))
+    lengths = Lengths(30_000, math.log(200), 1.6)
     requests = Requests(256, 8, 200.0, lengths)
     quick = replace(CONSTANTS, decode_step_seconds=1e-3)
     found = generation_cost(

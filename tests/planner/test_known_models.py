@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_planner.known_models import known_model, known_names, near_names
+from rljob_planner.known_models import known_configs, known_model, near_names
 
 # Written down from memory, not fetched; tensors that are tied count once. That all digits agree with sums over layers,
 # widths and heads leaves little room for both to be wrong.
@@ -82,7 +82,7 @@ def test_a_token_meets_few_of_the_weights_of_a_mixture(name: str, billions: floa
 
 
 def test_every_row_gives_a_shape() -> None:
-    names = known_names()
+    names = [name for name, _ in known_configs().values()]
     assert len(names) == len({name.lower() for name in names})
     for name in names:
         shape = known_model(name)

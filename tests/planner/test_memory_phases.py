@@ -273,5 +273,5 @@ def test_more_work_never_needs_less(case, change, factor: int) -> None:  # type:
 def test_lengths_of_a_run_are_not_what_memory_is_planned_for() -> None:
     """The longest row that there may be comes at some time."""
     job = samples.workload()
-    short = replace(job, lengths=TokenLengths(256.0, 1024, 100.0, 3072, response_lengths=(100,) * 8))
+    short = replace(job, lengths=TokenLengths(256.0, 1024, 100.0, 3072))
     assert phases(short)[Phase.UPDATE].total == phases(job)[Phase.UPDATE].total

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from rljob_planner.errors import PlanError
-from rljob_planner.known_models import known_config
+from rljob_planner.known_models import known_configs
 from rljob_planner.model_config import shape_of_config
 from rljob_testing.models import tiny_models
 
@@ -44,7 +44,7 @@ def test_a_shape_has_the_parameters_of_transformers_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", REAL_SIZES)
 def test_a_real_size_has_them_too(name: str) -> None:
-    written = known_config(name)
+    _, written = known_configs()[name.lower()]
     sizes = {key: value for key, value in written.items() if key != "model_type"}
     config: PreTrainedConfig = AutoConfig.for_model(str(written["model_type"]), **sizes)
     assert shape_of_config(written, name).num_parameters == num_parameters(config)

@@ -18,7 +18,7 @@ from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from rljob_api.v1alpha1.model import Lora
 from rljob_planner.job import lora_shape
 from rljob_planner.memory.train_passes import train_peak
-from rljob_planner.memory.train_state import gradient_bytes, moment_bytes, parameter_bytes
+from rljob_planner.memory.train_state import gradient_bytes, moments_part, parameters_part
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape, gathered_elements
 from rljob_planner.workload import TrainLayout, TrainModel
@@ -180,8 +180,8 @@ def test_state_is_that_of_the_engine(
         defers_reduction=case.defers_reduction,
     )
     layout = TrainLayout(case.num_ranks, case.num_shards)
-    assert found.parameters == parameter_bytes(model, layout)
-    assert found.moments == moment_bytes(model, layout)
+    assert found.parameters == parameters_part(model, layout).num_bytes
+    assert found.moments == moments_part(model, layout).num_bytes
     if not case.is_trained:
         assert found.gathered == found.gradients == 0
         return

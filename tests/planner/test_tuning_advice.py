@@ -9,7 +9,7 @@ import pytest
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Price, faster_jobs
+from rljob_planner.memory.changes import faster_jobs
 from rljob_planner.memory.knobs import all_phases
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
@@ -175,7 +175,7 @@ def test_another_precision_is_not_free() -> None:
     job = samples.workload(samples.trained_model(compute_bytes=4))
     ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
     [half] = next(each for each in ladders if each[0].change.field == "spec.training.model.dtype")
-    assert (half.change.before, half.change.value, half.price) == ("Float32", "BFloat16", Price.LEARNING)
+    assert (half.change.before, half.change.value, half.changes_learning) == ("Float32", "BFloat16", True)
 
 
 def test_changes_together_are_each_worked_out_after_those_before() -> None:

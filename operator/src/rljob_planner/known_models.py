@@ -109,33 +109,23 @@ deepseek_v2 27 2048 16 16 128 10944 102400 163840 - moe_intermediate_size=1408 n
 models that have it. A row goes on where the next line is indented."""
 
 
-def known_names() -> tuple[str, ...]:
-    """Of all models in the table, as the hub spells them."""
-    return tuple(name for name, _ in _by_name().values())
-
-
 def known_model(name: str) -> ModelShape | None:
     """The shape of a model by its name on the hub, in capitals or not; None where it is not in the table."""
-    found = _by_name().get(name.strip().lower())
+    found = known_configs().get(name.strip().lower())
     return None if found is None else shape_of_config(found[1], found[0])
-
-
-def known_config(name: str) -> Mapping[str, object]:
-    """As in the `config.json` of a model of the table. Raises KeyError."""
-    return _by_name()[name.lower()][1]
 
 
 def near_names(name: str) -> list[str]:
     """At most three of the table that read like this one, the nearest first; without the hub's owner, too."""
-    names = known_names()
+    names = [each for each, _ in known_configs().values()]
     by_last = {each.rpartition("/")[2]: each for each in names}
     of_last = [by_last[each] for each in likely.near_names(name.rpartition("/")[2], by_last, max_names=3)]
     return list(dict.fromkeys([*likely.near_names(name, names, max_names=3), *of_last]))[:3]
 
 
 @cache
-def _by_name() -> Mapping[str, tuple[str, dict[str, object]]]:
-    """By the name in small letters: the name, and its `config.json`."""
+def known_configs() -> Mapping[str, tuple[str, dict[str, object]]]:
+    """By the name in lower case: the name as the hub spells it, and its `config.json`."""
     found: dict[str, tuple[str, dict[str, object]]] = {}
     for row in re.sub(r"\n +", " ", _TABLE.strip()).splitlines():
         model_type, *words = row.split()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_planner.constants import Constants
-from rljob_planner.kv_cache import EngineSpace, engine_memory
+from rljob_planner.kv_cache import engine_memory
 from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
@@ -34,8 +34,6 @@ class Plan:
     nearest_miss: Knob | None
     """Where nothing that is tried makes it fit: what comes closest."""
     step: StepTime
-    engine: EngineSpace
-    """Of one GPU that generates."""
     sequences_at_once: float
     """That one engine decodes side by side, on average; of Hugging Face's engine the most."""
     notes: tuple[str, ...]
@@ -80,7 +78,6 @@ def plan_of(
         knobs=_priced(knobs, constants),
         nearest_miss=knobs.nearest_miss,
         step=step_time(workload, placement, constants),
-        engine=engine.space,
         sequences_at_once=at_once,
         notes=tuple(_notes(workload, placement, everything, requests, at_once)),
     )

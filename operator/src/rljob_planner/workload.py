@@ -180,8 +180,6 @@ class TokenLengths:
     """`rollout.maxNewTokens`: where responses are cut off."""
     response_cv: float = 0.8
     """Standard deviation over mean, before they are cut off (log-normal)."""
-    response_lengths: tuple[int, ...] = ()
-    """Of a run, where there is one; counts instead of the three numbers above."""
     clipped_share: float | None = None
     """Of responses those that are cut off, where it is known; counts instead of `response_cv`."""
     response_mean_low: float | None = None

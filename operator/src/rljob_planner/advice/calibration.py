@@ -95,11 +95,9 @@ class Adjustable:
         return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
 
 
-TRAINING_EFFICIENCY = Adjustable(0.5, ("training_efficiency",))
-FORWARD_EFFICIENCY = Adjustable(0.5, ("forward_efficiency",))
+FORWARD_EFFICIENCY = Adjustable(0.3, ("forward_efficiency",))
 PASS_EFFICIENCY = Adjustable(0.5, ("training_efficiency", "forward_efficiency"))
 """Of updates and passes together."""
-EXPERT_EFFICIENCY = Adjustable(0.5, ("expert_efficiency_factor",))
 DECODE_STEP = Adjustable(0.7, ("decode_step_seconds", "expert_decode_step_seconds"))
 DECODE_SEQUENCE = Adjustable(0.7, ("decode_sequence_seconds",))
 DECODE_BANDWIDTH = Adjustable(0.2, ("decode_bandwidth_efficiency",))
@@ -108,9 +106,6 @@ PER_STEP = Adjustable(0.7, ("step_seconds",))
 PER_PASS = Adjustable(1.0, ("pass_seconds",), unit=0.05)
 PER_UPDATE = Adjustable(1.0, ("update_seconds",), unit=0.1)
 PER_SYNC = Adjustable(1.0, ("wake_seconds",), unit=1.0)
-_OF_DECODING = (DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
-OF_A_MACHINE = (TRAINING_EFFICIENCY, FORWARD_EFFICIENCY, *_OF_DECODING, PER_PASS, PER_UPDATE, PER_SYNC)
-"""What the phases of runs on one machine tell apart."""
 
 
 def cpu_constants() -> Constants:
@@ -142,7 +137,7 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
     # and sequences cost the host's time, which is the device's.
     fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
     small = [replace(each, unit=min(each.unit, fixed)) for each in (PER_PASS, PER_UPDATE)]
-    adjustables = [PASS_EFFICIENCY, replace(FORWARD_EFFICIENCY, width=0.3), *_OF_DECODING, *small, PER_SYNC]
+    adjustables = [PASS_EFFICIENCY, FORWARD_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP, *small, PER_SYNC]
     adjustables += [DECODE_SEQUENCE, DECODE_COMPUTE] if is_cpu else []
     fitted = fit(constants, [each for run in runs for each in observations_of(run)], adjustables)
     for run in runs:
@@ -192,7 +187,7 @@ def _process_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> floa
 def fit(
     constants: Constants,
     observations: Sequence[Observation],
-    adjustables: Sequence[Adjustable] = OF_A_MACHINE,
+    adjustables: Sequence[Adjustable],
     noise: float = 0.05,
 ) -> Constants:
     """The constants nearest to these with which the observations are predicted best. `noise`: how far, as a share,

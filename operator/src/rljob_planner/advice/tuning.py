@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
 from rljob_planner.advice.run_facts import RunFacts
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs, is_allowed
+from rljob_planner.memory.changes import Change, Changed, faster_jobs, is_allowed
 from rljob_planner.memory.knobs import all_phases, worst_phase
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
@@ -54,7 +54,7 @@ class Advice:
     @property
     def is_free(self) -> bool:
         """Whether it costs nothing beside memory."""
-        return self.changed.price is Price.NOTHING and not self.more_gpus
+        return not self.changed.changes_learning and not self.more_gpus
 
 
 class Finding(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from itertools import chain
 
 from rljob_planner.job import lora_shape
@@ -37,13 +36,6 @@ _MOST_TIMES = 8
 Job = tuple[Workload, Placement]
 
 
-class Price(StrEnum):
-    """What a change costs beside memory and seconds."""
-
-    NOTHING = "nothing"
-    LEARNING = "what is learned changes"
-
-
 @dataclass(frozen=True)
 class Change:
     """One field of a job's file; values as one writes them."""
@@ -67,7 +59,7 @@ class Changed:
     placement: Placement
     section: str = ""
     """Of docs/tuning.md."""
-    price: Price = Price.NOTHING
+    changes_learning: bool = False
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
@@ -133,13 +125,13 @@ class _Setting:
     """Values that need less memory, the gentlest first; some fields help in both directions."""
     faster: Sequence[int] = ()
     section: str = ""
-    price: Price = Price.NOTHING
+    changes_learning: bool = False
     text: Callable[[int], str] = str
 
     def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
+        changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
         return tuple(
-            Changed(Change(self.field, self.text(each), self.text(self.now)), *self.job(each), self.section, self.price)
-            for each in values
+            Changed(change, *self.job(each), self.section, self.changes_learning) for each, change in changes.items()
         )
 
 
@@ -185,7 +177,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in fixed)]
     field, section = f"{place}.syncEverySteps", "hand-overs of weights"
     syncs = {each: job(replace(rollout, sync_every_steps=each)) for each in rarer}
-    yield _Setting(field, now, syncs.__getitem__, (), rarer, section, Price.LEARNING)
+    yield _Setting(field, now, syncs.__getitem__, (), rarer, section, True)
 
 
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
@@ -210,7 +202,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     sizes = [each for each in range(mini_batch + 1, batch + 1) if batch % each == 0]
     even = [each for each in sizes if not any(each * workload.group_size % num for num in ranks)]
     section = "updates of a step"
-    yield _Setting("spec.training.miniBatchSize", mini_batch, job, (), even, section, Price.LEARNING)
+    yield _Setting("spec.training.miniBatchSize", mini_batch, job, (), even, section, True)
 
 
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
@@ -252,7 +244,7 @@ def _of_models(workload: Workload, placement: Placement) -> _Settings:
         models = {role: replace(model, compute_bytes=2) for role, model in workload.models.items()}
         half = replace(workload, models=models, rollout=replace(workload.rollout, weight_bytes=2)), placement
         names, field = {2: "BFloat16", 4: "Float32"}, "spec.training.model.dtype"
-        yield _Setting(field, 4, lambda _: half, (), [2], "precision", Price.LEARNING, names.__getitem__)
+        yield _Setting(field, 4, lambda _: half, (), [2], "precision", True, names.__getitem__)
 
 
 def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _Settings:
