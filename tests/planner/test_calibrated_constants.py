@@ -51,7 +51,7 @@ def jobs() -> list[Workload]:
 
 def observed(job: Workload, constants: Constants = TRUE, factor: float = 1.0) -> Observation:
     time = step_time(job, samples.placement(samples.one_pool(job)), constants)
-    seconds = {phase.name: factor * (phase.waited or phase.seconds).likely for phase in time.phases}
+    seconds = {phase.name: factor * phase.waited.likely for phase in time.phases}
     return Observation(job, samples.placement(samples.one_pool(job)), {**seconds, STEP: factor * time.total.likely})
 
 

@@ -50,7 +50,7 @@ def likely(found: StepTime) -> dict[str, float]:
 
 
 def waited(found: StepTime) -> dict[str, float]:
-    return {phase.name: (phase.waited or phase.seconds).likely for phase in found.phases}
+    return {phase.name: phase.waited.likely for phase in found.phases}
 
 
 def test_phases_are_called_as_their_metrics() -> None:

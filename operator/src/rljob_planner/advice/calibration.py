@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rljob_planner.advice.comparison import STEP, process_bytes
-from rljob_planner.advice.run_facts import OTHER, RunFacts, observed_workload, workload_for_memory
+from rljob_planner.advice.run_facts import RunFacts, observed_workload, workload_for_memory
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import PROCESS_BYTES
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.timing.step import step_time
+from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import Placement, Role, Workload
 
 LEAST_STEPS = 3
@@ -267,7 +267,7 @@ class _Problem:
 def _errors(observation: Observation, constants: Constants) -> dict[str, float]:
     """ln(predicted / measured) of what was measured and is predicted."""
     time = step_time(observation.workload, observation.placement, constants)
-    predicted = {each.name: (each.waited or each.seconds).likely for each in time.phases} | {STEP: time.total.likely}
+    predicted = {each.name: each.waited.likely for each in time.phases} | {STEP: time.total.likely}
     return {
         name: math.log(max(predicted[name], _LEAST_SECONDS) / max(seconds, _LEAST_SECONDS))
         for name, seconds in observation.seconds.items()

@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_planner.advice.run_facts import OTHER, PHASES, Measured, RunFacts
+from rljob_planner.advice.run_facts import Measured, RunFacts
 from rljob_planner.kv_cache import KV_CACHE, kv_bytes_per_layer_token
 from rljob_planner.plan_types import Part, Phase, PhaseMemory, Seconds, StepTime
+from rljob_planner.timing.step import OTHER, PHASES
 from rljob_planner.workload import EngineKind, RolloutLayout, Workload
 
 CPU_BLOCK_TOKENS = 128
@@ -132,12 +133,11 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
     predicted = {phase.name: phase for phase in step.phases}
     measured = facts.phases
     names = [name for name in (*PHASES, OTHER) if name in predicted or name in measured]
-    names += [name for name in predicted if name not in names]
     rows = []
     for name in names:
         phase = predicted.get(name)
-        waited = None if phase is None else phase.waited or phase.seconds
-        rows.append(ComparedTime(name, waited, measured.get(name), "" if phase is None else phase.bound_by))
+        predicts = (None, "") if phase is None else (phase.waited, phase.bound_by)
+        rows.append(ComparedTime(name, predicts[0], measured.get(name), predicts[1]))
     return (*rows, ComparedTime(STEP, step.total, facts.step, step.bound_by))
 
 

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist, fmean, median
 
 from rljob_planner.errors import PlanError
+from rljob_planner.timing.step import OLD_LOGPROB, OTHER, PHASES, REF, REWARD, VALUES
 from rljob_planner.workload import TokenLengths, Workload
 
 _STANDARD = NormalDist()
@@ -82,14 +83,10 @@ def _sigma(mean: float, longest: float, num_responses: int) -> float:
 MetricsLine = Mapping[str, float]
 """One row: the step (from 1) under `step`, and metrics by name."""
 
-PHASES = ("weight_sync", "generate", "reward", "old_logprob", "ref", "values", "update_critic", "update_actor")
-"""Parts of a step that the trainer times; none of them is within another."""
-BESIDE_REWARDS = ("old_logprob", "ref", "values")
+BESIDE_REWARDS = (OLD_LOGPROB, REF, VALUES)
 """Those that are waited for while rewards are computed."""
 NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
 """Up to this long, or this share of those passes, it takes to ask for scores and to fetch what is there."""
-OTHER = "other"
-"""What is left of a step: calls, data on its way, logging."""
 STEP_SECONDS = "timing_s/step"
 
 
@@ -218,7 +215,7 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
 def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
     """All that rewards took. `timing_s/reward` is what was still waited for after the passes beside which they were
     computed (trainer, controller/training_step.py). Where that is nothing, they took no longer than those: 0."""
-    waited = phases.get("reward", 0.0)
+    waited = phases.get(REWARD, 0.0)
     if workload.scores_first:
         return waited
     beside = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)

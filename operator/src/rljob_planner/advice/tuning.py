@@ -155,7 +155,7 @@ def _advice(changed: Changed, placement: Placement, now: StepTime, constants: Co
 
 
 def _waits(step: StepTime) -> dict[str, float]:
-    return {phase.name: (phase.waited or phase.seconds).likely for phase in step.phases}
+    return {phase.name: phase.waited.likely for phase in step.phases}
 
 
 def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:

@@ -85,8 +85,8 @@ _UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
 _NARROW, _FEW_TOKENS, _SMALL_FACTOR = 1024, 4096, 2.0
 """Hidden size and tokens of a micro-batch below which passes may take so many times as long as the defaults say: a GPU
 then waits for launches and memory more than for products."""
-_ORDER = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
-"""In which the controller waits."""
+PHASES = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
+"""In the order in which the controller waits for them; none of them is within another."""
 StageSeconds = tuple[float, ...]
 """Seconds of the stages of a step: weight sync, generation, scores, passes, updates."""
 SYNC, GENERATION = range(2)
@@ -175,7 +175,9 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     total = Seconds(*(total_seconds(stage_seconds(each, workload), placement.schedule) for each in waits))
     if used.step_seconds:
         fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
-        phases.append(PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s"))
+        phases.append(
+            PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s", fixed)
+        )
         total = total + fixed
     worst = max(phases, key=lambda each: each.seconds.likely)
     return StepTime(tuple(phases), total, f"{worst.name}: {worst.bound_by}")
@@ -190,7 +192,7 @@ def _tasks(workload: Workload, placement: Placement, constants: Constants, lengt
         found |= {name: _Task(pool.name, cost) for name, cost in costs.items()}
     if REWARD not in found and (seconds := workload.reward_seconds):
         found[REWARD] = _Task(ALONE, Cost(seconds, "rewards", f"{seconds:.3g} s"))
-    return {name: found[name] for name in _ORDER if name in found}
+    return {name: found[name] for name in PHASES if name in found}
 
 
 def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
@@ -219,7 +221,7 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
             pool = tasks[name].pool
             ends[name] = busy[pool] = busy.get(pool, 0.0) + seconds[name]
         now = 0.0
-        for name in sorted(ends, key=_ORDER.index):
+        for name in sorted(ends, key=PHASES.index):
             found[name] = max(0.0, ends[name] - now)
             now = max(now, ends[name])
     return found
