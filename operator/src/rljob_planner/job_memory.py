@@ -7,12 +7,10 @@ the two is not known there, nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import chain
 
 from rljob_api.quantities import bytes_of
-from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.clusters import SELECTORS
@@ -38,22 +36,16 @@ _MAX_TOLD = 2
 """Of the changes that would make a job fit."""
 
 
-def gpu_of_pool(
-    pool: Pool, among: Iterable[Gpu] = (), named: Callable[[str], Gpu] = gpu_named, *, must_be_known: bool = False
-) -> Gpu | None:
-    """The kind that the labels say which the pool's nodes must have; of several kinds that they may have one of
-    `among`, else the one with the largest memory. None where nothing, or something unknown, is said.
-
-    Raises PlanError for what is not known and `must_be_known`."""
+def gpu_of_pool(pool: Pool, named: Callable[[str], Gpu] = gpu_named, *, must_be_known: bool = False) -> Gpu | None:
+    """The kind of GPU that the pool's node selector asks for. None where it has no label of a kind, or one that is not
+    known. Raises PlanError for a label that is not known and `must_be_known`."""
+    products = [pool.template.node_selector[key] for key in SELECTORS if key in pool.template.node_selector]
     try:
-        kinds = [named(product) for product in _products(pool)]
+        return named(products[0]) if products else None
     except PlanError:
         if must_be_known:
             raise
         return None
-    names = {gpu.name for gpu in among}
-    there = [kind for kind in kinds if kind.name in names]
-    return max(there or kinds, key=lambda kind: kind.memory_bytes, default=None)
 
 
 def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
@@ -112,25 +104,6 @@ def told(knob: Knob) -> str:
     """The changes as one writes them, and what comes of them."""
     changes = " and ".join(f"{change.field}: {change.value}" for change in knob.changes)
     return f"{changes} ({knob.worst.total / GIB:.1f} GiB at most)"
-
-
-def _products(pool: Pool) -> Iterator[str]:
-    """Of the node selector; else of a node affinity that is required, where each of its terms names kinds."""
-    selected = [pool.template.node_selector[key] for key in SELECTORS if key in pool.template.node_selector]
-    if selected:
-        yield selected[0]
-        return
-    affinity = pool.template.affinity
-    nodes = affinity.node_affinity if affinity is not None else None
-    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
-    found = [_products_of_term(term) for term in required.node_selector_terms] if required is not None else []
-    if all(found):
-        yield from chain.from_iterable(found)
-
-
-def _products_of_term(term: NodeTerm) -> list[str]:
-    kinds = (each for each in term.match_expressions if each.key in SELECTORS and each.operator is NodeOperator.IN)
-    return [product for each in kinds for product in each.values]
 
 
 PROCESS_BYTES = 1.1e9

@@ -23,7 +23,6 @@ from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plan.options import GpuOptions
 from rljob_planner.clusters import (
     DEFAULT_RESOURCE,
-    SELECTORS,
     cluster_of_nodes,
     cluster_of_pools,
     cluster_of_text,
@@ -79,7 +78,7 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
 
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
     """A pool that chooses its nodes by their GPU goes to those."""
-    selected = {pool.name: gpu_of_pool(pool, [group.gpu for group in cluster]) for pool in spec.pools}
+    selected = {pool.name: gpu_of_pool(pool) for pool in spec.pools}
     chosen = {name: kind for name, kind in selected.items() if kind is not None}
     try:
         return gpus_of_pools(spec.pools, cluster, chosen | of_pools)
@@ -101,8 +100,7 @@ def _from_pools(
             origins.add("--gpu")
         elif (gpu := gpu_of_pool(pool, named=labelled, must_be_known=True)) is not None:
             gpus[pool.name] = gpu
-            is_selected = any(label in pool.template.node_selector for label in SELECTORS)
-            origins.add("the pools' nodeSelector" if is_selected else "the pools' affinity")
+            origins.add("the pools' nodeSelector")
         else:
             gpus[pool.name] = _gpu_here(pool.name, named)
             origins.add("this machine")

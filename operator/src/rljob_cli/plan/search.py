@@ -128,7 +128,7 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
     yield Text("In the file (--write FILE writes it)", "bold")
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
-    selected = {pool.name: gpu_of_pool(pool, [group.gpu for group in head.gpus.cluster]) for pool in file.pools}
+    selected = {pool.name: gpu_of_pool(pool) for pool in file.pools}
     others = []
     for pool in placement.pools:
         kind = selected.get(pool.name)
@@ -136,7 +136,7 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
             others.append(f"{pool.name} {pool.gpu.name}")
         elif kind.name != pool.gpu.name:
             sentence = f"! pool {pool.name}: the nodes that it selects have {kind.name}, and here it is on"
-            yield wrapped(f"{sentence} {pool.gpu.name}; change its nodeSelector or affinity.", "  ", "yellow")
+            yield wrapped(f"{sentence} {pool.gpu.name}; change its nodeSelector.", "  ", "yellow")
     if len({group.gpu.name for group in head.gpus.cluster}) > 1 and others:
         sentence = f"The cluster has several kinds of GPUs. Select nodes for {', '.join(others)} in"
         yield wrapped(f"{sentence} template.nodeSelector, for example by the label {PRODUCT_LABEL}.", "  ")
