@@ -148,6 +148,12 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
     if policy is None or (Role.REWARD_MODEL not in shapes and Role.REWARD_MODEL.value not in absent):
         missing = Role.ACTOR if policy is None else Role.REWARD_MODEL
         raise PlanError(f"{missing}: the shape of its model is not there; name it with --model-config FILE")
+    nth = model.gradient_checkpointing_every_nth_layer
+    if nth > policy.num_layers:
+        raise PlanError(
+            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the model's layers,"
+            f" {policy.num_layers} (seen {nth}); lower it"
+        )
     is_wide = model.dtype is Dtype.FLOAT32 or (model.dtype is Dtype.AUTO and is_cpu)
     frozen = TrainModel(policy, is_trained=False, compute_bytes=4 if is_wide else 2)
     is_shared, lora = reference_is_the_actor(spec), _lora(spec, policy, is_cpu=is_cpu)
@@ -158,7 +164,7 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
             frozen,
             is_trained=True,
             checkpoints_activations=model.gradient_checkpointing,
-            checkpoints_every_nth_layer=model.gradient_checkpointing_every_nth_layer,
+            checkpoints_every_nth_layer=nth,
             lora=lora,
             offload=_offload(model.offload),
             defers_reduction=spec.roles.actor.defer_gradient_reduction,

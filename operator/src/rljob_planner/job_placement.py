@@ -113,17 +113,6 @@ def check_layouts(workload: Workload, placement: Placement) -> None:
         if pool.rollout is not None:
             field = "spec.roles.rollout.tensorParallel"
             _check_heads(field, pool.rollout.tensor_parallel, workload.rollout.shape)
-    check_checkpointing(workload)
-
-
-def check_checkpointing(workload: Workload) -> None:
-    """Wherever the job is. Raises PlanError where fewer layers are there than there are between two recomputed ones."""
-    policy = workload.models[Role.ACTOR]
-    if policy.checkpoints_every_nth_layer > policy.shape.num_layers:
-        raise PlanError(
-            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the model's layers,"
-            f" {policy.shape.num_layers} (seen {policy.checkpoints_every_nth_layer}); lower it"
-        )
 
 
 def _check_heads(field: str, size: int, shape: ModelShape) -> None:

@@ -19,7 +19,7 @@ from rljob_cli.plan.profile import constants_for
 from rljob_cli.plan.text import PlanHead, plan_lines
 from rljob_planner.errors import PlanError
 from rljob_planner.job import model_sources, workload_of
-from rljob_planner.job_placement import check_checkpointing, check_layouts, placement_of, spec_with
+from rljob_planner.job_placement import check_layouts, placement_of, spec_with
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict
 
@@ -68,7 +68,6 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     plain_shapes = {role: found.shape for role, found in shapes.items()}
     is_cpu = any(gpu.is_cpu for gpu in kinds)
     workload = workload_of(spec, plain_shapes, name=name, is_cpu=is_cpu, lengths=options.lengths)
-    check_checkpointing(workload)
     constants = constants_for({gpu.name for gpu in kinds}, options.profile)
     head, own = PlanHead(name, gpus, shapes, constants.source), None
     if gpus.gpus:

@@ -29,7 +29,7 @@ from rljob_planner.job_memory import gpu_of_pool
 from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import Change
 from rljob_planner.plan import Plan
-from rljob_planner.search.mapping import LIMITS, SearchResult
+from rljob_planner.search.mapping import SearchResult
 from rljob_planner.search.ranking import Candidate
 from rljob_planner.workload import Placement
 
@@ -66,8 +66,6 @@ def search_lines(
             yield wrapped(" ".join(found.advice))
             yield Text()
         yield from _candidate_lines(found.candidates, found.changes)
-    yield wrapped(LIMITS, "  ", "dim")
-    yield Text()
     yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
     yield from plan_body(shown, explain=explain)
