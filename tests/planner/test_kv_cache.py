@@ -11,7 +11,7 @@ from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import engine_space, pass_bytes, sequence_kv_bytes
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
-from rljob_planner.workload import EngineKind, LoraShape, RolloutLayout, RolloutWork, TokenLengths
+from rljob_planner.workload import LoraShape, RolloutLayout, RolloutWork, TokenLengths
 from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
@@ -101,7 +101,7 @@ def test_cpus_have_a_cache_of_the_size_that_the_job_says() -> None:
 
 
 def test_transformers_has_no_budget_to_fail() -> None:
-    space = engine_space(llama(engine=EngineKind.HUGGING_FACE), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
+    space = engine_space(llama(is_vllm=False), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
     assert (space.lacks, space.context, space.graphs, space.activations) == (0, 0, 0, 0)
     assert space.sequences_at_once(1000) == 256
 

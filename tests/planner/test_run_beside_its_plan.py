@@ -19,13 +19,13 @@ def seconds(likely: float) -> Seconds:
 def test_each_phase_stands_beside_its_own_and_the_step_comes_last() -> None:
     """Where pools work beside each other the metric has what is still waited for, and so has the prediction."""
     phases = (
-        PhaseTime("generate", "main", seconds(8), "compute"),
-        PhaseTime("ref", "other", seconds(5), "compute", waited=seconds(1)),
-        PhaseTime("other", "host", seconds(1), "calls"),
+        PhaseTime("generate", "main", seconds(8), "compute", "", "", waited=seconds(8)),
+        PhaseTime("ref", "other", seconds(5), "compute", "", "", waited=seconds(1)),
+        PhaseTime("other", "host", seconds(1), "calls", "", "", waited=seconds(1)),
     )
     row = {"step": 2.0, "timing_s/step": 12.0, "timing_s/generate": 4.0, "timing_s/ref": 2.0, "timing_s/reward": 3.0}
     rows = compared_times(StepTime(phases, seconds(10), "generate"), facts_of([{**row, "step": 1.0}, row], 8))
-    assert [each.name for each in rows] == ["generate", "reward", "ref", "other", "step"]
+    assert [each.name for each in rows] == ["generate", "ref", "reward", "other", "step"]
     by_name = {each.name: each for each in rows}
     assert by_name["generate"].ratio == 2.0
     assert by_name["ref"].ratio == 0.5

@@ -13,7 +13,6 @@ from rljob_planner.plan_types import Seconds, StepTime
 from rljob_planner.timing.communication import Site, sync_cost
 from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import (
-    EngineKind,
     Head,
     LoraShape,
     ModelOffload,
@@ -293,7 +292,7 @@ def test_adapters_that_go_alone_are_all_that_goes() -> None:
 
 def test_experts_are_loaded_one_by_one() -> None:
     experts = replace(samples.QWEN3_4B, num_experts=128, experts_per_token=8, mlp_size=768)
-    seconds = sync({"shape": experts}), sync({"shape": experts}, engine=EngineKind.HUGGING_FACE)
+    seconds = sync({"shape": experts}), sync({"shape": experts}, is_vllm=False)
     assert seconds[0] - seconds[1] == pytest.approx(36 * (3 * 128 - 2) * EXACT.sync_tensor_seconds)
 
 

@@ -16,7 +16,6 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import (
-    EngineKind,
     Head,
     LoraShape,
     ModelOffload,
@@ -220,7 +219,7 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
     return RolloutWork(
         shape=actor.shape,
         weight_bytes=actor.compute_bytes,
-        engine=EngineKind.VLLM if _has_vllm(spec) else EngineKind.HUGGING_FACE,
+        is_vllm=_has_vllm(spec),
         compiles=compiles and _has_vllm(spec),
         max_sequences=rollout.max_num_sequences,
         max_model_length=dataset.max_prompt_tokens + rollout.max_new_tokens,

@@ -13,7 +13,7 @@ from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fa
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import EngineKind, Placement, Role, Workload
+from rljob_planner.workload import Placement, Role, Workload
 
 DEFAULTS = Constants()
 
@@ -104,7 +104,7 @@ def _notes(
             "on, beside the engine that wakes up. Where they are the actor's, the trainer ends such a job before it "
             "begins."
         )
-    if workload.rollout.engine is EngineKind.VLLM and 0 < at_once < min(requests, workload.rollout.max_sequences):
+    if workload.rollout.is_vllm and 0 < at_once < min(requests, workload.rollout.max_sequences):
         yield (
             f"The KV cache of an engine holds {at_once:.0f} sequences of mean length at once, of {requests} that it"
             " gets in a step: the others wait, or are preempted."

@@ -25,7 +25,6 @@ from rljob_planner.timing.communication import Site
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.timing.step import REWARD, StageSeconds, pool_costs, stage_seconds, total_seconds
 from rljob_planner.workload import (
-    EngineKind,
     PlacedPool,
     Role,
     RolloutLayout,
@@ -257,7 +256,7 @@ def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
     """Only vLLM has tensor parallelism."""
-    has_parallelism = workload.rollout.engine is EngineKind.VLLM
+    has_parallelism = workload.rollout.is_vllm
     for parallel in _sizes_within_a_node(workload.rollout.shape, size) if has_parallelism else [1]:
         yield RolloutLayout(size.num_gpus, parallel)
 
