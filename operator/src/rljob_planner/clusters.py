@@ -104,6 +104,12 @@ def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
+def selected_product(pool: Pool) -> str | None:
+    """The name of a GPU in the pool's node selector, such as `NVIDIA-H100-80GB-HBM3`; None where it has none."""
+    selector = pool.template.node_selector
+    return next((selector[label] for label in SELECTORS if label in selector), None)
+
+
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, asked: Mapping[str, Gpu]) -> dict[str, Gpu]:
     """The kind of GPU of each pool: pools in their order take the first group of nodes, in the cluster's order, that
     has room for them. A pool of `asked` goes to that kind only.

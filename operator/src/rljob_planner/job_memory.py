@@ -7,13 +7,13 @@ the two is not known there, nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.clusters import SELECTORS
+from rljob_planner.clusters import selected_product
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu, gpu_named
@@ -36,15 +36,13 @@ _MAX_TOLD = 2
 """Of the changes that would make a job fit."""
 
 
-def gpu_of_pool(pool: Pool, named: Callable[[str], Gpu] = gpu_named, *, must_be_known: bool = False) -> Gpu | None:
+def gpu_of_pool(pool: Pool) -> Gpu | None:
     """The kind of GPU that the pool's node selector asks for. None where it has no label of a kind, or one that is not
-    known. Raises PlanError for a label that is not known and `must_be_known`."""
-    products = [pool.template.node_selector[key] for key in SELECTORS if key in pool.template.node_selector]
+    known."""
+    product = selected_product(pool)
     try:
-        return named(products[0]) if products else None
+        return None if product is None else gpu_named(product)
     except PlanError:
-        if must_be_known:
-            raise
         return None
 
 

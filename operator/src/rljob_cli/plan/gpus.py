@@ -28,6 +28,7 @@ from rljob_planner.clusters import (
     cluster_of_text,
     cluster_text,
     gpus_of_pools,
+    selected_product,
 )
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, gpu_named
@@ -94,22 +95,17 @@ def _from_pools(
     """Of options, else of the labels that a pool's nodes must have, else of this machine."""
     gpus, origins = {}, set()
     for pool in spec.pools:
-        labelled = partial(_of_label, named, f"spec.pools {pool.name}: the label that its nodes must have")
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
             gpus[pool.name] = gpu
             origins.add("--gpu")
-        elif (gpu := gpu_of_pool(pool, named=labelled, must_be_known=True)) is not None:
-            gpus[pool.name] = gpu
+        elif (product := selected_product(pool)) is not None:
+            gpus[pool.name] = named(product, f"spec.pools {pool.name}: the label that its nodes must have")
             origins.add("the pools' nodeSelector")
         else:
             gpus[pool.name] = _gpu_here(pool.name, named)
             origins.add("this machine")
     cluster = cluster_of_pools(spec.pools, gpus)
     return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, by {' and '.join(sorted(origins))}")
-
-
-def _of_label(named: Callable[[str, str], Gpu], where: str, product: str) -> Gpu:
-    return named(product, where)
 
 
 def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu]) -> tuple[Gpu | None, dict[str, Gpu]]:
