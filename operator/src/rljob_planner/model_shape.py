@@ -106,7 +106,6 @@ class ModelShape:
 
     @property
     def has_experts(self) -> bool:
-        """Whether it is a mixture of experts."""
         return self.num_experts > 0
 
     @property
@@ -167,7 +166,6 @@ class ModelShape:
 
     @cached_property
     def layers_parameters(self) -> int:
-        """Of all layers."""
         return self.layers_elements()
 
     @property

@@ -45,7 +45,6 @@ class PhaseMemory:
 
     @property
     def total(self) -> float:
-        """Of all parts."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
@@ -103,7 +102,6 @@ class Seconds:
         return Seconds(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> Seconds:
-        """Each end by the same factor."""
         return Seconds(self.low * factor, self.likely * factor, self.high * factor)
 
 

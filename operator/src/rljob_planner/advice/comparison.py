@@ -136,8 +136,8 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
     rows = []
     for name in names:
         phase = predicted.get(name)
-        predicts = (None, "") if phase is None else (phase.waited, phase.bound_by)
-        rows.append(ComparedTime(name, predicts[0], measured.get(name), predicts[1]))
+        waited, bound_by = (None, "") if phase is None else (phase.waited, phase.bound_by)
+        rows.append(ComparedTime(name, waited, measured.get(name), bound_by))
     return (*rows, ComparedTime(STEP, step.total, facts.step, step.bound_by))
 
 

@@ -106,8 +106,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """One step."""
-
     step: int
     """From 1."""
     seconds: float

@@ -29,8 +29,6 @@ NEARLY_AS_GOOD = 0.01
 
 @dataclass(frozen=True)
 class Advice:
-    """One field, and what comes of it."""
-
     changed: Changed
     """The field, and the job with it."""
     step: Seconds
@@ -48,7 +46,6 @@ class Advice:
 
     @property
     def change(self) -> Change:
-        """The field."""
         return self.changed.change
 
     @property
@@ -66,8 +63,6 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class RunReport:
-    """Of one run."""
-
     name: str
     """Its folder."""
     state: str

@@ -37,8 +37,6 @@ class Knob:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What there is to change."""
-
     fitting: tuple[Knob, ...] = ()
     """With these it fits; the cheapest first."""
     nearest_miss: Knob | None = None
@@ -51,7 +49,6 @@ def worst_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
 
 
 def all_phases(workload: Workload, placement: Placement, constants: Constants) -> tuple[PhaseMemory, ...]:
-    """Of all pools."""
     return tuple(phase for pool in placement.pools for phase in phases_of(pool, workload, constants))
 
 

@@ -35,7 +35,6 @@ class Arrangement:
 
     @property
     def num_gpus(self) -> int:
-        """Of all pools."""
         return sum(option.size.num_gpus for option in self.options)
 
     @property
