@@ -179,6 +179,13 @@ def test_a_reference_without_adapters_is_computed_where_the_actor_is() -> None:
     assert next(phase.pool for phase in found.phases if phase.name == "ref") == "a"
 
 
+def test_a_role_without_a_pool_is_an_error() -> None:
+    job = ppo()
+    without = Placement((pool("a", (Role.ACTOR, Role.REF, Role.CRITIC), generates=True),))
+    with pytest.raises(KeyError, match="rewardModel"):
+        step_time(job, without, EXACT)
+
+
 def test_updates_follow_the_number_of_epochs_and_mini_batches() -> None:
     job = samples.workload(num_epochs_per_batch=2)
     once = likely(step_time(samples.workload(), samples.placement(samples.one_pool(job)), EXACT))["update_actor"]

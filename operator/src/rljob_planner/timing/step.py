@@ -186,6 +186,9 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
     """All phases that the job has, in the order in which the controller waits for them."""
     found: dict[str, _Task] = {}
+    for role in workload.roles:
+        is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
+        placement.pool_of(Role.ACTOR if is_the_actor else role)  # raises KeyError
     for pool in placement.pools:
         site = Site(pool.gpu, pool.gpus_per_node)
         costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, site, constants)
