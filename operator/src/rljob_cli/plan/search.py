@@ -120,10 +120,10 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
 
 def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, head: PlanHead) -> Iterator[Text]:
     lines = differences(file, planned)
-    if not lines:
+    if lines:
+        yield Text("In the file (--write FILE writes it)", "bold")
+    else:
         yield Text("The file has these pools and places already.")
-        return
-    yield Text("In the file (--write FILE writes it)", "bold")
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
     selected = {pool.name: gpu_of_pool(pool) for pool in file.pools}
