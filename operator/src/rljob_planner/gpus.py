@@ -45,6 +45,7 @@ class NodeGroup:
 
     @property
     def num_gpus(self) -> int:
+        """Of all its nodes."""
         return self.nodes * self.gpus_per_node
 
 

@@ -106,6 +106,7 @@ class ModelShape:
 
     @property
     def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
         return self.num_experts > 0
 
     @property
@@ -166,6 +167,7 @@ class ModelShape:
 
     @cached_property
     def layers_parameters(self) -> int:
+        """Of all layers."""
         return self.layers_elements()
 
     @property

@@ -41,6 +41,7 @@ class Plan:
 
     @property
     def all_phases(self) -> tuple[PhaseMemory, ...]:
+        """Of all pools."""
         return tuple(phase for each in self.phases.values() for phase in each)
 
     @property

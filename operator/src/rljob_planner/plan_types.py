@@ -45,6 +45,7 @@ class PhaseMemory:
 
     @property
     def total(self) -> float:
+        """Of all parts."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
@@ -102,6 +103,7 @@ class Seconds:
         return Seconds(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> Seconds:
+        """Each end by the same factor."""
         return Seconds(self.low * factor, self.likely * factor, self.high * factor)
 
 

@@ -179,10 +179,12 @@ class TokenLengths:
 
     @property
     def longest_row(self) -> int:
+        """Prompt and response."""
         return self.prompt_max + self.response_max
 
     @property
     def mean_row(self) -> float:
+        """Prompt and response."""
         return self.prompt_mean + self.response_mean
 
 
@@ -227,6 +229,7 @@ class Workload:
     """Per step, beside the reward model; waited for after the passes beside which scores are computed."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
+        """With another model in a role."""
         return replace(self, models={**self.models, role: model})
 
     @property
@@ -271,6 +274,7 @@ class TrainLayout:
 
     @property
     def num_replicas(self) -> int:
+        """Copies of the model."""
         return self.num_gpus // self.shard_size
 
     @property
@@ -288,6 +292,7 @@ class RolloutLayout:
 
     @property
     def num_engines(self) -> int:
+        """Copies of the model."""
         return self.num_gpus // self.tensor_parallel
 
 
@@ -305,6 +310,7 @@ class PlacedPool:
 
     @property
     def num_gpus(self) -> int:
+        """Of all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -329,6 +335,7 @@ class Placement:
     schedule: Schedule = Schedule.SYNCHRONOUS
 
     def with_pool(self, old: PlacedPool, new: PlacedPool) -> Placement:
+        """With one of its pools changed."""
         return replace(self, pools=tuple(new if pool is old else pool for pool in self.pools))
 
     def pool_of(self, role: Role) -> PlacedPool:
@@ -344,6 +351,7 @@ class Placement:
 
     @property
     def num_gpus(self) -> int:
+        """Of all pools."""
         return sum(pool.num_gpus for pool in self.pools)
 
     @property

@@ -33,6 +33,8 @@ class GpuOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
+    """Of one command."""
+
     file: Path | None = None
     """The job; or else there is a run, or there are several to calibrate by."""
     from_run: Path | None = None

@@ -21,6 +21,7 @@ ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
 
 
 def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
+    """All that is shown of a run."""
     facts = report.facts
     state = f" ({report.state})" if report.state else ""
     yield Text(f"{report.name}{state}", "bold")

@@ -38,10 +38,12 @@ class PlanHead:
 
     @property
     def num_gpus(self) -> int:
+        """That there are."""
         return sum(group.num_gpus for group in self.gpus.cluster)
 
 
 def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator[Text]:
+    """All that is shown."""
     yield from head_lines(plan, head)
     for pool in plan.placement.pools:
         yield Text(f"  {'pool ' + pool.name:12} {_pool_words(pool)}")

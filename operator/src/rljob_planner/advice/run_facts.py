@@ -106,6 +106,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepFacts:
+    """One step."""
+
     step: int
     """From 1."""
     seconds: float

@@ -29,6 +29,8 @@ NEARLY_AS_GOOD = 0.01
 
 @dataclass(frozen=True)
 class Advice:
+    """One field, and what comes of it."""
+
     changed: Changed
     """The field, and the job with it."""
     step: Seconds
@@ -46,6 +48,7 @@ class Advice:
 
     @property
     def change(self) -> Change:
+        """The field."""
         return self.changed.change
 
     @property
@@ -63,6 +66,8 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class RunReport:
+    """Of one run."""
+
     name: str
     """Its folder."""
     state: str

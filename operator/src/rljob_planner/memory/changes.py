@@ -291,6 +291,7 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_pools(workload: Workload, placement: Placement) -> _Settings:
+    """More nodes."""
     for place, pool in enumerate(placement.pools):
         larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
         jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}

@@ -37,6 +37,8 @@ class Knob:
 
 @dataclass(frozen=True)
 class Knobs:
+    """What there is to change."""
+
     fitting: tuple[Knob, ...] = ()
     """With these it fits; the cheapest first."""
     nearest_miss: Knob | None = None
@@ -49,6 +51,7 @@ def worst_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
 
 
 def all_phases(workload: Workload, placement: Placement, constants: Constants) -> tuple[PhaseMemory, ...]:
+    """Of all pools."""
     return tuple(phase for pool in placement.pools for phase in phases_of(pool, workload, constants))
 
 

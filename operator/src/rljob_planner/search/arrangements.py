@@ -35,6 +35,7 @@ class Arrangement:
 
     @property
     def num_gpus(self) -> int:
+        """Of all pools."""
         return sum(option.size.num_gpus for option in self.options)
 
     @property

@@ -49,6 +49,7 @@ class PoolSize:
 
     @property
     def num_gpus(self) -> int:
+        """Of all nodes."""
         return self.nodes * self.gpus_per_node
 
 
@@ -150,6 +151,7 @@ class PoolOptions:
         return len(option.choices) == 1 or all(phase.spare >= 0 for phase in self.phases(option))
 
     def phases(self, option: PoolOption) -> tuple[PhaseMemory, ...]:
+        """The memory of such a pool."""
         return phases_of(self.pool("pool", option), self.workload, self.constants)
 
     def pool(self, name: str, option: PoolOption) -> PlacedPool:

@@ -61,6 +61,7 @@ class Site:
         return min(link, in_a_node * self.gpu.network_bandwidth * constants.network_efficiency)
 
     def link_name(self, num_gpus: int) -> str:
+        """For people."""
         return NETWORK if num_gpus > self.gpus_per_node else LINK
 
 
@@ -79,6 +80,7 @@ class Exchange:
 
 
 def exchange(model: TrainModel, layout: TrainLayout, site: Site, constants: Constants) -> Exchange:
+    """Of a model on a layout."""
     shape, shards, copies, parallel = model.shape, layout.shard_size, layout.num_replicas, layout.sequence_parallel
     whole = (shards - 1) / shards / site.bandwidth(shards, constants)
     learned = MASTER_BYTES * (model.num_adapters or model.num_parameters)

@@ -57,6 +57,7 @@ class DecodeSpeed:
         return reading, live * self.sequence_compute + context * self.context_compute
 
     def step(self, live: float, context: float) -> float:
+        """Seconds of one step."""
         return max(self.bounds(live, context)) + self.overhead(live)
 
     def overhead(self, live: float) -> float:

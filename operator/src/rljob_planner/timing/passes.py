@@ -67,6 +67,7 @@ class Operations(NamedTuple):
 
 
 def forward_operations(model: TrainModel, rows: Rows) -> Operations:
+    """Of one pass over the rows."""
     layers, head, attention = _forward(model, rows)
     return Operations(layers + head, attention)
 
