@@ -71,25 +71,25 @@ def test_nodes_with_as_many_gpus_of_a_kind_are_a_group() -> None:
         node("e", "0"),
         node("f", "8", "NVIDIA-H100-80GB-HBM3", cordoned=True),
     ]
-    assert cluster_of_nodes(nodes) == (NodeGroup(2, 8, H100), NodeGroup(1, 4, A100))
+    assert cluster_of_nodes(nodes)[0] == (NodeGroup(2, 8, H100), NodeGroup(1, 4, A100))
 
 
 @pytest.mark.parametrize("count", ["\u00b2", "\u0663", "9" * 5000, "-8", "8.0", ""])
 def test_a_count_that_is_no_plain_number_is_none(count: str) -> None:
     good = node("a", "8", "NVIDIA-H100-80GB-HBM3")
-    assert cluster_of_nodes([good, node("b", count, "NVIDIA-H100-80GB-HBM3")]) == (NodeGroup(1, 8, H100),)
+    assert cluster_of_nodes([good, node("b", count, "NVIDIA-H100-80GB-HBM3")])[0] == (NodeGroup(1, 8, H100),)
 
 
 def test_gpus_that_pods_share_are_refused_unless_their_kind_is_named() -> None:
     nodes = [node("a", "8", "NVIDIA-H100-80GB-HBM3-SHARED")]
     with pytest.raises(PlanError, match=r"^--from-cluster: node a: no GPU of this name is known .*-SHARED"):
         cluster_of_nodes(nodes)
-    assert cluster_of_nodes(nodes, asked=H100) == (NodeGroup(1, 8, H100),)
+    assert cluster_of_nodes(nodes, asked=H100)[0] == (NodeGroup(1, 8, H100),)
 
 
 def test_nodes_whose_label_says_nothing_known_have_the_kind_that_is_asked_for() -> None:
     nodes = [node("a", "8"), node("b", "8", "NVIDIA-T4")]
-    assert cluster_of_nodes(nodes, asked=H200) == (NodeGroup(2, 8, H200),)
+    assert cluster_of_nodes(nodes, asked=H200)[0] == (NodeGroup(2, 8, H200),)
     with pytest.raises(PlanError, match=r"node a has GPUs and no label that says .*--gpu NAME"):
         cluster_of_nodes(nodes)
     with pytest.raises(PlanError, match=r"node b: no GPU of this name is known \(seen 'NVIDIA-T4'\)"):
@@ -101,7 +101,7 @@ def test_other_resources_are_counted_where_a_pool_asks_for_them() -> None:
         "metadata": {"name": "m", "labels": {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}},
         "status": {"allocatable": {"amd.com/gpu": "8"}},
     }
-    assert cluster_of_nodes([amd], ("amd.com/gpu",)) == (NodeGroup(1, 8, gpu_named("MI300X")),)
+    assert cluster_of_nodes([amd], ("amd.com/gpu",))[0] == (NodeGroup(1, 8, gpu_named("MI300X")),)
     with pytest.raises(PlanError, match=r"no node has GPUs .*seen 1 nodes; looked for nvidia.com/gpu"):
         cluster_of_nodes([amd])
 
@@ -137,3 +137,17 @@ def test_pools_by_themselves_are_a_cluster() -> None:
     pools = [pool("a", 1, 8), pool("b", 2, 8), pool("c", 1, 4)]
     kinds = {"a": H100, "b": H100, "c": H200}
     assert cluster_of_pools(pools, kinds) == (NodeGroup(3, 8, H100), NodeGroup(1, 4, H200))
+
+
+def test_a_kind_has_a_label_where_all_its_nodes_have_the_same() -> None:
+    nodes = [
+        node("a", "8", "NVIDIA-H100-80GB-HBM3"),
+        node("b", "8", "NVIDIA-H100-80GB-HBM3"),
+        node("c", "8", "NVIDIA-A100-SXM4-80GB"),
+        node("d", "8", "NVIDIA-A100-80GB"),
+        node("e", "8", "NVIDIA-H200"),
+        node("f", "8"),
+        node("g", None),
+    ]
+    # Both others are called A100-80 here, and a node without a label is taken for an H200.
+    assert cluster_of_nodes(nodes, asked=H200)[1] == {"H100": ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3")}

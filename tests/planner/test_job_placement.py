@@ -158,3 +158,34 @@ def test_what_cannot_run_today_is_not_put_into_a_job() -> None:
         spec_with(spec, apart)
     with pytest.raises(PlanError, match=r"which this version cannot run"):
         spec_with(spec, replace(placed(spec), schedule=Schedule.ONE_STEP_OFF))
+
+
+def test_pools_select_nodes_of_their_kind() -> None:
+    selector = {"disk": "fast", "nvidia.com/gpu.product": "old"}
+    spec = spec_of({**TWO_POOLS, "spec.pools[0].template.nodeSelector": selector})
+    label = ("nvidia.com/gpu.product", "NVIDIA-H100")
+    main, aside = spec_with(spec, placed(spec), {"H100": label, "L4": ("nvidia.com/gpu.product", "NVIDIA-L4")}).pools
+    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
+    assert aside.template.node_selector == {label[0]: label[1]}
+    assert spec_with(spec, placed(spec), {"L4": label}) == spec
+
+
+def test_labels_of_another_kind_and_gpus_of_another_maker_go_with_it() -> None:
+    """No node has both labels, and a node of AMD gives away no nvidia.com/gpu."""
+    selector = {"disk": "fast", "cloud.google.com/gke-accelerator": "nvidia-l4", "amd.com/gpu.product-name": "old"}
+    spec = spec_of(
+        {
+            **TWO_POOLS,
+            "spec.pools[0].template.nodeSelector": selector,
+            "spec.pools[0].gpuResource": "amd.com/gpu",
+            "spec.pools[1].gpuResource": "nvidia.com/gpu.shared",
+        }
+    )
+    label = ("nvidia.com/gpu.product", "NVIDIA-H100")
+    main, aside = spec_with(spec, placed(spec), {"H100": label}).pools
+    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
+    assert (main.gpu_resource, aside.gpu_resource) == ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+    label = ("amd.com/gpu.product-name", "MI300X")
+    main, aside = spec_with(spec, placed(spec), {"H100": label}).pools
+    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
+    assert {main.gpu_resource, aside.gpu_resource} == {"amd.com/gpu"}

@@ -46,6 +46,8 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Put on nodes by NVIDIA's GPU feature discovery, which its GPU operator brings."""
 AMD_LABELS = ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name")
 """Of AMD's node labeller."""
+Label = tuple[str, str]
+"""Its name and its value."""
 SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
 """Labels of nodes that say a kind of GPU, by which a pool may choose its nodes."""
 DEFAULT_RESOURCE = "nvidia.com/gpu"
@@ -55,34 +57,40 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 
 def cluster_of_nodes(
     nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), asked: Gpu | None = None
-) -> Cluster:
-    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API. Nodes that are
-    cordoned are left out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of
-    those nodes whose labels say none, or one that is not known.
+) -> tuple[Cluster, dict[str, Label]]:
+    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API; and by a kind's
+    name the label by which a pool selects its nodes, where all of them have the same. Nodes that are cordoned are left
+    out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of those nodes whose
+    labels say none, or one that is not known.
 
     Raises PlanError where there is no GPU, and for nodes with GPUs of a kind that is not known."""
     counts: Counter[tuple[int, Gpu]] = Counter()
+    found: dict[str, set[Label | None]] = {}
     names, nodes = tuple(resources), list(nodes)
     for node in nodes:
         num_gpus = _num_gpus(_part(_part(node, "status"), "allocatable"), names)
         if num_gpus and _part(node, "spec").get("unschedulable") is not True:
-            counts[num_gpus, _kind(node, asked)] += 1
+            gpu, label = _kind(node, asked)
+            counts[num_gpus, gpu] += 1
+            found.setdefault(gpu.name, set()).add(label)
     if not counts:
         raise PlanError(
             f"--from-cluster: no node has GPUs to give away (seen {len(nodes)} nodes; looked for {', '.join(names)});"
             " name the GPUs with --cluster, such as 4x8xH100"
         )
     groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
-    return tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
+    cluster = tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
+    return cluster, {name: label for name, (label, *others) in found.items() if label is not None and not others}
 
 
-def _kind(node: Mapping[str, object], asked: Gpu | None) -> Gpu:
+def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, Label | None]:
+    """With the label that says it, if there is one."""
     metadata = _part(node, "metadata")
     where, labels = f"--from-cluster: node {metadata.get('name')}", _part(metadata, "labels")
-    product = next((str(labels[label]) for label in (PRODUCT_LABEL, *AMD_LABELS) if label in labels), None)
+    label = next(((name, str(labels[name])) for name in (PRODUCT_LABEL, *AMD_LABELS) if name in labels), None)
     try:
-        if product is not None:
-            return gpu_named(product, where)
+        if label is not None:
+            return gpu_named(label[1], where), label
     except PlanError:
         if asked is None:
             raise
@@ -90,7 +98,7 @@ def _kind(node: Mapping[str, object], asked: Gpu | None) -> Gpu:
         raise PlanError(
             f"{where} has GPUs and no label that says of which kind ({PRODUCT_LABEL}); name it with --gpu NAME"
         )
-    return asked
+    return asked, label
 
 
 def _num_gpus(allocatable: Mapping[str, object], names: tuple[str, ...]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import ActorRole, RLJobSpec, RolloutRole, TrainRole
+from rljob_planner.clusters import AMD_LABELS, SELECTORS, Label
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
@@ -30,10 +31,11 @@ def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
     return Placement(tuple(_placed_pool(spec, pool, gpus, roles) for pool in spec.pools))
 
 
-def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
-    """The job with these pools and roles. A pool whose name the job has keeps its other fields. Values equal to their
-    default are left out, but what the file says already of a pool's name or of one rank per row stays written. Roles
-    that the job does not have keep their fields.
+def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label] | None = None) -> RLJobSpec:
+    """The job with these pools and roles. A pool selects nodes of its kind of GPU where `labels` has the kind's name;
+    else a pool whose name the job has keeps its other fields. Values equal to their default are left out, but what the
+    file says already of a pool's name or of one rank per row stays written. Roles that the job does not have keep their
+    fields.
 
     Raises PlanError for a placement that this version of the trainer cannot run."""
     if not placement.runs_today:
@@ -51,8 +53,20 @@ def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
             written = spec.roles.rollout if role is Role.ROLLOUT else spec.roles.train_role(role.value)
             is_named = pools or written.pool == pool.name
             roles[field] = _role(spec, role, pool, pool.name if is_named else None)
-        pools.append(before.get(pool.name, Pool(name=pool.name)).model_copy(update=sizes))
+        placed = before.get(pool.name, Pool(name=pool.name)).model_copy(update=sizes)
+        label = (labels or {}).get(pool.gpu.name)
+        pools.append(placed if label is None else _on_nodes_with(label, placed))
     return spec.model_copy(update={"pools": tuple(pools), "roles": spec.roles.model_copy(update=roles)})
+
+
+def _on_nodes_with(label: Label, pool: Pool) -> Pool:
+    """The pool without labels of other kinds, and with GPUs of the label's maker."""
+    name, value = label
+    others = {key: old for key, old in pool.template.node_selector.items() if key not in SELECTORS}
+    template = pool.template.model_copy(update={"node_selector": {**others, name: value}})
+    maker, other = ("amd.com/", "nvidia.com/") if name in AMD_LABELS else ("nvidia.com/", "amd.com/")
+    resource = f"{maker}gpu" if pool.gpu_resource.startswith(other) else pool.gpu_resource
+    return pool.model_copy(update={"template": template, "gpu_resource": resource})
 
 
 def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: list[Role]) -> PlacedPool:

@@ -90,7 +90,7 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     found = search(workload, gpus.cluster, constants, pool_names=[pool.name for pool in spec.pools])
     best, planned = found.best_today, spec
     if best is not None:
-        planned = spec_with(changed_spec(spec, found.changes), best.plan.placement)
+        planned = spec_with(changed_spec(spec, found.changes), best.plan.placement, gpus.labels)
     can_run = best is not None and (not found.changes or options.write is not None)
     if options.as_json:
         verdict = best.plan.verdict if best is not None and can_run else Verdict.TOO_LARGE

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plan.options import GpuOptions
 from rljob_planner.clusters import (
     DEFAULT_RESOURCE,
+    Label,
     cluster_of_nodes,
     cluster_of_pools,
     cluster_of_text,
@@ -48,6 +49,8 @@ class PoolGpus:
     cluster: Cluster
     origin: str
     """How they are known, for people."""
+    labels: dict[str, Label] = field(default_factory=dict)
+    """By a kind's name the label that selects its nodes, where the cluster was asked and has several kinds."""
 
 
 def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) -> PoolGpus:
@@ -63,9 +66,9 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
         cluster = cluster_of_text(options.cluster, named=lambda name: named(name, "--cluster"))
         found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
     elif options.from_cluster is not None:
-        cluster, name = _cluster_of(spec, options.from_cluster, everywhere)
+        cluster, name, labels = _cluster_of(spec, options.from_cluster, everywhere)
         origin = f"nodes of {name}: {cluster_text(cluster)}"
-        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, origin)
+        found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, origin, labels)
     else:
         found = _from_pools(spec, everywhere, of_pools, named)
     names = [group.gpu.name for group in found.cluster]
@@ -182,8 +185,9 @@ def _gpu_here(pool: str, named: Callable[[str, str], Gpu]) -> Gpu:
     return named(re.sub(r"\s+", "-", names[0].strip()), "nvidia-smi")
 
 
-def _cluster_of(spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None) -> tuple[Cluster, str]:
-    """The cluster that `options` name, as its nodes describe it, and its name."""
+def _cluster_of(spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None) -> tuple[Cluster, str, dict[str, Label]]:
+    """The cluster that `options` name, as its nodes describe it, its name, and the labels of kinds where it has
+    several."""
     cluster = connect(options)
     try:
         nodes = cluster.nodes()
@@ -193,4 +197,5 @@ def _cluster_of(spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None) -> 
             " no right"
         ) from None
     resources = sorted({DEFAULT_RESOURCE, *(pool.gpu_resource for pool in spec.pools)})
-    return cluster_of_nodes(nodes, resources, asked), cluster.name
+    found, labels = cluster_of_nodes(nodes, resources, asked)
+    return found, cluster.name, labels if len({group.gpu.name for group in found}) > 1 else {}

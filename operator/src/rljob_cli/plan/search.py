@@ -126,15 +126,14 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
         yield Text("The file has these pools and places already.")
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
-    selected = {pool.name: gpu_of_pool(pool) for pool in file.pools}
     others = []
-    for pool in placement.pools:
-        kind = selected.get(pool.name)
+    for pool, placed in zip(planned.pools, placement.pools, strict=True):
+        kind = gpu_of_pool(pool)
         if kind is None:
-            others.append(f"{pool.name} {pool.gpu.name}")
-        elif kind.name != pool.gpu.name:
+            others.append(f"{pool.name} {placed.gpu.name}")
+        elif kind.name != placed.gpu.name:
             sentence = f"! pool {pool.name}: the nodes that it selects have {kind.name}, and here it is on"
-            yield wrapped(f"{sentence} {pool.gpu.name}; change its nodeSelector.", "  ", "yellow")
+            yield wrapped(f"{sentence} {placed.gpu.name}; change its nodeSelector.", "  ", "yellow")
     if len({group.gpu.name for group in head.gpus.cluster}) > 1 and others:
         sentence = f"The cluster has several kinds of GPUs. Select nodes for {', '.join(others)} in"
         yield wrapped(f"{sentence} template.nodeSelector, for example by the label {PRODUCT_LABEL}.", "  ")
