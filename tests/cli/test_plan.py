@@ -274,6 +274,21 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
     assert "  ! pool main: the nodes that it selects have A100-80, and here it is on H100; change its" in output
 
 
+def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_the_operator(
+    rljob: Rljob, job: Path
+) -> None:
+    """Of two kinds the larger one, or that which the cluster has."""
+    kinds = "{key: nvidia.com/gpu.product, operator: In, values: [NVIDIA-L4, NVIDIA-H200]}"
+    required = (
+        f"{{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: [{kinds}]}}]}}}}"
+    )
+    file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{affinity: {{nodeAffinity: {required}}}}}}}"))
+    assert rljob("plan", file)[1].startswith("grpo: 8 GPUs (1x8xH200, by the pools' affinity)\n")
+    assert "on 1x8 L4\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xL4")[1]
+    output = rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
+    assert "  ! pool main: the nodes that it selects have H200, and here it is on H100; change its" in output
+
+
 def test_a_tight_job_that_nothing_gives_more_room_is_not_said_not_to_fit() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     plan = plan_of(job, samples.placement(samples.one_pool(job)), with_knobs=False)

@@ -13,6 +13,7 @@ from rljob_testing.jobs.valid_job import valid_job
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 SELECTOR = "spec.pools[0].template.nodeSelector"
+AFFINITY = "spec.pools[0].template.affinity"
 SECOND_STEP = {
     "spec.training.model.source": "Qwen/Qwen3-4B",
     "spec.training.rollout.gpuMemoryUtilization": 0.9,
@@ -25,6 +26,18 @@ def spec(edits: dict[str, object]) -> RLJobSpec:
     return RLJob.from_wire(valid_job(edits)).spec
 
 
+def required(*terms: dict[str, object]) -> dict[str, object]:
+    return {
+        AFFINITY: {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+        }
+    }
+
+
+def term(*products: str, operator: str = "In") -> dict[str, object]:
+    return {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": operator, "values": list(products)}]}
+
+
 @pytest.mark.parametrize(
     ("edits", "expected"),
     [
@@ -33,6 +46,14 @@ def spec(edits: dict[str, object]) -> RLJobSpec:
         ({SELECTOR: {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}}, "H100"),
         ({SELECTOR: {"nvidia.com/gpu.product": "Some-New-One"}}, None),
         ({SELECTOR: {"disktype": "ssd"}}, None),
+        (required(term("NVIDIA-L4")), "L4"),
+        # Either may come: what does not fit into the larger one fits nowhere.
+        (required(term("NVIDIA-L4", H100)), "H100"),
+        (required(term("NVIDIA-L4"), term(H100)), "H100"),
+        (required(term("NVIDIA-L4", "Some-New-One")), None),
+        (required(term("NVIDIA-L4"), {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}), None),
+        (required(term("NVIDIA-L4", operator="NotIn")), None),
+        ({AFFINITY: {"nodeAffinity": {}}}, None),
     ],
 )
 def test_the_kind_of_a_pool_is_that_of_nodes_that_it_must_have(edits: dict[str, object], expected: str | None) -> None:

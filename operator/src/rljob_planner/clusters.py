@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from rljob_api.v1alpha1.affinity import NodeOperator
 from rljob_api.v1alpha1.pools import Pool
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster, Gpu, NodeGroup, gpu_named
@@ -112,10 +113,32 @@ def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-def selected_product(pool: Pool) -> str | None:
-    """The name of a GPU in the pool's node selector, such as `NVIDIA-H100-80GB-HBM3`; None where it has none."""
+def selected_gpu(pool: Pool, named: Callable[[str], Gpu] = gpu_named, among: Iterable[Gpu] = ()) -> Gpu | None:
+    """The kind of GPU that the labels say which the pool's nodes must have; of several kinds one of `among`, else the
+    one with the largest memory. None where they say no kind. Raises PlanError where they say one that is not known."""
     selector = pool.template.node_selector
-    return next((selector[label] for label in SELECTORS if label in selector), None)
+    products = [selector[label] for label in SELECTORS if label in selector][:1] or _products_of_affinity(pool)
+    kinds = [named(product) for product in products]
+    names = {gpu.name for gpu in among}
+    there = [kind for kind in kinds if kind.name in names]
+    return max(there or kinds, key=lambda kind: kind.memory_bytes, default=None)
+
+
+def _products_of_affinity(pool: Pool) -> list[str]:
+    """Of the required node affinity, if each of its terms names some."""
+    affinity = pool.template.affinity
+    nodes = affinity.node_affinity if affinity is not None else None
+    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
+    terms = [
+        [
+            product
+            for each in term.match_expressions
+            if each.key in SELECTORS and each.operator is NodeOperator.IN
+            for product in each.values
+        ]
+        for term in (required.node_selector_terms if required is not None else ())
+    ]
+    return [product for products in terms for product in products] if all(terms) else []
 
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, asked: Mapping[str, Gpu]) -> dict[str, Gpu]:

@@ -7,16 +7,16 @@ the two is not known there, nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.clusters import selected_product
+from rljob_planner.clusters import selected_gpu
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import Gpu, gpu_named
+from rljob_planner.gpus import Gpu
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.known_models import known_model
@@ -36,12 +36,11 @@ _MAX_TOLD = 2
 """Of the changes that would make a job fit."""
 
 
-def gpu_of_pool(pool: Pool) -> Gpu | None:
-    """The kind of GPU that the pool's node selector asks for. None where it has no label of a kind, or one that is not
+def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
+    """The kind of GPU that the pool selects by labels, of several kinds one of `among`. None also where it is not
     known."""
-    product = selected_product(pool)
     try:
-        return None if product is None else gpu_named(product)
+        return selected_gpu(pool, among=among)
     except PlanError:
         return None
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.quantities import bytes_of
 from rljob_api.scalars import Quantity
+from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import count_cores, gpu_names
@@ -23,13 +24,14 @@ from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plan.options import GpuOptions
 from rljob_planner.clusters import (
     DEFAULT_RESOURCE,
+    SELECTORS,
     Label,
     cluster_of_nodes,
     cluster_of_pools,
     cluster_of_text,
     cluster_text,
     gpus_of_pools,
-    selected_product,
+    selected_gpu,
 )
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, gpu_named
@@ -82,7 +84,7 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
 
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
     """A pool that chooses its nodes by their GPU goes to those."""
-    selected = {pool.name: gpu_of_pool(pool) for pool in spec.pools}
+    selected = {pool.name: gpu_of_pool(pool, [group.gpu for group in cluster]) for pool in spec.pools}
     chosen = {name: kind for name, kind in selected.items() if kind is not None}
     try:
         return gpus_of_pools(spec.pools, cluster, chosen | of_pools)
@@ -101,14 +103,19 @@ def _from_pools(
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
             gpus[pool.name] = gpu
             origins.add("--gpu")
-        elif (product := selected_product(pool)) is not None:
-            gpus[pool.name] = named(product, f"spec.pools {pool.name}: the label that its nodes must have")
-            origins.add("the pools' nodeSelector")
+        elif (gpu := selected_gpu(pool, partial(_of_label, pool, named))) is not None:
+            gpus[pool.name] = gpu
+            is_selector = any(label in pool.template.node_selector for label in SELECTORS)
+            origins.add("the pools' nodeSelector" if is_selector else "the pools' affinity")
         else:
             gpus[pool.name] = _gpu_here(pool.name, named)
             origins.add("this machine")
     cluster = cluster_of_pools(spec.pools, gpus)
     return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, by {' and '.join(sorted(origins))}")
+
+
+def _of_label(pool: Pool, named: Callable[[str, str], Gpu], product: str) -> Gpu:
+    return named(product, f"spec.pools {pool.name}: the label that its nodes must have")
 
 
 def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu]) -> tuple[Gpu | None, dict[str, Gpu]]:

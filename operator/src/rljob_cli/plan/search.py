@@ -128,12 +128,14 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
         yield Text(f"  ~ {line}", "yellow")
     others = []
     for pool, placed in zip(planned.pools, placement.pools, strict=True):
-        kind = gpu_of_pool(pool)
-        if kind is None:
-            others.append(f"{pool.name} {placed.gpu.name}")
-        elif kind.name != placed.gpu.name:
-            sentence = f"! pool {pool.name}: the nodes that it selects have {kind.name}, and here it is on"
-            yield wrapped(f"{sentence} {placed.gpu.name}; change its nodeSelector.", "  ", "yellow")
+        gpu = placed.gpu
+        by_affinity = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
+        kinds = [kind for each in (pool, by_affinity) if (kind := gpu_of_pool(each, [gpu])) is not None]
+        if not kinds:
+            others.append(f"{pool.name} {gpu.name}")
+        elif other := next((kind.name for kind in kinds if kind.name != gpu.name), None):
+            sentence = f"! pool {pool.name}: the nodes that it selects have {other}, and here it is on {gpu.name}"
+            yield wrapped(f"{sentence}; change its nodeSelector or affinity.", "  ", "yellow")
     if len({group.gpu.name for group in head.gpus.cluster}) > 1 and others:
         sentence = f"The cluster has several kinds of GPUs. Select nodes for {', '.join(others)} in"
         yield wrapped(f"{sentence} template.nodeSelector, for example by the label {PRODUCT_LABEL}.", "  ")
