@@ -3,6 +3,7 @@ peaks against what a CPU allocates."""
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -126,6 +127,9 @@ def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
 
     engine.forward_backward(batch, loss, 1.0)
     engine.optimizer_step(1e-3)
+    # An engine is in reference cycles. If one from an earlier profile in this process were collected during this one,
+    # the profiler would subtract its gradients, whose sizes it still knows.
+    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         engine.forward_backward(batch, loss, 1.0)
     assert profiler.profiler is not None
