@@ -285,8 +285,11 @@ def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{affinity: {{nodeAffinity: {required}}}}}}}"))
     assert rljob("plan", file)[1].startswith("grpo: 8 GPUs (1x8xH200, by the pools' affinity)\n")
     assert "on 1x8 L4\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xL4")[1]
-    output = rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
-    assert "  ! pool main: the nodes that it selects have H200, and here it is on H100; change its" in output
+    other = "  ! pool main: the nodes that it selects have H200, and here it is on H100; change its"
+    assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
+    # Nodes must have what both say.
+    file = replaced(Path(file), ("template: {", "template: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100}, "))
+    assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
 
 
 def test_a_tight_job_that_nothing_gives_more_room_is_not_said_not_to_fit() -> None:

@@ -33,6 +33,18 @@ from rljob_planner.search.mapping import SearchResult
 from rljob_planner.search.ranking import Candidate
 from rljob_planner.workload import Placement
 
+_NOT_TRIED = (
+    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
+    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
+    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
+)
+
+_NOT_TRIED = (
+    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
+    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
+    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
+)
+
 
 def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
     """The job with these values in its fields; `rewards[]` in a field is the reward with a model."""
@@ -66,6 +78,10 @@ def search_lines(
             yield wrapped(" ".join(found.advice))
             yield Text()
         yield from _candidate_lines(found.candidates, found.changes)
+    yield wrapped(_NOT_TRIED, "  ", "dim")
+    yield Text()
+    yield wrapped(_NOT_TRIED, "  ", "dim")
+    yield Text()
     yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
     yield from plan_body(shown, explain=explain)
