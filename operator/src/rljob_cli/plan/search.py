@@ -39,12 +39,6 @@ _NOT_TRIED = (
     " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
 )
 
-_NOT_TRIED = (
-    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
-    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
-    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
-)
-
 
 def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
     """The job with these values in its fields; `rewards[]` in a field is the reward with a model."""
@@ -78,8 +72,6 @@ def search_lines(
             yield wrapped(" ".join(found.advice))
             yield Text()
         yield from _candidate_lines(found.candidates, found.changes)
-    yield wrapped(_NOT_TRIED, "  ", "dim")
-    yield Text()
     yield wrapped(_NOT_TRIED, "  ", "dim")
     yield Text()
     yield Text(title, "bold")
@@ -147,7 +139,7 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
         gpu = placed.gpu
         by_affinity = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
         kinds = [kind for each in (pool, by_affinity) if (kind := gpu_of_pool(each, [gpu])) is not None]
-        if not kinds:
+        if not kinds and gpu.name not in head.gpus.labels:
             others.append(f"{pool.name} {gpu.name}")
         elif other := next((kind.name for kind in kinds if kind.name != gpu.name), None):
             sentence = f"! pool {pool.name}: the nodes that it selects have {other}, and here it is on {gpu.name}"
