@@ -23,10 +23,10 @@ from rljob_bench.report import Bar, Measurement
 from rljob_planner.advice.calibration import (
     DECODE_BANDWIDTH,
     DECODE_STEP,
-    EXPERT_EFFICIENCY,
     PASS_EFFICIENCY,
     PER_STEP,
     STEP,
+    Adjustable,
     Observation,
     fit,
 )
@@ -39,6 +39,7 @@ from rljob_planner.timing.passes import rows_of, update_cost
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import TrainLayout
 
+EXPERT_EFFICIENCY = Adjustable(0.5, ("expert_efficiency_factor",))
 FITTED = (PASS_EFFICIENCY, EXPERT_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
 """Five constants of all programs and kinds of GPU."""
 NOISE = 0.25
@@ -114,7 +115,7 @@ def parts_of_steps() -> Measurement:
 
 def update_seconds(update: PublishedUpdate, constants: Constants) -> float:
     """Of a published update."""
-    lengths = Lengths(update.row_tokens, known=(update.row_tokens,))
+    lengths = Lengths(update.row_tokens, math.log(update.row_tokens))
     rows = rows_of(update.num_gpus * update.rows_per_gpu, 0.0, lengths)
     layout, site = TrainLayout(update.num_gpus, update.num_gpus), Site(update.gpu, GPUS_PER_NODE)
     return update_cost(update.model, rows, 1, update.row_tokens, layout, site, constants).seconds
@@ -122,7 +123,7 @@ def update_seconds(update: PublishedUpdate, constants: Constants) -> float:
 
 def tokens_per_second(decoding: PublishedDecoding, constants: Constants) -> float:
     """Of a published server."""
-    lengths = Lengths(decoding.response, known=(decoding.response,))
+    lengths = Lengths(decoding.response, math.log(decoding.response))
     space = engine_space(decoding.work, decoding.layout, decoding.gpu, constants)
     at_once = space.sequences_at_once(decoding.prompt + decoding.response / 2)
     requests = Requests(decoding.num_requests, 1, decoding.prompt, lengths)

@@ -97,24 +97,25 @@ def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> Non
     plan = json.loads(output)
     assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
     assert "verdictOfFile" not in plan
-    for phase in plan["memory"]:
-        sizes = [phase[name] for name in ("bytes", "limit", "spare", "kvCacheLacks")]
-        assert all(isinstance(size, int) for size in (*sizes, *(part["bytes"] for part in phase["parts"])))
+    [phases] = plan["phases"].values()
+    for phase in phases:
+        sizes = [phase[name] for name in ("total", "limit", "spare", "lacks")]
+        assert all(isinstance(size, int) for size in (*sizes, *(part["numBytes"] for part in phase["parts"])))
     assert plan["verdict"] == "FITS"
-    for phase in plan["memory"]:
-        assert sum(part["bytes"] for part in phase["parts"]) == pytest.approx(phase["bytes"])
-        assert phase["spare"] == pytest.approx(phase["limit"] - phase["bytes"])
-        assert phase["kvCacheLacks"] == 0
+    for phase in phases:
+        assert sum(part["numBytes"] for part in phase["parts"]) == pytest.approx(phase["total"])
+        assert phase["spare"] == pytest.approx(phase["limit"] - phase["total"])
+        assert phase["lacks"] == 0
     # One pool: phases follow each other.
     total = sum(phase["seconds"]["likely"] for phase in plan["step"]["phases"])
-    assert plan["step"]["seconds"]["likely"] == pytest.approx(total)
-    assert plan["run"]["gpuHours"]["likely"] == pytest.approx(8 * 100 * total / 3600)
-    assert plan["placement"]["pools"][0]["roles"]["actor"] == {"shardSize": 8, "sequenceParallel": 1}
+    assert plan["step"]["total"]["likely"] == pytest.approx(total)
+    assert plan["gpuHours"]["likely"] == pytest.approx(8 * 100 * total / 3600)
+    assert plan["placement"]["pools"][0]["layouts"]["actor"] == {"shardSize": 8, "sequenceParallel": 1}
     gpu = plan["placement"]["pools"][0]["gpu"]
     assert (gpu["name"], isinstance(gpu["memoryBytes"], int), gpu["flops"]) == ("H100", True, 989e12)
     assert set(plan["step"]["phases"][0]) >= {"name", "pool", "seconds", "boundBy", "assumption", "formula"}
     assert plan["placement"]["schedule"] == "SYNCHRONOUS"
-    assert [phase["phase"] for phase in plan["memory"]][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
+    assert [phase["phase"] for phase in phases][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
 
 
 def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob, job: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob
     plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
     assert plan["verdict"] == "TOO_LARGE"
     # What is proposed fits, as the plan of the changed file says, too.
-    [change] = next(knob["changes"] for knob in plan["changes"] if "Checkpointing" in knob["changes"][0]["field"])
+    [change] = next(knob["changes"] for knob in plan["knobs"] if "Checkpointing" in knob["changes"][0]["field"])
     assert change == {"field": "spec.training.model.gradientCheckpointing", "value": "true", "before": "false"}
     changed = replaced(
         job, ("model: {source: Qwen/Qwen3-4B", "model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true")
@@ -144,7 +145,7 @@ def test_an_engine_without_room_for_a_sequence_says_what_it_lacks(rljob: Rljob, 
     assert re.search(r"^  engine start +[0-9.]+ +78\.4  KV cache [0-9.]+ short ", output, re.MULTILINE)
     assert re.search(r"^Plan: does not fit, in engine start the KV cache is [0-9.]+ GiB short; ", output, re.M)
     plan = json.loads(rljob("plan", file, "--gpu", "H100", "--json")[1])
-    assert plan["memory"][0]["kvCacheLacks"] > 2 * 2**30
+    assert plan["phases"]["main"][0]["lacks"] > 2 * 2**30
 
 
 def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> None:
@@ -158,7 +159,7 @@ def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> N
     assert "35% of the GPU's stated speed in products (defaults)" in output
     assert output.splitlines()[-1] == short.splitlines()[-1]
     plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json")[1])
-    assert [part for phase in plan["memory"] for part in phase["parts"] if not part["formula"]] == []
+    assert [part for phase in plan["phases"]["main"] for part in phase["parts"] if not part["formula"]] == []
 
 
 def test_explain_says_the_speed_of_cores_as_it_is(rljob: Rljob, job: Path) -> None:
@@ -201,7 +202,7 @@ def test_means_that_are_given_are_shown_and_shorter_responses_are_faster(rljob: 
 
     def likely(*arguments: str) -> float:
         plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json", *arguments)[1])
-        return float(plan["step"]["seconds"]["likely"])
+        return float(plan["step"]["total"]["likely"])
 
     assert likely("--mean-response", "200") < likely("--mean-response", "2000")
     code, _, errors = rljob("plan", str(job), "--gpu", "H100", "--mean-response", "9000")
@@ -270,7 +271,7 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
     )
     code, output, _ = rljob("plan", file, "--cluster", "1x8xH100", "--search")
     assert code == 0
-    assert "  ! pool main: its nodeSelector is for nodes with A100-80, and here it is on H100.\n" in output
+    assert "  ! pool main: the nodes that it selects have A100-80, and here it is on H100; change its" in output
 
 
 def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_the_operator(
@@ -284,8 +285,11 @@ def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{affinity: {{nodeAffinity: {required}}}}}}}"))
     assert rljob("plan", file)[1].startswith("grpo: 8 GPUs (1x8xH200, by the pools' affinity)\n")
     assert "on 1x8 L4\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xL4")[1]
-    output = rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
-    assert "  ! pool main: its affinity is for nodes with H200, and here it is on H100.\n" in output
+    other = "  ! pool main: the nodes that it selects have H200, and here it is on H100; change its"
+    assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
+    # Nodes must have what both say.
+    file = replaced(Path(file), ("template: {", "template: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100}, "))
+    assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
 
 
 def test_a_tight_job_that_nothing_gives_more_room_is_not_said_not_to_fit() -> None:

@@ -82,6 +82,7 @@ def test_a_mapping_on_nodes_of_several_kinds_says_which_it_means(
     assert (code, errors) == (0, "")
     label = "nvidia.com/gpu.product"
     assert f'  ~ spec.pools[main].template.nodeSelector.{label}: unset -> "NVIDIA-H100-80GB-HBM3"\n' in output
+    assert "Select nodes for" not in output
     [pool] = load_job_file(target).spec.pools
     assert pool.template.node_selector == {label: "NVIDIA-H100-80GB-HBM3"}
     assert (pool.nodes, pool.gpus_per_node) == (1, 8)

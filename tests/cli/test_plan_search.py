@@ -86,6 +86,10 @@ def test_the_best_placements_come_with_why_the_others_lose(rljob: Rljob, job: Pa
         if re.match(r"^  ([2-9]|10) +[0-9]", line):
             assert lines[at + 1].startswith("       "), line  # why it is behind
     assert output.splitlines()[-1].startswith("Plan: fits, ")
+    assert output.count("  Not tried: pools of parts of nodes, ") == 1
+    assert "Select nodes for" not in output
+    output = rljob("plan", str(job), "--cluster", "1x8xH100,1x8xL4", "--search")[1]
+    assert "Select nodes for main H100 in template.nodeSelector" in " ".join(output.split())
 
 
 def test_the_search_is_there_for_programs(rljob: Rljob, job: Path) -> None:
@@ -94,13 +98,13 @@ def test_the_search_is_there_for_programs(rljob: Rljob, job: Path) -> None:
     plan = json.loads(output)
     assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
     assert (plan["verdict"], plan["verdictOfFile"]) == ("FITS", "FITS")
-    assert all(isinstance(each["memoryBytes"], int) for each in plan["search"]["candidates"])
-    best, candidates = plan["search"]["bestToday"], plan["search"]["candidates"]
-    assert best["runsToday"]
-    fastest = min(each["stepSeconds"]["likely"] for each in candidates)
-    assert candidates[0]["stepSeconds"]["likely"] <= 1.1 * fastest
-    today = [each["stepSeconds"]["likely"] for each in candidates if each["runsToday"]]
-    assert best["stepSeconds"]["likely"] <= 1.1 * min(today)
+    best, candidates = plan["search"]["bestToday"]["plan"], [each["plan"] for each in plan["search"]["candidates"]]
+    assert all(isinstance(each["worst"]["total"], int) for each in candidates)
+    assert best["placement"]["runsToday"]
+    fastest = min(each["step"]["total"]["likely"] for each in candidates)
+    assert candidates[0]["step"]["total"]["likely"] <= 1.1 * fastest
+    today = [each["step"]["total"]["likely"] for each in candidates if each["placement"]["runsToday"]]
+    assert best["step"]["total"]["likely"] <= 1.1 * min(today)
 
 
 def test_what_is_written_is_the_plan_that_was_shown(rljob: Rljob, job: Path, tmp_path: Path) -> None:
@@ -147,7 +151,11 @@ def test_where_nothing_fits_the_nearest_miss_is_tried_again_with_what_would_do(
     # With --write it is that of the job as it is written, whatever the file's own is.
     code, output, _ = rljob(*arguments, "--json", "--write", str(tmp_path / "again.yaml"))
     plan = json.loads(output)
-    assert (code, plan["verdict"], plan["verdictOfFile"]) == (0, plan["search"]["bestToday"]["verdict"], "TOO_LARGE")
+    assert (code, plan["verdict"], plan["verdictOfFile"]) == (
+        0,
+        plan["search"]["bestToday"]["plan"]["verdict"],
+        "TOO_LARGE",
+    )
     changes = plan["search"]["changes"]
     wire = load_job_file(target).spec.to_wire()
     for change in changes:

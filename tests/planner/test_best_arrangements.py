@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import NodeGroup
 from rljob_planner.search.arrangements import TIE_SHARE, Arrangement, Cost, Grouping, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, PoolOptions, PoolSize, StageSeconds, longest, units_of
+from rljob_planner.search.pool_options import PoolOption, PoolOptions, PoolSize, longest, units_of
 from rljob_planner.search.ranking import ranked
+from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule, TrainLayout, Workload
 from rljob_testing.planner import samples
 
@@ -139,3 +140,17 @@ def test_the_fastest_comes_second_where_half_of_its_gpus_are_as_good() -> None:
     front = [_arrangement(asked, 4, 100.0), _arrangement(asked, 2, 109.0)]
     candidates, _ = ranked(asked, [front], 10, ())
     assert [each.plan.placement.num_gpus for each in candidates] == [16, 32]
+
+
+def test_the_fastest_follows_its_own_grouping_where_a_simpler_one_comes_before_that() -> None:
+    """The reference on nodes of its own is fastest on four nodes; on one pool there are fewer pools."""
+    asked = _asked(samples.workload(batch_size=96, mini_batch_size=96), 4)
+    groups = (Role.ACTOR, Role.ROLLOUT), (Role.REF,)
+
+    def apart(nodes: int, cost: float) -> Arrangement:
+        options = tuple(asked.fastest(roles, PoolSize(0, nodes, 8))[0] for roles in groups)
+        return Arrangement(cost, options, Schedule.SYNCHRONOUS)
+
+    candidates, _ = ranked(asked, [[apart(2, 100.0), apart(1, 105.0)], [_arrangement(asked, 2, 108.0)]], 10, ())
+    found = [each.plan.placement for each in candidates]
+    assert [(len(each.pools), each.num_gpus) for each in found] == [(1, 16), (2, 16), (2, 32)]

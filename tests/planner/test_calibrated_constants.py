@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from rljob_planner.advice.calibration import (
-    DECODE_STEP,
-    OF_A_MACHINE,
-    STEP,
-    TRAINING_EFFICIENCY,
-    Observation,
-    fit,
-)
+from rljob_planner.advice import calibration
+from rljob_planner.advice.calibration import STEP, Adjustable, Observation
 from rljob_planner.constants import Constants
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import TokenLengths, Workload
@@ -33,6 +28,15 @@ TRUE = replace(
 )
 
 
+UPDATES, PASSES = (Adjustable(0.5, (f"{name}_efficiency",)) for name in ("training", "forward"))
+DECODING = (calibration.DECODE_STEP, calibration.DECODE_BANDWIDTH)
+PARTS = (calibration.PER_STEP, calibration.PER_PASS, calibration.PER_UPDATE, calibration.PER_SYNC)
+
+
+def fit(seen: Sequence[Observation], noise: float = 0.05) -> Constants:
+    return calibration.fit(DEFAULT, seen, (UPDATES, PASSES, *DECODING, *PARTS), noise)
+
+
 def jobs() -> list[Workload]:
     """Of other sizes and lengths, so that what is fixed shows beside what grows."""
     base = samples.workload(needs_old_logprobs=True)
@@ -47,7 +51,7 @@ def jobs() -> list[Workload]:
 
 def observed(job: Workload, constants: Constants = TRUE, factor: float = 1.0) -> Observation:
     time = step_time(job, samples.placement(samples.one_pool(job)), constants)
-    seconds = {phase.name: factor * (phase.waited or phase.seconds).likely for phase in time.phases}
+    seconds = {phase.name: factor * phase.waited.likely for phase in time.phases}
     return Observation(job, samples.placement(samples.one_pool(job)), {**seconds, STEP: factor * time.total.likely})
 
 
@@ -56,7 +60,7 @@ def predicted(job: Workload, constants: Constants) -> float:
 
 
 def test_constants_come_back() -> None:
-    found = fit(DEFAULT, [observed(job) for job in jobs()], OF_A_MACHINE, noise=0.003)
+    found = fit([observed(job) for job in jobs()], noise=0.003)
     assert found.training_efficiency_of(KIND) == pytest.approx(0.45, rel=0.02)
     assert found.forward_efficiency_of(KIND) == pytest.approx(0.25, rel=0.02)
     assert found.decode_step_seconds == pytest.approx(4e-3, rel=0.05)
@@ -69,7 +73,7 @@ def test_constants_come_back() -> None:
 
 def test_one_step_brings_others_near() -> None:
     *others, seen = jobs()
-    found = fit(DEFAULT, [observed(seen)])
+    found = fit([observed(seen)])
     for job in others:
         before, after = (predicted(job, each) / predicted(job, TRUE) - 1 for each in (DEFAULT, found))
         assert abs(after) < 0.15
@@ -79,16 +83,16 @@ def test_one_step_brings_others_near() -> None:
 def test_what_was_not_seen_stays() -> None:
     job = jobs()[0]
     only = Observation(job, samples.placement(samples.one_pool(job)), {"update_actor": 20.0})
-    found = fit(DEFAULT, [only])
+    found = fit([only])
     assert found.decode_step_seconds == DEFAULT.decode_step_seconds
     assert found.step_seconds == DEFAULT.step_seconds
     assert found.forward_efficiency_of(KIND) == DEFAULT.forward_efficiency_of(KIND)
     assert found.training_efficiency_of(KIND) < DEFAULT.training_efficiency_of(KIND)
-    assert fit(DEFAULT, []) is DEFAULT
+    assert fit([]) is DEFAULT
 
 
 def test_defaults_that_are_right_stay_nearly() -> None:
-    found = fit(DEFAULT, [observed(job, DEFAULT) for job in jobs()])
+    found = fit([observed(job, DEFAULT) for job in jobs()])
     assert found.training_efficiency_of(KIND) == pytest.approx(DEFAULT.default_efficiency, rel=1e-3)
     assert found.decode_step_seconds == pytest.approx(DEFAULT.decode_step_seconds, rel=1e-3)
     assert (found.pass_seconds, found.update_seconds, found.wake_seconds) == pytest.approx((0, 0, 0), abs=1e-3)
@@ -96,14 +100,14 @@ def test_defaults_that_are_right_stay_nearly() -> None:
 
 def test_a_step_that_went_wrong_does_not_decide() -> None:
     good = [observed(job, DEFAULT) for job in jobs()]
-    found = fit(DEFAULT, [*good, observed(jobs()[0], DEFAULT, factor=5.0)])
+    found = fit([*good, observed(jobs()[0], DEFAULT, factor=5.0)])
     for job in jobs():
         assert predicted(job, found) == pytest.approx(predicted(job, DEFAULT), rel=0.12)
 
 
 def test_only_what_may_change_changes() -> None:
     other = replace(DEFAULT, training_efficiency={KIND: 0.45}, decode_step_seconds=6e-3, step_seconds=5.0)
-    found = fit(DEFAULT, [observed(job, other) for job in jobs()], (TRAINING_EFFICIENCY, DECODE_STEP))
+    found = calibration.fit(DEFAULT, [observed(job, other) for job in jobs()], (UPDATES, calibration.DECODE_STEP))
     assert found.step_seconds == DEFAULT.step_seconds
     assert found.decode_bandwidth_efficiency == DEFAULT.decode_bandwidth_efficiency
     assert found.training_efficiency_of(KIND) == pytest.approx(0.45, rel=0.05)
@@ -114,4 +118,4 @@ def test_the_range_is_as_wide_as_what_is_left() -> None:
     # Four steps of one job that nothing tells apart, and that took other times.
     job = jobs()[1]
     unlike = [observed(job, DEFAULT, factor) for factor in (0.8, 0.9, 1.1, 1.25)]
-    assert 0.1 < fit(DEFAULT, unlike).spread <= DEFAULT.spread
+    assert 0.1 < fit(unlike).spread <= DEFAULT.spread

@@ -82,7 +82,7 @@ def test_a_count_that_is_no_plain_number_is_none(count: str) -> None:
 
 def test_gpus_that_pods_share_are_refused_unless_their_kind_is_named() -> None:
     nodes = [node("a", "8", "NVIDIA-H100-80GB-HBM3-SHARED")]
-    with pytest.raises(PlanError, match=r"^--from-cluster: node a: a GPU that pods share by time slicing .*--gpu"):
+    with pytest.raises(PlanError, match=r"^--from-cluster: node a: no GPU of this name is known .*-SHARED"):
         cluster_of_nodes(nodes)
     assert cluster_of_nodes(nodes, asked=H100)[0] == (NodeGroup(1, 8, H100),)
 
@@ -139,13 +139,15 @@ def test_pools_by_themselves_are_a_cluster() -> None:
     assert cluster_of_pools(pools, kinds) == (NodeGroup(3, 8, H100), NodeGroup(1, 4, H200))
 
 
-def test_a_kind_is_chosen_by_its_label_where_that_is_clear() -> None:
+def test_a_kind_has_a_label_where_all_its_nodes_have_the_same() -> None:
     nodes = [
         node("a", "8", "NVIDIA-H100-80GB-HBM3"),
         node("b", "8", "NVIDIA-H100-80GB-HBM3"),
         node("c", "8", "NVIDIA-A100-SXM4-80GB"),
         node("d", "8", "NVIDIA-A100-80GB"),
-        node("e", None),
+        node("e", "8", "NVIDIA-H200"),
+        node("f", "8"),
+        node("g", None),
     ]
-    # Both of the others are called A100-80 here.
-    assert cluster_of_nodes(nodes)[1] == {"H100": ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3")}
+    # Both others are called A100-80 here, and a node without a label is taken for an H200.
+    assert cluster_of_nodes(nodes, asked=H200)[1] == {"H100": ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from rljob_planner.timing.generation import (
     mixed,
 )
 from rljob_planner.timing.lengths import Lengths
-from rljob_planner.workload import EngineKind, RolloutLayout, RolloutWork
+from rljob_planner.workload import RolloutLayout, RolloutWork
 from rljob_testing.planner import samples
 
 DENSE = DecodeSpeed(
@@ -177,11 +178,8 @@ def test_monotone() -> None:
 
 
 def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
-    lengths = Lengths(10, known=(10,))
-    by_vllm, by_other = (
-        RolloutWork(samples.QWEN3_4B, engine=each, max_sequences=64)
-        for each in (EngineKind.VLLM, EngineKind.HUGGING_FACE)
-    )
+    lengths = Lengths(10, math.log(10))
+    by_vllm, by_other = (RolloutWork(samples.QWEN3_4B, is_vllm=each, max_sequences=64) for each in (True, False))
     speed = makespan(speed_of(by_vllm), 200.0, [10] * 64, 64).seconds
     layers = 2 * samples.QWEN3_4B.layer_matmul_parameters * 200 / 0.35
     attention = 2 * 36 * 4096 * 200 * 200 / CONSTANTS.attention_efficiency
@@ -194,12 +192,12 @@ def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
 def test_without_new_ones_in_free_places_batches_wait_for_their_longest() -> None:
     work = RolloutWork(samples.QWEN3_4B, max_sequences=16)
     lengths = Lengths(4096, location=6.0, scale=0.8)
-    batches = cost(replace(work, engine=EngineKind.HUGGING_FACE), 512, lengths)
+    batches = cost(replace(work, is_vllm=False), 512, lengths)
     assert batches > 1.3 * cost(work, 512, lengths)
 
 
 def test_the_longest_response_is_named_where_it_is_waited_for() -> None:
-    lengths = Lengths(30_000, known=(*[200] * 255, 20_000))
+    lengths = Lengths(30_000, math.log(200), 1.6)
     requests = Requests(256, 8, 200.0, lengths)
     quick = replace(CONSTANTS, decode_step_seconds=1e-3)
     found = generation_cost(

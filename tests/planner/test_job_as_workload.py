@@ -15,7 +15,7 @@ from rljob_planner.errors import PlanError
 from rljob_planner.job import LengthOptions, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.workload import EngineKind, Head, ModelOffload, Role, Workload
+from rljob_planner.workload import Head, ModelOffload, Role, Workload
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, OLD_LOGPROBS, VALUES
@@ -165,8 +165,8 @@ def test_the_rollout_has_the_lengths_and_limits_of_the_job() -> None:
     edits: Edits = {f"{T}.rollout.gpuMemoryUtilization": 0.7, f"{T}.rollout.maxNumSequences": 64}
     rollout = made(edits).rollout
     assert (rollout.max_model_length, rollout.max_sequences, rollout.memory_utilization) == (128, 64, 0.7)
-    assert rollout.engine is EngineKind.VLLM
-    assert made({f"{T}.rollout.engine": "HuggingFace"}).rollout.engine is EngineKind.HUGGING_FACE
+    assert rollout.is_vllm
+    assert not made({f"{T}.rollout.engine": "HuggingFace"}).rollout.is_vllm
 
 
 def test_vllm_compiles_on_gpus_and_in_long_jobs_on_cpus() -> None:

@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import gpu_named
 from rljob_planner.job import workload_of
-from rljob_planner.job_placement import check_layouts, placement_of, spec_with, with_selectors
+from rljob_planner.job_placement import check_layouts, placement_of, spec_with
 from rljob_planner.known_models import known_model
 from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout
 from rljob_testing.jobs.valid_job import valid_job
@@ -100,10 +100,19 @@ def test_activations_are_not_kept_of_every_nth_of_fewer_layers() -> None:
     edits: Edits = {"spec.training.model": {"source": "a/b", "gradientCheckpointing": True}}
     spec = spec_of(edits | {"spec.training.model.gradientCheckpointingEveryNthLayer": 29})
     with pytest.raises(PlanError, match=r"EveryNthLayer: must be at most the model's layers, 28 \(seen 29\)"):
-        check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
+        workload_of(spec, {Role.ACTOR: shape})
 
 
-@pytest.mark.parametrize("edits", [{}, KL, TWO_POOLS, {"spec.roles.actor.sequenceParallel": 2}])
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {},
+        KL,
+        TWO_POOLS,
+        {"spec.roles.actor.sequenceParallel": 2},
+        {"spec.roles.actor": {"pool": "main", "sequenceParallel": 1}},
+    ],
+)
 def test_a_job_with_its_own_placement_is_the_same_job(edits: dict[str, object]) -> None:
     spec = spec_of(edits)
     again = spec_with(spec, placed(spec))
@@ -151,13 +160,14 @@ def test_what_cannot_run_today_is_not_put_into_a_job() -> None:
         spec_with(spec, replace(placed(spec), schedule=Schedule.ONE_STEP_OFF))
 
 
-def test_pools_choose_nodes_of_their_kind() -> None:
-    selector = {"disk": "fast", "product": "old"}
+def test_pools_select_nodes_of_their_kind() -> None:
+    selector = {"disk": "fast", "nvidia.com/gpu.product": "old"}
     spec = spec_of({**TWO_POOLS, "spec.pools[0].template.nodeSelector": selector})
-    found = with_selectors(spec, placed(spec), {"H100": ("product", "H100-SXM"), "L4": ("product", "L4")})
-    assert found.pools[0].template.node_selector == {"disk": "fast", "product": "H100-SXM"}
-    assert found.pools[1].template.node_selector == {"product": "H100-SXM"}
-    assert with_selectors(spec, placed(spec), {}) == spec
+    label = ("nvidia.com/gpu.product", "NVIDIA-H100")
+    main, aside = spec_with(spec, placed(spec), {"H100": label, "L4": ("nvidia.com/gpu.product", "NVIDIA-L4")}).pools
+    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
+    assert aside.template.node_selector == {label[0]: label[1]}
+    assert spec_with(spec, placed(spec), {"L4": label}) == spec
 
 
 def test_labels_of_another_kind_and_gpus_of_another_maker_go_with_it() -> None:
@@ -171,11 +181,11 @@ def test_labels_of_another_kind_and_gpus_of_another_maker_go_with_it() -> None:
             "spec.pools[1].gpuResource": "nvidia.com/gpu.shared",
         }
     )
-    product = "nvidia.com/gpu.product"
-    main, aside = with_selectors(spec, placed(spec), {"H100": (product, "NVIDIA-H100")}).pools
-    assert main.template.node_selector == {"disk": "fast", product: "NVIDIA-H100"}
+    label = ("nvidia.com/gpu.product", "NVIDIA-H100")
+    main, aside = spec_with(spec, placed(spec), {"H100": label}).pools
+    assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
     assert (main.gpu_resource, aside.gpu_resource) == ("nvidia.com/gpu", "nvidia.com/gpu.shared")
     label = ("amd.com/gpu.product-name", "MI300X")
-    main, aside = with_selectors(spec, placed(spec), {"H100": label}).pools
+    main, aside = spec_with(spec, placed(spec), {"H100": label}).pools
     assert main.template.node_selector == {"disk": "fast", label[0]: label[1]}
     assert {main.gpu_resource, aside.gpu_resource} == {"amd.com/gpu"}

@@ -11,7 +11,7 @@ from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import engine_space, pass_bytes, sequence_kv_bytes
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
-from rljob_planner.workload import EngineKind, LoraShape, RolloutLayout, RolloutWork, TokenLengths
+from rljob_planner.workload import LoraShape, RolloutLayout, RolloutWork, TokenLengths
 from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
@@ -101,7 +101,7 @@ def test_cpus_have_a_cache_of_the_size_that_the_job_says() -> None:
 
 
 def test_transformers_has_no_budget_to_fail() -> None:
-    space = engine_space(llama(engine=EngineKind.HUGGING_FACE), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
+    space = engine_space(llama(is_vllm=False), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
     assert (space.lacks, space.context, space.graphs, space.activations) == (0, 0, 0, 0)
     assert space.sequences_at_once(1000) == 256
 
@@ -114,6 +114,7 @@ def test_adapters_take_the_room_of_the_next_rank() -> None:
 
 
 def test_long_responses_are_met_more_often() -> None:
-    """Of two responses of 100 and 300 tokens the second is met three times as often, each at half of its length."""
-    lengths = TokenLengths(50.0, 64, 200.0, 512, response_lengths=(100, 300))
-    assert live_context(50.0, lengths_of(lengths)) == 50 + (1 / 4 * 50 + 3 / 4 * 150)
+    """At a random moment a response has half of its length on average, and more of the moments are in long ones."""
+    same, spread = (lengths_of(TokenLengths(50.0, 64, 200.0, 2048, response_cv=cv)) for cv in (0.0, 0.8))
+    assert live_context(50.0, same) == pytest.approx(50 + 200 / 2)
+    assert live_context(50.0, spread) == pytest.approx(50 + 200 / 2 * (1 + 0.8**2), rel=0.05)

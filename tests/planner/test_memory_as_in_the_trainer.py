@@ -21,7 +21,6 @@ from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Phase, PhaseMemory
 from rljob_planner.workload import (
-    EngineKind,
     Head,
     ModelOffload,
     PlacedPool,
@@ -148,7 +147,7 @@ def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
             Role.REF: TrainModel(shape(), is_trained=False, compute_bytes=4, offload=ModelOffload(offloads)),
             Role.CRITIC: TrainModel(shape(), True, Head.VALUE, compute_bytes=4, offload=offload),
         },
-        rollout=RolloutWork(shape(), weight_bytes=4, engine=EngineKind.HUGGING_FACE),
+        rollout=RolloutWork(shape(), weight_bytes=4, is_vllm=False),
         needs_old_logprobs=True,
     )
     layouts = {role: TrainLayout(ranks, ranks) for role in workload.models}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_planner.constants import Constants
+from rljob_planner.kv_cache import engine_memory
 from rljob_planner.memory.changes import smaller_jobs
 from rljob_planner.memory.knobs import Knobs, all_phases, knobs_of, worst_phase
 from rljob_planner.plan import Plan, plan_of
@@ -224,6 +225,8 @@ def test_waves_are_said() -> None:
     )
     job = samples.workload(lengths=lengths, max_tokens_per_micro_batch=32768)
     job = replace(job, rollout=replace(job.rollout, max_model_length=32768))
-    plan = plan_of(job, samples.placement(samples.one_pool(job)))
-    assert plan.sequences_at_once == pytest.approx(plan.engine.kv_cache / samples.GIB / 3.94, rel=0.02)
+    pool = samples.one_pool(job)
+    plan, engine = plan_of(job, samples.placement(pool)), engine_memory(pool, job, CONSTANTS)
+    assert engine is not None
+    assert plan.sequences_at_once == pytest.approx(engine.space.kv_cache / samples.GIB / 3.94, rel=0.02)
     assert any("sequences of mean length at once" in note for note in plan.notes)

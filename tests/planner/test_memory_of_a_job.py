@@ -6,7 +6,9 @@ import pytest
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_planner.constants import Constants
 from rljob_planner.job_memory import gpu_of_pool, memory_outlook, memory_shortage
+from rljob_planner.memory.knobs import knobs_of
 from rljob_testing.jobs.valid_job import valid_job
 
 H100 = "NVIDIA-H100-80GB-HBM3"
@@ -73,8 +75,9 @@ def test_changes_that_do_only_together_are_left_to_the_command() -> None:
     edits = SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.pools[0].gpusPerNode": 1}
     outlook = memory_outlook(spec(edits))
     assert outlook is not None
-    assert {len(knob.changes) for knob in outlook.knobs() if not knob.changes[0].is_drastic} == {2}
-    assert [knob.changes[0].field for knob in outlook.knobs(with_pairs=False)] == ["spec.pools[0].nodes"]
+    single = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting
+    assert {len(knob.changes) for knob in outlook.knobs if not knob.changes[0].is_drastic} == {2}
+    assert [knob.changes[0].field for knob in single] == ["spec.pools[0].nodes"]
     assert memory_shortage(spec(edits)).endswith(
         "; what would do: spec.pools[0].nodes: 8 (76.8 GiB at most); or perhaps two smaller changes: see `rljob plan`"
     )

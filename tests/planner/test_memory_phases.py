@@ -13,7 +13,6 @@ from rljob_planner.memory.phases import DRIVER_BYTES, limit_of, phases_of
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Phase, PhaseMemory, Verdict, verdict_of
 from rljob_planner.workload import (
-    EngineKind,
     ModelOffload,
     PlacedPool,
     Role,
@@ -146,9 +145,7 @@ def test_a_reference_that_is_the_actor_takes_nothing_and_is_a_pass_of_the_actor(
 
 
 def test_transformers_has_its_weights_always_and_a_cache_of_its_rows() -> None:
-    job = samples.workload(
-        rollout=replace(samples.workload().rollout, engine=EngineKind.HUGGING_FACE, max_sequences=16)
-    )
+    job = samples.workload(rollout=replace(samples.workload().rollout, is_vllm=False, max_sequences=16))
     found = phases(job)
     assert Phase.LATER_WAKE not in found
     assert parts(found[Phase.UPDATE])["rollout weights"] == near(2 * P4 / 1e9)
@@ -218,7 +215,7 @@ def jobs(draw: st.DrawFn) -> tuple[Workload, PlacedPool]:
         job = replace(job, models={**job.models, Role.CRITIC: samples.critic(shape)})
     rollout = replace(
         job.rollout,
-        engine=draw(st.sampled_from(EngineKind)),
+        is_vllm=draw(st.booleans()),
         memory_utilization=draw(st.floats(0.05, 0.95)),
         max_sequences=draw(st.sampled_from([8, 256, 1024])),
     )
@@ -273,5 +270,5 @@ def test_more_work_never_needs_less(case, change, factor: int) -> None:  # type:
 def test_lengths_of_a_run_are_not_what_memory_is_planned_for() -> None:
     """The longest row that there may be comes at some time."""
     job = samples.workload()
-    short = replace(job, lengths=TokenLengths(256.0, 1024, 100.0, 3072, response_lengths=(100,) * 8))
+    short = replace(job, lengths=TokenLengths(256.0, 1024, 100.0, 3072))
     assert phases(short)[Phase.UPDATE].total == phases(job)[Phase.UPDATE].total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -229,7 +230,7 @@ def test_the_longest_row_sets_the_pace_where_workers_have_few() -> None:
 
 
 def test_micro_batches_lose_half_a_row_of_room() -> None:
-    own = rows_of(64, 0, Lengths(100, known=(100,)))
+    own = rows_of(64, 0, Lengths(100, math.log(100)))
     assert num_micro_batches(own, 6400, TrainLayout(1, 1)) == 1
     # 10.5 rows fit, of which half a row is lost: 64 / 10.
     assert num_micro_batches(own, 1050, TrainLayout(1, 1)) == 7
@@ -238,7 +239,7 @@ def test_micro_batches_lose_half_a_row_of_room() -> None:
 
 
 def test_gathers_are_hidden_behind_products_until_they_are_longer() -> None:
-    own = rows_of(8, 0, Lengths(100, known=(100,)))
+    own = rows_of(8, 0, Lengths(100, math.log(100)))
     model, spread = TrainModel(HAND, is_trained=True), TrainLayout(4, 4)
     slow = replace(UNIT_GPU, flops=1e-3)
     computing = total(update_operations(model, own))
@@ -270,7 +271,7 @@ def test_offloaded_gradients_go_and_come_between_micro_batches(num_micro_batches
 
 
 def test_a_frozen_model_that_is_offloaded_comes_for_its_pass() -> None:
-    own = rows_of(8, 0, Lengths(100, known=(100,)))
+    own = rows_of(8, 0, Lengths(100, math.log(100)))
     here, away = (TrainModel(HAND, is_trained=False, offload=ModelOffload(parameters=each)) for each in (False, True))
     spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
     seconds = [pass_cost(each, own, 1000, spread, site, UNIT).seconds for each in (here, away)]
@@ -279,7 +280,7 @@ def test_a_frozen_model_that_is_offloaded_comes_for_its_pass() -> None:
 
 def test_a_critic_that_is_offloaded_comes_and_goes_for_values_and_for_its_updates() -> None:
     """However many updates there are; an actor is brought by the hand-over of weights."""
-    own = rows_of(8, 0, Lengths(100, known=(100,)))
+    own = rows_of(8, 0, Lengths(100, math.log(100)))
     spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
 
     def seconds(head: Head, *, away: bool) -> list[float]:

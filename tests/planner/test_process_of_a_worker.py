@@ -8,7 +8,7 @@ import pytest
 
 from rljob_planner.advice.comparison import process_bytes, written_cache_bytes
 from rljob_planner.plan_types import Part, Phase, PhaseMemory
-from rljob_planner.workload import EngineKind, RolloutLayout, TokenLengths
+from rljob_planner.workload import RolloutLayout, TokenLengths
 from rljob_testing.planner import samples
 
 STATE = (Part("actor parameters", 10), Part("actor moments", 20), Part("rollout weights", 5))
@@ -46,18 +46,18 @@ def test_generation_after_an_update_has_what_that_has_freed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "longest", "fullest"),
-    [(EngineKind.VLLM, 127, 1345 + 50 + 90), (EngineKind.VLLM, 128, 1435), (EngineKind.HUGGING_FACE, 127, 1435)],
+    ("is_vllm", "longest", "fullest"),
+    [(True, 127, 1345 + 50 + 90), (True, 128, 1435), (False, 127, 1435)],
 )
 def test_what_was_written_of_a_cache_that_is_lent_is_still_there_in_later_phases(
-    engine: EngineKind, longest: int, fullest: float
+    is_vllm: bool, longest: int, fullest: float
 ) -> None:
     """State 35, libraries 1000, a cache of 90, all of it written, gradients of 10 and activations of 300. Where the
     hand-over of weights, with buckets of 50, has no cache, the generation is the fullest: 1435."""
     generation = phase(Phase.GENERATION, Part("KV cache", 90))
     update = phase(Phase.UPDATE, Part("actor gradients", 10), Part("actor activations", 300))
     sync = phase(Phase.SYNC, Part("buckets", 50))
-    rollout = replace(samples.workload().rollout, engine=engine, max_model_length=longest)
+    rollout = replace(samples.workload().rollout, is_vllm=is_vllm, max_model_length=longest)
     job = replace(samples.workload(), rollout=rollout)
     assert process_bytes([generation, update, sync], job, RolloutLayout(1, 1)) == fullest
 

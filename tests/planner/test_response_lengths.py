@@ -33,22 +33,13 @@ def test_a_share_that_is_cut_off_says_how_wide_they_are() -> None:
     assert found.clipped_share == pytest.approx(0.02, rel=1e-3)
 
 
-def test_lengths_of_a_run_count_instead() -> None:
-    found = lengths_of(TokenLengths(10, 10, 1.0, 100, response_lengths=(100, 20, 40, 40)))
-    assert found.mean == 50.0
-    assert found.mean_square == (100**2 + 20**2 + 2 * 40**2) / 4
-    assert found.clipped_share == 0.25
-    assert found.spread_over(4) == (20, 40, 40, 100)
-    assert found.longest_of(1000) == 100
-
-
 def test_all_at_the_cap() -> None:
     found = lengths_of(TokenLengths(10, 10, 100.0, 100))
     assert (found.mean, found.quantile(0.01), found.clipped_share) == (100.0, pytest.approx(100.0), 1.0)
 
 
 def test_another_mean_for_what_may_be() -> None:
-    given = TokenLengths(10, 10, 100.0, 1000, response_lengths=(100,))
+    given = TokenLengths(10, 10, 100.0, 1000)
     assert lengths_of(given, 300.0).mean == pytest.approx(300.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_planner.advice.comparison import compared_memory, compared_times
-from rljob_planner.advice.run_facts import TimelineSpan, facts_of, idle_shares
+from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.constants import Constants
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
@@ -19,13 +19,13 @@ def seconds(likely: float) -> Seconds:
 def test_each_phase_stands_beside_its_own_and_the_step_comes_last() -> None:
     """Where pools work beside each other the metric has what is still waited for, and so has the prediction."""
     phases = (
-        PhaseTime("generate", "main", seconds(8), "compute"),
-        PhaseTime("ref", "other", seconds(5), "compute", waited=seconds(1)),
-        PhaseTime("other", "host", seconds(1), "calls"),
+        PhaseTime("generate", "main", seconds(8), "compute", "", "", waited=seconds(8)),
+        PhaseTime("ref", "other", seconds(5), "compute", "", "", waited=seconds(1)),
+        PhaseTime("other", "host", seconds(1), "calls", "", "", waited=seconds(1)),
     )
     row = {"step": 2.0, "timing_s/step": 12.0, "timing_s/generate": 4.0, "timing_s/ref": 2.0, "timing_s/reward": 3.0}
     rows = compared_times(StepTime(phases, seconds(10), "generate"), facts_of([{**row, "step": 1.0}, row], 8))
-    assert [each.name for each in rows] == ["generate", "reward", "ref", "other", "step"]
+    assert [each.name for each in rows] == ["generate", "ref", "reward", "other", "step"]
     by_name = {each.name: each for each in rows}
     assert by_name["generate"].ratio == 2.0
     assert by_name["ref"].ratio == 0.5
@@ -68,17 +68,3 @@ def test_on_cpus_activations_are_in_the_process_and_in_no_counter() -> None:
     assert rows["update"].predicted == pytest.approx((4 + 8 + 4) * num / 8 + 2 * num + 2 * num / 8, rel=0.01)
     assert rows["update"].predicted < update.total - 7 * samples.GIB
     assert rows["process"].ratio == pytest.approx(0.9)
-
-
-def test_idle_workers_are_seen_in_a_timeline() -> None:
-    """A step of 10 s: one worker has a method for 8 of them, of which parts are not counted twice, the other for 5."""
-    spans = [
-        TimelineSpan("controller", "rollout", 0, 6),
-        TimelineSpan("controller", "update_actor", 6, 10),
-        TimelineSpan("rank 0", "hybrid.generate_sequences", 0, 5),
-        TimelineSpan("rank 0", "generate", 1, 5),
-        TimelineSpan("rank 0", "actor.update_policy", 4, 8),
-        TimelineSpan("rank 1", "hybrid.generate_sequences", 1, 6),
-    ]
-    assert idle_shares(spans) == {"rank 0": pytest.approx(0.2), "rank 1": pytest.approx(0.5)}
-    assert idle_shares(spans[2:]) == {}

@@ -15,7 +15,7 @@ from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import placement_of, spec_with
 from rljob_planner.plan_types import Verdict
 from rljob_planner.search.mapping import search
-from rljob_planner.search.pool_options import PoolSize, shard_sizes, train_layouts
+from rljob_planner.search.pool_options import PoolSize, rollout_layouts, row_shares, shard_sizes, train_layouts
 from rljob_planner.workload import LoraShape, Role, RolloutLayout, RolloutWork, Schedule
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.planner import samples
@@ -227,6 +227,15 @@ def test_ranks_that_share_rows_divide_heads_and_hold_the_longest_row() -> None:
     found = {layout.sequence_parallel for layout in train_layouts(Role.ACTOR, job, PoolSize(0, 1, 8))}
     assert found == {2, 4, 8}
     assert not list(train_layouts(Role.ACTOR, replace(job, batch_size=1, group_size=1), PoolSize(0, 2, 8)))
+
+
+def test_on_nodes_of_any_size_the_divisors_of_a_node_are_tried() -> None:
+    """A model with 12 heads of each kind on nodes of 6 GPUs; tensor and sequence parallelism are at most 8."""
+    job = samples.workload(samples.trained_model(replace(samples.QWEN3_4B, num_heads=12, num_kv_heads=12)))
+    for per_node, expected in ((3, {1, 3}), (6, {1, 2, 3, 6}), (12, {1, 2, 3, 4, 6})):
+        size = PoolSize(0, 1, per_node)
+        assert {layout.tensor_parallel for layout in rollout_layouts(job, size)} == expected
+        assert set(row_shares(Role.ACTOR, job, size)) == expected
 
 
 PPO_FIELDS: dict[str, object] = {

@@ -13,7 +13,6 @@ from rljob_planner.plan_types import Seconds, StepTime
 from rljob_planner.timing.communication import Site, sync_cost
 from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import (
-    EngineKind,
     Head,
     LoraShape,
     ModelOffload,
@@ -50,7 +49,7 @@ def likely(found: StepTime) -> dict[str, float]:
 
 
 def waited(found: StepTime) -> dict[str, float]:
-    return {phase.name: (phase.waited or phase.seconds).likely for phase in found.phases}
+    return {phase.name: phase.waited.likely for phase in found.phases}
 
 
 def test_phases_are_called_as_their_metrics() -> None:
@@ -180,6 +179,13 @@ def test_a_reference_without_adapters_is_computed_where_the_actor_is() -> None:
     assert next(phase.pool for phase in found.phases if phase.name == "ref") == "a"
 
 
+def test_a_role_without_a_pool_is_an_error() -> None:
+    job = ppo()
+    without = Placement((pool("a", (Role.ACTOR, Role.REF, Role.CRITIC), generates=True),))
+    with pytest.raises(KeyError, match="rewardModel"):
+        step_time(job, without, EXACT)
+
+
 def test_updates_follow_the_number_of_epochs_and_mini_batches() -> None:
     job = samples.workload(num_epochs_per_batch=2)
     once = likely(step_time(samples.workload(), samples.placement(samples.one_pool(job)), EXACT))["update_actor"]
@@ -265,17 +271,8 @@ def test_more_nodes_are_never_slower_here() -> None:
 
 def sync(actor_changes: dict[str, object] | None = None, *, is_shared: bool = True, **changes: object) -> float:
     work = replace(RolloutWork(samples.QWEN3_4B), **changes)  # type: ignore[arg-type]
-    site = Site(samples.gpu(), 8)
-    return sync_cost(
-        samples.trained_model(**(actor_changes or {})),
-        TrainLayout(8, 8),
-        work,
-        RolloutLayout(8),
-        site,
-        site,
-        EXACT,
-        is_shared=is_shared,
-    ).seconds
+    actor, layout = samples.trained_model(**(actor_changes or {})), TrainLayout(8, 8) if is_shared else None
+    return sync_cost(actor, layout, work, RolloutLayout(8), Site(samples.gpu(), 8), EXACT).seconds
 
 
 def test_weights_come_whole_to_every_gpu() -> None:
@@ -302,7 +299,7 @@ def test_adapters_that_go_alone_are_all_that_goes() -> None:
 
 def test_experts_are_loaded_one_by_one() -> None:
     experts = replace(samples.QWEN3_4B, num_experts=128, experts_per_token=8, mlp_size=768)
-    seconds = sync({"shape": experts}), sync({"shape": experts}, engine=EngineKind.HUGGING_FACE)
+    seconds = sync({"shape": experts}), sync({"shape": experts}, is_vllm=False)
     assert seconds[0] - seconds[1] == pytest.approx(36 * (3 * 128 - 2) * EXACT.sync_tensor_seconds)
 
 

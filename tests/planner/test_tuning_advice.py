@@ -9,7 +9,7 @@ import pytest
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Price, faster_jobs
+from rljob_planner.memory.changes import faster_jobs
 from rljob_planner.memory.knobs import all_phases
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
@@ -175,7 +175,7 @@ def test_another_precision_is_not_free() -> None:
     job = samples.workload(samples.trained_model(compute_bytes=4))
     ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
     [half] = next(each for each in ladders if each[0].change.field == "spec.training.model.dtype")
-    assert (half.change.before, half.change.value, half.price) == ("Float32", "BFloat16", Price.LEARNING)
+    assert (half.change.before, half.change.value, half.changes_learning) == ("Float32", "BFloat16", True)
 
 
 def test_changes_together_are_each_worked_out_after_those_before() -> None:
@@ -196,21 +196,16 @@ def test_a_run_says_what_phases_do_not() -> None:
     plan = plan_of(job, samples.placement(samples.one_pool(job)), CONSTANTS, with_knobs=False)
     row = {
         "timing_s/step": 10.0,
-        "timing_s/generate": 2.0,
-        "timing_s/reward": 5.0,
         "response_length/mean": 100.0,
         "response_length/max": 900.0,
-        "response_length/clip_ratio": 0.25,
         "actor/learned_fraction": 0.5,
         "perf/token_imbalance": 1.4,
     }
     facts = facts_of([{**row, "step": float(step)} for step in (1, 2, 3)], 64)
-    found = {each.section: each.text for each in findings_of(facts, plan, {})}
-    assert set(found) == {"rewards", "small steps", "balance", "lengths", "responses that teach nothing"}
-    assert found["rewards"].startswith("50% of a step")
-    assert found["small steps"].startswith("30% of a step")
+    found = {each.section: each.text for each in findings_of(facts, plan)}
+    assert set(found) == {"balance", "responses that teach nothing"}
+    assert found["responses that teach nothing"].startswith("50% of the responses are not trained on")
     assert "1.40 times" in found["balance"]
-    calm = {**row, "timing_s/reward": 0.1, "timing_s/generate": 9.5, "response_length/clip_ratio": 0.0}
-    calm |= {"response_length/max": 200.0, "actor/learned_fraction": 1.0, "perf/token_imbalance": 1.02}
+    calm = {**row, "actor/learned_fraction": 1.0, "perf/token_imbalance": 1.02}
     facts = facts_of([{**calm, "step": float(step)} for step in (1, 2, 3)], 64)
-    assert findings_of(facts, plan, {}) == ()
+    assert findings_of(facts, plan) == ()

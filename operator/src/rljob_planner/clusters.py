@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from rljob_api.v1alpha1.affinity import NodeOperator
 from rljob_api.v1alpha1.pools import Pool
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster, Gpu, NodeGroup, gpu_named
@@ -46,6 +47,8 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Put on nodes by NVIDIA's GPU feature discovery, which its GPU operator brings."""
 AMD_LABELS = ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name")
 """Of AMD's node labeller."""
+Label = tuple[str, str]
+"""Its name and its value."""
 SELECTORS = (PRODUCT_LABEL, *AMD_LABELS, "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
 """Labels of nodes that say a kind of GPU, by which a pool may choose its nodes."""
 DEFAULT_RESOURCE = "nvidia.com/gpu"
@@ -55,40 +58,40 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 
 def cluster_of_nodes(
     nodes: Iterable[Mapping[str, object]], resources: Iterable[str] = (DEFAULT_RESOURCE,), asked: Gpu | None = None
-) -> tuple[Cluster, dict[str, tuple[str, str]]]:
-    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API; and by the kind's
-    name the label and value by which a pool chooses its nodes, where all say the same. Nodes that are cordoned are left
+) -> tuple[Cluster, dict[str, Label]]:
+    """Groups of nodes with as many GPUs of a kind, the largest first, from Node objects of the API; and by a kind's
+    name the label by which a pool selects its nodes, where all of them have the same. Nodes that are cordoned are left
     out. `resources` are names of GPUs among what a node has to give away; `asked` is the kind of those nodes whose
     labels say none, or one that is not known.
 
     Raises PlanError where there is no GPU, and for nodes with GPUs of a kind that is not known."""
     counts: Counter[tuple[int, Gpu]] = Counter()
-    found: dict[str, set[tuple[str, str]]] = {}
+    found: dict[str, set[Label | None]] = {}
     names, nodes = tuple(resources), list(nodes)
     for node in nodes:
         num_gpus = _num_gpus(_part(_part(node, "status"), "allocatable"), names)
         if num_gpus and _part(node, "spec").get("unschedulable") is not True:
-            kind, product = _kind(node, asked)
-            counts[num_gpus, kind] += 1
-            found.setdefault(kind.name, set()).update(product)
+            gpu, label = _kind(node, asked)
+            counts[num_gpus, gpu] += 1
+            found.setdefault(gpu.name, set()).add(label)
     if not counts:
         raise PlanError(
             f"--from-cluster: no node has GPUs to give away (seen {len(nodes)} nodes; looked for {', '.join(names)});"
             " name the GPUs with --cluster, such as 4x8xH100"
         )
     groups = (NodeGroup(num, gpus, gpu) for (gpus, gpu), num in counts.items())
-    cluster = sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node))
-    return tuple(cluster), {kind: next(iter(products)) for kind, products in found.items() if len(products) == 1}
+    cluster = tuple(sorted(groups, key=lambda group: (-group.num_gpus, group.gpu.name, -group.gpus_per_node)))
+    return cluster, {name: label for name, (label, *others) in found.items() if label is not None and not others}
 
 
-def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, list[tuple[str, str]]]:
+def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, Label | None]:
     """With the label that says it, if there is one."""
     metadata = _part(node, "metadata")
     where, labels = f"--from-cluster: node {metadata.get('name')}", _part(metadata, "labels")
-    products = [(label, str(labels[label])) for label in (PRODUCT_LABEL, *AMD_LABELS) if label in labels][:1]
+    label = next(((name, str(labels[name])) for name in (PRODUCT_LABEL, *AMD_LABELS) if name in labels), None)
     try:
-        for _, product in products:
-            return gpu_named(product, where), products
+        if label is not None:
+            return gpu_named(label[1], where), label
     except PlanError:
         if asked is None:
             raise
@@ -96,7 +99,7 @@ def _kind(node: Mapping[str, object], asked: Gpu | None) -> tuple[Gpu, list[tupl
         raise PlanError(
             f"{where} has GPUs and no label that says of which kind ({PRODUCT_LABEL}); name it with --gpu NAME"
         )
-    return asked, products
+    return asked, label
 
 
 def _num_gpus(allocatable: Mapping[str, object], names: tuple[str, ...]) -> int:
@@ -108,6 +111,34 @@ def _part(value: Mapping[str, object], key: str) -> Mapping[str, object]:
     """An object within an object; empty where there is none."""
     found = value.get(key)
     return found if isinstance(found, Mapping) else {}
+
+
+def selected_gpu(pool: Pool, named: Callable[[str], Gpu] = gpu_named, among: Iterable[Gpu] = ()) -> Gpu | None:
+    """The kind of GPU that the labels say which the pool's nodes must have; of several kinds one of `among`, else the
+    one with the largest memory. None where they say no kind. Raises PlanError where they say one that is not known."""
+    selector = pool.template.node_selector
+    products = [selector[label] for label in SELECTORS if label in selector][:1] or _products_of_affinity(pool)
+    kinds = [named(product) for product in products]
+    names = {gpu.name for gpu in among}
+    there = [kind for kind in kinds if kind.name in names]
+    return max(there or kinds, key=lambda kind: kind.memory_bytes, default=None)
+
+
+def _products_of_affinity(pool: Pool) -> list[str]:
+    """Of the required node affinity, if each of its terms names some."""
+    affinity = pool.template.affinity
+    nodes = affinity.node_affinity if affinity is not None else None
+    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
+    terms = [
+        [
+            product
+            for each in term.match_expressions
+            if each.key in SELECTORS and each.operator is NodeOperator.IN
+            for product in each.values
+        ]
+        for term in (required.node_selector_terms if required is not None else ())
+    ]
+    return [product for products in terms for product in products] if all(terms) else []
 
 
 def gpus_of_pools(pools: Iterable[Pool], cluster: Cluster, asked: Mapping[str, Gpu]) -> dict[str, Gpu]:

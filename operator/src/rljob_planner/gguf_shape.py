@@ -27,10 +27,8 @@ _MODEL_TYPES = {
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
     "phi3": "phi3",
-    "gpt2": "gpt2",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
-    "nemotron": "nemotron",
 }
 """Of transformers, by `general.architecture`; those that transformers reads from GGUF and the planner knows."""
 _KEYS = {

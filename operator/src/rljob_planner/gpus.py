@@ -9,7 +9,6 @@ issues. Those of A100, H100 NVL, H200, H20, B200, GB200 and L4 are from memory a
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
@@ -27,8 +26,8 @@ class Gpu:
     """Dense multiplications and additions in BFloat16, per second; of a CPU in the dtype of its passes, as measured."""
     bandwidth: float
     """Of its memory, bytes per second."""
-    link_bandwidth: float
-    """To the other GPUs of its node, bytes per second and direction."""
+    link_bandwidth: float = 32e9
+    """To the other GPUs of its node, bytes per second and direction; that of PCIe 4 where nothing is known."""
     network_bandwidth: float = 50e9
     """To other nodes, bytes per second, direction and GPU (a network card of 400 Gb/s each)."""
     host_bandwidth: float = 25e9
@@ -90,55 +89,21 @@ CPU_NAME = "cpu"
 """The kind of a job without GPUs."""
 _ALIASES = {alias: row[0] for row in _ROWS for alias in row[5:]}
 _MAKERS = ("nvidia", "amd", "tesla")
-_SHARED = "-shared"
-"""How the product ends of a GPU that several pods use by turns (NVIDIA's device plugin, time slicing)."""
-_SLICE = re.compile(r"mig-\d+g\.\d+gb", re.IGNORECASE)
 
 
 def gpu_named(name: str, where: str = "--gpu") -> Gpu:
     """The kind of a name: `H100`, `h100-80gb`, or the product that NVIDIA's labels of nodes and its tools say
     (`NVIDIA-H100-80GB-HBM3`). Raises PlanError, which lists those that are known."""
-    if _SLICE.search(name):
-        raise PlanError(
-            f"{where}: slices of a GPU have speeds of their own (seen {name!r});"
-            " say them with --gpu-memory, --gpu-tflops and --gpu-bandwidth"
-        )
-    if name.lower().endswith(_SHARED):
-        raise PlanError(
-            f"{where}: a GPU that pods share by time slicing cannot be planned, for nobody knows what the others take"
-            f" (seen {name!r}); name the kind with --gpu to plan as if the job had it alone"
-        )
+    asked, exact = _plain(name), re.sub(r"[^a-z0-9]", "", name.lower())
     known = {_plain(gpu.name): gpu for gpu in KNOWN_GPUS}
-    asked = _plain(name)
-    alias = _ALIASES.get(re.sub(r"[^a-z0-9]", "", name.lower())) or _ALIASES.get(asked, "")
-    found = known.get(_plain(alias)) or known.get(asked)
+    found = known.get(_plain(_ALIASES.get(exact) or _ALIASES.get(asked, asked)))
     if found is not None:
         return found
-    similar = difflib.get_close_matches(asked, list(known), cutoff=0.75)
-    near = [each for each in similar if _differ_by_a_slip(asked, each)]
-    guess = f"did you mean {known[near[0]].name}? " if near else ""
     names = ", ".join(gpu.name for gpu in KNOWN_GPUS)
     raise PlanError(
-        f"{where}: no GPU of this name is known (seen {name!r}); {guess}known are {names};"
-        " --gpu-memory, --gpu-tflops and --gpu-bandwidth describe another one"
+        f"{where}: no GPU of this name is known (seen {name!r}); known are {names}. Name one of"
+        " them with --gpu, or describe another GPU, or a slice, with --gpu-memory, --gpu-tflops and --gpu-bandwidth"
     )
-
-
-def _differ_by_a_slip(asked: str, known: str) -> bool:
-    """Whether no digit stands in the place of another: H2000 may be H200, but H800 is a GPU of its own."""
-    digits = [re.sub(r"\D", "", each) for each in (asked, known)]
-    return digits[0].startswith(digits[1]) or digits[1].startswith(digits[0])
-
-
-def custom_gpu(
-    name: str,
-    memory_bytes: float,
-    flops: float,
-    bandwidth: float,
-    link_bandwidth: float = 32e9,
-) -> Gpu:
-    """A kind that is not in the table; its link is that of PCIe 4 unless it is said."""
-    return Gpu(name, memory_bytes, flops, bandwidth, link_bandwidth)
 
 
 def _plain(name: str) -> str:

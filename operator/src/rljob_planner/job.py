@@ -16,7 +16,6 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import (
-    EngineKind,
     Head,
     LoraShape,
     ModelOffload,
@@ -148,6 +147,12 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
     if policy is None or (Role.REWARD_MODEL not in shapes and Role.REWARD_MODEL.value not in absent):
         missing = Role.ACTOR if policy is None else Role.REWARD_MODEL
         raise PlanError(f"{missing}: the shape of its model is not there; name it with --model-config FILE")
+    nth = model.gradient_checkpointing_every_nth_layer
+    if nth > policy.num_layers:
+        raise PlanError(
+            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the model's layers,"
+            f" {policy.num_layers} (seen {nth}); lower it"
+        )
     is_wide = model.dtype is Dtype.FLOAT32 or (model.dtype is Dtype.AUTO and is_cpu)
     frozen = TrainModel(policy, is_trained=False, compute_bytes=4 if is_wide else 2)
     is_shared, lora = reference_is_the_actor(spec), _lora(spec, policy, is_cpu=is_cpu)
@@ -158,7 +163,7 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
             frozen,
             is_trained=True,
             checkpoints_activations=model.gradient_checkpointing,
-            checkpoints_every_nth_layer=model.gradient_checkpointing_every_nth_layer,
+            checkpoints_every_nth_layer=nth,
             lora=lora,
             offload=_offload(model.offload),
             defers_reduction=spec.roles.actor.defer_gradient_reduction,
@@ -214,7 +219,7 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
     return RolloutWork(
         shape=actor.shape,
         weight_bytes=actor.compute_bytes,
-        engine=EngineKind.VLLM if _has_vllm(spec) else EngineKind.HUGGING_FACE,
+        is_vllm=_has_vllm(spec),
         compiles=compiles and _has_vllm(spec),
         max_sequences=rollout.max_num_sequences,
         max_model_length=dataset.max_prompt_tokens + rollout.max_new_tokens,
@@ -259,14 +264,13 @@ def _linear_layers(shape: ModelShape) -> Iterator[tuple[str, int, int, int]]:
     """Those that adapters can stand beside: names in the families of transformers, inputs, outputs, and how many
     decoder layers have it."""
     hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
-    yield "q_proj qkv_proj query_key_value", hidden, query, layers
-    yield "k_proj qkv_proj query_key_value", hidden, kv, layers
-    yield "v_proj qkv_proj query_key_value", hidden, kv, layers
-    yield "o_proj dense", query, hidden, layers
+    yield "q_proj qkv_proj", hidden, query, layers
+    yield "k_proj qkv_proj", hidden, kv, layers
+    yield "v_proj qkv_proj", hidden, kv, layers
+    yield "o_proj", query, hidden, layers
     sparse = shape.num_expert_layers
     for width, count in ((shape.dense_width, layers - sparse), (shape.shared_expert_size, sparse)):
         if width and count:
-            if shape.has_mlp_gate:
-                yield "gate_proj gate_up_proj", hidden, width, count
-            yield "up_proj gate_up_proj fc1 dense_h_to_4h", hidden, width, count
-            yield "down_proj fc2 dense_4h_to_h", width, hidden, count
+            yield "gate_proj gate_up_proj", hidden, width, count
+            yield "up_proj gate_up_proj", hidden, width, count
+            yield "down_proj", width, hidden, count

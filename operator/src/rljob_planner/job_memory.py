@@ -7,88 +7,53 @@ the two is not known there, nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from rljob_api.quantities import bytes_of
-from rljob_api.v1alpha1.affinity import NodeOperator, NodeTerm
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_planner.clusters import SELECTORS
+from rljob_planner.clusters import selected_gpu
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import Gpu, gpu_named
+from rljob_planner.gpus import Gpu
 from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.known_models import known_model
+from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import offload_changes
-from rljob_planner.memory.knobs import Knob, all_phases, knobs_of, worst_phase
+from rljob_planner.memory.knobs import Knob, knobs_of
 from rljob_planner.memory.phases import COPY_BYTES
 from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
-from rljob_planner.workload import PlacedPool, Placement, Role, Workload
+from rljob_planner.plan import Plan, plan_of
+from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step
+from rljob_planner.workload import PlacedPool, Role, Workload
 
-GIB = 2**30
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
 """In the place of kinds that are not known: everything fits there."""
 _MAX_TOLD = 2
 """Of the changes that would make a job fit."""
 
 
-@dataclass(frozen=True)
-class MemoryOutlook:
-    """What is expected of a job's GPU memory."""
-
-    workload: Workload
-    placement: Placement
-    phases: tuple[PhaseMemory, ...]
-    """Of the pools whose kind of GPU is known."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of those pools."""
-        return verdict_of(self.phases)
-
-    @property
-    def worst(self) -> PhaseMemory:
-        """That with least to spare."""
-        return worst_phase(self.phases)
-
-    def knobs(self, *, with_pairs: bool = True) -> tuple[Knob, ...]:
-        """What would make it fit. Single changes are known in a tenth of the time."""
-        return knobs_of(self.workload, self.placement, Constants(), with_pairs=with_pairs).fitting
-
-
-def gpu_of_pool(
-    pool: Pool, among: Iterable[Gpu] = (), named: Callable[[str], Gpu] = gpu_named, *, must_be_known: bool = False
-) -> Gpu | None:
-    """The kind that the labels say which the pool's nodes must have; of several kinds that they may have one of
-    `among`, else the one with the largest memory. None where nothing, or something unknown, is said.
-
-    Raises PlanError for what is not known and `must_be_known`."""
+def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
+    """The kind of GPU that the pool selects by labels, of several kinds one of `among`. None also where it is not
+    known."""
     try:
-        kinds = [named(product) for product in _products(pool)]
+        return selected_gpu(pool, among=among)
     except PlanError:
-        if must_be_known:
-            raise
         return None
-    names = {gpu.name for gpu in among}
-    there = [kind for kind in kinds if kind.name in names]
-    return max(there or kinds, key=lambda kind: kind.memory_bytes, default=None)
 
 
-def memory_outlook(spec: RLJobSpec) -> MemoryOutlook | None:
-    """None where too little is known. Raises PlanError for what the planner does not take."""
+def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
+    """The plan of the job, in which pools whose kind of GPU is not known have unlimited memory. None where no kind, or
+    not all models, are known. Raises PlanError for what the planner does not take."""
     shapes, kinds = known_shapes(spec), _kinds(spec)
-    known = [name for name, kind in kinds.items() if kind is not _UNLIMITED]
-    if shapes is None or not known:
+    if shapes is None or all(kind is _UNLIMITED for kind in kinds.values()):
         return None
     workload, placement = workload_of(spec, shapes), placement_of(spec, kinds)
     check_layouts(workload, placement)
-    phases = [phase for phase in all_phases(workload, placement, Constants()) if phase.pool in known]
-    return MemoryOutlook(workload, placement, tuple(phases)) if phases else None
+    return plan_of(workload, placement, with_knobs=with_knobs)
 
 
 def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:
@@ -107,7 +72,7 @@ def memory_shortage(spec: RLJobSpec) -> str:
     known. An estimate: what it says is no reason to refuse a job. Takes milliseconds, for the operator does nothing
     else meanwhile."""
     try:
-        outlook = memory_outlook(spec)
+        outlook = memory_outlook(spec, with_knobs=False)
     except PlanError:
         return ""
     if outlook is None or outlook.verdict is not Verdict.TOO_LARGE:
@@ -115,9 +80,9 @@ def memory_shortage(spec: RLJobSpec) -> str:
     worst = outlook.worst
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
     text = f"by an estimate the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
-    if fails_from_second_step(outlook.phases):
+    if fails_from_second_step(outlook.all_phases):
         text += "; the first step would fit, and later ones would not, because of the optimizer's moments"
-    found = outlook.knobs(with_pairs=False)[:_MAX_TOLD]
+    found = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[:_MAX_TOLD]
     if not found:
         return f"{text}; see `rljob plan`"
     text += f"; what would do: {'; or '.join(told(knob) for knob in found)}"
@@ -136,25 +101,6 @@ def told(knob: Knob) -> str:
     """The changes as one writes them, and what comes of them."""
     changes = " and ".join(f"{change.field}: {change.value}" for change in knob.changes)
     return f"{changes} ({knob.worst.total / GIB:.1f} GiB at most)"
-
-
-def _products(pool: Pool) -> Iterator[str]:
-    """Of the node selector; else of a node affinity that is required, where each of its terms names kinds."""
-    selected = [pool.template.node_selector[key] for key in SELECTORS if key in pool.template.node_selector]
-    if selected:
-        yield selected[0]
-        return
-    affinity = pool.template.affinity
-    nodes = affinity.node_affinity if affinity is not None else None
-    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
-    found = [_products_of_term(term) for term in required.node_selector_terms] if required is not None else []
-    if all(found):
-        yield from chain.from_iterable(found)
-
-
-def _products_of_term(term: NodeTerm) -> list[str]:
-    kinds = (each for each in term.match_expressions if each.key in SELECTORS and each.operator is NodeOperator.IN)
-    return [product for each in kinds for product in each.values]
 
 
 PROCESS_BYTES = 1.1e9

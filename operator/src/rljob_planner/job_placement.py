@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import ActorRole, RLJobSpec, RolloutRole, TrainRole
-from rljob_planner.clusters import AMD_LABELS, DEFAULT_RESOURCE, SELECTORS
+from rljob_planner.clusters import AMD_LABELS, SELECTORS, Label
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import TRAIN_ROLES, PlacedPool, Placement, Role, RolloutLayout, TrainLayout, Workload
-
-_RESOURCES = (DEFAULT_RESOURCE, "amd.com/gpu")
-"""By which a node gives away GPUs of NVIDIA, and of AMD."""
 
 
 def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
@@ -34,9 +31,11 @@ def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
     return Placement(tuple(_placed_pool(spec, pool, gpus, roles) for pool in spec.pools))
 
 
-def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
-    """The job with these pools and roles; what equals its default is left out. A pool that has a name of before keeps
-    what else the job says of it. Roles that the job has not keep what is said of them.
+def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label] | None = None) -> RLJobSpec:
+    """The job with these pools and roles. A pool selects nodes of its kind of GPU where `labels` has the kind's name;
+    else a pool whose name the job has keeps its other fields. Values equal to their default are left out, but what the
+    file says already of a pool's name or of one rank per row stays written. Roles that the job does not have keep their
+    fields.
 
     Raises PlanError for a placement that this version of the trainer cannot run."""
     if not placement.runs_today:
@@ -51,30 +50,22 @@ def spec_with(spec: RLJobSpec, placement: Placement) -> RLJobSpec:
         sizes = {"nodes": pool.nodes, "gpus_per_node": pool.gpus_per_node}
         for role in pool.roles:
             field = "reward_model" if role is Role.REWARD_MODEL else role.value
-            roles[field] = _role(spec, role, pool, pool.name if pools else None)
-        pools.append(before.get(pool.name, Pool(name=pool.name)).model_copy(update=sizes))
+            written = spec.roles.rollout if role is Role.ROLLOUT else spec.roles.train_role(role.value)
+            is_named = pools or written.pool == pool.name
+            roles[field] = _role(spec, role, pool, pool.name if is_named else None)
+        placed = before.get(pool.name, Pool(name=pool.name)).model_copy(update=sizes)
+        label = (labels or {}).get(pool.gpu.name)
+        pools.append(placed if label is None else _on_nodes_with(label, placed))
     return spec.model_copy(update={"pools": tuple(pools), "roles": spec.roles.model_copy(update=roles)})
 
 
-def with_selectors(spec: RLJobSpec, placement: Placement, labels: Mapping[str, tuple[str, str]]) -> RLJobSpec:
-    """The job whose pools choose nodes of their kind of GPU, by the label and value of each kind's name. Labels of
-    another kind that a pool chose nodes by go, and GPUs of another maker are asked for as this one's."""
-    kinds = {pool.name: pool.gpu.name for pool in placement.pools}
-    return spec.model_copy(
-        update={"pools": tuple(_on_nodes_with(pool, labels.get(kinds[pool.name])) for pool in spec.pools)}
-    )
-
-
-def _on_nodes_with(pool: Pool, label: tuple[str, str] | None) -> Pool:
-    if label is None:
-        return pool
-    name, product = label
-    others = {key: value for key, value in pool.template.node_selector.items() if key not in SELECTORS or key == name}
-    template = pool.template.model_copy(update={"node_selector": {**others, name: product}})
-    own = _RESOURCES[name in AMD_LABELS]
-    makers = {each.partition("/")[0] for each in _RESOURCES}
-    is_others = pool.gpu_resource.partition("/")[0] in makers - {own.partition("/")[0]}
-    resource = own if is_others else pool.gpu_resource
+def _on_nodes_with(label: Label, pool: Pool) -> Pool:
+    """The pool without labels of other kinds, and with GPUs of the label's maker."""
+    name, value = label
+    others = {key: old for key, old in pool.template.node_selector.items() if key not in SELECTORS}
+    template = pool.template.model_copy(update={"node_selector": {**others, name: value}})
+    maker, other = ("amd.com/", "nvidia.com/") if name in AMD_LABELS else ("nvidia.com/", "amd.com/")
+    resource = f"{maker}gpu" if pool.gpu_resource.startswith(other) else pool.gpu_resource
     return pool.model_copy(update={"template": template, "gpu_resource": resource})
 
 
@@ -113,11 +104,12 @@ def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> Tr
         return RolloutRole(pool=name, tensor_parallel=pool.rollout.tensor_parallel)
     layout = pool.layouts[role]
     shard_size = None if layout.shard_size == layout.num_gpus else layout.shard_size
-    shares = None if layout.sequence_parallel == 1 else layout.sequence_parallel
+    is_written = spec.roles.train_role(role.value).sequence_parallel == 1
+    shares = layout.sequence_parallel if is_written or layout.sequence_parallel > 1 else None
     if role is Role.REF and spec.training.model.lora is not None:
         # By what the file says of its layout a reference is the actor's model, or one of its own.
         if reference_is_the_actor(spec):
-            return TrainRole(pool=name)
+            return TrainRole(pool=name, sequence_parallel=1 if is_written else None)
         shard_size = layout.shard_size
     if role is Role.ACTOR:
         defers = spec.roles.actor.defer_gradient_reduction
@@ -135,17 +127,6 @@ def check_layouts(workload: Workload, placement: Placement) -> None:
         if pool.rollout is not None:
             field = "spec.roles.rollout.tensorParallel"
             _check_heads(field, pool.rollout.tensor_parallel, workload.rollout.shape)
-    check_checkpointing(workload)
-
-
-def check_checkpointing(workload: Workload) -> None:
-    """Wherever the job is. Raises PlanError where fewer layers are there than there are between two recomputed ones."""
-    policy = workload.models[Role.ACTOR]
-    if policy.checkpoints_every_nth_layer > policy.shape.num_layers:
-        raise PlanError(
-            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the model's layers,"
-            f" {policy.shape.num_layers} (seen {policy.checkpoints_every_nth_layer}); lower it"
-        )
 
 
 def _check_heads(field: str, size: int, shape: ModelShape) -> None:

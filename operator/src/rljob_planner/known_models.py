@@ -90,7 +90,6 @@ olmo2 16 2048 16 16 128 8192 100352 4096 - allenai/OLMo-2-0425-1B{,-SFT,-DPO,-In
 olmo2 32 4096 32 32 128 11008 100352 4096 - allenai/OLMo-2-1124-7B{,-SFT,-DPO,-Instruct}
 olmo2 40 5120 40 40 128 13824 100352 4096 - allenai/OLMo-2-1124-13B{,-SFT,-DPO,-Instruct}
 olmo2 64 5120 40 8 128 27648 100352 4096 - allenai/OLMo-2-0325-32B{,-SFT,-DPO,-Instruct}
-phi 32 2560 32 32 80 10240 51200 2048 - microsoft/phi-2
 phi3 32 3072 32 32 96 8192 32064 131072 - microsoft/Phi-3-mini-4k-instruct microsoft/Phi-3-mini-128k-instruct
   microsoft/Phi-3.5-mini-instruct
 phi3 40 5120 40 10 128 17920 32064 131072 - microsoft/Phi-3-medium-4k-instruct microsoft/Phi-3-medium-128k-instruct
@@ -105,42 +104,28 @@ deepseek_v3 61 7168 128 128 56 18432 129280 163840 - moe_intermediate_size=2048 
 deepseek_v2 27 2048 16 16 128 10944 102400 163840 - moe_intermediate_size=1408 n_routed_experts=64
   num_experts_per_tok=6 n_shared_experts=2 first_k_dense_replace=1 kv_lora_rank=512 qk_nope_head_dim=128
   qk_rope_head_dim=64 v_head_dim=128 deepseek-ai/DeepSeek-V2-Lite{,-Chat}
-gpt2 12 768 12 12 64 3072 50257 1024 tied gpt2 openai-community/gpt2
-gpt2 24 1024 16 16 64 4096 50257 1024 tied gpt2-medium openai-community/gpt2-medium
-gpt2 36 1280 20 20 64 5120 50257 1024 tied gpt2-large openai-community/gpt2-large
-gpt2 48 1600 25 25 64 6400 50257 1024 tied gpt2-xl openai-community/gpt2-xl
 """
 """Of each `config.json` the model's type, _COLUMNS, whether embedding and head are one, further keys, and the names of
 models that have it. A row goes on where the next line is indented."""
 
 
-def known_names() -> tuple[str, ...]:
-    """Of all models in the table, as the hub spells them."""
-    return tuple(name for name, _ in _by_name().values())
-
-
 def known_model(name: str) -> ModelShape | None:
     """The shape of a model by its name on the hub, in capitals or not; None where it is not in the table."""
-    found = _by_name().get(name.strip().lower())
+    found = known_configs().get(name.strip().lower())
     return None if found is None else shape_of_config(found[1], found[0])
-
-
-def known_config(name: str) -> Mapping[str, object]:
-    """As in the `config.json` of a model of the table. Raises KeyError."""
-    return _by_name()[name.lower()][1]
 
 
 def near_names(name: str) -> list[str]:
     """At most three of the table that read like this one, the nearest first; without the hub's owner, too."""
-    names = known_names()
+    names = [each for each, _ in known_configs().values()]
     by_last = {each.rpartition("/")[2]: each for each in names}
     of_last = [by_last[each] for each in likely.near_names(name.rpartition("/")[2], by_last, max_names=3)]
     return list(dict.fromkeys([*likely.near_names(name, names, max_names=3), *of_last]))[:3]
 
 
 @cache
-def _by_name() -> Mapping[str, tuple[str, dict[str, object]]]:
-    """By the name in small letters: the name, and its `config.json`."""
+def known_configs() -> Mapping[str, tuple[str, dict[str, object]]]:
+    """By the name in lower case: the name as the hub spells it, and its `config.json`."""
     found: dict[str, tuple[str, dict[str, object]]] = {}
     for row in re.sub(r"\n +", " ", _TABLE.strip()).splitlines():
         model_type, *words = row.split()

@@ -26,7 +26,6 @@ class _Family:
     ties_head: bool = False
     num_norms: int = 2
     """Of a layer."""
-    norms_have_bias: bool = False
     qk_norm: Literal["none", "heads", "whole"] = "none"
     """One scale for all heads, two times the head size; or one for every number of queries and keys."""
     qk_norm_key: str | None = None
@@ -35,17 +34,12 @@ class _Family:
     """Of queries, keys and values, or of the output, too."""
     attention_bias_key: str | None = "attention_bias"
     """The key that turns all biases of the attention on or off, or those of its inputs where those are the default."""
-    has_mlp_gate: bool = True
-    mlp_bias: bool = False
     mlp_bias_key: str | None = None
-    has_head_bias: bool = False
     every_nth_layer_is_full: int | None = None
     """Of layers with a sliding window; None: no layer is full, unless `layer_types` says so."""
     window_key: str | None = None
     """The key without which a window is not used."""
     defaults: Config = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Of keys that are called otherwise in this family."""
 
 
 _PLAIN = _Family(attention_bias_key=None)
@@ -57,15 +51,6 @@ _GEMMA2 = {"head_dim": 256, "sliding_window": 4096}
 _GEMMA3 = _GEMMA2 | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208}
 _OLMO2 = _Family(qk_norm="whole", every_nth_layer_is_full=4)
 _COHERE = replace(_OLMO2, ties_head=True, num_norms=1, qk_norm_key="use_qk_norm")
-_GPT_NEOX = _Family(norms_have_bias=True, attention_bias="all", has_mlp_gate=False, mlp_bias=True)
-
-_GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
-}
 
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _LLAMA,
@@ -80,13 +65,9 @@ _FAMILIES: Mapping[str, _Family] = {
     "gemma3_text": replace(_GEMMA, num_norms=4, qk_norm="heads", every_nth_layer_is_full=6, defaults=_GEMMA3),
     "cohere": _COHERE,
     "cohere2": _COHERE,
-    "phi": replace(_GPT_NEOX, num_norms=1, attention_bias_key=None, has_head_bias=True),
     "phi3": _PLAIN,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
-    "gpt_neox": _GPT_NEOX,
-    "gpt2": replace(_GPT_NEOX, ties_head=True, attention_bias_key=None, names=_GPT2_NAMES),
-    "nemotron": _Family(norms_have_bias=True, has_mlp_gate=False, mlp_bias_key="mlp_bias"),
     "mixtral": _PLAIN,
     "qwen2_moe": replace(_QWEN2, attention_bias_key="qkv_bias"),
     "qwen3_moe": _QWEN3,
@@ -126,8 +107,7 @@ class _Reader:
 
     def __init__(self, config: Config, family: _Family, name: str) -> None:
         self.family, self.name, self.is_gpt_oss = family, name, config.get("model_type") == "gpt_oss"
-        renamed = {key: config[other] for key, other in family.names.items() if other in config}
-        self.config: Config = {**family.defaults, **config, **renamed}
+        self.config: Config = {**family.defaults, **config}
 
     def number(self, key: str) -> int:
         """Raises PlanError where there is none."""
@@ -171,26 +151,20 @@ def _dense(reader: _Reader) -> ModelShape:
     hidden, heads, layers = (reader.number(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     if min(heads, layers, hidden) == 0 or layers > _MOST_LAYERS:
         raise reader.no_model(f"{layers} layers, {heads} heads, size {hidden}")
-    # GPT-2 leaves it out.
-    mlp = reader.optional("intermediate_size") or (4 * hidden if family.names else reader.number("intermediate_size"))
-    vocabulary = reader.number("vocab_size")
+    mlp, vocabulary = reader.number("intermediate_size"), reader.number("vocab_size")
     head_size = reader.optional("head_dim") or hidden // heads
     kv_heads = reader.optional("num_key_value_heads") or heads
     if head_size == 0:
         raise reader.no_model(f"{heads} heads for a size of {hidden}")
-    query, kv, positions = heads * head_size, kv_heads * head_size, reader.optional("max_position_embeddings")
+    query, kv = heads * head_size, kv_heads * head_size
     has_qk_norm = family.qk_norm != "none" and (family.qk_norm_key is None or reader.flag(family.qk_norm_key, False))
     has_bias = reader.flag(family.attention_bias_key, family.attention_bias != "none")
     # Of the output, too, unless the family has it at its inputs only.
     bias = query + 2 * kv + (0 if family.attention_bias == "inputs" else hidden)
-    # Biases of norms and of the MLP; norms of queries and keys beyond those of one head.
-    others = family.num_norms * hidden if family.norms_have_bias else 0
-    if reader.flag(family.mlp_bias_key, family.mlp_bias):
-        others += (2 if family.has_mlp_gate else 1) * mlp + hidden
+    # Biases of the MLP; norms of queries and keys beyond those of one head; sinks of attention.
+    others = 2 * mlp + hidden if reader.flag(family.mlp_bias_key, False) else 0
     others += query + kv - 2 * head_size if has_qk_norm and family.qk_norm == "whole" else 0
-    others += 4 * head_size if reader.flag("qk_layernorm", False) else 0
     others += heads if reader.is_gpt_oss else 0
-    of_root = (hidden if family.norms_have_bias else 0) + (vocabulary if family.has_head_bias else 0)
     window, num_full = _windows(reader, layers)
     return ModelShape(
         name=reader.name,
@@ -202,16 +176,13 @@ def _dense(reader: _Reader) -> ModelShape:
         mlp_size=mlp,
         vocabulary_size=vocabulary,
         ties_head=reader.flag("tie_word_embeddings", family.ties_head),
-        has_mlp_gate=family.has_mlp_gate,
         has_qk_norm=has_qk_norm,
         attention_bias_size=bias if has_bias else 0,
         num_norms_per_layer=family.num_norms,
         sliding_window=window,
         num_full_attention_layers=num_full,
-        max_positions=positions,
+        max_positions=reader.optional("max_position_embeddings"),
         other_layer_parameters=others,
-        # GPT-2 learns its positions.
-        other_root_parameters=of_root + ((positions or 0) * hidden if family.names else 0),
     )
 
 

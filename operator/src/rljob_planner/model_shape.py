@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+MLP_MATRICES = 3
+"""Of an MLP: gate, up and down projection."""
+
 
 class TensorSize(NamedTuple):
     """`copies` equal tensors; `columns`: numbers of a row, of whatever shape."""
@@ -49,8 +52,6 @@ class ModelShape:
     vocabulary_size: int
     ties_head: bool
     """Whether embedding and output head are one tensor."""
-    has_mlp_gate: bool = True
-    """Three matrices in an MLP instead of two."""
     has_qk_norm: bool = False
     attention_bias_size: int = 0
     """Numbers of all biases of a layer's attention."""
@@ -67,11 +68,9 @@ class ModelShape:
     """Layers whose attention sees everything; None: all of them (or none has a window)."""
     max_positions: int | None = None
     other_layer_parameters: int = 0
-    """Of each layer: what is in none of the sums below, such as biases of norms and of the MLP."""
+    """Of each layer: what is in none of the sums below, such as biases of the MLP."""
     other_expert_layer_parameters: int = 0
     """The same, of layers with experts alone."""
-    other_root_parameters: int = 0
-    """Outside of layers: learned positions, biases of the last norm and of the output head."""
     attention_matrix_parameters: int = 0
     """Of a layer whose attention has other matrices than four (DeepSeek's latent attention); 0: H (2q + 2kv)."""
     kv_cache_size: int = 0
@@ -120,11 +119,6 @@ class ModelShape:
         """F of a layer without experts."""
         return self.dense_mlp_size or self.mlp_size
 
-    @property
-    def num_mlp_matrices(self) -> int:
-        """With that of its output."""
-        return 3 if self.has_mlp_gate else 2
-
     def layer_tensors(self, *, has_experts: bool) -> Unit:
         """Of one decoder layer."""
         hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
@@ -138,7 +132,7 @@ class ModelShape:
         )
         mlp = self._mlp(self.dense_width)
         if has_experts:
-            inputs = (self.num_mlp_matrices - 1) * self.mlp_size * hidden
+            inputs = 2 * self.mlp_size * hidden
             columns = inputs, self.mlp_size * hidden, hidden
             experts = (TensorSize(self.num_experts, each) for each in columns)
             mlp = (*experts, TensorSize(self.other_expert_layer_parameters), *self._mlp(self.shared_expert_size))
@@ -151,7 +145,7 @@ class ModelShape:
         )
 
     def _mlp(self, width: int) -> Unit:
-        return TensorSize(width, self.hidden_size, self.num_mlp_matrices - 1), TensorSize(self.hidden_size, width)
+        return TensorSize(width, self.hidden_size, 2), TensorSize(self.hidden_size, width)
 
     def layers_elements(self, num_shards: int = 1) -> int:
         """Of all layers, on the first of so many ranks."""
@@ -166,7 +160,7 @@ class ModelShape:
         """Embedding, last norm, and head. Another head than that of tokens (output_head.py) has one row, which every
         rank holds."""
         embedding = TensorSize(self.vocabulary_size, self.hidden_size)
-        rest = TensorSize(self.hidden_size + self.other_root_parameters)
+        rest = TensorSize(self.hidden_size)
         if not has_token_head:
             return embedding, rest, TensorSize(1, self.hidden_size)
         return (embedding, rest) if self.ties_head else (embedding, rest, embedding)
@@ -198,10 +192,10 @@ class ModelShape:
         attention = self.attention_matrix_parameters or hidden * 2 * (self.query_size + self.kv_size)
         width = self.experts_per_token * self.mlp_size + self.shared_expert_size
         widths = (layers - sparse) * self.dense_width + sparse * width
-        return layers * attention + self.num_mlp_matrices * hidden * widths + sparse * self.num_experts * hidden
+        return layers * attention + MLP_MATRICES * hidden * widths + sparse * self.num_experts * hidden
 
     @property
     def largest_tensor_parameters(self) -> int:
         """What a hand-over of weights holds whole at least: the embedding, or the fused experts of one layer."""
-        experts = self.num_experts * self.hidden_size * self.mlp_size * (self.num_mlp_matrices - 1)
+        experts = self.num_experts * self.hidden_size * self.mlp_size * (MLP_MATRICES - 1)
         return max(self.embedding_parameters, experts)

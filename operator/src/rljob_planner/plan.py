@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_planner.constants import Constants
-from rljob_planner.kv_cache import EngineSpace, engine_memory
+from rljob_planner.kv_cache import engine_memory
 from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import EngineKind, Placement, Role, Workload
+from rljob_planner.workload import Placement, Role, Workload
 
 DEFAULTS = Constants()
 
@@ -34,8 +34,6 @@ class Plan:
     nearest_miss: Knob | None
     """Where nothing that is tried makes it fit: what comes closest."""
     step: StepTime
-    engine: EngineSpace
-    """Of one GPU that generates."""
     sequences_at_once: float
     """That one engine decodes side by side, on average; of Hugging Face's engine the most."""
     notes: tuple[str, ...]
@@ -80,7 +78,6 @@ def plan_of(
         knobs=_priced(knobs, constants),
         nearest_miss=knobs.nearest_miss,
         step=step_time(workload, placement, constants),
-        engine=engine.space,
         sequences_at_once=at_once,
         notes=tuple(_notes(workload, placement, everything, requests, at_once)),
     )
@@ -107,7 +104,7 @@ def _notes(
             "on, beside the engine that wakes up. Where they are the actor's, the trainer ends such a job before it "
             "begins."
         )
-    if workload.rollout.engine is EngineKind.VLLM and 0 < at_once < min(requests, workload.rollout.max_sequences):
+    if workload.rollout.is_vllm and 0 < at_once < min(requests, workload.rollout.max_sequences):
         yield (
             f"The KV cache of an engine holds {at_once:.0f} sequences of mean length at once, of {requests} that it"
             " gets in a step: the others wait, or are preempted."

@@ -117,12 +117,12 @@ class PhaseTime:
     seconds: Seconds
     bound_by: str
     """`compute`, `memory bandwidth`, `network`, `the longest response`, ..."""
-    assumption: str = ""
-    formula: str = ""
+    assumption: str
+    formula: str
     """With numbers put in, for `--explain`."""
-    waited: Seconds | None = None
+    waited: Seconds
     """What the metric of this name shows where pools work beside each other: what is still waited for after the phases
-    before it. None: all of `seconds`."""
+    before it."""
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,6 @@ class TrainModel:
         return WHOLE_LOGITS_BYTES // (4 * self.shape.vocabulary_size)
 
 
-class EngineKind(StrEnum):
-    """The program that generates."""
-
-    VLLM = "VLLM"
-    HUGGING_FACE = "HuggingFace"
-
-
 @dataclass(frozen=True)
 class RolloutWork:
     """Generation."""
@@ -140,7 +133,8 @@ class RolloutWork:
     shape: ModelShape
     weight_bytes: int = 2
     """Of a number."""
-    engine: EngineKind = EngineKind.VLLM
+    is_vllm: bool = True
+    """Else Hugging Face's engine, which keeps no space for its cache, and reads every prompt for each response."""
     compiles: bool = True
     max_sequences: int = 256
     """That one engine decodes at once."""
@@ -151,11 +145,6 @@ class RolloutWork:
     sync_every_steps: int = 1
     adapter_rank: int | None = None
     """Of adapters beside the weights."""
-
-    @property
-    def is_vllm(self) -> bool:
-        """The other engine keeps no space for its cache, and reads every prompt for each of its responses."""
-        return self.engine is EngineKind.VLLM
 
     @property
     def max_batched_tokens(self) -> int:
@@ -180,8 +169,6 @@ class TokenLengths:
     """`rollout.maxNewTokens`: where responses are cut off."""
     response_cv: float = 0.8
     """Standard deviation over mean, before they are cut off (log-normal)."""
-    response_lengths: tuple[int, ...] = ()
-    """Of a run, where there is one; counts instead of the three numbers above."""
     clipped_share: float | None = None
     """Of responses those that are cut off, where it is known; counts instead of `response_cv`."""
     response_mean_low: float | None = None

@@ -325,7 +325,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
         yield Text("  `rljob plan FILE --gpu KIND` shows what uses memory and which field to change")
         return
     yield Text(f"  by estimate, pool {outlook.worst.pool} uses the most memory: {shown(outlook.worst)}")
-    for knob in outlook.knobs()[:_MAX_CHANGES]:
+    for knob in outlook.knobs[:_MAX_CHANGES]:
         yield Text(f"  this would be enough: {told(knob)}")
     if outlook.verdict is Verdict.FITS:
         yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_MAX_COMMON)}")

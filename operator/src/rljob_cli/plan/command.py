@@ -11,7 +11,7 @@ from rich.text import Text
 from rljob_api.constants import ExitCode
 from rljob_api.job_file import load_job_text, read_job_text
 from rljob_cli.errors import CliError
-from rljob_cli.plan.document import plan_document, printed
+from rljob_cli.plan.document import plain, plan_document, printed
 from rljob_cli.plan.gpus import pool_gpus
 from rljob_cli.plan.models import shapes_of
 from rljob_cli.plan.options import PlanOptions
@@ -19,7 +19,7 @@ from rljob_cli.plan.profile import constants_for
 from rljob_cli.plan.text import PlanHead, plan_lines
 from rljob_planner.errors import PlanError
 from rljob_planner.job import model_sources, workload_of
-from rljob_planner.job_placement import check_checkpointing, check_layouts, placement_of
+from rljob_planner.job_placement import check_layouts, placement_of, spec_with
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict
 
@@ -68,14 +68,13 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     plain_shapes = {role: found.shape for role, found in shapes.items()}
     is_cpu = any(gpu.is_cpu for gpu in kinds)
     workload = workload_of(spec, plain_shapes, name=name, is_cpu=is_cpu, lengths=options.lengths)
-    check_checkpointing(workload)
     constants = constants_for({gpu.name for gpu in kinds}, options.profile)
     head, own = PlanHead(name, gpus, shapes, constants.source), None
     if gpus.gpus:
         placement = placement_of(spec, gpus.gpus)
         check_layouts(workload, placement)
         own = plan_of(workload, placement, constants)
-    document = {"job": name} if own is None else plan_document(own, head)
+    document = {"job": name} | ({} if own is None else plan_document(own, head))
     if not options.search:
         assert own is not None, "the pools fit into the cluster"
         if options.as_json:
@@ -84,19 +83,19 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
             _print(console, *plan_lines(own, head, explain=options.explain))
         return int(ExitCode.APPLICATION if own.verdict is Verdict.TOO_LARGE else ExitCode.SUCCESS)
 
-    from rljob_cli.plan.search import changed_spec, placed_spec, search_document, search_lines
+    from rljob_cli.plan.search import changed_spec, search_lines
     from rljob_cli.plan.write import write_changed
     from rljob_planner.search.mapping import search
 
     found = search(workload, gpus.cluster, constants, pool_names=[pool.name for pool in spec.pools])
     best, planned = found.best_today, spec
     if best is not None:
-        planned = placed_spec(changed_spec(spec, found.changes), best.plan.placement, gpus.labels)
+        planned = spec_with(changed_spec(spec, found.changes), best.plan.placement, gpus.labels)
     can_run = best is not None and (not found.changes or options.write is not None)
     if options.as_json:
         verdict = best.plan.verdict if best is not None and can_run else Verdict.TOO_LARGE
         verdicts = {"verdict": verdict.name, "verdictOfFile": None if own is None else own.verdict.name}
-        printed(document | verdicts | {"search": search_document(found)}, console)
+        printed(document | verdicts | {"search": plain(found)}, console)
     else:
         _print(console, *search_lines(found, head, spec, planned, own, explain=options.explain))
     if (target := options.write) is not None:

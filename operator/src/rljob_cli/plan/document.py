@@ -1,16 +1,16 @@
-"""`rljob plan --json`: for programs. Whole bytes, and seconds; names as in the job file, and words of ours in capitals,
-which stay when those for people change.
+"""`rljob plan --json`: for programs. Bytes are whole numbers and times are seconds. Names are those of the planner's
+types, and values of enums are their names, which stay the same when the text for people changes.
 
-`verdict` is of what the exit code speaks of: the file's own pools, or with --search the best placement that can run
-today (with --write as it is written, else without changes of the job); `verdictOfFile` is then that of the file's own
-pools, null where they do not fit into the cluster. All else at the top is of the file's own pools, and what was found
-is under `search`."""
+`verdict` and the exit code agree: both are of the file's own pools, or with --search of the best placement that can run
+today (with --write as it is written, else without changes of the job). With --search `verdictOfFile` is the verdict of
+the file's own pools, null where they do not fit into the cluster, and `search` holds what was found.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 
 from pydantic.alias_generators import to_camel
@@ -18,10 +18,25 @@ from rich.console import Console
 
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.plan.text import PlanHead
-from rljob_planner.memory.knobs import Knob
 from rljob_planner.plan import Plan
-from rljob_planner.plan_types import PhaseMemory, verdict_of
-from rljob_planner.workload import Placement
+
+_SHOWN: Mapping[str, tuple[str, ...]] = {
+    "Plan": (
+        *("verdict", "workload", "placement", "phases", "worst", "step", "run_seconds", "gpu_hours"),
+        *("sequences_at_once", "knobs", "nearest_miss", "notes"),
+    ),
+    "Workload": ("name", "batch_size", "group_size", "mini_batch_size", "num_updates", "num_steps", "lengths"),
+    "Placement": ("schedule", "runs_today", "pools"),
+    "TrainLayout": ("shard_size", "sequence_parallel"),
+    "RolloutLayout": ("tensor_parallel", "num_engines"),
+    "PhaseMemory": ("phase", "pool", "total", "limit", "spare", "lacks", "parts"),
+    "Knob": ("changes", "verdict", "worst", "step_seconds"),
+    "ModelShape": ("name", "num_parameters"),
+    "SearchResult": ("candidates", "best_today", "advice", "changes"),
+    "Candidate": ("plan", "is_tie", "reasons"),
+}
+"""By the name of a type the fields and properties that are shown; of other types all fields are."""
+_BYTES = {"total", "limit", "spare", "lacks", "num_bytes", "memory_bytes"}
 
 
 def printed(document: Mapping[str, object], console: Console) -> None:
@@ -31,11 +46,15 @@ def printed(document: Mapping[str, object], console: Console) -> None:
     write_utf8(console.file, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
+def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
+    """The plan of the job as its file has it, and where the shapes of its models are from."""
+    return {**_fields(plan), "models": plain(head.shapes)}
+
+
 def plain(value: object) -> object:
-    """Plain types with their fields; words of ours by their names, and bytes as whole numbers."""
+    """The value in JSON's types."""
     if is_dataclass(value) and not isinstance(value, type):
-        given = {each.name: vars(value)[each.name] for each in fields(value)}
-        return {to_camel(name): round(it) if name.endswith("_bytes") else plain(it) for name, it in given.items()}
+        return _fields(value)
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, tuple | list):
@@ -43,77 +62,10 @@ def plain(value: object) -> object:
     return {str(key): plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
-    """Of the job as its file has it."""
-    workload, lengths = plan.workload, plan.workload.lengths
+def _fields(value: object) -> dict[str, object]:
+    names = _SHOWN.get(type(value).__name__) or tuple(vars(value))
+    found = {name: getattr(value, name) for name in names}
     return {
-        "job": head.job,
-        "verdict": plan.verdict.name,
-        "models": {
-            role.value: {"name": found.shape.name, "parameters": found.shape.num_parameters, "origin": found.origin}
-            for role, found in head.shapes.items()
-        },
-        "workload": {
-            "prompts": workload.batch_size,
-            "responsesPerPrompt": workload.group_size,
-            "updates": workload.num_updates,
-            "promptTokens": {"mean": lengths.prompt_mean, "max": lengths.prompt_max},
-            "responseTokens": {"mean": lengths.response_mean, "max": lengths.response_max},
-            "assumption": lengths.assumption,
-        },
-        "placement": placement_document(plan.placement),
-        "memory": [_memory(phase) for phase in plan.all_phases],
-        "step": {
-            "seconds": plain(plan.step.total),
-            "boundBy": plan.step.bound_by,
-            "phases": plain(plan.step.phases),
-        },
-        "run": {
-            "steps": workload.num_steps,
-            "seconds": plain(plan.run_seconds),
-            "gpuHours": plain(plan.gpu_hours),
-        },
-        "sequencesAtOnce": plan.sequences_at_once,
-        "changes": [_knob(knob) for knob in plan.knobs],
-        "nearestMiss": None if plan.nearest_miss is None else _knob(plan.nearest_miss),
-        "notes": list(plan.notes),
-    }
-
-
-def placement_document(placement: Placement) -> dict[str, object]:
-    """Pools and who is on them."""
-    pools = []
-    for pool in placement.pools:
-        roles: dict[str, object] = {
-            role.value: {"shardSize": layout.shard_size, "sequenceParallel": layout.sequence_parallel}
-            for role, layout in pool.layouts.items()
-        }
-        if pool.rollout is not None:
-            roles["rollout"] = {"tensorParallel": pool.rollout.tensor_parallel, "engines": pool.rollout.num_engines}
-        size = {"name": pool.name, "nodes": pool.nodes, "gpusPerNode": pool.gpus_per_node}
-        pools.append({**size, "gpu": plain(pool.gpu), "roles": roles})
-    return {"schedule": placement.schedule.name, "runsToday": placement.runs_today, "pools": pools}
-
-
-def _memory(phase: PhaseMemory) -> dict[str, object]:
-    return {
-        "phase": phase.phase.name,
-        "pool": phase.pool,
-        "bytes": round(phase.total),
-        "limit": round(phase.limit),
-        "spare": round(phase.spare),
-        "kvCacheLacks": round(phase.lacks),
-        "verdict": verdict_of((phase,)).name,
-        "parts": [
-            {"owner": part.owner, "bytes": round(part.num_bytes), "formula": part.formula} for part in phase.parts
-        ],
-    }
-
-
-def _knob(knob: Knob) -> dict[str, object]:
-    return {
-        "changes": plain(knob.changes),
-        "verdict": knob.verdict.name,
-        "worst": _memory(knob.worst),
-        "stepSeconds": plain(knob.step_seconds),
+        to_camel(name): round(each) if name in _BYTES and isinstance(each, float) else plain(each)
+        for name, each in found.items()
     }

@@ -66,7 +66,7 @@ def run_report(options: PlanOptions) -> RunReport:
         plan=plan,
         times=times,
         memory=memory,
-        findings=findings_of(run.facts, plan, record.idle),
+        findings=findings_of(run.facts, plan),
         advice=advice_of(workload, run.placement, constants),
         together=together(workload, run.placement, constants),
     )

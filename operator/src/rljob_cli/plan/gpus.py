@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.quantities import bytes_of
 from rljob_api.scalars import Quantity
+from rljob_api.v1alpha1.pools import Pool
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.cluster.client import ClusterOptions, connect
 from rljob_cli.devices import count_cores, gpu_names
@@ -24,14 +25,16 @@ from rljob_cli.plan.options import GpuOptions
 from rljob_planner.clusters import (
     DEFAULT_RESOURCE,
     SELECTORS,
+    Label,
     cluster_of_nodes,
     cluster_of_pools,
     cluster_of_text,
     cluster_text,
     gpus_of_pools,
+    selected_gpu,
 )
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, custom_gpu, gpu_named
+from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, gpu_named
 from rljob_planner.job_memory import gpu_of_pool
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -48,9 +51,8 @@ class PoolGpus:
     cluster: Cluster
     origin: str
     """How they are known, for people."""
-    labels: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Label and value by which nodes of a kind are chosen, by its name, where the cluster has said it and has several
-    kinds."""
+    labels: dict[str, Label] = field(default_factory=dict)
+    """By a kind's name the label that selects its nodes, where the cluster was asked and has several kinds."""
 
 
 def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) -> PoolGpus:
@@ -98,14 +100,13 @@ def _from_pools(
     """Of options, else of the labels that a pool's nodes must have, else of this machine."""
     gpus, origins = {}, set()
     for pool in spec.pools:
-        labelled = partial(_of_label, named, f"spec.pools {pool.name}: the label that its nodes must have")
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
             gpus[pool.name] = gpu
             origins.add("--gpu")
-        elif (gpu := gpu_of_pool(pool, named=labelled, must_be_known=True)) is not None:
+        elif (gpu := selected_gpu(pool, partial(_of_label, pool, named))) is not None:
             gpus[pool.name] = gpu
-            is_selected = any(label in pool.template.node_selector for label in SELECTORS)
-            origins.add("the pools' nodeSelector" if is_selected else "the pools' affinity")
+            is_selector = any(label in pool.template.node_selector for label in SELECTORS)
+            origins.add("the pools' nodeSelector" if is_selector else "the pools' affinity")
         else:
             gpus[pool.name] = _gpu_here(pool.name, named)
             origins.add("this machine")
@@ -113,8 +114,8 @@ def _from_pools(
     return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, by {' and '.join(sorted(origins))}")
 
 
-def _of_label(named: Callable[[str, str], Gpu], where: str, product: str) -> Gpu:
-    return named(product, where)
+def _of_label(pool: Pool, named: Callable[[str, str], Gpu], product: str) -> Gpu:
+    return named(product, f"spec.pools {pool.name}: the label that its nodes must have")
 
 
 def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu]) -> tuple[Gpu | None, dict[str, Gpu]]:
@@ -154,7 +155,7 @@ def _kind(name: str, where: str, *, options: GpuOptions, spec: RLJobSpec) -> Gpu
             f"--gpu-tflops, --gpu-bandwidth: must be at least {_LEAST_SPEED:g} and at most {_LARGEST_SPEED:,.0f}"
             f" (seen {options.tflops:g} and {options.bandwidth:g}); correct them"
         )
-    return custom_gpu(name, _bytes(options.memory), options.tflops * 1e12, options.bandwidth * 1e9)
+    return Gpu(name, _bytes(options.memory), options.tflops * 1e12, options.bandwidth * 1e9)
 
 
 def _bytes(text: str) -> float:
@@ -191,10 +192,9 @@ def _gpu_here(pool: str, named: Callable[[str, str], Gpu]) -> Gpu:
     return named(re.sub(r"\s+", "-", names[0].strip()), "nvidia-smi")
 
 
-def _cluster_of(
-    spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None
-) -> tuple[Cluster, str, dict[str, tuple[str, str]]]:
-    """What the nodes have, the cluster's name, and the labels of kinds where there are several."""
+def _cluster_of(spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None) -> tuple[Cluster, str, dict[str, Label]]:
+    """The cluster that `options` name, as its nodes describe it, its name, and the labels of kinds where it has
+    several."""
     cluster = connect(options)
     try:
         nodes = cluster.nodes()

@@ -2,7 +2,6 @@
 
 runs/x/  resolved.yaml, or job.yaml      the job as it ran
          metrics.jsonl                   of every step
-         timelines/step-000003.json      of some
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.errors import CliError
 from rljob_cli.local.run_folder import JOB_FILE_NAME, RunFolder
 from rljob_cli.plain_text import one_line
-from rljob_planner.advice.run_facts import MetricsLine, TimelineSpan, idle_shares
+from rljob_planner.advice.run_facts import MetricsLine
 
 RESOLVED_JOB_FILE_NAME = "resolved.yaml"
 METRICS_FILE_NAME = "metrics.jsonl"
-TIMELINES_FOLDER_NAME = "timelines"
-_MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,6 @@ class RunRecord:
     folder: Path
     job: RLJob
     lines: tuple[MetricsLine, ...]
-    idle: dict[int, dict[str, float]]
-    """Of each step that has a timeline the share of it that a worker was idle."""
     state: str
     """`step 12 of 12, Complete`; empty where nothing says it."""
 
@@ -45,7 +40,7 @@ def read_run(folder: Path) -> RunRecord:
         raise CliError(f"{folder}: there is no such folder; name that of a run, such as runs/NAME")
     job = _job(folder)
     lines = _metrics(folder / METRICS_FILE_NAME)
-    return RunRecord(folder, job, lines, _idle(folder / TIMELINES_FOLDER_NAME), _state(folder))
+    return RunRecord(folder, job, lines, _state(folder))
 
 
 def _job(folder: Path) -> RLJob:
@@ -88,37 +83,6 @@ def _metrics(file: Path) -> tuple[MetricsLine, ...]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _idle(folder: Path) -> dict[int, dict[str, float]]:
-    """A timeline that cannot be read is passed over: it is one of many sources."""
-    found: dict[int, dict[str, float]] = {}
-    for file in sorted(folder.glob("step-*.json")):
-        number = file.stem.removeprefix("step-")
-        try:
-            shares = idle_shares(_spans(json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-        if shares and number.isdigit():
-            found[int(number)] = shares
-    return found
-
-
-def _spans(document: dict[str, list[dict[str, object]]]) -> list[TimelineSpan]:
-    """The complete events of the Trace Event Format."""
-    names: dict[object, str] = {}
-    for event in document["traceEvents"]:
-        about = event.get("args")
-        if event.get("name") == "process_name" and isinstance(about, dict):
-            names[event["pid"]] = str(about["name"])
-    spans = []
-    for event in document["traceEvents"]:
-        begin, duration = event.get("ts"), event.get("dur")
-        if event.get("ph") == "X" and isinstance(begin, int | float) and isinstance(duration, int | float):
-            started = begin / _MICROSECONDS
-            ended = started + duration / _MICROSECONDS
-            spans.append(TimelineSpan(names.get(event["pid"], ""), str(event["name"]), started, ended))
-    return spans
 
 
 def _state(folder: Path) -> str:

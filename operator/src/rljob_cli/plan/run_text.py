@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from rljob_cli.plain_text import table
-from rljob_cli.plan.text import GIB, number
+from rljob_cli.plan.text import number
 from rljob_planner.advice.comparison import STEP, ComparedTime
 from rljob_planner.advice.tuning import Advice, RunReport
-from rljob_planner.memory.changes import Price
+from rljob_planner.kv_cache import GIB
 
 TUNING_PAGE = "docs/tuning.md"
 _FAR_OFF = 1.3
@@ -113,7 +113,7 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
 
 def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     change, worst = advice.change, advice.worst
-    price = "; but it changes what is learned" if advice.changed.price is Price.LEARNING else ""
+    price = "; but it changes what is learned" if advice.changed.changes_learning else ""
     if advice.more_gpus:
         gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
         price = f"; but it takes {gpus}, in a pool of that name"

@@ -5,17 +5,15 @@ Where nothing fits, those of the job with the changes of its training that would
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from rljob_api.v1alpha1.spec import RLJobSpec, RolloutRole, TrainRole
+from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.yaml_text import read_yaml
 from rljob_cli.differences import differences
 from rljob_cli.plain_text import table
-from rljob_cli.plan.document import placement_document, plain
 from rljob_cli.plan.text import (
-    GIB,
     PlanHead,
     head_lines,
     knob_lines,
@@ -26,13 +24,20 @@ from rljob_cli.plan.text import (
     seconds_cells,
     wrapped,
 )
+from rljob_planner.clusters import PRODUCT_LABEL
 from rljob_planner.job_memory import gpu_of_pool
-from rljob_planner.job_placement import spec_with, with_selectors
+from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import Change
 from rljob_planner.plan import Plan
-from rljob_planner.search.mapping import LIMITS, SearchResult
+from rljob_planner.search.mapping import SearchResult
 from rljob_planner.search.ranking import Candidate
 from rljob_planner.workload import Placement
+
+_NOT_TRIED = (
+    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
+    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
+    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
+)
 
 
 def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
@@ -51,22 +56,6 @@ def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
     return RLJobSpec.from_wire(wire)
 
 
-def placed_spec(spec: RLJobSpec, placement: Placement, labels: Mapping[str, tuple[str, str]]) -> RLJobSpec:
-    """The job with these pools and places, and pools that choose nodes of their kind where `labels` has it. What a role
-    says already stays as it is written. Raises PlanError for a placement that cannot run."""
-    placed = spec_with(spec, placement)
-    roles: dict[str, TrainRole | RolloutRole] = dict(placed.roles)
-    for name, before in spec.roles:
-        now, same = roles[name], dict[str, object]()
-        if before.pool is not None and before.pool == (now.pool or placed.pools[0].name):
-            same["pool"] = before.pool
-        if isinstance(before, TrainRole) and isinstance(now, TrainRole) and before.sequence_parallel == 1:
-            same["sequence_parallel"] = now.num_sequence_ranks
-        roles[name] = now.model_copy(update=same)
-    placed = placed.model_copy(update={"roles": placed.roles.model_copy(update=roles)})
-    return with_selectors(placed, placement, labels)
-
-
 def search_lines(
     found: SearchResult, head: PlanHead, file: RLJobSpec, planned: RLJobSpec, own: Plan | None, *, explain: bool
 ) -> Iterator[Text]:
@@ -83,7 +72,7 @@ def search_lines(
             yield wrapped(" ".join(found.advice))
             yield Text()
         yield from _candidate_lines(found.candidates, found.changes)
-    yield wrapped(LIMITS, "  ", "dim")
+    yield wrapped(_NOT_TRIED, "  ", "dim")
     yield Text()
     yield Text(title, "bold")
     yield wrapped(placement_words(shown.placement), "  ")
@@ -101,31 +90,6 @@ def search_lines(
         yield from _change_lines(file, planned, shown.placement, head)
     yield Text()
     yield last_line(shown, "with the changes above" if found.changes else "")
-
-
-def search_document(found: SearchResult) -> dict[str, object]:
-    """For programs."""
-    return {
-        "changes": plain(found.changes),
-        "candidates": [_candidate_document(each) for each in found.candidates],
-        "bestToday": None if found.best_today is None else _candidate_document(found.best_today),
-        "limits": [LIMITS],
-        "advice": plain(found.advice),
-    }
-
-
-def _candidate_document(candidate: Candidate) -> dict[str, object]:
-    plan = candidate.plan
-    return {
-        "placement": placement_document(plan.placement),
-        "verdict": plan.verdict.name,
-        "memoryBytes": round(plan.worst.total),
-        "memoryLimit": round(plan.worst.limit),
-        "stepSeconds": plain(plan.step.total),
-        "isTie": candidate.is_tie,
-        "runsToday": candidate.runs_today,
-        "reasons": plain(candidate.reasons),
-    }
 
 
 def _shown(found: SearchResult) -> tuple[Plan, str]:
@@ -164,27 +128,22 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
 
 def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, head: PlanHead) -> Iterator[Text]:
     lines = differences(file, planned)
-    if not lines:
+    if lines:
+        yield Text("In the file (--write FILE writes it)", "bold")
+    else:
         yield Text("The file has these pools and places already.")
-        return
-    yield Text("In the file (--write FILE writes it)", "bold")
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
-    kinds = {pool.name: pool.gpu.name for pool in placement.pools}
-    unlabelled = {name: kind for name, kind in kinds.items() if kind not in head.gpus.labels}
-    before = {pool.name: pool for pool in file.pools}
-    for placed in placement.pools:
-        if (pool := before.get(placed.name)) is None:
-            continue
-        if placed.name not in unlabelled:
-            # Its labels are changed; what its affinity wants is not.
-            pool = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
-        wanted = gpu_of_pool(pool, [placed.gpu])
-        if wanted is not None and wanted.name != placed.gpu.name:
-            what = "nodeSelector" if pool.template.node_selector else "affinity"
-            sentence = f"! pool {pool.name}: its {what} is for nodes with {wanted.name}"
-            yield wrapped(f"{sentence}, and here it is on {placed.gpu.name}.", "  ", "yellow")
-    if len(set(kinds.values())) > 1 and unlabelled:
-        named = ", ".join(f"{name} {kind}" for name, kind in unlabelled.items())
-        sentence = f"Each pool is meant for nodes with other GPUs ({named}): say so in its template.nodeSelector."
-        yield wrapped(sentence, "  ")
+    others = []
+    for pool, placed in zip(planned.pools, placement.pools, strict=True):
+        gpu = placed.gpu
+        by_affinity = pool.model_copy(update={"template": pool.template.model_copy(update={"node_selector": {}})})
+        kinds = [kind for each in (pool, by_affinity) if (kind := gpu_of_pool(each, [gpu])) is not None]
+        if not kinds and gpu.name not in head.gpus.labels:
+            others.append(f"{pool.name} {gpu.name}")
+        elif other := next((kind.name for kind in kinds if kind.name != gpu.name), None):
+            sentence = f"! pool {pool.name}: the nodes that it selects have {other}, and here it is on {gpu.name}"
+            yield wrapped(f"{sentence}; change its nodeSelector or affinity.", "  ", "yellow")
+    if len({group.gpu.name for group in head.gpus.cluster}) > 1 and others:
+        sentence = f"The cluster has several kinds of GPUs. Select nodes for {', '.join(others)} in"
+        yield wrapped(f"{sentence} template.nodeSelector, for example by the label {PRODUCT_LABEL}.", "  ")

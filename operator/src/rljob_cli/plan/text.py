@@ -14,12 +14,12 @@ from rich.text import Text
 from rljob_cli.plain_text import length, table
 from rljob_cli.plan.gpus import PoolGpus
 from rljob_cli.plan.models import FoundShape
+from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.knobs import Knob
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
-GIB = 2**30
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}
 _MAX_KNOBS = 5
 _WIDTH = 118

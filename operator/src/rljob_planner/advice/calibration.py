@@ -7,8 +7,8 @@ squares is made smallest of
     ln(factor) / width                           for each constant: how far from its default it is believed to be
 
 so what the measurements say nothing about stays as it was. Beyond one noise a measurement's part grows evenly and not
-as the square (Huber's loss): a step that went wrong, or a machine that is unlike the others, does not decide.
-Gauss-Newton with slopes by differences; the step is halved while it makes nothing better.
+as the square (Huber's loss): a step that went wrong, or a machine that is unlike the others, does not decide. The
+minimum is found by moving one constant after the other (a pattern search, which needs no derivatives).
 
 Of a run each step is a measurement of its own, because steps differ in what they learn from, and that tells what a step
 costs in any case from what each token costs.
@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rljob_planner.advice.comparison import STEP, process_bytes
-from rljob_planner.advice.run_facts import OTHER, RunFacts, observed_workload, workload_for_memory
+from rljob_planner.advice.run_facts import RunFacts, observed_workload, workload_for_memory
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import PROCESS_BYTES
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.timing.step import step_time
+from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import Placement, Role, Workload
 
 LEAST_STEPS = 3
@@ -37,7 +37,11 @@ LARGEST_MISS = 1.5
 the usual step one may be that is not left out as disturbed."""
 _LARGEST_SHARE = 0.02
 """Of a step: what fixed seconds of a pass or an update are believed to be, at most."""
-_DIFFERENCE, _MAX_ROUNDS, _CLOSE_ENOUGH, _LEAST_SECONDS = 1e-2, 20, 1e-6, 1e-3
+_FIRST_MOVE, _LAST_MOVE = 1.0, 1e-3
+"""How far a value is moved at once, in its widths."""
+_CLOSE_ENOUGH = 1e-5
+"""Moves become smaller when they lower the loss by less than this share of it."""
+_LEAST_SECONDS = 1e-3
 _LARGEST = 3.0
 """Of the logarithm of a factor: what is further than 20 times from its default is not believed."""
 
@@ -91,11 +95,9 @@ class Adjustable:
         return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
 
 
-TRAINING_EFFICIENCY = Adjustable(0.5, ("training_efficiency",))
-FORWARD_EFFICIENCY = Adjustable(0.5, ("forward_efficiency",))
+FORWARD_EFFICIENCY = Adjustable(0.3, ("forward_efficiency",))
 PASS_EFFICIENCY = Adjustable(0.5, ("training_efficiency", "forward_efficiency"))
 """Of updates and passes together."""
-EXPERT_EFFICIENCY = Adjustable(0.5, ("expert_efficiency_factor",))
 DECODE_STEP = Adjustable(0.7, ("decode_step_seconds", "expert_decode_step_seconds"))
 DECODE_SEQUENCE = Adjustable(0.7, ("decode_sequence_seconds",))
 DECODE_BANDWIDTH = Adjustable(0.2, ("decode_bandwidth_efficiency",))
@@ -104,9 +106,6 @@ PER_STEP = Adjustable(0.7, ("step_seconds",))
 PER_PASS = Adjustable(1.0, ("pass_seconds",), unit=0.05)
 PER_UPDATE = Adjustable(1.0, ("update_seconds",), unit=0.1)
 PER_SYNC = Adjustable(1.0, ("wake_seconds",), unit=1.0)
-_OF_DECODING = (DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
-OF_A_MACHINE = (TRAINING_EFFICIENCY, FORWARD_EFFICIENCY, *_OF_DECODING, PER_PASS, PER_UPDATE, PER_SYNC)
-"""What the phases of runs on one machine tell apart."""
 
 
 def cpu_constants() -> Constants:
@@ -138,7 +137,7 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
     # and sequences cost the host's time, which is the device's.
     fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
     small = [replace(each, unit=min(each.unit, fixed)) for each in (PER_PASS, PER_UPDATE)]
-    adjustables = [PASS_EFFICIENCY, replace(FORWARD_EFFICIENCY, width=0.3), *_OF_DECODING, *small, PER_SYNC]
+    adjustables = [PASS_EFFICIENCY, FORWARD_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP, *small, PER_SYNC]
     adjustables += [DECODE_SEQUENCE, DECODE_COMPUTE] if is_cpu else []
     fitted = fit(constants, [each for run in runs for each in observations_of(run)], adjustables)
     for run in runs:
@@ -188,7 +187,7 @@ def _process_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> floa
 def fit(
     constants: Constants,
     observations: Sequence[Observation],
-    adjustables: Sequence[Adjustable] = OF_A_MACHINE,
+    adjustables: Sequence[Adjustable],
     noise: float = 0.05,
 ) -> Constants:
     """The constants nearest to these with which the observations are predicted best. `noise`: how far, as a share,
@@ -205,14 +204,7 @@ def fit(
         forward_efficiency=dict(constants.forward_efficiency) | forward,
     )
     problem = _Problem(own, observations, adjustables, noise)
-    values = [0.0] * len(adjustables)
-    loss = problem.loss(values)
-    for _ in range(_MAX_ROUNDS):
-        before = loss
-        values, loss = problem.improved(values, loss)
-        if before - loss < _CLOSE_ENOUGH:
-            break
-    fitted = problem.constants_at(values)
+    fitted = problem.constants_at(problem.least())
     errors = [_errors(each, fitted) for each in observations]
     left = [each[STEP] for each in errors if STEP in each] or [error for each in errors for error in each.values()]
     rms = math.sqrt(fmean(each * each for each in left)) if left else constants.spread
@@ -232,72 +224,52 @@ class _Problem:
             found = adjustable.applied(found, value) if value else found
         return found
 
-    def residuals(self, values: Sequence[float]) -> list[float]:
-        """Weighted, those of the beliefs about constants first. Parts of a step count by their share of it."""
+    def loss(self, values: Sequence[float]) -> float:
+        """Squares of the beliefs, and Huber's loss of what was measured. Parts of a step count by their share of it."""
         constants = self.constants_at(values)
-        found = [value / each.width for each, value in zip(self.adjustables, values, strict=True)]
+        found = sum((value / each.width) ** 2 for each, value in zip(self.adjustables, values, strict=True))
         for each in self.observations:
             whole = each.seconds.get(STEP, sum(each.seconds.values()))
             for name, error in _errors(each, constants).items():
-                found.append(error / self.noise * math.sqrt(min(1.0, each.seconds[name] / whole)))
+                residual = abs(error) / self.noise * math.sqrt(min(1.0, each.seconds[name] / whole))
+                found += residual * residual if residual <= 1 else 2 * residual - 1
         return found
 
-    def loss(self, values: Sequence[float]) -> float:
-        """The squares of the beliefs, and Huber's loss of what was measured."""
-        residuals, num_beliefs = self.residuals(values), len(self.adjustables)
-        of_measured = sum(each * each if abs(each) <= 1 else 2 * abs(each) - 1 for each in residuals[num_beliefs:])
-        return of_measured + sum(each * each for each in residuals[:num_beliefs])
+    def least(self) -> list[float]:
+        """The values with the least loss that a pattern search finds (Hooke and Jeeves 1961). Every value is moved up
+        or down in turn. The next round begins ahead, where the same moves once more would lead, and from the values
+        themselves when that does not help. When no move helps, moves become half as large."""
+        values, size = [0.0] * len(self.adjustables), _FIRST_MOVE
+        before, loss = values, self.loss(values)
+        while size > _LAST_MOVE:
+            places = zip(self.adjustables, values, before, strict=True)
+            ahead = [each.bounded(2 * now - old) for each, now, old in places]
+            tried, less = self.moved(ahead, self.loss(ahead), size)
+            if less < (1 - _CLOSE_ENOUGH) * loss:
+                before, values, loss = values, tried, less
+            elif before != values:
+                before = values
+            else:
+                size /= 2
+        return values
 
-    def improved(self, values: list[float], loss: float) -> tuple[list[float], float]:
-        """The next values and their loss; the same where no step of Gauss-Newton makes it smaller."""
-        residuals = self.residuals(values)
-        # With these weights squares are as steep as the loss is.
-        weights = [1 / max(1.0, abs(each)) for each in residuals]
-        weights[: len(values)] = [1.0] * len(values)
-        columns: list[list[float]] = []
-        for place in range(len(values)):
-            moved = self.residuals([each + _DIFFERENCE * (at == place) for at, each in enumerate(values)])
-            columns.append([(after - before) / _DIFFERENCE for before, after in zip(residuals, moved, strict=True)])
-
-        def product(one: Sequence[float], other: Sequence[float]) -> float:
-            return sum(weight * a * b for weight, a, b in zip(weights, one, other, strict=True))
-
-        # Amounts that are 0 and would become less stay, and the others move as if they were not there.
-        free, step = list(range(len(values))), dict[int, float]()
-        while free and not step:
-            matrix = [[product(columns[left], columns[right]) for right in free] for left in free]
-            found = zip(free, _solved(matrix, [-product(columns[place], residuals) for place in free]), strict=True)
-            step = dict(found)
-            falls = [each for each in free if self.adjustables[each].unit and values[each] <= 0 and step[each] < 0]
-            if falls:
-                free, step = [place for place in free if place not in falls], {}
-        for halved in range(8):
-            tried = [
-                each.bounded(value + step.get(place, 0.0) / 2**halved)
-                for place, (each, value) in enumerate(zip(self.adjustables, values, strict=True))
-            ]
-            if (less := self.loss(tried)) < loss:
-                return tried, less
+    def moved(self, values: list[float], loss: float, size: float) -> tuple[list[float], float]:
+        """With each value moved by `size` widths in the direction that lowers the loss, if one does."""
+        for place, each in enumerate(self.adjustables):
+            for move in (size * each.width, -size * each.width):
+                tried = [*values[:place], each.bounded(values[place] + move), *values[place + 1 :]]
+                if (less := self.loss(tried)) < loss:
+                    values, loss = tried, less
+                    break
         return values, loss
 
 
 def _errors(observation: Observation, constants: Constants) -> dict[str, float]:
     """ln(predicted / measured) of what was measured and is predicted."""
     time = step_time(observation.workload, observation.placement, constants)
-    predicted = {each.name: (each.waited or each.seconds).likely for each in time.phases} | {STEP: time.total.likely}
+    predicted = {each.name: each.waited.likely for each in time.phases} | {STEP: time.total.likely}
     return {
         name: math.log(max(predicted[name], _LEAST_SECONDS) / max(seconds, _LEAST_SECONDS))
         for name, seconds in observation.seconds.items()
         if name in predicted and seconds > 0
     }
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination; the beliefs about constants keep the matrix positive definite, so nothing is swapped."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for place, row in enumerate(rows):
-        for other in range(len(rows)):
-            if other != place:
-                factor = rows[other][place] / row[place]
-                rows[other] = [a - factor * b for a, b in zip(rows[other], row, strict=True)]
-    return [row[-1] / row[place] for place, row in enumerate(rows)]

@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_planner.advice.run_facts import OTHER, PHASES, Measured, RunFacts
+from rljob_planner.advice.run_facts import Measured, RunFacts
 from rljob_planner.kv_cache import KV_CACHE, kv_bytes_per_layer_token
 from rljob_planner.plan_types import Part, Phase, PhaseMemory, Seconds, StepTime
-from rljob_planner.workload import EngineKind, RolloutLayout, Workload
+from rljob_planner.timing.step import OTHER, PHASES
+from rljob_planner.workload import RolloutLayout, Workload
 
 CPU_BLOCK_TOKENS = 128
 """vLLM on CPUs gives a sequence's keys and values room in blocks of so many tokens (0.32; fewer where they are latent,
@@ -30,7 +31,7 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
     written = written_cache_bytes(workload, layout) if layout is not None else 0.0
     caches = [part.num_bytes for phase in phases for part in phase.parts if part.owner == KV_CACHE]
     # A sleeping cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
-    lends = workload.rollout.engine is EngineKind.VLLM and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
+    lends = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
     lent = min([written, *caches]) if lends else 0.0
     # What an update frees the process's allocator keeps: taken to be all of it, also tensors that are large enough to
     # go back to the system.
@@ -52,7 +53,7 @@ def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
     """Of the KV cache, however large that is. vLLM takes a block that is not full again as soon as it is free, and a
     full one, for its prefix, after all others (`vllm/v1/core/block_pool.py`, `free_blocks`)."""
     rollout, lengths = workload.rollout, workload.lengths
-    if rollout.engine is not EngineKind.VLLM:
+    if not rollout.is_vllm:
         return math.inf
     own = math.ceil(workload.num_requests / layout.num_engines)
     full, last = divmod(lengths.mean_row, CPU_BLOCK_TOKENS)
@@ -132,12 +133,11 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
     predicted = {phase.name: phase for phase in step.phases}
     measured = facts.phases
     names = [name for name in (*PHASES, OTHER) if name in predicted or name in measured]
-    names += [name for name in predicted if name not in names]
     rows = []
     for name in names:
         phase = predicted.get(name)
-        waited = None if phase is None else phase.waited or phase.seconds
-        rows.append(ComparedTime(name, waited, measured.get(name), "" if phase is None else phase.bound_by))
+        waited, bound_by = (None, "") if phase is None else (phase.waited, phase.bound_by)
+        rows.append(ComparedTime(name, waited, measured.get(name), bound_by))
     return (*rows, ComparedTime(STEP, step.total, facts.step, step.bound_by))
 
 

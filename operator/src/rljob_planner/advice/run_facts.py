@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist, fmean, median
 
 from rljob_planner.errors import PlanError
+from rljob_planner.timing.step import OLD_LOGPROB, OTHER, PHASES, REF, REWARD, VALUES
 from rljob_planner.workload import TokenLengths, Workload
 
 _STANDARD = NormalDist()
@@ -82,14 +83,10 @@ def _sigma(mean: float, longest: float, num_responses: int) -> float:
 MetricsLine = Mapping[str, float]
 """One row: the step (from 1) under `step`, and metrics by name."""
 
-PHASES = ("weight_sync", "generate", "reward", "old_logprob", "ref", "values", "update_critic", "update_actor")
-"""Parts of a step that the trainer times; none of them is within another."""
-BESIDE_REWARDS = ("old_logprob", "ref", "values")
+BESIDE_REWARDS = (OLD_LOGPROB, REF, VALUES)
 """Those that are waited for while rewards are computed."""
 NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
 """Up to this long, or this share of those passes, it takes to ask for scores and to fetch what is there."""
-OTHER = "other"
-"""What is left of a step: calls, data on its way, logging."""
 STEP_SECONDS = "timing_s/step"
 
 
@@ -218,7 +215,7 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
 def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
     """All that rewards took. `timing_s/reward` is what was still waited for after the passes beside which they were
     computed (trainer, controller/training_step.py). Where that is nothing, they took no longer than those: 0."""
-    waited = phases.get("reward", 0.0)
+    waited = phases.get(REWARD, 0.0)
     if workload.scores_first:
         return waited
     beside = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
@@ -254,42 +251,3 @@ def _largest_memory(rows: Sequence[MetricsLine]) -> dict[str, float]:
         if name == f"memory/{short}_bytes_max":
             found[short] = max(found.get(short, 0.0), value)
     return found
-
-
-CONTROLLER = "controller"
-
-
-@dataclass(frozen=True)
-class TimelineSpan:
-    """Something that a process did, in seconds from the timeline's beginning."""
-
-    process: str
-    name: str
-    started: float
-    ended: float
-
-
-def idle_shares(spans: Sequence[TimelineSpan]) -> dict[str, float]:
-    """Of one step, from the controller's first phase to the end of its last: the share of it in which no method of a
-    role ran, by worker process. Empty where the controller or the workers have no spans."""
-    phases = [span for span in spans if span.process == CONTROLLER]
-    begin = min((span.started for span in phases), default=0.0)
-    end = max((span.ended for span in phases), default=0.0)
-    # A method's span is named after its role (`actor.update_policy`); what it is made of is within it.
-    methods = [span for span in spans if span.process != CONTROLLER and "." in span.name]
-    workers = dict.fromkeys(span.process for span in methods if end > begin)
-    return {
-        worker: 1 - _covered([span for span in methods if span.process == worker], begin, end) / (end - begin)
-        for worker in workers
-    }
-
-
-def _covered(spans: Sequence[TimelineSpan], begin: float, end: float) -> float:
-    """Seconds between the two in which at least one of the spans lasts."""
-    total, reached = 0.0, begin
-    for span in sorted(spans, key=lambda each: each.started):
-        started, ended = max(span.started, reached), min(span.ended, end)
-        if ended > started:
-            total += ended - started
-            reached = ended
-    return total

@@ -4,20 +4,19 @@ from, and only those that help, and fit, are named. The sections are those of do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import NamedTuple
 
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
-from rljob_planner.advice.run_facts import OTHER, RunFacts
+from rljob_planner.advice.run_facts import RunFacts
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed, Price, faster_jobs, is_allowed
+from rljob_planner.memory.changes import Change, Changed, faster_jobs, is_allowed
 from rljob_planner.memory.knobs import all_phases, worst_phase
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
 from rljob_planner.timing.step import step_time
-from rljob_planner.workload import EngineKind, PlacedPool, Placement, Role, Workload
+from rljob_planner.workload import PlacedPool, Placement, Role, Workload
 
 LEAST_GAIN = 0.01
 """Of a step; less is no advice."""
@@ -55,7 +54,7 @@ class Advice:
     @property
     def is_free(self) -> bool:
         """Whether it costs nothing beside memory."""
-        return self.changed.price is Price.NOTHING and not self.more_gpus
+        return not self.changed.changes_learning and not self.more_gpus
 
 
 class Finding(NamedTuple):
@@ -129,7 +128,7 @@ def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Chang
         layout = replace(now, num_gpus=num_gpus, shard_size=now.shard_size if keeps else num_gpus)
         pool = PlacedPool(name, 1, num_gpus, home.gpu, {role: layout})
         divides = num_gpus % layout.shard_size == num_gpus % layout.sequence_parallel == 0
-        if divides and is_allowed(workload, pool):
+        if divides and is_allowed(workload, role, layout):
             rest = {each: other for each, other in home.layouts.items() if each is not role}
             left = placement.with_pool(home, replace(home, layouts=rest))
             change = Change(f"spec.roles.{role}.pool", pool.name, home.name)
@@ -156,7 +155,7 @@ def _advice(changed: Changed, placement: Placement, now: StepTime, constants: Co
 
 
 def _waits(step: StepTime) -> dict[str, float]:
-    return {phase.name: (phase.waited or phase.seconds).likely for phase in step.phases}
+    return {phase.name: phase.waited.likely for phase in step.phases}
 
 
 def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice | None:
@@ -170,59 +169,22 @@ def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice |
     return next(each for each in helpful if each.gain >= most - NEARLY_AS_GOOD * now.total.likely)
 
 
-def findings_of(facts: RunFacts, plan: Plan, idle: Mapping[int, Mapping[str, float]]) -> tuple[Finding, ...]:
-    """What the run shows that phases alone do not say. `plan`: of the job with the run's lengths; `idle`: of the steps
-    with a timeline, which share of it each worker was idle."""
-    return tuple(Finding(*each) for each in (*_of_steps(facts, idle), *_of_responses(facts), *_of_engine(plan)))
-
-
-def _of_steps(facts: RunFacts, idle: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-    step = facts.step.median
-    shares = {name: each.median / step for name, each in facts.phases.items()} if step > 0 else {}
-    if (share := shares.get("reward", 0.0)) > 0.1:
-        yield f"{share:.0%} of a step is spent waiting for rewards (timing_s/reward)", "rewards"
-    if (share := shares.get(OTHER, 0.0)) > 0.2:
-        what = "calls, data, logging; small steps have much of it"
-        yield f"{share:.0%} of a step is in no phase: {what}", "small steps"
+def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
+    """What the run shows beside the phases and lengths that are printed. `plan` has the run's lengths."""
+    found, lengths = list[Finding](), facts.lengths
     if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
-        yield (
-            f"the busiest worker updates with {facts.token_imbalance:.2f} times as many tokens as the mean one, and"
-            " the others wait for it (perf/token_imbalance)",
-            "balance",
-        )
-    for number, of_workers in idle.items():
-        worker, mean = max(of_workers, key=of_workers.__getitem__), fmean(of_workers.values())
-        if mean > 0.1:
-            most = f"most of all {worker} ({of_workers[worker]:.0%}; timelines/)"
-            yield f"in step {number} workers were idle {mean:.0%} of the time, {most}", "idle devices"
-
-
-def _of_responses(facts: RunFacts) -> Iterator[tuple[str, str]]:
-    lengths = facts.lengths
-    if lengths.clip_ratio > 0.05:
-        cut = f"{lengths.clip_ratio:.0%} of the responses are cut off at rollout.maxNewTokens"
-        yield f"{cut} (response_length/clip_ratio)", "lengths"
-    if lengths.response_mean and lengths.response_max > 3 * lengths.response_mean:
-        yield (
-            f"the longest response of a step has {lengths.response_max:,.0f} tokens, the mean one"
-            f" {lengths.response_mean:,.0f}: few sequences are left at the end of generation, and all wait for them",
-            "lengths",
-        )
+        text = f"the busiest worker updates with {facts.token_imbalance:.2f} times the mean number of tokens, and the"
+        found.append(Finding(f"{text} others wait for it (perf/token_imbalance)", "balance"))
     if lengths.learned_fraction < 0.8:
-        unused = f"{1 - lengths.learned_fraction:.0%} of the responses are generated and not learned from"
-        yield f"{unused} (actor/learned_fraction)", "responses that teach nothing"
+        text = f"{1 - lengths.learned_fraction:.0%} of the responses are not trained on (actor/learned_fraction)"
+        found.append(Finding(text, "responses that teach nothing"))
     if lengths.generated_per_learned > 1.2:
-        times = f"{lengths.generated_per_learned:.1f} times as many responses as a batch has"
-        yield f"dynamic sampling generates {times} (dynamic_sampling/prompts)", "responses that teach nothing"
-
-
-def _of_engine(plan: Plan) -> Iterator[tuple[str, str]]:
+        text = f"dynamic sampling generates {lengths.generated_per_learned:.1f} times the responses of a batch"
+        found.append(Finding(f"{text} (dynamic_sampling/prompts)", "responses that teach nothing"))
     layout = plan.placement.pool_of(Role.ROLLOUT).rollout
     own = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0
     limit = min(own, plan.workload.rollout.max_sequences)
-    if plan.workload.rollout.engine is EngineKind.VLLM and 0 < plan.sequences_at_once < limit:
-        yield (
-            f"the KV cache holds about {plan.sequences_at_once:,.0f} of the {limit:,.0f} sequences that an engine could"
-            " decode at once: others wait, or are preempted and begun again",
-            "memory of the engine",
-        )
+    if plan.workload.rollout.is_vllm and 0 < plan.sequences_at_once < limit:
+        text = f"the KV cache holds about {plan.sequences_at_once:,.0f} of the {limit:,.0f} sequences that an engine"
+        found.append(Finding(f"{text} could decode at once: others wait, or are preempted", "memory of the engine"))
+    return tuple(found)

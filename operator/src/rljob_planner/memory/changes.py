@@ -7,9 +7,8 @@ batch_size_rules.py). What a change does to memory and seconds is worked out ane
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from itertools import chain
 
 from rljob_planner.job import lora_shape
@@ -32,14 +31,9 @@ MODEL_FIELDS = {
     Role.REWARD_MODEL: "spec.training.rewards[].rewardModel",
 }
 LORA_RANK = 16
+_MOST_TIMES = 8
+"""As many ranks may share rows as now, in what is tried."""
 Job = tuple[Workload, Placement]
-
-
-class Price(StrEnum):
-    """What a change costs beside memory and seconds."""
-
-    NOTHING = "nothing"
-    LEARNING = "what is learned changes"
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Changed:
     placement: Placement
     section: str = ""
     """Of docs/tuning.md."""
-    price: Price = Price.NOTHING
+    changes_learning: bool = False
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
@@ -102,20 +96,22 @@ def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[
             )
 
 
-def is_allowed(workload: Workload, pool: PlacedPool) -> bool:
-    """Whether each role's ranks hold a longest row together, the responses of a batch and of an update spread evenly
-    over what is trained here, and each model whose gradients leave has one copy (batch_size_rules.py,
-    placement_rules.py)."""
-    for role, layout in pool.layouts.items():
-        model = workload.models[role]
-        if workload.max_tokens_per_micro_batch * layout.sequence_parallel < workload.lengths.longest_row:
-            return False
-        rows = [prompts * workload.group_size for prompts in (workload.batch_size, workload.mini_batch_size)]
-        if model.is_trained and any(each % layout.num_data_ranks for each in rows):
-            return False
-        if layout.num_replicas > 1 and model.offload.gradients:
-            return False
-    return True
+def is_allowed(workload: Workload, role: Role, layout: TrainLayout) -> bool:
+    """Whether the contract accepts this layout of a role (batch_size_rules.py, placement_rules.py): its ranks hold a
+    longest row together, the responses of a batch and of an update divide by the ranks of a trained model, and a model
+    whose gradients are offloaded has one copy."""
+    model = workload.models[role]
+    if workload.max_tokens_per_micro_batch * layout.sequence_parallel < workload.lengths.longest_row:
+        return False
+    rows = [prompts * workload.group_size for prompts in (workload.batch_size, workload.mini_batch_size)]
+    if model.is_trained and any(each % layout.num_data_ranks for each in rows):
+        return False
+    return layout.num_replicas == 1 or not model.offload.gradients
+
+
+def divisors(number: int) -> list[int]:
+    """In ascending order, 1 and the number itself among them."""
+    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 @dataclass(frozen=True)
@@ -129,13 +125,13 @@ class _Setting:
     """Values that need less memory, the gentlest first; some fields help in both directions."""
     faster: Sequence[int] = ()
     section: str = ""
-    price: Price = Price.NOTHING
+    changes_learning: bool = False
     text: Callable[[int], str] = str
 
     def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
+        changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
         return tuple(
-            Changed(Change(self.field, self.text(each), self.text(self.now)), *self.job(each), self.section, self.price)
-            for each in values
+            Changed(change, *self.job(each), self.section, self.changes_learning) for each, change in changes.items()
         )
 
 
@@ -181,7 +177,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
     rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in fixed)]
     field, section = f"{place}.syncEverySteps", "hand-overs of weights"
     syncs = {each: job(replace(rollout, sync_every_steps=each)) for each in rarer}
-    yield _Setting(field, now, syncs.__getitem__, (), rarer, section, Price.LEARNING)
+    yield _Setting(field, now, syncs.__getitem__, (), rarer, section, True)
 
 
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
@@ -206,17 +202,16 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     sizes = [each for each in range(mini_batch + 1, batch + 1) if batch % each == 0]
     even = [each for each in sizes if not any(each * workload.group_size % num for num in ranks)]
     section = "updates of a step"
-    yield _Setting("spec.training.miniBatchSize", mini_batch, job, (), even, section, Price.LEARNING)
+    yield _Setting("spec.training.miniBatchSize", mini_batch, job, (), even, section, True)
 
 
 def _of_shards(workload: Workload, placement: Placement) -> _Settings:
     for pool, role, layout in own_layouts(workload, placement):
-        sizes, now = _divisors(layout.num_gpus), layout.shard_size
-        # Gradients of replicas cannot be offloaded (crds: placement_rules.py).
-        allowed = sizes[-1:] if workload.models[role].offload.gradients else sizes
-        jobs = {each: _with_layout(workload, placement, pool, role, replace(layout, shard_size=each)) for each in sizes}
-        larger, others = [each for each in sizes if each > now], [each for each in allowed if each != now]
-        yield _Setting(f"spec.roles.{role}.shardSize", now, jobs.__getitem__, (larger,), others, "shard size")
+        now = layout.shard_size
+        layouts = {each: replace(layout, shard_size=each) for each in divisors(layout.num_gpus) if each != now}
+        jobs = _with_layouts(workload, placement, pool, role, layouts)
+        larger = [each for each in jobs if each > now]
+        yield _Setting(f"spec.roles.{role}.shardSize", now, jobs.__getitem__, (larger,), [*jobs], "shard size")
 
 
 def _of_models(workload: Workload, placement: Placement) -> _Settings:
@@ -249,7 +244,7 @@ def _of_models(workload: Workload, placement: Placement) -> _Settings:
         models = {role: replace(model, compute_bytes=2) for role, model in workload.models.items()}
         half = replace(workload, models=models, rollout=replace(workload.rollout, weight_bytes=2)), placement
         names, field = {2: "BFloat16", 4: "Float32"}, "spec.training.model.dtype"
-        yield _Setting(field, 4, lambda _: half, (), [2], "precision", Price.LEARNING, names.__getitem__)
+        yield _Setting(field, 4, lambda _: half, (), [2], "precision", True, names.__getitem__)
 
 
 def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _Settings:
@@ -276,7 +271,7 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
 def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
     pool, shape = placement.pool_of(Role.ROLLOUT), workload.rollout.shape
     if workload.rollout.is_vllm and pool.rollout is not None:
-        now, sizes = pool.rollout.tensor_parallel, _divisors(pool.gpus_per_node)
+        now, sizes = pool.rollout.tensor_parallel, divisors(pool.gpus_per_node)
         sizes = [each for each in sizes if each != now and shape.spreads_over(each)]
 
         def job(value: int) -> Job:
@@ -286,21 +281,11 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
         larger = [each for each in sizes if each > now]
         yield _Setting("spec.roles.rollout.tensorParallel", now, job, (larger,), sizes, "tensor parallelism")
     for pool, role, layout in own_layouts(workload, placement):
-        now, shape, num_gpus = layout.sequence_parallel, workload.models[role].shape, layout.num_gpus
-        wider = (2 * now, 4 * now, 8 * now)
-        larger = [each for each in wider if num_gpus % each == 0 and shape.spreads_over(each)]
-        # Rows of an update are dealt out evenly, and ranks hold the longest together (crds: batch_size_rules.py).
-        rows = workload.mini_batch_size * workload.group_size
-        smaller = [
-            each
-            for each in _divisors(now)[:-1]
-            if rows % (num_gpus // each) == 0
-            and workload.max_tokens_per_micro_batch * each >= workload.lengths.longest_row
-        ]
-        jobs = {
-            each: _with_layout(workload, placement, pool, role, replace(layout, sequence_parallel=each))
-            for each in (*larger, *smaller)
-        }
+        now, shape = layout.sequence_parallel, workload.models[role].shape
+        sizes = [each for each in divisors(layout.num_gpus) if each <= _MOST_TIMES * now and shape.spreads_over(each)]
+        layouts = {each: replace(layout, sequence_parallel=each) for each in sizes if each != now}
+        jobs = _with_layouts(workload, placement, pool, role, layouts)
+        larger, smaller = [each for each in jobs if each > now], [each for each in jobs if each < now]
         field, section = f"spec.roles.{role}.sequenceParallel", "sequence parallelism"
         yield _Setting(field, now, jobs.__getitem__, (larger,), smaller, section)
 
@@ -310,7 +295,11 @@ def _of_pools(workload: Workload, placement: Placement) -> _Settings:
     for place, pool in enumerate(placement.pools):
         larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
         jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}
-        allowed = [nodes for nodes, each in larger.items() if is_allowed(workload, each)]
+        allowed = [
+            nodes
+            for nodes, each in larger.items()
+            if all(is_allowed(workload, role, layout) for role, layout in each.layouts.items())
+        ]
         yield _Setting(f"spec.pools[{place}].nodes", pool.nodes, jobs.__getitem__, (allowed,))
 
 
@@ -346,16 +335,22 @@ def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
     return replace(pool, nodes=pool.nodes * factor, layouts=layouts, rollout=rollout)
 
 
-def _with_layout(workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layout: TrainLayout) -> Job:
-    """Of a role, and of the reference that is the actor with that one's."""
+def _with_layouts(
+    workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layouts: Mapping[int, TrainLayout]
+) -> dict[int, Job]:
+    """The job with each of these layouts of a role that the contract accepts, under the layout's number. A reference
+    that is the actor gets the actor's layout."""
     reference = workload.models.get(Role.REF)
     both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
-    layouts = {**pool.layouts, **dict.fromkeys((role, Role.REF) if both else (role,), layout)}
-    return workload, placement.with_pool(pool, replace(pool, layouts=layouts))
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    roles = (role, Role.REF) if both else (role,)
+    return {
+        number: (
+            workload,
+            placement.with_pool(pool, replace(pool, layouts={**pool.layouts, **dict.fromkeys(roles, layout)})),
+        )
+        for number, layout in layouts.items()
+        if is_allowed(workload, role, layout)
+    }
 
 
 def _truth(value: int) -> str:

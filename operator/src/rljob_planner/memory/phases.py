@@ -89,7 +89,7 @@ class _PoolMemory:
         yield from _largest(scoring)
         for phase, role in ((Phase.CRITIC_UPDATE, Role.CRITIC), (Phase.UPDATE, Role.ACTOR)):
             if role in self.models:
-                yield self._pass(phase, role, self._peak(_train_peak, role, workload.mini_batch_size))
+                yield self._pass(phase, role, self._peak(train_peak, role, workload.mini_batch_size))
         # Moments that are offloaded come to be copied; actor and critic one after the other.
         yield from _largest([self._saving(role) for role, model in self.models.items() if model.is_trained])
 
@@ -98,7 +98,7 @@ class _PoolMemory:
         return self.actor_scores if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
 
     def _scoring(self, role: Role) -> PhaseMemory:
-        return self._pass(Phase.LOGPROBS, role, self._peak(_scoring_peak, role, self.workload.batch_size))
+        return self._pass(Phase.LOGPROBS, role, self._peak(scoring_peak, role, self.workload.batch_size))
 
     def _saving(self, role: Role) -> PhaseMemory:
         state = self._state(role, has_parameters=True, fetches_moments=True)
@@ -172,11 +172,6 @@ class _PoolMemory:
 
 def _largest(phases: list[PhaseMemory]) -> list[PhaseMemory]:
     return [max(phases, key=lambda phase: phase.total)] if phases else []
-
-
-# Whoever looks for a better job asks for many that differ in one thing.
-_train_peak = lru_cache(maxsize=4096)(train_peak)
-_scoring_peak = lru_cache(maxsize=4096)(scoring_peak)
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ Legend: as in `model_shape`, and P parameters, W ranks that hold a copy together
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from rljob_planner.memory.train_activations import HeadBytes, head_bytes, layer_bytes
@@ -45,6 +46,7 @@ class _Moment(NamedTuple):
         return self.activations + self.gathered + self.whole_gradients + self.gradients + self.moments
 
 
+@lru_cache(maxsize=4096)
 def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Peak:
     """Of an update of several micro-batches, after the first update, on the fullest rank. `micro_batch_tokens`: those
     that a rank's layers work on; all of them count as tokens of responses. On CPUs tiles of logits are smaller."""
@@ -52,6 +54,7 @@ def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, 
     return passes.peak(passes.of_update())
 
 
+@lru_cache(maxsize=4096)
 def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Peak:
     """Of passes without a backward pass. There are moments, unless they are offloaded, and no gradients."""
     passes = _Passes(model, layout, micro_batch_tokens, is_cpu=is_cpu)

@@ -20,19 +20,6 @@ def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
     return elements(layout.shard_size)
 
 
-def parameter_bytes(model: TrainModel, layout: TrainLayout) -> int:
-    """Shards."""
-    if model.is_actor_without_adapters:
-        return 0
-    base, adapters = model.base_elements(layout.shard_size), model.adapter_elements(layout.shard_size)
-    return _base_bytes(model) * base + MASTER_BYTES * adapters
-
-
-def moment_bytes(model: TrainModel, layout: TrainLayout) -> int:
-    """Both. There are none before the first update."""
-    return 2 * MASTER_BYTES * trained_shard_elements(model, layout)
-
-
 def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
     """At the end of a micro-batch. Where reduction is deferred, what all micro-batches but the last of an update leave:
     whole gradients."""
@@ -42,17 +29,19 @@ def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
 
 
 def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """With their formula."""
+    """Shards of the base and of adapters."""
     formula = f"{_base_bytes(model)} x {model.num_parameters:.4g} / {layout.shard_size}"
     if model.lora is not None:
         formula += f" + {MASTER_BYTES} x {model.lora.num_parameters:.4g} / {layout.shard_size}"
-    return Part("parameters", parameter_bytes(model, layout), formula)
+    base, adapters = model.base_elements(layout.shard_size), model.adapter_elements(layout.shard_size)
+    num_bytes = _base_bytes(model) * base + MASTER_BYTES * adapters
+    return Part("parameters", 0 if model.is_actor_without_adapters else num_bytes, formula)
 
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """With their formula."""
+    """Both of each trained number. There are none before the first update."""
     formula = f"{2 * MASTER_BYTES} x {model.num_learned:.4g} / {layout.shard_size}"
-    return Part("moments", moment_bytes(model, layout), formula)
+    return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 
 def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf
 
-from rljob_planner.search.pool_options import PoolOption, StageSeconds, is_no_worse, longest
+from rljob_planner.search.pool_options import PoolOption, is_no_worse, longest
+from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule
 
 TIE_SHARE = 0.1

@@ -22,12 +22,6 @@ from rljob_planner.search.pool_options import PoolOption, PoolOptions, row_share
 from rljob_planner.search.ranking import Candidate, placement, ranked
 from rljob_planner.workload import Placement, Role, Schedule, Workload
 
-LIMITS = (
-    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
-    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
-    " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
-)
-"""What is not tried, as a sentence."""
 MAX_CHANGED_JOBS = 4
 """That are searched for where nothing fits."""
 _LARGER = (2, 4, 8, 16)

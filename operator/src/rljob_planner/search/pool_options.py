@@ -4,8 +4,7 @@ A pool is 1, 2, 3, 4, 6, 8, 12, 16, ... whole nodes of one kind, or all of them.
 within a node.
 
 A stage is a part of a step that all pools go through together: it lasts as long as the slowest of them. Within a pool
-the roles of a stage take turns. Seconds are those of `timing`, added up as `timing.step` does, and memory is that of
-`memory.phases`.
+the roles of a stage take turns. Seconds are those of `timing.step`, and memory is that of `memory.phases`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from operator import le
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
+from rljob_planner.memory.changes import divisors, is_allowed
 from rljob_planner.memory.phases import phases_of
+from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import PhaseMemory
-from rljob_planner.timing.communication import Site, sync_cost
+from rljob_planner.timing.communication import Site
 from rljob_planner.timing.lengths import lengths_of
-from rljob_planner.timing.step import rollout_cost, scoring_cost, training_cost
+from rljob_planner.timing.step import REWARD, StageSeconds, pool_costs, stage_seconds, total_seconds
 from rljob_planner.workload import (
-    EngineKind,
     PlacedPool,
     Role,
     RolloutLayout,
@@ -33,12 +33,9 @@ from rljob_planner.workload import (
     Workload,
 )
 
-StageSeconds = tuple[float, ...]
-SYNC, GENERATION, SCORES, PASSES, UPDATES = range(5)
-"""Places in a pool's seconds. Scores are with the passes, unless they say what is learned from."""
 NO_SECONDS: StageSeconds = (0.0,) * 5
-PARALLEL = (1, 2, 4, 8)
-"""Sizes of tensor and of sequence parallelism that are tried."""
+MOST_PARALLEL = 8
+"""The largest tensor or sequence parallelism that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +107,7 @@ class PoolOptions:
         self.roles = tuple(role for role in workload.roles if role is not Role.REF or not self._reference_is_actor)
         """That have a place of their own: a reference that is the actor without adapters is where the actor is."""
         self._lengths = lengths_of(workload.lengths)
+        self._of_functions = stage_seconds({REWARD: workload.reward_seconds}, workload)
         self.fastest = cache(self._fastest)
         self.choices = cache(self._choices)
         self._fitting = cache(self._fitting_choices)
@@ -189,38 +187,17 @@ class PoolOptions:
         return kept
 
     def step_seconds(self, schedule: Schedule, stages: StageSeconds) -> float:
-        """Of a step whose stages' slowest pools take so long, as `timing.step` adds it up."""
-        found = self.stages(stages)
-        if schedule is Schedule.SYNCHRONOUS:
-            return sum(found) + self.constants.step_seconds
-        rest = sum(found) - found[SYNC] - found[GENERATION]
-        return max(found[GENERATION], rest) + found[SYNC] + self.constants.step_seconds
+        """Of a step whose stages take so long on their slowest pools."""
+        return total_seconds(self.stages(stages), schedule) + self.constants.step_seconds
 
     def stages(self, stages: StageSeconds) -> StageSeconds:
         """With what no pool does: rewards that are functions."""
-        place = SCORES if self.workload.scores_first else PASSES
-        return (*stages[:place], max(stages[place], self.workload.reward_seconds), *stages[place + 1 :])
+        return longest([stages, self._of_functions])
 
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
-        work, site = self.workload, Site(self.cluster[size.kind].gpu, size.gpus_per_node)
-        sync = generation = scores = passes = updates = 0.0
-        for role, layout in choice.layouts.items():
-            asked = (role, work, self._lengths, layout, site, self.constants)
-            own = scoring_cost(*asked).seconds
-            if role is not Role.REWARD_MODEL:
-                passes += own
-            elif own >= work.reward_seconds:
-                # A model that is done before the functions among the rewards is not waited for.
-                scores, passes = (scores + own, passes) if work.scores_first else (scores, passes + own)
-            updates += training_cost(*asked).seconds
-        if choice.rollout is not None:
-            # The layout of an actor that is elsewhere does not matter.
-            actor, is_shared = work.models[Role.ACTOR], Role.ACTOR in choice.layouts
-            layout = choice.layouts.get(Role.ACTOR, TrainLayout(1, 1))
-            args = (actor, layout, work.rollout, choice.rollout, site, site, self.constants)
-            sync = sync_cost(*args, is_shared=is_shared).seconds
-            generation = rollout_cost(work, self._lengths, choice.rollout, site, self.constants).seconds
-        return (sync, generation, scores, passes, updates)
+        site = Site(self.cluster[size.kind].gpu, size.gpus_per_node)
+        costs = pool_costs(self.workload, self._lengths, choice.layouts, choice.rollout, site, self.constants)
+        return stage_seconds({name: cost.seconds for name, cost in costs.items()}, self.workload)
 
 
 def _option(roles: tuple[Role, ...], size: PoolSize, choices: Sequence[RoleChoice]) -> PoolOption:
@@ -263,41 +240,33 @@ def node_counts(num_nodes: int) -> list[int]:
 
 
 def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[TrainLayout]:
-    """Those that the job's rules allow (rljob_api, placement_rules and batch_size_rules): a longest row fits into a
-    micro-batch, and of what is trained, batches and updates spread evenly over the ranks."""
-    num_gpus, model = size.num_gpus, workload.models[role]
-    for shares in row_shares(role, workload, size):
-        holds_row = workload.max_tokens_per_micro_batch * shares >= workload.lengths.longest_row
-        if not (holds_row and _is_even(role, workload, num_gpus // shares)):
-            continue
-        for shards in shard_sizes(size):
-            # Gradients of replicas cannot be offloaded (rljob_api, placement_rules).
-            if shards == num_gpus or not model.offload.gradients:
-                yield TrainLayout(num_gpus, shards, shares)
+    """Those that the contract accepts."""
+    layouts = (
+        TrainLayout(size.num_gpus, shards, shares)
+        for shares in row_shares(role, workload, size)
+        for shards in shard_sizes(size)
+    )
+    return (layout for layout in layouts if is_allowed(workload, role, layout))
 
 
 def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
     """How many GPUs may share the rows of a role: they are of one node, and divide heads."""
-    shape = workload.models[role].shape
-    return [each for each in PARALLEL if size.gpus_per_node % each == 0 and shape.spreads_over(each)]
+    return _sizes_within_a_node(workload.models[role].shape, size)
 
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
     """Only vLLM has tensor parallelism."""
-    for parallel in PARALLEL if workload.rollout.engine is EngineKind.VLLM else (1,):
-        if size.gpus_per_node % parallel == 0 and workload.rollout.shape.spreads_over(parallel):
-            yield RolloutLayout(size.num_gpus, parallel)
+    has_parallelism = workload.rollout.is_vllm
+    for parallel in _sizes_within_a_node(workload.rollout.shape, size) if has_parallelism else [1]:
+        yield RolloutLayout(size.num_gpus, parallel)
+
+
+def _sizes_within_a_node(shape: ModelShape, size: PoolSize) -> list[int]:
+    """Of tensor or sequence parallelism: they divide a node and the heads of attention."""
+    return [each for each in divisors(size.gpus_per_node) if each <= MOST_PARALLEL and shape.spreads_over(each)]
 
 
 def shard_sizes(size: PoolSize) -> list[int]:
     """GPUs that may hold a copy of a model together: a part of a node, or whole nodes."""
-    within = [shards for shards in range(1, size.gpus_per_node + 1) if size.gpus_per_node % shards == 0]
-    over = [size.gpus_per_node * nodes for nodes in range(2, size.nodes + 1) if size.nodes % nodes == 0]
-    return [*within, *over]
-
-
-def _is_even(role: Role, workload: Workload, num_data_ranks: int) -> bool:
-    if not workload.models[role].is_trained:
-        return True
-    sizes = {workload.mini_batch_size, workload.batch_size} if role is Role.ACTOR else {workload.mini_batch_size}
-    return all(prompts * workload.group_size % num_data_ranks == 0 for prompts in sizes)
+    over = [size.gpus_per_node * nodes for nodes in divisors(size.nodes)[1:]]
+    return [*divisors(size.gpus_per_node), *over]

@@ -43,15 +43,16 @@ class Candidate:
 def ranked(
     asked: PoolOptions, found: Sequence[Sequence[Arrangement]], num_wanted: int, pool_names: Sequence[str]
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
-    """The best ones, and the best that runs today. Of a grouping on kinds there is one; where it is on fewer GPUs than
-    the fastest of all, that one comes second, to show what they cost. `found`: of each grouping the fastest, then
-    those on fewer GPUs that are ties."""
+    """The best ones, and the best that runs today. Of a grouping on kinds there is one; where it is on half of the GPUs
+    of the fastest of all or fewer, the fastest comes after it, to show what they cost. `found`: of each grouping the
+    fastest, then those on fewer GPUs that are ties."""
     fastest = min((front[0] for front in found), key=lambda each: each.cost)
     limit = (1 + TIE_SHARE) * fastest.cost
     shapes = {front[0].shape: _roomier(asked, _chosen(front, limit), limit) for front in found}
     best = sorted(shapes.values(), key=lambda each: _order(each, limit))
-    if WORTH * shapes[fastest.shape].num_gpus <= fastest.num_gpus:
-        best.insert(1, _roomier(asked, fastest, limit))
+    on_fewer = shapes[fastest.shape]
+    if WORTH * on_fewer.num_gpus <= fastest.num_gpus:
+        best.insert(best.index(on_fewer) + 1, _roomier(asked, fastest, limit))
 
     def candidate(each: Arrangement) -> Candidate:
         plan = plan_of(asked.workload, placement(asked, each, pool_names), asked.constants, with_knobs=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
+from rljob_planner.model_shape import MLP_MATRICES
 from rljob_planner.workload import MASTER_BYTES, RolloutLayout, RolloutWork, TrainLayout, TrainModel
 
 COMPUTE = "compute"
@@ -106,28 +107,26 @@ _NUM_COPIES = 2
 
 def sync_cost(
     actor: TrainModel,
-    layout: TrainLayout,
+    layout: TrainLayout | None,
     work: RolloutWork,
     rollout: RolloutLayout,
-    actor_site: Site,
-    rollout_site: Site,
+    site: Site,
     constants: Constants,
-    *,
-    is_shared: bool,
 ) -> Cost:
-    """Of one step; `is_shared` where both are on the same GPUs. A job that syncs every n-th step pays an n-th."""
+    """Of one step, on the GPUs of the rollout. `layout` is the actor's where it is on the same GPUs, else None. A job
+    that syncs every n-th step pays an n-th."""
     goes_alone = actor.lora is not None and actor.lora.syncs_alone
     whole = actor.num_adapters if goes_alone else actor.shape.num_parameters
     moved = work.weight_bytes * whole
     nth, wake = work.sync_every_steps, constants.wake_seconds
     every = f", every {nth} steps" if nth > 1 else ""
-    if not is_shared:
-        network = rollout_site.gpu.network_bandwidth * constants.network_efficiency
+    if layout is None:
+        network = site.gpu.network_bandwidth * constants.network_efficiency
         bandwidth = min(constants.separate_sync_bandwidth, network)
         formula = f"{moved / 1e9:.3g} GB / {bandwidth / 1e9:.3g} GB/s{every}"
         return Cost(moved / bandwidth / nth + wake, NETWORK, formula)
-    shards, gpu = layout.shard_size, actor_site.gpu
-    bandwidth = actor_site.bandwidth(shards, constants)
+    shards, gpu = layout.shard_size, site.gpu
+    bandwidth = site.bandwidth(shards, constants)
     gathering = moved * (shards - 1) / shards / bandwidth
     copying = whole * _COPY_BYTES_PER_NUMBER * _NUM_COPIES / gpu.bandwidth
     host = 0.0 if gpu.is_cpu else _host_bytes(actor, layout, work, rollout) / gpu.host_bandwidth
@@ -137,7 +136,7 @@ def sync_cost(
         f"{moved / 1e9:.3g} GB x {shards - 1}/{shards} / {bandwidth / 1e9:.3g} GB/s = {gathering:.3g} s + copies"
         f" {copying:.3g} s + {num_tensors:,} tensors {loading:.3g} s{every} + host {host:.3g} s + fixed {wake:.3g} s"
     )
-    link = actor_site.link_name(shards)
+    link = site.link_name(shards)
     bound_by = longest((link, gathering), (MEMORY_BANDWIDTH, copying), (HOST, host), (FIXED, loading + wake))
     return Cost((gathering + copying + loading) / nth + host + wake, bound_by, formula)
 
@@ -146,7 +145,7 @@ def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
     """That the engine is given: by the hub's names, or for transformers' engine fused as in its modules."""
     if actor.lora and actor.lora.syncs_alone:
         return 2 * actor.lora.num_layers
-    shape, matrices, sparse = actor.shape, actor.shape.num_mlp_matrices, actor.shape.num_expert_layers
+    shape, matrices, sparse = actor.shape, MLP_MATRICES, actor.shape.num_expert_layers
     per_layer = 4 + shape.num_norms_per_layer + (2 if shape.has_qk_norm else 0)
     experts = matrices * shape.num_experts if work.is_vllm else 2
     of_experts = 1 + experts + (matrices if shape.shared_expert_size else 0)

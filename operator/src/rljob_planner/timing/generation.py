@@ -18,6 +18,7 @@ from functools import lru_cache
 
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import kv_bytes_per_layer_token
+from rljob_planner.model_shape import MLP_MATRICES
 from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, Site
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
@@ -165,7 +166,7 @@ def decode_speed(
 ) -> DecodeSpeed:
     """Of one engine, whose sequences have `mean_context` tokens on average."""
     shape, parallel = work.shape, layout.tensor_parallel
-    experts = shape.num_expert_layers * shape.num_experts * shape.num_mlp_matrices * shape.hidden_size * shape.mlp_size
+    experts = shape.num_expert_layers * shape.num_experts * MLP_MATRICES * shape.hidden_size * shape.mlp_size
     others = shape.layers_parameters - experts + shape.embedding_parameters
     reading = parallel * site.gpu.bandwidth * constants.decode_bandwidth_efficiency
     computing = parallel * site.gpu.flops * constants.decode_compute_efficiency

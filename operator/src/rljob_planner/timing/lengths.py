@@ -1,5 +1,4 @@
-"""How long responses are: the lengths of a run, or a log-normal distribution that is cut off at the longest
-allowed one.
+"""How long responses are: a log-normal distribution that is cut off at the longest allowed length.
 
 Log-normal with a coefficient of variation of 0.6 to 1 fits the logs of three runs of verl; of models that reason at
 length and near the cap 0.35 does. What a response would have been beyond the cap counts as the cap: rollout engines
@@ -23,40 +22,31 @@ _NUM_MOMENT_POINTS = 512
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of responses, in tokens. `known` are those of a run, ascending; without them `location` and `scale` are those of
-    the logarithm."""
+    """Of responses, in tokens. `location` and `scale` are mean and standard deviation of the logarithm; with a scale of
+    0 all have the same length."""
 
     cap: int
     location: float = 0.0
     scale: float = 0.0
-    known: tuple[int, ...] = ()
 
     def quantile(self, share: float) -> float:
         """So long that `share` (between 0 and 1) of the responses are at most as long."""
-        if self.known:
-            return float(self.known[min(len(self.known) - 1, int(share * len(self.known)))])
         deviation = self.scale * _NORMAL.inv_cdf(share) if self.scale else 0.0
         return min(float(self.cap), math.exp(self.location + deviation))
 
     @cached_property
     def mean(self) -> float:
         """Of responses as they come out."""
-        if self.known:
-            return sum(self.known) / len(self.known)
         return _clipped_mean(self.location, self.scale, self.cap)
 
     @cached_property
     def mean_square(self) -> float:
         """Of the squares, which attention goes by."""
-        if self.known:
-            return sum(each * each for each in self.known) / len(self.known)
         return sum(each * each for each in self.spread_over(_NUM_MOMENT_POINTS)) / _NUM_MOMENT_POINTS
 
     @property
     def clipped_share(self) -> float:
         """Of responses those that are cut off."""
-        if self.known:
-            return sum(each >= self.cap for each in self.known) / len(self.known)
         if self.scale == 0:
             return 1.0 if math.exp(self.location) >= self.cap else 0.0
         return 1.0 - _NORMAL.cdf((math.log(self.cap) - self.location) / self.scale)
@@ -73,8 +63,6 @@ class Lengths:
 @lru_cache(maxsize=256)
 def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
     """The distribution that a job's lengths describe; with `mean` in the place of theirs."""
-    if lengths.response_lengths and mean is None:
-        return Lengths(lengths.response_max, known=tuple(sorted(lengths.response_lengths)))
     cap = lengths.response_max
     wanted = lengths.response_mean if mean is None else mean
     if wanted >= cap:
@@ -82,7 +70,11 @@ def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
     scale = math.sqrt(math.log1p(lengths.response_cv**2))
     clipped = lengths.clipped_share
     if clipped is not None and mean is None and 0 < clipped < 1:
-        scale = _bisected(lambda each: _share_beyond(wanted, each, cap) - clipped, 1e-3, 2.5)
+
+        def share_above(each: float) -> float:
+            return Lengths(cap, _location(wanted, each, cap), each).clipped_share - clipped
+
+        scale = _bisected(share_above, 1e-3, 2.5)
     return Lengths(cap, _location(wanted, scale, cap), scale)
 
 
@@ -100,10 +92,6 @@ def _location(mean: float, scale: float, cap: float) -> float:
     if scale == 0:
         return math.log(max(mean, 1e-9))
     return _bisected(lambda each: _clipped_mean(each, scale, cap) - mean, math.log(mean) - 10, math.log(cap) + 10)
-
-
-def _share_beyond(mean: float, scale: float, cap: float) -> float:
-    return 1.0 - _NORMAL.cdf((math.log(cap) - _location(mean, scale, cap)) / scale)
 
 
 def _bisected(rising: Callable[[float], float], low: float, high: float) -> float:

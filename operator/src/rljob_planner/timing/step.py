@@ -10,7 +10,7 @@ rollout generates for the next step while everything else works on this one, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -80,14 +80,66 @@ OTHER = "other"
 ALONE = "the host"
 """Where rewards that are functions are computed: beside every pool."""
 
-_RoleCost = Callable[[Role, Workload, Lengths, TrainLayout, Site, Constants], Cost]
 _PASSES = {OLD_LOGPROB: Role.ACTOR, REF: Role.REF, VALUES: Role.CRITIC}
 _UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
 _NARROW, _FEW_TOKENS, _SMALL_FACTOR = 1024, 4096, 2.0
 """Hidden size and tokens of a micro-batch below which passes may take so many times as long as the defaults say: a GPU
 then waits for launches and memory more than for products."""
-_ORDER = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
-"""In which the controller waits."""
+PHASES = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
+"""In the order in which the controller waits for them; none of them is within another."""
+StageSeconds = tuple[float, ...]
+"""Seconds of the stages of a step: weight sync, generation, scores, passes, updates."""
+SYNC, GENERATION = range(2)
+
+
+def stages_of(workload: Workload) -> tuple[tuple[str, ...], ...]:
+    """The phases of each stage, in the order in which their calls begin. The reward model is called before the passes;
+    scores are a stage of their own where they decide what is trained on."""
+    passes = tuple(_PASSES)
+    scores_and_passes = ((REWARD,), passes) if workload.scores_first else ((), (REWARD, *passes))
+    return (WEIGHT_SYNC,), (GENERATE,), *scores_and_passes, tuple(_UPDATES)
+
+
+def stage_seconds(seconds: Mapping[str, float], workload: Workload) -> StageSeconds:
+    """The sum of each stage: the phases of a stage take turns on one pool."""
+    return tuple(sum(seconds.get(name, 0.0) for name in stage) for stage in stages_of(workload))
+
+
+def total_seconds(stages: StageSeconds, schedule: Schedule) -> float:
+    """Of a step, from the seconds of its stages, each on its slowest pool."""
+    if schedule is Schedule.SYNCHRONOUS:
+        return sum(stages)
+    rest = sum(stages) - stages[SYNC] - stages[GENERATION]
+    return max(stages[GENERATION], rest) + stages[SYNC]
+
+
+def pool_costs(
+    workload: Workload,
+    lengths: Lengths,
+    layouts: Mapping[Role, TrainLayout],
+    rollout: RolloutLayout | None,
+    site: Site,
+    constants: Constants,
+) -> dict[str, Cost]:
+    """The phases of a step that one pool works on, with what each costs there. `layouts` and `rollout` are those of the
+    roles on this pool."""
+    found: dict[str, Cost] = {}
+    if rollout is not None:
+        actor = layouts.get(Role.ACTOR)
+        found[WEIGHT_SYNC] = sync_cost(workload.models[Role.ACTOR], actor, workload.rollout, rollout, site, constants)
+        found[GENERATE] = rollout_cost(workload, lengths, rollout, site, constants)
+    calls = [(name, role, scoring_cost) for name, role in (_PASSES | {REWARD: Role.REWARD_MODEL}).items()]
+    calls += [(name, role, training_cost) for name, role in _UPDATES.items()]
+    for name, role, cost in calls:
+        model = workload.models.get(role)
+        # A reference that is the actor without its adapters is computed where the actor is.
+        layout = layouts.get(Role.ACTOR if model is not None and model.is_actor_without_adapters else role)
+        if model is not None and layout is not None:
+            found[name] = cost(role, workload, lengths, layout, site, constants)
+    if REWARD in found and found[REWARD].seconds < workload.reward_seconds:
+        # The functions among the rewards take longer, and they are waited for.
+        del found[REWARD]
+    return {name: each for name, each in found.items() if each is not NO_COST}
 
 
 class _Task(NamedTuple):
@@ -120,10 +172,12 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
         )
         for name, task in likely.items()
     ]
-    total = Seconds(*(_total(each, placement.schedule) for each in waits))
+    total = Seconds(*(total_seconds(stage_seconds(each, workload), placement.schedule) for each in waits))
     if used.step_seconds:
         fixed = Seconds(0.5 * used.step_seconds, used.step_seconds, 2 * used.step_seconds)
-        phases.append(PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s"))
+        phases.append(
+            PhaseTime(OTHER, ALONE, fixed, FIXED, "calls, logging, data", f"{used.step_seconds:.3g} s", fixed)
+        )
         total = total + fixed
     worst = max(phases, key=lambda each: each.seconds.likely)
     return StepTime(tuple(phases), total, f"{worst.name}: {worst.bound_by}")
@@ -131,38 +185,17 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
 
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
     """All phases that the job has, in the order in which the controller waits for them."""
-    rollout, actor = placement.pool_of(Role.ROLLOUT), placement.pool_of(Role.ACTOR)
-    assert rollout.rollout is not None, "a pool with the rollout has its layout"
-    sites = {pool.name: Site(pool.gpu, pool.gpus_per_node) for pool in placement.pools}
-
-    def of(role: Role, cost: _RoleCost) -> _Task:
-        # A reference that is the actor without its adapters is computed where the actor is.
-        asked = Role.ACTOR if workload.models[role].is_actor_without_adapters else role
-        pool = placement.pool_of(asked)
-        site = sites[pool.name]
-        return _Task(pool.name, cost(role, workload, lengths, pool.layouts[asked], site, constants))
-
-    sync = sync_cost(
-        workload.models[Role.ACTOR],
-        actor.layouts[Role.ACTOR],
-        workload.rollout,
-        rollout.rollout,
-        sites[actor.name],
-        sites[rollout.name],
-        constants,
-        is_shared=rollout is actor,
-    )
-    generation = rollout_cost(workload, lengths, rollout.rollout, sites[rollout.name], constants)
-    # A model's scores, or what functions take; where there are both, the longer of them.
-    seconds = workload.reward_seconds
-    reward = _Task(ALONE, Cost(seconds, "rewards", f"{seconds:.3g} s") if seconds else NO_COST)
-    if Role.REWARD_MODEL in workload.models:
-        reward = max(of(Role.REWARD_MODEL, scoring_cost), reward, key=lambda task: task.cost.seconds)
-    found = {WEIGHT_SYNC: _Task(rollout.name, sync), GENERATE: _Task(rollout.name, generation)}
-    found |= {name: of(role, scoring_cost) for name, role in _PASSES.items() if role in workload.models}
-    found[REWARD] = reward
-    found |= {name: of(role, training_cost) for name, role in _UPDATES.items() if role in workload.models}
-    return {name: task for name, task in found.items() if task.cost is not NO_COST}
+    found: dict[str, _Task] = {}
+    for role in workload.roles:
+        is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
+        placement.pool_of(Role.ACTOR if is_the_actor else role)  # raises KeyError
+    for pool in placement.pools:
+        site = Site(pool.gpu, pool.gpus_per_node)
+        costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, site, constants)
+        found |= {name: _Task(pool.name, cost) for name, cost in costs.items()}
+    if REWARD not in found and (seconds := workload.reward_seconds):
+        found[REWARD] = _Task(ALONE, Cost(seconds, "rewards", f"{seconds:.3g} s"))
+    return {name: found[name] for name in PHASES if name in found}
 
 
 def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
@@ -183,29 +216,18 @@ def _has_small_products(name: str, workload: Workload, constants: Constants) -> 
 
 def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: Workload) -> dict[str, float]:
     """What the controller waits for each phase, after those before it."""
-    stages: list[tuple[str, ...]] = [(WEIGHT_SYNC,), (GENERATE,)]
-    # The model among the rewards is asked before the passes are begun.
-    stages += [(REWARD,), tuple(_PASSES)] if workload.scores_first else [(REWARD, *_PASSES)]
-    stages.append(tuple(_UPDATES))
     found: dict[str, float] = {}
-    for stage in stages:
+    for stage in stages_of(workload):
         ends: dict[str, float] = {}
         busy: dict[str, float] = {}
         for name in (each for each in stage if each in tasks):
             pool = tasks[name].pool
             ends[name] = busy[pool] = busy.get(pool, 0.0) + seconds[name]
         now = 0.0
-        for name in sorted(ends, key=_ORDER.index):
+        for name in sorted(ends, key=PHASES.index):
             found[name] = max(0.0, ends[name] - now)
             now = max(now, ends[name])
     return found
-
-
-def _total(waits: Mapping[str, float], schedule: Schedule) -> float:
-    if schedule is Schedule.SYNCHRONOUS:
-        return sum(waits.values())
-    rest = sum(seconds for name, seconds in waits.items() if name not in (WEIGHT_SYNC, GENERATE))
-    return max(waits[GENERATE], rest) + waits[WEIGHT_SYNC]
 
 
 def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants: Constants) -> str:

@@ -42,7 +42,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_planner.job import lora_shape
-from rljob_planner.known_models import known_config, known_model
+from rljob_planner.known_models import known_configs, known_model
 from rljob_planner.memory.train_passes import scoring_peak, train_peak
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Peak
@@ -283,7 +283,7 @@ class MemoryCase:
 
     def config(self) -> PreTrainedConfig:
         """For transformers."""
-        fields = dict(known_config(self.model))
+        fields = dict(known_configs()[self.model.lower()][1])
         if self.num_layers is not None:
             fields["num_hidden_layers"] = self.num_layers
         config: PreTrainedConfig = AutoConfig.for_model(str(fields.pop("model_type")), **fields)
