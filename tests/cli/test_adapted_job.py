@@ -81,7 +81,9 @@ def test_tensor_parallel_peers_need_responses_of_their_own() -> None:
     # 1 prompt of 8 responses is enough for 2 replicas of 8 workers, and too few for 16 workers.
     small = job("  roles: {rollout: {tensorParallel: 2}}", "[{name: main, gpusPerNode: 8}]", "    miniBatchSize: 1")
     assert plan_for_machine(small, TWO_CORES, 8).pools[0].num_workers == 8
-    with pytest.raises(LocalPlanError, match=r"spec\.training\.miniBatchSize: .* nodes \* gpusPerNode of the pool"):
+    with pytest.raises(
+        LocalPlanError, match=r"spec\.training\.miniBatchSize: .* nodes \* gpusPerNode of the actor.s pool"
+    ):
         plan_for_machine(small, TWO_CORES, 16)
 
 

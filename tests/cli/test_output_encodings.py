@@ -25,11 +25,9 @@ def test_a_message_about_any_text_is_printed(workplace: JobFolder, variables: di
     process = workplace.command("validate", "job.yaml", **variables)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert output.splitlines()[:2] == [
-        'job.yaml:8:12: spec.training.steps: must be a whole number (seen: "\\u5341"); write it without quotes or'
-        " decimals",
-        "    8 |     steps: \\u5341",
-    ]
+    message, line = output.splitlines()[:2]
+    assert message.startswith('job.yaml:8:12: spec.training.steps: must be a whole number (seen: "\\u5341"); ')
+    assert line == "    8 |     steps: \\u5341"
 
 
 def test_a_job_for_programs_is_utf8(workplace: JobFolder) -> None:

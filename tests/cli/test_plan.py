@@ -176,9 +176,9 @@ def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
     words = " ".join(output.replace("│", " ").split())
     for said in (
         "rljob plan job.yaml --gpu H100 --mean-response 800",
-        "Wanted unless --from-run or --calibrate is given.",
-        "Where --from-cluster looks",
-        "Print JSON, for programs; for a job file.",
+        "Required without --from-run or --calibrate.",
+        "Cluster for --from-cluster",
+        "Print the plan of a job file as JSON.",
     ):
         assert said in words
 

@@ -120,7 +120,7 @@ def test_whoever_may_not_list_nodes_is_told_what_needs_no_right(
     job_cluster.kubeconfig.write_text(server.kubeconfig(token=token, namespace=namespace))
     code, _, errors = rljob("plan", job, "--from-cluster")
     assert code == 2
-    assert errors.startswith("error: here: not allowed (nodes is forbidden: User ")
+    assert errors.startswith("error: here: permission denied (nodes is forbidden: User ")
     assert errors.endswith(
         "--from-cluster lists nodes, which takes a ClusterRole that allows it; --cluster 4x8xH100 takes no right\n"
     )

@@ -168,8 +168,8 @@ def test_where_nothing_fits_the_nearest_miss_is_tried_again_with_what_would_do(
 
 def test_the_help_says_what_the_exit_code_of_a_search_is_of(rljob: Rljob) -> None:
     words = " ".join(rljob("plan", "--help")[1].split())
-    assert "With --search 0 means that the job fits somewhere as it is" in words
-    assert "with --write too, that what was written fits" in words
+    assert "With --search, 0 means that the job fits in some layout" in words
+    assert "with --write, that the written job fits" in words
 
 
 def test_where_nothing_would_do_it_says_the_nearest_miss_and_writes_nothing(

@@ -74,7 +74,7 @@ def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(
     assert "actor, rollout, ref" not in output
     assert f"results: {workplace.run_folder}" in output
     assert "exit code 0: complete" in output
-    assert "step 3 of 3, held-out score 0.500, newest checkpoint of step 3" in output
+    assert "step 3 of 3, held-out score 0.500, newest checkpoint at step 3" in output
     assert "to continue:" not in output
     written = load_job_file(folder / "job.yaml")
     assert written.spec.training.batch_size == 4
@@ -130,7 +130,7 @@ def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_co
 ) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  env:\n" + "".join(f"  - {{name: TEXT_{n}, value: {'x' * 4000}}}\n" for n in range(17)))
-    assert "more than 65536; shorten" in refused()
+    assert "at most 65536 bytes as JSON" in refused()
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
 

@@ -187,10 +187,7 @@ def test_mistakes_in_the_file_are_reported_without_a_cluster(
     file.write_text(ON_CLUSTER.replace("steps: 3", "steps: three"))
     code, _, errors = rljob("submit", str(file))
     assert code == 2
-    assert errors == (
-        f'{file}:8:12: spec.training.steps: must be a whole number (seen: "three"); write it without quotes or'
-        " decimals\n"
-    )
+    assert errors.startswith(f'{file}:8:12: spec.training.steps: must be a whole number (seen: "three"); ')
 
 
 def test_storage_that_only_a_cluster_needs_is_asked_for_before_anything_is_created(

@@ -210,7 +210,7 @@ def test_dollars_reach_the_trainer_past_kubernetes() -> None:
 
 def test_a_spec_that_fits_no_variable_is_refused() -> None:
     values = [{"name": f"A_{number}", "value": "x" * 4096} for number in range(17)]
-    with pytest.raises(HandoverError, match="more than 65536"):
+    with pytest.raises(HandoverError, match="at most 65536 bytes"):
         spec_document(inputs.IDENTITY, inputs.spec({"env": values}))
     # 12 x 4096 dollars fit before they are escaped and not after.
     dollars = [{"name": f"A_{number}", "value": "$" * 4096} for number in range(12)]

@@ -275,6 +275,6 @@ def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: Testbed) -> None
     jobs.wait_for("long-run", "Progressing", "Training")
     jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
     ended = jobs.wait_for("long-run", "Failed", "ActiveDeadlineExceeded")
-    assert "checkpoint of step 2" in ended["message"]
+    assert "checkpoint is of step 2" in ended["message"]
     assert list(jobs.dashboard("long-run-1").stopped) == ["long-run-1-1"]
     assert jobs.job("long-run")["status"]["attempts"][0]["outcome"] == "Stopped"

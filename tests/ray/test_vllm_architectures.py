@@ -133,7 +133,7 @@ def test_what_vllm_does_not_start_with_is_no_failure_to_try_again(models: dict[s
     said = models[name].refusal
     assert said.startswith("spec.training.rollout.engine: vLLM cannot run ")
     assert REFUSED[name] in said
-    assert said.endswith("; write HuggingFace, or choose another model")
+    assert said.endswith("; set HuggingFace, or choose another model")
 
 
 def test_a_head_with_a_bias_is_no_good(models: dict[str, Compared]) -> None:

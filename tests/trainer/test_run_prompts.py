@@ -35,7 +35,7 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
     prompts = load_all_prompts(training(path, "Function"), MODEL, tmp_path)
     assert [row.prompt for row in prompts.training] == ["2>"]
     assert [row.prompt for row in prompts.held_out] == ["1>"]
-    assert str(prompts) == "1 training prompts, 1 held out, 1 training rows left out because they are held out"
+    assert str(prompts) == "1 training prompts, 1 held-out prompts, 1 training rows removed because they are held out"
 
 
 def test_rows_of_which_some_have_no_answer_are_refused(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def _tell_the_end(
         if progress.eval_score is not None:
             reached += f", held-out score {progress.eval_score:.3f}"
         if state.checkpoint is not None:
-            reached += f", newest checkpoint of step {state.checkpoint.step}"
+            reached += f", newest checkpoint at step {state.checkpoint.step}"
         console.print(Text(f"{reached}; see {folder.path}"), soft_wrap=True)
     if code not in (ExitCode.SUCCESS, ExitCode.CONFIGURATION):
         console.print(Text(f"to continue: {options.command(resume=folder.has_results())}"), soft_wrap=True)
