@@ -154,7 +154,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(stopped: Stopped) 
     assert "stopping: the trainer ends its step and saves" in run.output
     assert 1 <= stopped.after_step < NUM_STEPS
     assert f"stopped as requested after step {stopped.after_step}; its checkpoint is complete" in run.output
-    assert run.output.endswith("to go on: rljob run job.yaml --resume\n")
+    assert run.output.endswith("to continue: rljob run job.yaml --resume\n")
     assert stopped.checkpoints == [f"step-{stopped.after_step:08d}.start-0001"]
     assert run.left_behind() == []
 
@@ -175,7 +175,7 @@ def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
     )
     assert re.search(expected, errors[0]), errors[0]
     assert "Traceback" not in run.output
-    assert "exit code 75: a worker or a device was lost" in run.output
+    assert "exit code 75: a worker or device was lost" in run.output
 
 
 def test_a_lost_worker_ends_the_run_soon_and_leaves_no_process(killed: Killed) -> None:

@@ -45,7 +45,7 @@ def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
     assert run.files.state().phase == "Stopped"
     assert run.left_behind() == []
     # There is nothing to resume, so the same command goes on.
-    assert run.output.endswith("to go on: rljob run job.yaml\n")
+    assert run.output.endswith("to continue: rljob run job.yaml\n")
 
 
 STOPPING_REWARD = """

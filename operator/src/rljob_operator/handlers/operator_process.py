@@ -50,8 +50,9 @@ async def run_operator(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         kube = await stack.enter_async_context(KubeClient(connection, metrics, clock))
         ray = await stack.enter_async_context(RayClient(metrics))
-        await stack.enter_async_context(serving(settings.health_port, health_pages(parts)))
+        # Metrics first: whoever sees a healthy operator can read its metrics.
         await stack.enter_async_context(serving(settings.metrics_port, metrics_pages(metrics)))
+        await stack.enter_async_context(serving(settings.health_port, health_pages(parts)))
         lease = LeaseThread(settings, metrics, clock) if settings.leader_election else None
         if lease is not None:
             lease.start()
