@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from rljob_api.constants import ENGINE_LACKS_MEMORY, KILLED_FOR_HOST_MEMORY, MOMENTS_LACK_MEMORY
 from rljob_cli.cluster.explain import explanation
 from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
@@ -20,13 +21,22 @@ GIB = 2**30
 
 
 def explained(
-    reason: str, message: str, model: Mapping[str, object], pool: Mapping[str, object], outcome: str = "Failed"
+    reason: str,
+    message: str,
+    model: Mapping[str, object],
+    pool: Mapping[str, object],
+    outcome: str = "Failed",
+    more: Mapping[str, object] | None = None,
+    algorithm: str | None = None,
 ) -> list[str]:
     """Of a job that has ended; the lines about its memory."""
     wanted = YAML(typ="safe", pure=True).load(SMALL_JOB)["spec"]
     wanted["pools"] = [{"name": "main", "nodes": 1, "gpusPerNode": 4, **pool}]
     wanted["training"]["model"] = {"source": "Qwen/Qwen3-4B", **model}
     wanted["training"]["rollout"] = {**wanted["training"].get("rollout", {}), "gpuMemoryUtilization": 0.9}
+    wanted |= more or {}
+    if algorithm is not None:
+        wanted["training"]["algorithm"] = {"type": algorithm}
     valid = job_statuses.condition(
         "SpecValid", "True", "MemoryTooSmall", CREATED, "by an estimate the memory is too small"
     )
@@ -50,6 +60,33 @@ def test_a_gpu_that_is_full_is_answered_by_the_fields_that_make_room() -> None:
     assert first == "  by estimate, pool main uses the most memory: later wake-ups takes 82.4 of 78.4 GiB on each GPU"
     assert changes[0].startswith("  this would be enough: spec.training.")
     assert any("offload.optimizer: true" in line or "gpuMemoryUtilization: 0.8" in line for line in changes)
+
+
+@pytest.mark.parametrize("part", [ENGINE_LACKS_MEMORY, MOMENTS_LACK_MEMORY])
+def test_errors_of_the_trainer_for_too_little_device_memory_get_fields_that_make_room(part: str) -> None:
+    [first, *_] = explained("InfrastructureError", f"ResourceError: {part}; reduce it", {}, {"template": H100})
+    assert first.startswith("  by estimate, pool main uses the most memory")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "its process exited without an error message; possible causes: out of memory (check dmesg for oom-kill)",
+        "its process exited without an error message; it was not out of memory (the kernel's oom_kill counter is",
+        f"{KILLED_FOR_HOST_MEMORY} (oom_kill in memory.events rose from 0 to 1)",
+    ],
+)
+def test_a_process_that_died_on_the_host_gets_no_advice_about_device_memory(message: str) -> None:
+    lines = explained("InfrastructureError", f"worker rank 0 died: {message}", {}, {"template": H100})
+    assert not any("gpuMemoryUtilization" in line or "uses the most memory" in line for line in lines), lines
+
+
+def test_pools_of_unknown_gpus_are_not_named_as_the_fullest() -> None:
+    critic = {"name": "critic", "nodes": 1, "gpusPerNode": 4, "template": H100}
+    spec = {"pools": [{"name": "main", "nodes": 1, "gpusPerNode": 4}, critic]}
+    roles = {"critic": {"pool": "critic"}}
+    lines = explained("ApplicationError", "CUDA out of memory", {}, {}, more={**spec, "roles": roles}, algorithm="PPO")
+    assert lines[0].startswith("  by estimate, pool critic uses the most memory"), lines
 
 
 def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_named() -> None:

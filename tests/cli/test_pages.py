@@ -163,7 +163,7 @@ RUNNING: Json = {
         condition("ClusterReady", "True", "Ready", "2 of 2 pods ready and in Ray"),
         condition("PlacementFeasible", "True", "Feasible", "Ray has 1 of 1 GPUs"),
         condition("JobSubmitted", "True", "Submitted", "Ray job quickstart-1-1"),
-        condition("Progressing", "True", "Training", "80 steps in all"),
+        condition("Progressing", "True", "Training", "80 steps in total"),
         condition("Checkpointed", "False", "NoCheckpointYet"),
     ],
     "progress": {

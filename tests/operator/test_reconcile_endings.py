@@ -46,7 +46,7 @@ def failure(seen: Observed) -> tuple[str, str]:
 )
 def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, end: str) -> None:
     plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
-    assert condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f" {end}: Ray's message"))
+    assert condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
     stopped = reason is R.STOPPED_OUTSIDE
     assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
     assert plan.status.attempts[0].reason == reason.value

@@ -39,6 +39,7 @@ def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: obj
     plan = decide(lose(seen), inputs.at(4))
     assert plan.status.result is not None
     assert plan.status.result.reason == R.STOPPED_BY_USER
+    assert ("before it was asked to stop" in plan.status.result.message) == at_once
     assert plan.status.next_attempt is None
 
 

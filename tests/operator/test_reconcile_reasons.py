@@ -315,7 +315,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.PROGRESSING, R.STARTING, S.healthy(), "True", Mentions("loading the model")),
     (C.PROGRESSING, R.TRAINING, S.healthy(state=S.run_state()), "True", STEPS),
     (C.PROGRESSING, R.STOPPING, S.healthy(state=S.run_state(RunPhase.STOPPING)), "False",
-     Mentions("asked to stop")),
+     Mentions("asked to stop", without=["could not"])),
     (C.PROGRESSING, R.ENDED, S.healthy(DONE, S.run_state(RunPhase.COMPLETE), S.running(60, S.condition(C.PROGRESSING))),
      "False", ""),
     (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, S.healthy(state=S.run_state()), "False", ""),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
@@ -149,6 +150,25 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
         inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=SUSPENDED
     )
     assert decide(done).status.phase == "Complete"
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        (ExitCode.INTERRUPTED, "the trainer stopped as requested"),
+        (1, "the trainer was asked to stop, and it exited with code 1"),
+        (-9, "the trainer was asked to stop, and it was killed by SIGKILL"),
+        (None, "the trainer was asked to stop, and Ray lost it"),
+    ],
+)
+def test_a_trainer_that_fails_while_it_stops_is_not_said_to_stop_as_requested(code: int | None, part: str) -> None:
+    seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
+    failed = replace(
+        inputs.with_status_written(seen, decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
+    )
+    result = decide(failed, inputs.at(10)).status.result
+    assert result is not None
+    assert part in result.message
 
 
 def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:

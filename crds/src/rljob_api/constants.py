@@ -116,6 +116,12 @@ LOGS_FOLDER = "logs"
 ATTEMPT_LOGS_PREFIX = "attempt-"
 POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/{LOGS_FOLDER}"
 
+KILLED_FOR_HOST_MEMORY = "out of memory: the kernel killed it"
+ENGINE_LACKS_MEMORY = "vLLM does not have enough memory"
+MOMENTS_LACK_MEMORY = "there is too little memory for the optimizer's moments"
+"""Parts of the trainer's error messages by which `rljob explain` recognizes what ran out of memory: the host, or the
+device of the rollout engine, or the device at the first update."""
+
 
 def attempt_logs_folder(attempt: int) -> str:
     """Name of the folder with the logs of an attempt: `attempt-2`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.pools import Pool
@@ -22,12 +23,12 @@ from rljob_planner.job_placement import check_layouts, placement_of
 from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import GIB
 from rljob_planner.memory.changes import offload_changes
-from rljob_planner.memory.knobs import Knob, knobs_of
+from rljob_planner.memory.knobs import Knob, knobs_of, worst_phase
 from rljob_planner.memory.phases import COPY_BYTES
 from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import Plan, plan_of
-from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step
+from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import PlacedPool, Role, Workload
 
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
@@ -46,14 +47,18 @@ def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
 
 
 def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
-    """The plan of the job, in which pools whose kind of GPU is not known have unlimited memory. None where no kind, or
-    not all models, are known. Raises PlanError for what the planner does not take."""
+    """The plan of the job. Phases, verdict and worst phase are only of the pools whose kind of GPU is known; the other
+    pools count as unlimited. None if no kind, or not every model, is known. Raises PlanError for a job that the planner
+    does not accept."""
     shapes, kinds = known_shapes(spec), _kinds(spec)
     if shapes is None or all(kind is _UNLIMITED for kind in kinds.values()):
         return None
     workload, placement = workload_of(spec, shapes), placement_of(spec, kinds)
     check_layouts(workload, placement)
-    return plan_of(workload, placement, with_knobs=with_knobs)
+    plan = plan_of(workload, placement, with_knobs=with_knobs)
+    known = {name: phases for name, phases in plan.phases.items() if kinds[name] is not _UNLIMITED}
+    phases = tuple(chain.from_iterable(known.values()))
+    return replace(plan, phases=known, verdict=verdict_of(phases), worst=worst_phase(phases)) if phases else None
 
 
 def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:

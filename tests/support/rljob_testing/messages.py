@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 
 class Mentions:
-    """Equal to each string that contains all of these parts, such as `Mentions("spec.pools", "seen: 3")`.
+    """Equal to each string that contains all of these parts as whole words, and none of `without`. Example:
+    `Mentions("spec.pools", "seen: 3")`; "10 steps" is not in "110 steps".
 
     Parts are facts (a path, a name, a value) or the one word of advice that matters, not sentences.
     """
 
-    def __init__(self, *parts: str) -> None:
-        self._parts = parts
+    def __init__(self, *parts: str, without: Sequence[str] = ()) -> None:
+        self._parts, self._without = parts, without
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and all(part in other for part in self._parts)
+        if not isinstance(other, str):
+            return False
+        return all(_mentions(other, part) for part in self._parts) and not any(
+            _mentions(other, part) for part in self._without
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Mentions({', '.join(map(repr, self._parts))})"
+
+
+def _mentions(text: str, part: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None

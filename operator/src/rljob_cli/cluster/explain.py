@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.conditions import ConditionType, Reason
+from rljob_api.constants import ENGINE_LACKS_MEMORY, KILLED_FOR_HOST_MEMORY, MOMENTS_LACK_MEMORY
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -40,8 +41,8 @@ from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import host_memory_told, memory_outlook, shown, told
 from rljob_planner.plan_types import Verdict
 
-_OF_A_GPU = re.compile(r"out of memory|too little memory|OutOfMemoryError|there is too little", re.IGNORECASE)
-"""Error messages of torch, vLLM and the trainer for too little GPU memory."""
+_OF_A_GPU = re.compile(rf"(CUDA|HIP) out of memory|OutOfMemoryError|{ENGINE_LACKS_MEMORY}|{MOMENTS_LACK_MEMORY}")
+"""Error messages of torch and the trainer for too little GPU memory."""
 _MAX_CHANGES = 4
 _MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
 _MAX_PODS = 8
@@ -285,7 +286,7 @@ def _advice(reason: str) -> Text:
 def _memory_text(job: StoredJob) -> Iterator[Text]:
     """The planner's explanation for a job that has run out of memory, or a warning; else nothing."""
     reason, message = _why(job)
-    if reason == Reason.OUT_OF_MEMORY:
+    if reason == Reason.OUT_OF_MEMORY or KILLED_FOR_HOST_MEMORY in message:
         yield from _host_text(job, message)
     elif _OF_A_GPU.search(message):
         yield from _device_text(job)

@@ -2,7 +2,8 @@
 
 Listings fill the cache, and the operator starts to work after the first one. No event reports an object that is deleted
 between the first listing and the start of the watches. But a watch starts with all objects that exist: if an object of
-the first listing was not reported after `SECOND_SECONDS`, everything is listed again.
+the first listing was not reported after `SECOND_SECONDS`, everything is listed again. If the watches start even later,
+the next listing finds such a deletion.
 """
 
 from __future__ import annotations

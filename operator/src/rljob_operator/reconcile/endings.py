@@ -81,6 +81,7 @@ _LOST = (Reason.CLUSTER_LOST, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 _FATAL = (*_LOST, Reason.KUBERAY_TOO_OLD, Reason.AUTHENTICATION_MISSING)
 """Reasons of ClusterReady or JobSubmitted that end the attempt at once, because they are permanent."""
 
+_AS_REQUESTED = "the trainer stopped as requested"
 _MEMORY_MAY_BE_THE_CAUSE = (Reason.INFRASTRUCTURE_ERROR, Reason.HEAD_LOST, Reason.DRIVER_LOST)
 
 
@@ -116,8 +117,9 @@ def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
     """An attempt that was lost while it was stopping counts as stopped, not as failed."""
     stop = draft.attempt.stop
     if stop is not None and verdict.reason in _LOST:
-        text = f"the trainer was asked to stop and was lost before it exited: {verdict.message}"
-        return Ending(reason_of_stop(stop), text)
+        was_asked = "was asked to stop and was lost before it exited"
+        lost = was_asked if stop.told_at is not None else "was lost before it was asked to stop"
+        return Ending(reason_of_stop(stop), f"the trainer {lost}: {verdict.message}")
     return Ending(verdict.reason, verdict.message)
 
 
@@ -152,7 +154,10 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
 
 
 def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob) -> Ending:
-    on_request = _ending_on_request(draft)
+    exited = "Ray lost it" if job.exit_code is None else f"it {_exit(job.exit_code)}"
+    has_stopped = job.exit_code == ExitCode.INTERRUPTED
+    what = _AS_REQUESTED if has_stopped else f"the trainer was asked to stop, and {exited}"
+    on_request = _ending_on_request(draft, what)
     if on_request is not None:
         return on_request
     if job.error_type in _CANNOT_START:
@@ -191,14 +196,14 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJ
     return Ending(Reason.STOPPED_OUTSIDE, "somebody else than the operator stopped the trainer through Ray")
 
 
-def _ending_on_request(draft: StatusDraft) -> Ending | None:
-    """The ending of a trainer that the operator asked to stop; None if it did not ask."""
+def _ending_on_request(draft: StatusDraft, what: str = _AS_REQUESTED) -> Ending | None:
+    """The ending of a trainer that the operator asked to stop; None if it did not ask. `what` says how it ended."""
     stop, checkpoint = draft.attempt.stop, draft.checkpoint
     if stop is None:
         return None
     saved = "no checkpoint was saved" if checkpoint is None else f"its checkpoint is of step {checkpoint.step}"
     why = f"{stop.message}; " if stop.message is not None else ""
-    return Ending(reason_of_stop(stop), f"{why}the trainer stopped as requested; {saved}")
+    return Ending(reason_of_stop(stop), f"{why}{what}; {saved}")
 
 
 def _ending_when_complete(ray: ObservedRay) -> Ending | None:

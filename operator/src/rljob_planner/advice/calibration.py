@@ -39,6 +39,8 @@ _LARGEST_SHARE = 0.02
 """Of a step: what fixed seconds of a pass or an update are believed to be, at most."""
 _FIRST_MOVE, _LAST_MOVE = 1.0, 1e-3
 """How far a value is moved at once, in its widths."""
+_MAX_ROUNDS = 1000
+"""Bound of the pattern search's time; each round computes the loss at most 2 n + 1 times for n values."""
 _CLOSE_ENOUGH = 1e-5
 """Moves become smaller when they lower the loss by less than this share of it."""
 _LEAST_SECONDS = 1e-3
@@ -241,7 +243,9 @@ class _Problem:
         themselves when that does not help. When no move helps, moves become half as large."""
         values, size = [0.0] * len(self.adjustables), _FIRST_MOVE
         before, loss = values, self.loss(values)
-        while size > _LAST_MOVE:
+        for _ in range(_MAX_ROUNDS):
+            if size <= _LAST_MOVE:
+                break
             places = zip(self.adjustables, values, before, strict=True)
             ahead = [each.bounded(2 * now - old) for each, now, old in places]
             tried, less = self.moved(ahead, self.loss(ahead), size)

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rljob_api.constants import KILLED_FOR_HOST_MEMORY
 from rljob_trainer.control_groups import control_group_folders, read_or_empty
 from rljob_trainer.errors import FailedWorker
 
@@ -105,7 +106,7 @@ def cause_of_death(error: RayError, place: Place) -> str:
         )
     if now > before.count:
         return (
-            f"out of memory: the kernel killed it (oom_kill in {before.counter} rose from {before.count} to {now} "
+            f"{KILLED_FOR_HOST_MEMORY} (oom_kill in {before.counter} rose from {before.count} to {now} "
             "since it was built); give its pool more memory, or reduce the job's batch size"
         )
     return (

@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
+from rljob_api.constants import ENGINE_LACKS_MEMORY
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.engines.device_memory import distinct_storages
 from rljob_trainer.engines.rollout.base import (
@@ -334,7 +335,7 @@ def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error) or type(error).__name__
     if "memory" in text.lower():
         return ResourceError(
-            f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "
+            f"spec.training.rollout: {ENGINE_LACKS_MEMORY} ({text}); change cpuKvCache on CPUs (now "
             f"{settings.cpu_kv_cache_bytes} bytes) or gpuMemoryUtilization on GPUs (now "
             f"{settings.gpu_memory_utilization}), or reduce maxNumSequences"
         )

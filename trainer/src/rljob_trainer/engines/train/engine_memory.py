@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rljob_api.constants import MOMENTS_LACK_MEMORY
 from rljob_trainer.engines.device_memory import local_part, num_storage_bytes
 from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings, moments_of
 from rljob_trainer.engines.train.settings import TrainEngineSettings
@@ -112,8 +113,8 @@ def check_device_room(memory: EngineMemory, settings: OffloadSettings, device: t
     refuse_too_much(
         memory.moments_to_come,
         free,
-        f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which are beside the "
-        "rollout engine from the second rollout on",
+        f"spec.training.rollout.{field}: {MOMENTS_LACK_MEMORY}, which are beside the rollout "
+        "engine from the second rollout on",
         f"reduce it, or {more}",
         is_shared=device.type == "cpu",
     )
