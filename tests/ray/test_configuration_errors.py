@@ -15,6 +15,8 @@ from shutil import copytree
 import pyarrow
 import pyarrow.parquet
 import pytest
+import ray
+from ray.exceptions import RaySystemError
 from ray.util import placement_group_table
 from transformers import BertConfig
 
@@ -290,3 +292,6 @@ def test_a_folder_that_is_too_large_to_go_along_is_refused(
     assert run.exit_code == 2, run.terminal
     assert f"{tmp_path}: cannot copy this folder to the cluster" in run.terminal
     assert ".gitignore" in run.terminal
+    # Ray would answer from the connection that it had opened before the refusal.
+    with pytest.raises(RaySystemError):
+        ray.nodes()

@@ -43,14 +43,16 @@ def ray_session(
 
     Raises ConfigurationError if the code cannot be copied, ResourceError if Ray cannot be reached or started (ports,
     memory, disk)."""
-    with _signals_kept():
-        if address:
-            _connect(address, shipped)
-        else:
-            _start(num_cpus, num_gpus)
     try:
+        with _signals_kept():
+            if address:
+                _connect(address, shipped)
+            else:
+                _start(num_cpus, num_gpus)
         yield
     finally:
+        # Also after a failed connection: `ray.init` keeps what it had opened until then, and the next session of this
+        # process would read nodes and placement groups from the wrong cluster.
         end_watches()
         ray.shutdown()
 
