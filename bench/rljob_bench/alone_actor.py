@@ -24,7 +24,7 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
-    IS_LEARNED,
+    IS_TRAINED,
     POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
@@ -129,7 +129,7 @@ def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
     return DataProto(
         {
             ADVANTAGES: torch.randn(len(rows), generator=generator),
-            IS_LEARNED: torch.ones(len(rows), dtype=torch.bool),
+            IS_TRAINED: torch.ones(len(rows), dtype=torch.bool),
         },
         ragged={
             TOKENS: RaggedColumn.from_rows(rows),

@@ -12,7 +12,7 @@ from typing import cast
 from ruamel.yaml import YAML
 
 from rljob_api.constants import RUN_STATE_FILE_NAME
-from rljob_api.handover import load_run_state
+from rljob_api.contract_documents import load_run_state
 from rljob_api.run_state import RunPhase
 from rljob_testing.ray_clusters import local_ray
 from rljob_testing.training import training_runs

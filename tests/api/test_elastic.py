@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rljob_api.rule import Violation
 from rljob_api.v1alpha1 import elastic
-from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
+from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.run_policy import Elastic, RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -71,10 +71,10 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[RLJobSpec]:
 def test_a_large_job_finds_its_next_size_with_one_check_and_keeps_it(
     checked: list[RLJobSpec], job: RLJobSpec, available: Mapping[str, int], most: Mapping[str, int]
 ) -> None:
-    assert fitting_nodes(job, available) == most
+    assert largest_valid_nodes(job, available) == most
     assert len(checked) == 1
     # A count that changes nothing, such as pods that are no pool's, is the same question.
-    assert [fitting_nodes(job, {**available, "head": number}) for number in range(3)] == [most] * 3
+    assert [largest_valid_nodes(job, {**available, "head": number}) for number in range(3)] == [most] * 3
     assert len(checked) == 1
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_fits_nowhere_is_not_checked_at_all(checked: list[RLJobSpec])
     # 32 responses, which do not divide by 5, 6 or 7 nodes.
     job = one_pool(8)
     job = job.model_copy(update={"run_policy": RunPolicy(elastic=Elastic(min_nodes=5))})
-    assert fitting_nodes(job, {"main": 7}) is None
+    assert largest_valid_nodes(job, {"main": 7}) is None
     assert checked == []
 
 
@@ -96,7 +96,7 @@ def test_the_search_ends_where_a_rule_between_pools_forbids_everything(
         return (forbidden,)
 
     monkeypatch.setattr(elastic, "violations", forbids)
-    assert fitting_nodes(two_pools(64, 64, 64 * 63 * 62 * 60), {"main": 64, "value": 64}) is None
+    assert largest_valid_nodes(two_pools(64, 64, 64 * 63 * 62 * 60), {"main": 64, "value": 64}) is None
     assert 1 < len(checked) <= elastic.MAX_CHECKS
 
 
@@ -123,7 +123,7 @@ def test_no_valid_choice_has_more_gpus(
         for choice in itertools.product(*ranges)
         if not violations(with_nodes(job, dict(zip(names, choice, strict=True))))
     ]
-    found = fitting_nodes(job, dict(zip(names, there, strict=True)))
+    found = largest_valid_nodes(job, dict(zip(names, there, strict=True)))
     assert (found is None) == (valid == [])
     if found is not None:
         assert tuple(found.values()) in valid

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rljob_api.constants import CONTRACT_VERSION, MAX_SPEC_BYTES
-from rljob_api.errors import HandoverError
-from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
+from rljob_api.contract_documents import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
+from rljob_api.errors import DocumentError
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import resolve_algorithm
@@ -49,40 +49,40 @@ def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
 
     room = MAX_SPEC_BYTES - len(dump_job(filled(0)))
     assert len(dump_job(filled(room))) == 65536
-    with pytest.raises(HandoverError, match=r"job example: .*at most 65536 bytes .*65537.* shorten reasoningGym"):
+    with pytest.raises(DocumentError, match=r"job example: .*at most 65536 bytes .*65537.* shorten reasoningGym"):
         dump_job(filled(room + 1))
 
 
 @pytest.mark.parametrize("version", [0, 3, 1.0, "1", True, None])
 def test_a_version_that_cannot_be_read_is_refused(version: object) -> None:
     text = json.dumps(json.loads(dump_job(trainer_job())) | {"contractVersion": version})
-    with pytest.raises(HandoverError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_job(text)
     assert f"contract versions 1 to 2 (seen: {json.dumps(version)}); " in str(caught.value)
     assert "neighbouring versions" in str(caught.value)
 
 
 def test_a_document_without_a_version_is_refused() -> None:
-    with pytest.raises(HandoverError, match=r"contract versions 1 to 2 \(seen: null\)"):
+    with pytest.raises(DocumentError, match=r"contract versions 1 to 2 \(seen: null\)"):
         load_job('{"name": "example"}')
 
 
 def test_a_damaged_document_is_rejected_with_path_and_value() -> None:
-    with pytest.raises(HandoverError, match="job: must be JSON"):
+    with pytest.raises(DocumentError, match="job: must be JSON"):
         load_job(dump_job(trainer_job())[:-1])
-    with pytest.raises(HandoverError, match=r"run state: must be a JSON object \(seen: list\)"):
+    with pytest.raises(DocumentError, match=r"run state: must be a JSON object \(seen: list\)"):
         load_run_state("[]")
-    with pytest.raises(HandoverError, match="job: spec: is required"):
+    with pytest.raises(DocumentError, match="job: spec: is required"):
         load_job('{"contractVersion": 1, "name": "example"}')
     damaged = json.loads(dump_run_state(run_state())) | {"attempt": "one"}
-    with pytest.raises(HandoverError, match=r'run state: attempt: must be a whole number \(seen: "one"\)'):
+    with pytest.raises(DocumentError, match=r'run state: attempt: must be a whole number \(seen: "one"\)'):
         load_run_state(json.dumps(damaged))
 
 
 @pytest.mark.parametrize("load", [load_job, load_run_state])
 def test_a_document_that_is_nested_too_deep_is_damaged(load: Callable[[str], object]) -> None:
     for depth in (900, 50_000):
-        with pytest.raises(HandoverError) as caught:
+        with pytest.raises(DocumentError) as caught:
             load('{"contractVersion":1,"extra":' + "[" * depth + "]" * depth + "}")
     assert "too many nested levels" in str(caught.value)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_file, load_job_file_to_run
-from rljob_api.names import near_names, standard_module_problem
+from rljob_api.names import similar_names, standard_library_clash
 from rljob_api.v1alpha1.algorithm import AlgorithmType
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.policy_loss import LossType
@@ -51,7 +51,7 @@ spec:
     ],
 )
 def test_a_slip_is_understood(written: str, known: list[str], meant: str) -> None:
-    assert near_names(written, known) == [meant]
+    assert similar_names(written, known) == [meant]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_a_slip_is_understood(written: str, known: list[str], meant: str) -> Non
     ],
 )
 def test_another_thing_is_not_a_slip(written: str, known: list[str]) -> None:
-    assert near_names(written, known) == []
+    assert similar_names(written, known) == []
 
 
 def test_the_nearest_comes_first() -> None:
-    assert near_names("scores", ["scorer", "score", "other", "store"], max_names=2) == ["score", "scorer"]
+    assert similar_names("scores", ["scorer", "score", "other", "store"], max_names=2) == ["score", "scorer"]
 
 
 def job(steps: str, reward: str, advantage: str, loss: str) -> str:
@@ -99,7 +99,7 @@ def test_each_function_is_refused_at_its_place_beside_other_problems(tmp_path: P
 
 @pytest.mark.parametrize("path", ["my_numbers:score", "rewards.numbers:score", "math_verify.grader:verify", "numpy:f"])
 def test_other_modules_are_none_of_the_standard_library(tmp_path: Path, path: str) -> None:
-    assert standard_module_problem(path) is None
+    assert standard_library_clash(path) is None
     file = tmp_path / "job.yaml"
     file.write_text(job("3", path, path, path))
     assert load_job_file_to_run(file) == load_job_file(file)

@@ -17,8 +17,8 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.constants import CONTRACT_VERSION
-from rljob_api.errors import HandoverError
-from rljob_api.handover import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
+from rljob_api.contract_documents import TrainerJob, dump_job, dump_run_state, load_job, load_run_state
+from rljob_api.errors import DocumentError
 from rljob_api.run_state import RunPhase
 from rljob_api.tolerant_reading import (
     AS_FAR_AS_READABLE,
@@ -167,13 +167,13 @@ def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
 
 
 def test_a_run_state_that_means_something_unknown_is_refused() -> None:
-    with pytest.raises(HandoverError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_run_state(json.dumps(edited(golden("run_state"), {"phase": "Pausing", "queue": "x"})))
     assert str(caught.value) == (
         "run state: phase: must be one of Starting, Running, Stopping, Complete, Failed, Stopped"
         ' (seen: "Pausing"); choose one of them'
     )
-    with pytest.raises(HandoverError, match=r"^run state: .*contract versions 1 to 2 \(seen: 3\)"):
+    with pytest.raises(DocumentError, match=r"^run state: .*contract versions 1 to 2 \(seen: 3\)"):
         load_run_state(json.dumps(golden("run_state") | AFTER_NEXT))
 
 
@@ -196,12 +196,12 @@ def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Json) -> None:
 
 def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_field() -> None:
     news = {"spec.queue": "research", "spec.pools[0].spot": False}
-    with pytest.raises(HandoverError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
     for field, seen in (("spec.pools[0].spot", "false"), ("spec.queue", '"research"')):
         words = rf"{re.escape(field)}: [^;]*older than the operator \(seen: {seen}\); use an image"
         assert re.search(words, str(caught.value))
-    with pytest.raises(HandoverError, match=r"^job: .*contract versions 1 to 2 \(seen: 3\)"):
+    with pytest.raises(DocumentError, match=r"^job: .*contract versions 1 to 2 \(seen: 3\)"):
         load_job(json.dumps(golden("trainer_job") | AFTER_NEXT))
 
 
@@ -209,7 +209,7 @@ def test_unknown_fields_for_the_operator_do_not_stop_a_trainer() -> None:
     news: Json = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
     read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
     assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
-    with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: .*older than the operator"):
+    with pytest.raises(DocumentError, match=r"^job: spec\.runPolicyOfTheQueue: .*older than the operator"):
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | {"spec.runPolicyOfTheQueue": {"a": 1}})))
 
 

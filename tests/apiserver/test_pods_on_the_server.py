@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rljob_api.job_checks import job_warnings
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.manifests.objects import Manifest
+from rljob_operator.manifests.ownership import Manifest
 from rljob_testing.cluster import job_requests
 from rljob_testing.operator import pod_edits
 from rljob_testing.operator.any_spec import any_specs

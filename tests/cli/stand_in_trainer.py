@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api import constants
-from rljob_api.handover import TrainerJob, dump_run_state, load_job
+from rljob_api.contract_documents import TrainerJob, dump_run_state, load_job
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
 

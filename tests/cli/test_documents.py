@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
-from rljob_operator.reconcile.endings import _EXIT_REASONS
+from rljob_operator.reconcile.attempt_endings import _EXIT_REASONS
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
 from rljob_testing.pages import REPOSITORY, pages

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from rljob_api.conditions import Reason
 from rljob_api.explanations import EXPLANATIONS
 from rljob_cli.cluster.explain import explanation
-from rljob_cli.cluster.objects import Event, Pod
+from rljob_cli.cluster.kubernetes_models import Event, Pod
 from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster

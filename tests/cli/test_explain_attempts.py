@@ -36,7 +36,7 @@ RUNNING = {
     "cluster": "small-2",
     "state": "Running",
     "started": "2026-01-31T12:10:00Z",
-    "admittedAt": "2026-01-31T12:12:00Z",
+    "clusterCreatedAt": "2026-01-31T12:12:00Z",
     "runningSince": "2026-01-31T12:15:00Z",
     "progressedAt": "2026-01-31T12:28:00Z",
 }
@@ -133,7 +133,7 @@ def test_tries_that_were_taken_away_are_none_and_not_fewer() -> None:
 
 
 def test_a_job_that_is_being_suspended() -> None:
-    stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:30Z", "toldAt": "2026-01-31T12:29:40Z"}
+    stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:30Z", "sentAt": "2026-01-31T12:29:40Z"}
     status = {"conditions": [VALID], "attempts": [ENDED, RUNNING | {"state": "Stopping", "stop": stop}]}
     lines = explained(status, {"suspend": True})
     assert lines[2:5] == [
@@ -179,7 +179,7 @@ def test_a_silent_trainer_is_reported_with_its_deadline() -> None:
     )
     status = {
         "conditions": [VALID, silent],
-        "attempts": [ENDED, RUNNING | {"silentSince": "2026-01-31T12:20:30Z"}],
+        "attempts": [ENDED, RUNNING | {"stateUnknownSince": "2026-01-31T12:20:30Z"}],
         "counters": COUNTERS,
     }
     lines = explained(status)
@@ -197,7 +197,8 @@ def test_a_silent_trainer_is_reported_with_its_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("admitted", "end"), [({}, "12:35:00Z (in 5m)"), ({"admittedAt": "2026-01-31T12:12:00Z"}, "12:37:00Z (in 7m)")]
+    ("admitted", "end"),
+    [({}, "12:35:00Z (in 5m)"), ({"clusterCreatedAt": "2026-01-31T12:12:00Z"}, "12:37:00Z (in 7m)")],
 )
 def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[str, object], end: str) -> None:
     attempt = {"number": 3, "cluster": "small-3", "state": "Provisioning", "started": "2026-01-31T12:10:00Z"}

@@ -54,7 +54,7 @@ def step_row(step: int, seconds: float = 0.3, **others: float) -> dict[str, floa
         "response_length/mean": 6.0,
         "response_length/max": 8.0,
         "response_length/clip_ratio": 0.01,
-        "actor/learned_fraction": 0.9,
+        "actor/trained_fraction": 0.9,
         "perf/token_imbalance": 1.0,
         "timing_s/step": seconds,
         "timing_s/rollout": 0.62 * seconds,

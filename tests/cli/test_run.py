@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.handover import load_job
+from rljob_api.contract_documents import load_job
 from rljob_api.job_file import load_job_file
 from rljob_api.v1alpha1.algorithm import LossAggregation
 from rljob_api.v1alpha1.policy_loss import Clipped

@@ -211,7 +211,7 @@ def test_retries_count_anew_once_a_later_checkpoint_is_saved() -> None:
 
 def test_an_attempt_that_stops_or_does_not_report() -> None:
     stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:40Z"}
-    attempts = [SECOND | {"state": "Stopping", "stop": stop, "silentSince": "2026-01-31T12:28:30Z"}]
+    attempts = [SECOND | {"state": "Stopping", "stop": stop, "stateUnknownSince": "2026-01-31T12:28:30Z"}]
     assert facts(attempted({"attempts": attempts}, {"suspend": True})) == [
         "  suspended    requested, not done yet",
         "  attempts     the first 1 are not shown; --output yaml shows those still recorded",

@@ -28,7 +28,7 @@ from rljob_trainer.rewards.exact_match import exact_match
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
-    IS_LEARNED,
+    IS_TRAINED,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     RESPONSE_MASK,
@@ -85,7 +85,7 @@ class Learner:
         assert self.advantages.for_responses is not None
         groups_B = torch.arange(len(repeated)) // GROUP_SIZE
         advantages_B = self.advantages.for_responses(ResponseInputs(scores_B, groups_B, batch[RESPONSE_LENGTHS]))
-        columns_B = {ADVANTAGES: advantages_B, IS_LEARNED: torch.ones(len(repeated), dtype=torch.bool)}
+        columns_B = {ADVANTAGES: advantages_B, IS_TRAINED: torch.ones(len(repeated), dtype=torch.bool)}
         self.hybrid.actor.update_policy(batch.with_columns(columns_B), step)
         return float(scores_B.mean())
 

@@ -25,7 +25,7 @@ def trained(folder: Path, place: DevicePlace, offload: OffloadSettings) -> Train
     for _ in range(NUM_UPDATES):
         engine_updates.update(engine, engine_updates.drawn_batch())
         engine.optimizer_step(1e-3)
-        engine.leave_device()
+        engine.offload_state()
         engine.fetch_parameters()
     return engine
 
@@ -43,7 +43,7 @@ def test_what_leaves_is_free_by_the_allocator(place: DevicePlace) -> None:
     engine.fetch_parameters(wait=True)
     num_parameter_bytes = engine.memory.parameters
     there = torch.cuda.memory_allocated()
-    engine.leave_device()
+    engine.offload_state()
     torch.cuda.synchronize()
     assert engine.memory.parameters == engine.memory.moments == 0
     freed = there - torch.cuda.memory_allocated()

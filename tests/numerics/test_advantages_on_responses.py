@@ -58,7 +58,7 @@ def advantages(responses: list[Response], dtype: torch.dtype = torch.float64, **
         rewards_B,
         torch.tensor([each.group for each in responses]),
         torch.tensor([each.length for each in responses]),
-        is_learned_B=torch.tensor([each.is_learned for each in responses]),
+        is_trained_B=torch.tensor([each.is_learned for each in responses]),
         greedy_rewards_B=column([each.greedy for each in responses]),
         named_rewards={"accuracy": rewards_B, "style": column([each.style for each in responses])},
         reward_weights=WEIGHTS,

@@ -210,7 +210,7 @@ def test_flat_rows_by_hand() -> None:
     rows = FlatRows((2, 1, 3), CPU)
     assert (rows.num_tokens, rows.longest) == (6, 3)
     assert rows.position_ids_1N.tolist() == [[0, 1, 0, 0, 1, 2]]
-    assert rows.starts_B1.tolist() == [0, 2, 3, 6]
+    assert rows.cumulative_lengths.tolist() == [0, 2, 3, 6]
     assert rows.padding_BT.tolist() == [0, 1, 1, 2, 2, 2, 3, 4, 5]
     assert rows.unpadding_N.tolist() == [0, 1, 3, 6, 7, 8]
     with pytest.raises(ValueError, match=r"\(lengths \[2, 0\]\)"):

@@ -20,11 +20,11 @@ from rljob_trainer.datasets.prompts import PromptRow
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.observability.metrics import (
-    LEARNED_FRACTION,
     REWARD_MEAN,
     SAMPLING_PROMPTS,
     SAMPLING_REWARD_PREFIX,
     SAMPLING_ROUNDS,
+    TRAINED_FRACTION,
 )
 
 DAPO = Algorithm.from_wire({"type": "DAPO"})
@@ -81,7 +81,7 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
     # Of the generator's rows, every other prompt's have equal scores of 1, the others' a mean of a half.
     assert found.rollout.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
     assert stream.next_batch(1) == [PROMPTS[7]]
-    assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[LEARNED_FRACTION]) == (2.0, 8.0, 1.0)
+    assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[TRAINED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
     plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rollout))
     plain.training_step.run(PROMPTS[:4], 0)
@@ -120,7 +120,7 @@ def test_padding_groups_are_not_trained_on(context: WorkerContext) -> None:
         run = replays.replayed_run(replays.Replay(each, num_steps=3), context, stream)
         runs.append((step_of(run, stream, 0), run.weights(), stream.state()))
     (metrics, weights, state), (dropped_metrics, dropped, dropped_state) = runs
-    assert metrics[LEARNED_FRACTION] == dropped_metrics[LEARNED_FRACTION] == 0.5
+    assert metrics[TRAINED_FRACTION] == dropped_metrics[TRAINED_FRACTION] == 0.5
     assert state == dropped_state
     assert all(torch.allclose(weights[name], dropped[name], rtol=0, atol=1e-6) for name in weights)
 

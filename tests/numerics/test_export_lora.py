@@ -20,7 +20,7 @@ from rljob_trainer.checkpoints.load import open_known_checkpoint
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch
-from rljob_trainer.workers.trained import ADAPTER_PREFIX
+from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX
 
 TOKENS_T = torch.tensor([4, 9, 5, 12, 7, 3, 8, 11])
 SOURCE = Model(source="owner/model", revision="0123abc")

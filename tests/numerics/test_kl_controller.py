@@ -19,7 +19,7 @@ from rljob_testing.training import replays
 from rljob_trainer.algorithms.kl import next_coefficient
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
-from rljob_trainer.observability.metrics import KL_COEFFICIENT, KL_LOSS, LEARNED_FRACTION
+from rljob_trainer.observability.metrics import KL_COEFFICIENT, KL_LOSS, TRAINED_FRACTION
 
 COEFFICIENT, OTHER_COEFFICIENT, TARGET, HORIZON = 0.5, 4.0, 9e-3, 64
 ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": TARGET, "horizon": HORIZON}}
@@ -110,7 +110,7 @@ def test_the_coefficient_does_not_change_in_a_step_without_trained_responses(
         generated = run.training_step._generated
         monkeypatch.setattr(run.training_step, "_generated", partial(without_rows, generated))
         metrics = run.step(0)
-        assert metrics[LEARNED_FRACTION] == 0
+        assert metrics[TRAINED_FRACTION] == 0
         assert metrics[KL_COEFFICIENT] == run.training_step.kl_coefficient.value == COEFFICIENT
 
 

@@ -21,7 +21,7 @@ from rljob_testing.training import plain_grpo, replays
 from rljob_trainer.controller.step_rows import StepRows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
-from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, LEARNED_FRACTION, RESPONSE_CLIP_RATIO
+from rljob_trainer.observability.metrics import ADVANTAGE_MEAN, KL_LOSS, RESPONSE_CLIP_RATIO, TRAINED_FRACTION
 from rljob_trainer.workers.columns import IS_TRUNCATED
 
 MASKING = Algorithm(mask_truncated_responses=True)
@@ -55,10 +55,10 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
     _, unmasked = plain_grpo.first_update(replace(REPLAY, algorithm=Algorithm()), context)
     assert compare.difference(unmasked, right) > 0.01
     metrics = replays.replayed_run(REPLAY, context).step(0)
-    assert metrics[LEARNED_FRACTION] == len(learned) / len(rows)
+    assert metrics[TRAINED_FRACTION] == len(learned) / len(rows)
     assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(learned) / len(rows))
     assert metrics[ADVANTAGE_MEAN] == pytest.approx(sum(advantage for _, advantage in learned) / len(learned), abs=1e-6)
-    assert replays.replayed_run(replace(REPLAY, algorithm=Algorithm()), context).step(0)[LEARNED_FRACTION] == 1.0
+    assert replays.replayed_run(replace(REPLAY, algorithm=Algorithm()), context).step(0)[TRAINED_FRACTION] == 1.0
 
 
 @pytest.mark.parametrize("placement", list(KlPlacement))
@@ -140,7 +140,7 @@ def test_a_step_whose_responses_were_all_truncated_changes_nothing(
     monkeypatch.setattr(run.training_step, "_generated", partial(all_cut_off, run.training_step._generated))
     before = run.weights()
     metrics = run.training_step.run(replays.prompts_of(0, REPLAY.batch_size), 0)[1]
-    assert metrics[LEARNED_FRACTION] == 0.0
+    assert metrics[TRAINED_FRACTION] == 0.0
     assert ADVANTAGE_MEAN not in metrics
     after = run.weights()
     # Adam's moments are 0 after gradients of 0.

@@ -22,7 +22,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, MistralCo
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing.models import tiny_models
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.engines.train.acceptance import Logprobs, check_acceptance, sample_rows
 from rljob_trainer.engines.train.attention import (
     FLAT_IMPLEMENTATION,
     AttentionPlan,
@@ -32,12 +31,13 @@ from rljob_trainer.engines.train.attention import (
 )
 from rljob_trainer.engines.train.attention_kernels import Kernel, choose_kernel
 from rljob_trainer.engines.train.engine import TrainEngine
+from rljob_trainer.engines.train.logprob_parity import Logprobs, check_logprob_parity, sample_rows
 from rljob_trainer.engines.train.model import build_on_meta, materialize
 from rljob_trainer.engines.train.output_head import HeadForm, head_form
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import AskDistribution, TokenModel
+from rljob_trainer.engines.train.token_model import LogprobRequest, TokenModel
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.weights.buckets import whole_tensors
@@ -64,7 +64,7 @@ def planned(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None
     """What the engine's module says of all tokens but the first of each row; called as is planned for the model."""
     module = TokenModel(model, plan or choose_attention(model.config), None)
     micro_batch = batch_of(rows, 1).micro_batch(range(len(rows)), CPU)
-    logprobs_R, entropy_R, squares_R = module.columns(micro_batch, AskDistribution(1.0, Entropy.VALUE))
+    logprobs_R, entropy_R, squares_R = module.columns(micro_batch, LogprobRequest(1.0, Entropy.VALUE))
     assert logprobs_R is not None
     return TokenDistribution(logprobs_R, entropy_R, squares_R)
 
@@ -104,7 +104,9 @@ def from_pretrained(folder: Path) -> PreTrainedModel:
 @torch.no_grad()
 def accept(model: nn.Module, engine: Logprobs | None = None) -> None:
     own = TokenModel(model, choose_attention(model.config), None).own_logprobs
-    check_acceptance(model, own, engine or (lambda rows: planned_logprobs(model, rows)), lambda difference: difference)
+    check_logprob_parity(
+        model, own, engine or (lambda rows: planned_logprobs(model, rows)), lambda difference: difference
+    )
 
 
 def loaded(folder: Path) -> nn.Module:
@@ -258,7 +260,7 @@ def test_logprobs_that_are_not_finite_are_rejected_on_every_rank() -> None:
     with pytest.raises(ConfigurationError, match="'llama' model are not finite"):
         accept(model, spoiled)
     with pytest.raises(ConfigurationError, match=r"by up to 3\.0e-01, more than 1e-04"):
-        check_acceptance(model, own, own, lambda difference: max(difference, 0.3))
+        check_logprob_parity(model, own, own, lambda difference: max(difference, 0.3))
 
 
 def test_a_model_that_cannot_be_called_is_refused() -> None:

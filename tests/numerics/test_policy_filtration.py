@@ -23,7 +23,7 @@ from rljob_trainer.controller.step_rows import filtered_rows
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import NAME_PREFIX
 from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
-from rljob_trainer.observability.metrics import DISTINCT_FRACTION, LEARNED_FRACTION
+from rljob_trainer.observability.metrics import DISTINCT_FRACTION, TRAINED_FRACTION
 
 SCORES = [-1.0, 0.5, 0.0, 2.0, 2.0]
 DRAWING = [each for each in PolicyFiltrationType if each is not PolicyFiltrationType.NONE]
@@ -60,11 +60,11 @@ def test_rows_by_hand() -> None:
     """Weights 0, 1/3, 1 of the rows that are learned from: the second up to a quarter of the chance, the fourth from
     there on. The third is not learned from."""
     scores_B = torch.tensor([0.0, 1.0, 9.0, 3.0])
-    is_learned_B = torch.tensor([True, True, False, True])
+    is_trained_B = torch.tensor([True, True, False, True])
     by_size = filtration(type="Power", exponent=1)
     for uniform, row in ((0.0, 1), (0.249, 1), (0.251, 3), (1 - 2.0**-53, 3)):
         uniform_B = torch.full((4,), uniform, dtype=torch.float64)
-        drawn_B = drawn_rows(scores_B, torch.zeros(4, dtype=torch.int64), is_learned_B, by_size, uniform_B)
+        drawn_B = drawn_rows(scores_B, torch.zeros(4, dtype=torch.int64), is_trained_B, by_size, uniform_B)
         assert drawn_B.tolist() == [row, row, 2, row]
 
 
@@ -147,7 +147,7 @@ def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch
     assert compare.difference(undrawn, right) > 0.01
     metrics = replays.replayed_run(replay, context).step(0)
     assert metrics[DISTINCT_FRACTION] == len(set(drawn_B.tolist())) / 16 < 1
-    assert metrics[LEARNED_FRACTION] == 1
+    assert metrics[TRAINED_FRACTION] == 1
 
 
 def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> None:

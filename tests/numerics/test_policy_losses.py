@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rljob_api.v1alpha1.policy_loss import WITH_WHOLE_PASS, LossType
+from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS, LossType
 from rljob_testing.training import loss_parts, token_rows
 from rljob_trainer.algorithms.interfaces import OneWorker
 
@@ -41,7 +41,9 @@ def test_every_loss_is_tried() -> None:
 
 
 def test_the_losses_that_look_at_the_whole_mini_batch_are_known_without_the_trainer() -> None:
-    assert {wire["type"] for wire in WIRES.values() if loss_parts.named_loss(wire).whole_pass} == set(WITH_WHOLE_PASS)
+    assert {wire["type"] for wire in WIRES.values() if loss_parts.named_loss(wire).whole_pass} == set(
+        NEEDS_BATCH_STATISTICS
+    )
 
 
 def number(value: float) -> Tensor:

@@ -31,7 +31,7 @@ from rljob_trainer.observability.metrics import (
     ROLLOUT_K3_KL,
     ROLLOUT_KL,
 )
-from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics
+from rljob_trainer.workers.rollout_mismatch import add_agreement, agreement_metrics
 from rljob_trainer.workers.update_loss import update_metrics, weight_sums
 from rljob_trainer.workers.update_sums import UpdateSums
 

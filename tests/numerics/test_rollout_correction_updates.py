@@ -41,10 +41,10 @@ from rljob_trainer.observability.metrics import (
     STALENESS_MAX,
     STALENESS_MEAN,
 )
-from rljob_trainer.workers.columns import IS_LEARNED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
+from rljob_trainer.workers.columns import IS_TRAINED, POLICY_VERSIONS, RESPONSE_MASK, ROLLOUT_LOGPROBS, SAMPLE_SEEDS
 from rljob_trainer.workers.hybrid import HybridWorker
 from rljob_trainer.workers.rollout import RolloutWorker
-from rljob_trainer.workers.rollout_agreement import add_agreement, agreement_metrics, without_rejected
+from rljob_trainer.workers.rollout_mismatch import add_agreement, agreement_metrics, without_rejected
 from rljob_trainer.workers.update_sums import UpdateSums
 
 OPTIMIZER = Optimizer(learning_rate=1e-3, weight_decay=0.1, max_gradient_norm=0.5, epsilon=1e-6)
@@ -127,7 +127,7 @@ def test_untrained_responses_are_not_rejected(context: WorkerContext) -> None:
         .run(replays.prompts_of(0, 2), 2, run.replay.plan(1).sampling, torch.tensor([replays.SEED]))
         .batch
     )
-    batch = batch.with_columns({IS_LEARNED: torch.zeros(4, dtype=torch.bool)})
+    batch = batch.with_columns({IS_TRAINED: torch.zeros(4, dtype=torch.bool)})
     batch = batch.union(run.actor.compute_logprobs(batch))
     _, metrics = without_rejected(
         batch, correction_cases.REJECTIONS[next(iter(correction_cases.REJECTIONS))], run.actor.engine

@@ -27,7 +27,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.training import replays
 from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.engines.train.engine import NAME_PREFIX, TrainEngine
-from rljob_trainer.engines.train.router import AuxiliaryLoss, asked_auxiliary_loss
+from rljob_trainer.engines.train.router import AuxiliaryLoss, auxiliary_loss_settings
 from rljob_trainer.engines.train.token_batch import TokenBatch
 from rljob_trainer.observability.metrics import EXPERT_LOAD_MAX, EXPERT_LOAD_MEAN, EXPERTS_UNUSED, ROUTER_LOSS
 
@@ -177,4 +177,4 @@ def test_what_a_configuration_asks_for_is_known_under_all_its_names(
 ) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert asked_auxiliary_loss(model) == asked
+    assert auxiliary_loss_settings(model) == asked

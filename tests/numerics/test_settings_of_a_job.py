@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.kl import Kl

@@ -11,8 +11,8 @@ import pytest
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_operator.controller import loop
 from rljob_operator.controller.loop import JobKey
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.kube.errors import ForbiddenError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
@@ -269,7 +269,7 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
 def test_more_dashboards_are_polled_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, num_jobs: int, seconds: float
 ) -> None:
-    monkeypatch.setattr(loop, "LOOKS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
+    monkeypatch.setattr(loop, "POLLS_PER_SECOND", 0.1 if num_jobs > 1 else 50.0)
 
     async def silent(_: RunWatcher, __: str, ___: Dashboard, *____: str | None) -> ObservedRay:
         return ObservedRay(Reachability.UNREACHABLE, error="no answer")
@@ -367,7 +367,7 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
         for changes, stacks in [
             ({}, None),
             ({"stop": stop}, None),
-            ({"stop": stop | {"toldAt": told}}, "job-1-1-stacks"),
+            ({"stop": stop | {"sentAt": told}}, "job-1-1-stacks"),
         ]:
             running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
             world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})
@@ -375,6 +375,6 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
             await world.passes(fake_api.KEY, 1)
             assert asked[-1] == ("job-1-1", stacks)
         [attempt] = objects_at(world.status("job"), "attempts")
-        assert object_at(attempt, "stop") == stop | {"toldAt": "2026-01-31T12:00:00Z"}
+        assert object_at(attempt, "stop") == stop | {"sentAt": "2026-01-31T12:00:00Z"}
 
     fake_api.run_controller(settings, test)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rljob_operator.controller import loop
+from rljob_operator.kube.allowed_calls import CLUSTERS
 from rljob_operator.kube.errors import UnknownFieldError
-from rljob_operator.kube.objects import CLUSTERS
 from rljob_operator.raw_json import JsonObject, object_at, text_at
 from rljob_operator.settings import Settings
 from rljob_testing.operator import fake_api

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS
 from rljob_operator.kube.cache import ObjectCache
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS
 from rljob_operator.raw_json import JsonObject, text_at
 
 
@@ -173,7 +173,7 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
 
     cache = filled()
     cache.note(JOBS, "ADDED", job(5))
-    assert cache.is_remnant("team", "j")
+    assert cache.is_trimmed("team", "j")
     kept = cache.job("team", "j")
     assert kept is not None
     assert (kept["spec"], kept["status"]) == (
@@ -182,13 +182,13 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
     )
     retried = job(6, **{"rljob.dev/retry-requested-at": "now"})
     cache.note(JOBS, "MODIFIED", retried)
-    assert not cache.is_remnant("team", "j")
+    assert not cache.is_trimmed("team", "j")
     found = cache.job("team", "j")
     assert found is not None
     assert found["spec"] == retried["spec"]
     cache.note(JOBS, "MODIFIED", job(7))
     cache.note(JOBS, "DELETED", job(8))
-    assert not cache.is_remnant("team", "j")
+    assert not cache.is_trimmed("team", "j")
 
 
 @pytest.mark.parametrize("version", ["", "v-7"])

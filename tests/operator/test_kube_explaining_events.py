@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from rljob_operator.kube import explaining_events
+from rljob_operator.kube.allowed_calls import CORE_EVENTS, KubeObjects, ResourceType
 from rljob_operator.kube.errors import ForbiddenError, KubeError, UnavailableError
 from rljob_operator.kube.explaining_events import KEPT_SECONDS, ExplainingEvents, by_pod
-from rljob_operator.kube.objects import CORE_EVENTS, KubeObjects, ResourceType
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator import manual_clock
 

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.errors import KubeError, ResourceTypeMissingError, UnavailableError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
 from rljob_operator.raw_json import JsonObject
 
 RAY_GROUP: JsonObject = {"name": "ray.io", "versions": [{"version": "v1"}]}

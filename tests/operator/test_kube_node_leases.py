@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
+from rljob_operator.kube.allowed_calls import LEASES, KubeObjects, ResourceType
 from rljob_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnavailableError
 from rljob_operator.kube.node_leases import NodeLeases
-from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
 from rljob_operator.raw_json import JsonObject
 from rljob_testing.operator import manual_clock
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.run_policy import RunPolicy
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, merge_patch, without_nulls
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -25,7 +26,6 @@ from rljob_operator.kube.errors import (
     UnknownFieldError,
     error_of,
 )
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, merge_patch, without_nulls
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster
 from rljob_testing.jobs.valid_job import edited
 from rljob_testing.operator import api_proxy
@@ -225,9 +225,9 @@ def test_a_status_that_has_lost_its_attempts_is_damaged(said: Json) -> None:
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])
 def test_a_status_with_times_at_the_ends_of_the_calendar_is_damaged(time: str) -> None:
-    message = "RLJob team/job: status.attempts[0].admittedAt must be a time in the years 1970 to 2999"
+    message = "RLJob team/job: status.attempts[0].clusterCreatedAt must be a time in the years 1970 to 2999"
     with pytest.raises(KubeError, match=re.escape(message)):
-        job_object(edited(job(status=STATUS), {"status.attempts[0].admittedAt": time}))
+        job_object(edited(job(status=STATUS), {"status.attempts[0].clusterCreatedAt": time}))
 
 
 def test_a_creation_before_the_calendar_begins_is_none() -> None:

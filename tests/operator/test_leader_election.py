@@ -15,10 +15,10 @@ import pytest
 from rljob_operator.handlers import leader_election
 from rljob_operator.handlers.leader_election import LEASE_SECONDS, Leadership, LeadershipLostError, Lease
 from rljob_operator.handlers.relist import RELIST_SECONDS
+from rljob_operator.kube.allowed_calls import LEASES, KubeObjects, ResourceType
 from rljob_operator.kube.client import TIMEOUT_SECONDS, KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import NotFoundError
-from rljob_operator.kube.objects import LEASES, KubeObjects, ResourceType
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from pydantic import JsonValue
 
-from rljob_api.handover import load_job
+from rljob_api.contract_documents import load_job
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.manifests.objects import Manifest
+from rljob_operator.manifests.ownership import Manifest
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_testing.operator import inputs
 from rljob_testing.operator.any_spec import any_specs

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from rljob_operator.errors import SettingsError
 from rljob_operator.manifests.access import derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.naming import cluster_name, companion_name, submission_id
-from rljob_operator.manifests.objects import JobIdentity
+from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import submission
 from rljob_testing.operator import inputs
 

@@ -9,11 +9,11 @@ import pytest
 from pydantic import JsonValue
 from ruamel.yaml import YAML
 
-from rljob_api.errors import HandoverError
-from rljob_api.handover import load_job
+from rljob_api.contract_documents import load_job
+from rljob_api.errors import DocumentError
 from rljob_api.v1alpha1.pools import PodOverlay
-from rljob_operator.manifests.environment import spec_document
-from rljob_operator.manifests.objects import Manifest
+from rljob_operator.manifests.ownership import Manifest
+from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_testing.operator import inputs
 
@@ -210,11 +210,11 @@ def test_dollars_reach_the_trainer_past_kubernetes() -> None:
 
 def test_a_spec_that_fits_no_variable_is_refused() -> None:
     values = [{"name": f"A_{number}", "value": "x" * 4096} for number in range(17)]
-    with pytest.raises(HandoverError, match="at most 65536 bytes"):
+    with pytest.raises(DocumentError, match="at most 65536 bytes"):
         spec_document(inputs.IDENTITY, inputs.spec({"env": values}))
     # 12 x 4096 dollars fit before they are escaped and not after.
     dollars = [{"name": f"A_{number}", "value": "$" * 4096} for number in range(12)]
-    with pytest.raises(HandoverError, match="every '\\$' in it is escaped"):
+    with pytest.raises(DocumentError, match="every '\\$' in it is escaped"):
         spec_document(inputs.IDENTITY, inputs.spec({"env": dollars}))
 
 

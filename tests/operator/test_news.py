@@ -10,11 +10,11 @@ import pytest
 
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.handlers import relist
-from rljob_operator.handlers.news import JobVersions, News, seconds_until_look
 from rljob_operator.handlers.relist import Relist
+from rljob_operator.handlers.watch_events import JobVersions, News, seconds_until_reconcile
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 from rljob_operator.workqueue import WorkQueue
@@ -82,7 +82,7 @@ def retry(value: str) -> dict[str, object]:
     ],
 )
 def test_a_finished_job_is_reconciled_only_when_something_is_due(raw: JsonObject, seconds: float | None) -> None:
-    assert seconds_until_look(raw, manual_clock.synchronized_clock(manual_clock.NOON).clock.now()) == seconds
+    assert seconds_until_reconcile(raw, manual_clock.synchronized_clock(manual_clock.NOON).clock.now()) == seconds
 
 
 class ApiObjects:
@@ -320,17 +320,17 @@ def versioned(uid: str, generation: int, **metadata: object) -> JsonObject:
 
 def test_a_change_of_the_status_alone_is_no_news() -> None:
     versions = JobVersions()
-    assert versions.is_news(KEY, "", versioned("a", 1))
-    assert not versions.is_news(KEY, "MODIFIED", versioned("a", 1))
-    assert not versions.is_news(KEY, "", versioned("a", 1)), "listed again after a gap"
-    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2))
-    assert not versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations={"note": "x"}))
+    assert versions.needs_reconcile(KEY, "", versioned("a", 1))
+    assert not versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 1))
+    assert not versions.needs_reconcile(KEY, "", versioned("a", 1)), "listed again after a gap"
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2))
+    assert not versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations={"note": "x"}))
     asked = {"rljob.dev/stop-requested-at": "now"}
-    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=asked))
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=asked))
     again = asked | {"rljob.dev/retry-requested-at": "now"}
-    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again))
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again))
     gone = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
-    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again, **gone))
-    assert versions.is_news(KEY, "ADDED", versioned("b", 1)), "made again while nobody watched"
-    assert versions.is_news(KEY, "DELETED", versioned("b", 1))
-    assert versions.is_news(KEY, "ADDED", versioned("b", 1))
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again, **gone))
+    assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1)), "made again while nobody watched"
+    assert versions.needs_reconcile(KEY, "DELETED", versioned("b", 1))
+    assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1))

@@ -192,9 +192,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         edits={"spec.runPolicy.maxAppRetries": 1000},
         life=scripts.failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
-    "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("else than the operator",), life=stopped_by_somebody),
+    "stopped": Scenario(("Failed", "True", "StoppedThroughRay"), ("else than the operator",), life=stopped_by_somebody),
     "no-result": Scenario(
-        ("Failed", "True", "EndedWithoutResult"), ("code 0",), edits=NO_RETRIES, life=ending_without_result
+        ("Failed", "True", "ExitedWithoutResult"), ("code 0",), edits=NO_RETRIES, life=ending_without_result
     ),
     "kept": Scenario(("ClusterReady", "True", "Kept"), ("kept",), edits={"spec.runPolicy.cleanup": "KeepCluster"}),
 }

@@ -191,7 +191,7 @@ def test_an_admission_policy_speaks_through_the_job(testbed: Testbed) -> None:
         lambda: testbed.http.post(there, json=probe, params={"dryRun": "All"}).status_code == 422, "the policy"
     )
     testbed.submit("sunday")
-    refused = testbed.wait_for("sunday", "ClusterReady", "CreationRefused", "False")
+    refused = testbed.wait_for("sunday", "ClusterReady", "CreationRejected", "False")
     assert "clusters are closed on Sundays" in refused["message"]
     testbed.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
     testbed.wait_for("sunday", "Complete", "Succeeded")
@@ -202,7 +202,7 @@ def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api
     words = 'failed calling webhook "gate.example.org": connection refused'
     proxy.fault = lambda request: api_proxy.Fault(500, words) if str(request) == "create rayclusters" else None
     testbed.submit("gated")
-    refused = testbed.wait_for("gated", "ClusterReady", "CreationRefused", "False")
+    refused = testbed.wait_for("gated", "ClusterReady", "CreationRejected", "False")
     assert words in refused["message"]
     proxy.fault = lambda _: None
     testbed.wait_for("gated", "Complete", "Succeeded")

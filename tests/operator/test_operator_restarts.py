@@ -28,8 +28,17 @@ JOB = "steady"
 WAIT_SECONDS = 300.0
 TIMES = {
     *("lastTransitionTime", "started", "ended", "clusterUid", "updatedAt", "savedAt"),
-    *("admittedAt", "readyAt", "runningSince", "progressedAt", "runStateAt", "endingSeenAt", "at", "cleanedUpAt"),
-    *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "toldAt", "handledRequests"),
+    *(
+        "clusterCreatedAt",
+        "readyAt",
+        "runningSince",
+        "progressedAt",
+        "runStateAt",
+        "endReportedAt",
+        "at",
+        "cleanedUpAt",
+    ),
+    *("activeSeconds", "startNumber", "tokensPerSecond", "requestedAt", "sentAt", "handledRequests"),
 }
 STALL_SECONDS = 10
 LISTS = 3
@@ -167,7 +176,7 @@ def hangs(course: Course) -> None:
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
     dashboard = course.testbed.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
-    told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
+    told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["sentAt"]).timestamp()
     assert stopped - (told - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
     # The time in which an operator is dead between its plan and its request counts.
     assert stopped > stacks_asked

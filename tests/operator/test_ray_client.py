@@ -12,8 +12,8 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 from rljob_operator.ray import client
-from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
+from rljob_operator.ray.dashboard_responses import infeasible_groups
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing import local_servers
 from rljob_testing.operator import dashboard_client

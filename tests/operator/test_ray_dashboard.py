@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from rljob_api.constants import run_state_file_name
-from rljob_api.handover import dump_run_state
-from rljob_operator.manifests.environment import SHADOWS
+from rljob_api.contract_documents import dump_run_state
+from rljob_operator.manifests.pod_environment import SHADOWS
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability

@@ -44,7 +44,7 @@ def late(run: RayJobStatus) -> Observed:
 def silent() -> Observed:
     """A trainer of which nothing was learned for as long as the operator waits."""
     status = inputs.running(
-        1000, record={"silent_since": "2026-03-01T11:50:00Z", "progressed_at": "2026-03-01T11:59:59Z"}
+        1000, record={"state_unknown_since": "2026-03-01T11:50:00Z", "progressed_at": "2026-03-01T11:59:59Z"}
     )
     job_spec = KEEP.model_copy(
         update={"run_policy": KEEP.run_policy.model_copy(update={"active_deadline_seconds": None})}
@@ -60,7 +60,7 @@ def half_submitted(seen: ObservedRay) -> Observed:
 
 def told_its_end() -> Observed:
     """A trainer that has told that it is done, and whose process is there twice its grace later."""
-    status = inputs.running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
+    status = inputs.running(200, record={"end_reported_at": "2026-03-01T11:59:10Z"})
     return inputs.healthy(inputs.ray_job(), inputs.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
 
 

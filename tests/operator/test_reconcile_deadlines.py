@@ -186,7 +186,7 @@ def test_a_deadline_can_be_raised_in_time() -> None:
 def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
     """Ray says that the trainer runs, which was seen so long ago to tell that it has ended; its grace is 50 s."""
     error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
-    told = {"ending_seen_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
+    told = {"end_reported_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
     status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
     # What the trainer's clock says does not matter.
     state = inputs.run_state(phase, step=10, seconds_ago=-3600, error=error)
@@ -209,7 +209,7 @@ def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPha
     [
         (RunPhase.COMPLETE, C.COMPLETE, "Succeeded", Mentions("10 of 10 steps")),
         (RunPhase.FAILED, C.FAILED, "ApplicationError", Mentions("process did not exit: RewardError: no score")),
-        (RunPhase.STOPPED, C.FAILED, "StoppedOutside", Mentions("else than the operator", "through Ray")),
+        (RunPhase.STOPPED, C.FAILED, "StoppedThroughRay", Mentions("else than the operator", "through Ray")),
     ],
 )
 def test_a_stopped_trainer_keeps_the_result_it_reported(

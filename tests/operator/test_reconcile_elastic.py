@@ -9,7 +9,7 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
-from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
+from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob, SubmitJob
@@ -136,7 +136,7 @@ def test_too_few_nodes_and_jobs_that_do_not_want_it_wait_on(seen: Observed) -> N
 def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
     plan = decide(small(2))
     assert plan.effects == ()
-    assert newest(plan.status).whole_since is None
+    assert newest(plan.status).all_nodes_since is None
     assert condition_of(plan.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
 
 
@@ -144,10 +144,10 @@ def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_mi
     seen = small(4)
     plan = decide(seen)
     assert plan.effects == ()
-    assert newest(plan.status).whole_since == "2026-03-01T12:00:00Z"
+    assert newest(plan.status).all_nodes_since == "2026-03-01T12:00:00Z"
     whole = inputs.with_status_written(seen, plan)
     assert decide(whole, inputs.at(59)).effects == ()
-    assert decide(replace(whole, pods=pods(3)), inputs.at(59)).status.attempts[-1].whole_since is None
+    assert decide(replace(whole, pods=pods(3)), inputs.at(59)).status.attempts[-1].all_nodes_since is None
     unread = replace(whole, job=replace(whole.job, spec=None, spec_error="it is of a newer version"))
     assert decide(unread, inputs.at(60)).effects == (), "another attempt would have to wait"
     stopped = decide(whole, inputs.at(60))
@@ -202,7 +202,7 @@ def test_the_most_gpus_win_and_every_rule_holds() -> None:
             "runPolicy": {"elastic": {"minNodes": 1}},
         }
     )
-    assert fitting_nodes(two_pools, {"main": 2, "value": 1}) == {"main": 2, "value": 1}
-    assert fitting_nodes(two_pools, {"main": 1, "value": 2}) == {"main": 1, "value": 2}
-    assert fitting_nodes(two_pools, {"main": 2}) is None
+    assert largest_valid_nodes(two_pools, {"main": 2, "value": 1}) == {"main": 2, "value": 1}
+    assert largest_valid_nodes(two_pools, {"main": 1, "value": 2}) == {"main": 1, "value": 2}
+    assert largest_valid_nodes(two_pools, {"main": 2}) is None
     assert [pool.nodes for pool in with_nodes(two_pools, {"value": 1}).pools] == [2, 1]

@@ -157,7 +157,7 @@ def test_the_result_reported_by_ray_takes_precedence_over_the_state_of_the_clust
 
 def test_success_needs_the_trainers_word() -> None:
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
-    assert failure(inputs.healthy(done, inputs.run_state()))[0] == "EndedWithoutResult"
+    assert failure(inputs.healthy(done, inputs.run_state()))[0] == "ExitedWithoutResult"
     assert (
         condition_of(decide(inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
     )
@@ -185,7 +185,7 @@ def test_a_missing_final_run_state_is_polled_again() -> None:
     assert condition_of(decide(later, inputs.at(29)).status, C.FAILED) is None
     assert condition_of(decide(later, inputs.at(30)).status, C.FAILED) == (
         "True",
-        "EndedWithoutResult",
+        "ExitedWithoutResult",
         Mentions("code 0", "no run state"),
     )
     read = replace(later, ray=inputs.ray(done, inputs.run_state(RunPhase.COMPLETE)))

@@ -360,7 +360,7 @@ def test_a_cluster_that_cannot_be_removed_says_why() -> None:
     plan = decide(replace(seen, failure=refused))
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     message = Mentions("cluster cannot be deleted: 403: rayclusters is forbidden")
-    assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRefused", message)
+    assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRejected", message)
     assert condition_of(decide(inputs.with_status_written(seen, plan)).status, C.CLUSTER_READY) == (
         "False",
         "Ended",

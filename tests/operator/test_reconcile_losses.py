@@ -67,7 +67,7 @@ def test_a_trainer_that_could_not_be_asked_to_stop_goes_with_its_cluster() -> No
 def test_a_trainer_that_has_failed_and_is_still_there_goes_with_its_cluster(
     in_ray: RayJobStatus, same_cluster: bool
 ) -> None:
-    status = inputs.running(9000, record={"ending_seen_at": timestamp(inputs.at(-3 * GRACE_SECONDS))})
+    status = inputs.running(9000, record={"end_reported_at": timestamp(inputs.at(-3 * GRACE_SECONDS))})
     run = inputs.ray_job(in_ray, 1 if in_ray is RayJobStatus.FAILED else None)
     following = decide(inputs.healthy(run, inputs.run_state(RunPhase.FAILED), status)).status.next_attempt
     assert following is not None
@@ -79,7 +79,7 @@ AWAY = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(
 
 @pytest.mark.parametrize(
     "record",
-    [AWAY, AWAY | {"silent_since": timestamp(inputs.at(-3690))}],
+    [AWAY, AWAY | {"state_unknown_since": timestamp(inputs.at(-3690))}],
     ids=["it was well", "it had just not answered"],
 )
 def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
@@ -90,11 +90,11 @@ def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, obje
     assert (attempt.stop, attempt.ended) == (None, None)
     answered = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state()))
     attempt = decide(answered).status.attempts[-1]
-    assert (attempt.stop, attempt.ended, attempt.silent_since) == (None, None, None)
+    assert (attempt.stop, attempt.ended, attempt.state_unknown_since) == (None, None, None)
 
 
 def test_a_silence_that_this_operator_has_seen_ends_the_attempt_all_the_same() -> None:
-    status = inputs.running(8000, record=AWAY | {"silent_since": timestamp(inputs.at(-3690))})
+    status = inputs.running(8000, record=AWAY | {"state_unknown_since": timestamp(inputs.at(-3690))})
     seen = inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
     assert decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
 

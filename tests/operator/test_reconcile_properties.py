@@ -16,8 +16,8 @@ from rljob_api.conditions import REASONS, ConditionType, Reason
 from rljob_api.crdgen.structural import root_schema
 from rljob_api.v1alpha1.run_policy import Cleanup, Elastic
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, RLJobStatus
-from rljob_operator.kube.objects import without_nulls
-from rljob_operator.reconcile.endings import FAILURE_CLASSES
+from rljob_operator.kube.allowed_calls import without_nulls
+from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
 from rljob_operator.reconcile.plan_types import (
     ApplyNetworkPolicy,
@@ -279,7 +279,7 @@ def check_effect(seen: Observed, status: RLJobStatus, effect: Effect) -> None:
         assert seconds_since(status.result.at, inputs.NOW) >= ttl
     elif isinstance(effect, ApplyNetworkPolicy):
         assert newest is not None
-        assert (newest.cluster, newest.running_since is None, newest.silent_since is None) == (
+        assert (newest.cluster, newest.running_since is None, newest.state_unknown_since is None) == (
             effect.cluster,
             False,
             False,
@@ -336,10 +336,10 @@ def check_submission(seen: Observed, status: RLJobStatus, newest: Attempt, effec
 
 def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | None) -> None:
     assert elastic is not None
-    assert newest.admitted_at is not None
+    assert newest.cluster_created_at is not None
     assert newest.nodes[0].nodes >= elastic.min_nodes
     goes_on = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
-    assert goes_on or seconds_since(newest.admitted_at, inputs.NOW) >= elastic.wait_seconds
+    assert goes_on or seconds_since(newest.cluster_created_at, inputs.NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:
@@ -353,7 +353,7 @@ def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
     assert job.submission_id == effect.submission_id == f"example-{newest.number}-1"
     assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
     grace = spec.run_policy.grace_period_seconds if spec is not None else 120
-    told = newest.ending_seen_at
+    told = newest.end_reported_at
     assert newest.stop is not None or (told is not None and seconds_since(told, inputs.NOW) >= grace)
 
 

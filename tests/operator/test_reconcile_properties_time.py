@@ -75,8 +75,8 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
         policy = spec.run_policy if spec is not None else seen.job.readable_policy
         due += seconds_to_deadlines_of_attempt(status.attempts[-1], policy)
         active = policy.active_deadline_seconds
-        if active is not None and status.counters is not None and status.attempts[-1].admitted_at is not None:
-            due.append(seconds_to(status.attempts[-1].admitted_at, active - status.counters.active_seconds))
+        if active is not None and status.counters is not None and status.attempts[-1].cluster_created_at is not None:
+            due.append(seconds_to(status.attempts[-1].cluster_created_at, active - status.counters.active_seconds))
     return [seconds for seconds in due if seconds > 0]
 
 
@@ -84,22 +84,22 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     grace, stall = policy.grace_period_seconds, policy.stall_deadline_seconds
     # A conflict of names; the trainer's last words; what a trainer that runs may take.
     due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
-    due.append(seconds_to(attempt.admitted_at or attempt.started, policy.provisioning_deadline_seconds))
+    due.append(seconds_to(attempt.cluster_created_at or attempt.started, policy.provisioning_deadline_seconds))
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are taken, and until they are given up for all.
-    due.append(seconds_to(attempt.admitted_at or attempt.started, any_moment.ELASTIC_WAIT_SECONDS))
-    if attempt.whole_since is not None:
-        due.append(seconds_to(attempt.whole_since, 60))
+    due.append(seconds_to(attempt.cluster_created_at or attempt.started, any_moment.ELASTIC_WAIT_SECONDS))
+    if attempt.all_nodes_since is not None:
+        due.append(seconds_to(attempt.all_nodes_since, 60))
     if attempt.stop is not None:
-        asked = attempt.stop.told_at or attempt.stop.requested_at
+        asked = attempt.stop.sent_at or attempt.stop.requested_at
         due += [seconds_to(asked, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
-    if attempt.ending_seen_at is not None:
-        due += [seconds_to(attempt.ending_seen_at, seconds) for seconds in (30, grace, 2 * grace)]
+    if attempt.end_reported_at is not None:
+        due += [seconds_to(attempt.end_reported_at, seconds) for seconds in (30, grace, 2 * grace)]
     if attempt.progressed_at is not None:
         due += [seconds_to(attempt.progressed_at, seconds) for seconds in (60, stall)]
-    if attempt.silent_since is not None:
-        due.append(seconds_to(attempt.silent_since, stall))
+    if attempt.state_unknown_since is not None:
+        due.append(seconds_to(attempt.state_unknown_since, stall))
     return due
 
 

@@ -13,7 +13,7 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.job_checks import cluster_violations
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import JobResult, StopRequest
-from rljob_operator.reconcile.endings import FAILURE_CLASSES
+from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -40,7 +40,7 @@ NO_STORAGE = f"spec.checkpoint.storage: {_NO_STORAGE.message}"
 UNREACHABLE = S.silent_ray(error="connection refused")
 REJECTED = S.silent_ray(Reachability.REJECTED, error="403")
 DONE = S.ray_job(RayJobStatus.SUCCEEDED, 0)
-STOPPED = {"ending_seen_at": timestamp(S.at(-30))}
+STOPPED = {"end_reported_at": timestamp(S.at(-30))}
 KEPT = S.spec({"runPolicy.cleanup": "KeepCluster"})
 ACTIVE = S.spec({"runPolicy.activeDeadlineSeconds": 600})
 SUSPENDED = S.spec({"suspend": True})
@@ -52,7 +52,7 @@ COMPLETE = S.running().model_copy(
     }
 )
 ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (S.attempt(seen=False),)})
-SILENT_LONG = S.running(9000, record={"silent_since": timestamp(S.at(-3600))})
+SILENT_LONG = S.running(9000, record={"state_unknown_since": timestamp(S.at(-3600))})
 
 
 def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: str | None = None) -> Observed:
@@ -270,7 +270,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (
         C.FAILED, R.TRAINER_IMAGE_INCOMPATIBLE,
         replace(
-            S.healthy(status=S.running(90, record={"ending_seen_at": timestamp(S.at(-30))})),
+            S.healthy(status=S.running(90, record={"end_reported_at": timestamp(S.at(-30))})),
             ray=replace(S.ray(DONE), run_state_error="contract version 9"),
         ),
         "True", Mentions("code 0", "run state: contract version 9"),

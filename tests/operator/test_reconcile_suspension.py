@@ -283,7 +283,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     assert ended.next_attempt is not None
     # Who was away since the request was written down has its stacks written, too.
     unasked = stalled.status.attempts[0].model_copy(
-        update={"stop": stalled.status.attempts[0].stop.model_copy(update={"told_at": None})}
+        update={"stop": stalled.status.attempts[0].stop.model_copy(update={"sent_at": None})}
     )
     untold = replace(told, job=replace(told.job, status=told.job.status.model_copy(update={"attempts": (unasked,)})))
     late = decide(untold, inputs.at(9000))
@@ -337,9 +337,9 @@ def test_a_moment_of_silence_is_not_worth_a_word() -> None:
     long = replace(known, ray=inputs.silent_ray(seconds=20))
     told = decide(long, inputs.at(20))
     assert condition_of(told.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
-    assert told.status.attempts[0].silent_since == "2026-03-01T12:00:20Z"
+    assert told.status.attempts[0].state_unknown_since == "2026-03-01T12:00:20Z"
     heard = decide(replace(inputs.with_status_written(long, told), ray=seen.ray), inputs.at(30))
-    assert heard.status.attempts[0].silent_since is None
+    assert heard.status.attempts[0].state_unknown_since is None
 
 
 def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:

@@ -133,7 +133,9 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
         ),
         (
             replace(
-                inputs.healthy(status=inputs.running(9000, record={"silent_since": timestamp(inputs.at(-HOUR))})),
+                inputs.healthy(
+                    status=inputs.running(9000, record={"state_unknown_since": timestamp(inputs.at(-HOUR))})
+                ),
                 ray=NEWER_STATE,
             ),
             *(ConditionType.RETRYING, Reason.RUN_STATE_UNREADABLE, "True"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_operator.kube.objects import missing_fields
+from rljob_operator.kube.allowed_calls import missing_fields
 from rljob_operator.kube.observed_objects import observed_cluster
 from rljob_operator.manifests.access import asks_for_token
 from rljob_operator.raw_json import JsonObject

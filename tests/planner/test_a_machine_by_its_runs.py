@@ -56,7 +56,7 @@ def run_of(made: Workload, shares: tuple[float, ...] = (1.0, 1.0, 0.4, 0.8, 0.6,
             "response_length/mean": mean,
             "response_length/max": float(cap),
             "response_length/clip_ratio": 0.05,
-            "actor/learned_fraction": share,
+            "actor/trained_fraction": share,
         }
         line = {**seen, "step": float(step), "timing_s/step": 1.0}
         work = observed_workload(made, facts_of([line], made.batch_size))

@@ -62,7 +62,7 @@ def test_memory_is_the_largest_of_all_steps_and_that_of_the_first_is_kept_apart(
 
 
 def test_what_is_learned_from_and_generated_goes_into_the_workload() -> None:
-    more = {"actor/learned_fraction": 0.5, "dynamic_sampling/prompts": 96.0, "timing_s/reward": 0.05}
+    more = {"actor/trained_fraction": 0.5, "dynamic_sampling/prompts": 96.0, "timing_s/reward": 0.05}
     facts = facts_of([line(1, 1), line(2, 10, **more), line(3, 10, **more)], batch_size=64)
     found = observed_workload(samples.workload(), facts)
     assert found.learned_fraction == 0.5
@@ -95,7 +95,7 @@ def test_rewards_took_what_was_waited_for_and_the_passes_beside_them() -> None:
 def test_memory_is_compared_with_the_tokens_of_the_fullest_step() -> None:
     """Of three steps the second learns from most: 0.8 x (10 + 22) tokens of each response of the batch."""
     shares = (1.0, 0.8, 0.5)
-    lines = [line(at, 1, **{"actor/learned_fraction": share}) for at, share in enumerate(shares, start=1)]
+    lines = [line(at, 1, **{"actor/trained_fraction": share}) for at, share in enumerate(shares, start=1)]
     found = workload_for_memory(samples.workload(), facts_of(lines, batch_size=64))
     assert found.lengths.longest_row in (26, 27)
     assert found.lengths.longest_row >= 0.8 * 32

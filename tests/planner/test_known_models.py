@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_planner.known_models import known_configs, known_model, near_names
+from rljob_planner.known_models import known_configs, known_model, similar_names
 
 # Written down from memory, not fetched; tensors that are tied count once. That all digits agree with sums over layers,
 # widths and heads leaves little room for both to be wrong.
@@ -100,6 +100,6 @@ def test_versions_of_a_size_have_its_shape_and_capitals_do_not_count() -> None:
 
 def test_a_name_that_is_not_there_is_answered_with_those_that_are_near() -> None:
     assert known_model("Qwen/Qwen3-9B") is None
-    assert near_names("qwen3-8b")[0] == "Qwen/Qwen3-8B"
-    assert near_names("Qwen/Qwen3-8")[0] == "Qwen/Qwen3-8B"
-    assert near_names("me/mine") == []
+    assert similar_names("qwen3-8b")[0] == "Qwen/Qwen3-8B"
+    assert similar_names("Qwen/Qwen3-8")[0] == "Qwen/Qwen3-8B"
+    assert similar_names("me/mine") == []

@@ -198,7 +198,7 @@ def test_a_run_says_what_phases_do_not() -> None:
         "timing_s/step": 10.0,
         "response_length/mean": 100.0,
         "response_length/max": 900.0,
-        "actor/learned_fraction": 0.5,
+        "actor/trained_fraction": 0.5,
         "perf/token_imbalance": 1.4,
     }
     facts = facts_of([{**row, "step": float(step)} for step in (1, 2, 3)], 64)
@@ -206,6 +206,6 @@ def test_a_run_says_what_phases_do_not() -> None:
     assert set(found) == {"balance", "responses that teach nothing"}
     assert found["responses that teach nothing"].startswith("50% of the responses are not trained on")
     assert "1.40 times" in found["balance"]
-    calm = {**row, "actor/learned_fraction": 1.0, "perf/token_imbalance": 1.02}
+    calm = {**row, "actor/trained_fraction": 1.0, "perf/token_imbalance": 1.02}
     facts = facts_of([{**calm, "step": float(step)} for step in (1, 2, 3)], 64)
     assert findings_of(facts, plan) == ()

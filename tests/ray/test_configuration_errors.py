@@ -20,7 +20,7 @@ from ray.exceptions import RaySystemError
 from ray.util import placement_group_table
 from transformers import BertConfig
 
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine

@@ -18,7 +18,6 @@ from rljob_api.constants import RAY_HEALTH_CHECK
 from rljob_testing.ray_clusters import echo_workers, ray_nodes, stack_dumps
 from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
-from rljob_trainer.groups import death
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.cli.rljob_command import JobFolder
@@ -26,10 +26,10 @@ from rljob_testing.ray_clusters import local_ray
 from rljob_testing.running_clock import RunningClock
 from rljob_testing.settings import inherited_environment
 from rljob_testing.training import training_runs
-from rljob_trainer.pod.await_workers import worker_processes
 from rljob_trainer.pod.driver_log import DriverLogs
 from rljob_trainer.pod.ray_jobs import RayJobs
 from rljob_trainer.pod.stop_driver import stop_jobs
+from rljob_trainer.pod.wait_for_workers import worker_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

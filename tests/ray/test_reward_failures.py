@@ -113,7 +113,7 @@ def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say
         cluster,
     )
     assert run.exit_code == 0, run.terminal
-    assert run.files.series("data/rows_left_out") == [1.0, 0.0]
+    assert run.files.series("data/rows_skipped") == [1.0, 0.0]
     # The second batch begins the next epoch with its last row.
     prompts = [[each["prompt"] for each in run.files.samples("train", step)] for step in (1, 2)]
     assert prompts == [["0>"] * 4 + ["2>"] * 4, ["5>"] * 4 + ["6>"] * 4]

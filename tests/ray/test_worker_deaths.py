@@ -14,7 +14,7 @@ import ray
 
 from rljob_testing.ray_clusters import echo_workers
 from rljob_trainer.errors import WorkerDiedError
-from rljob_trainer.groups.death import memory_kills
+from rljob_trainer.groups.worker_failure import memory_kills
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.groups.worker_side import ProcessInfo

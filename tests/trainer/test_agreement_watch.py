@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
-from rljob_trainer.controller.agreement_watch import AgreementWatch
+from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.run_checks import check_algorithm
 from rljob_trainer.observability.metrics import (
     LOGPROB_DIFF_MAX,
@@ -30,7 +30,7 @@ def warnings_of(
     """Of a run in 32 bits whose steps have these mean differences."""
     caplog.clear()
     edits = {_T + "model.dtype": "Float32", **edits}
-    watch = AgreementWatch(RLJob.from_wire(valid_job(edits)).spec)
+    watch = MismatchWatch(RLJob.from_wire(valid_job(edits)).spec)
     for step, mean in enumerate(differences, 1):
         metrics = {LOGPROB_DIFF_MEAN: mean, LOGPROB_DIFF_MAX: 2 * mean, LOGPROB_DIFF_SHARE: 0.5}
         watch.step_done(step, {**metrics, STALENESS_MAX: staleness})
@@ -54,7 +54,7 @@ def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) 
 
 
 def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    watch = AgreementWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32"})).spec)
+    watch = MismatchWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32"})).spec)
     for step, rejected in enumerate([0.5, 0.6, 0.7, 1.0], 1):
         watch.step_done(step, {REJECTED_FRACTION: rejected})
     second, fourth = (record.getMessage() for record in caplog.records)

@@ -20,7 +20,7 @@ from rljob_api.v1alpha1.reward import Reward, RewardType
 from rljob_trainer.controller import answer_checks
 from rljob_trainer.controller.answer_checks import (
     ADVICE,
-    DrawnRows,
+    DrawnRowFilter,
     check_rewards,
     refuse_unusable,
     start_check_pools,
@@ -84,7 +84,7 @@ class Check:
         self.pools: list[ScorerPool] = []
         self.told: list[str] = []
 
-    def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRows | None:
+    def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRowFilter | None:
         self.pools = start_check_pools(self.settings, self._stack)
         return check_rewards(self.settings.scorers, self.pools, training, held_out, self.told.append)
 

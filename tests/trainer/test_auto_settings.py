@@ -19,9 +19,9 @@ from rljob_testing.training import training_runs
 from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
+    resolved_spec,
     selected_engine,
     settle,
-    settled_spec,
 )
 from rljob_trainer.controller.hub_models import at_kept_commit, hub_model_of
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
@@ -100,7 +100,7 @@ def test_tensor_parallelism_is_taken_by_vllm() -> None:
 def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: Compile) -> None:
     choices = settle(given, device_type, None)
     assert choices.rollout_compile is expected
-    assert settled_spec(given, choices).training.rollout.compile is expected
+    assert resolved_spec(given, choices).training.rollout.compile is expected
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_the_dtype_becomes_is_kept(
     first = None if before is None else settle(dtype_spec(before.value), device_type, None)
     choices = settle(given, device_type, first)
     assert choices.dtype is expected
-    assert settled_spec(given, choices).training.model.dtype is expected
+    assert resolved_spec(given, choices).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
     told = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
     assert (told in caplog.text) is (before not in {None, expected})
@@ -201,7 +201,7 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
         # The branch has moved on since.
         assert at_kept_commit(asked, first.hub_model) == hub_model("c1")
         assert settle(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
-        assert settled_spec(spec("Never"), first).training.model.revision == "c1"
+        assert resolved_spec(spec("Never"), first).training.model.revision == "c1"
         # What the job has come to name counts, and another repository has other commits.
         assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
         assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
@@ -210,7 +210,7 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
     assert "spec.training.model is Qwen/Qwen3-0.6B at commit c2, " in caplog.text
     assert "started from Qwen/Qwen3-0.6B at commit c1" in caplog.text
     assert settle(spec("Never"), "cpu", first).hub_model is None
-    assert settled_spec(spec("Never"), settle(spec("Never"), "cpu", None)).training.model.revision is None
+    assert resolved_spec(spec("Never"), settle(spec("Never"), "cpu", None)).training.model.revision is None
 
 
 def test_another_local_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_how_adapters_reach_the_engine(
         choices = settle(given, device_type, None, has_experts=has_experts)
     assert choices.lora is not None
     assert choices.lora.sync is expected
-    assert settled_spec(given, choices).training.model.lora == choices.lora
+    assert resolved_spec(given, choices).training.model.lora == choices.lora
     assert f"(model.lora.sync {expected.value}: " in caplog.text
     other = "cpu" if device_type == "cuda" else "cuda"
     resumed = settle(given, other, choices).lora

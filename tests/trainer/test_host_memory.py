@@ -191,7 +191,7 @@ def test_memory_goes_and_comes_back_as_zeros() -> None:
     assert int(tensor[NUM_BYTES // 2]) == 3
 
 
-@pytest.mark.parametrize("let_go", [HOST_MEMORY.release_pages, HOST_MEMORY.lend_pages])
+@pytest.mark.parametrize("let_go", [HOST_MEMORY.release_pages, HOST_MEMORY.make_reclaimable])
 def test_less_than_a_page_stays(let_go: Callable[[Iterable[torch.UntypedStorage]], None]) -> None:
     tensor = torch.full((100,), 7, dtype=torch.uint8)
     let_go([tensor.untyped_storage()])
@@ -202,7 +202,7 @@ def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
     for _ in range(10):
         tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
         before = process_counters.lazily_freed_bytes()
-        HOST_MEMORY.lend_pages([tensor.untyped_storage()])
+        HOST_MEMORY.make_reclaimable([tensor.untyped_storage()])
         lent = process_counters.lazily_freed_bytes() - before
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         tensor.fill_(3)
@@ -218,5 +218,5 @@ def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
 def test_where_nothing_can_be_lent_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_FREE", 9999)
     tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
-    HOST_MEMORY.lend_pages([tensor.untyped_storage()])
+    HOST_MEMORY.make_reclaimable([tensor.untyped_storage()])
     assert int(tensor.count_nonzero()) < 2 * mmap.PAGESIZE

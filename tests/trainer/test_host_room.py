@@ -20,7 +20,7 @@ from rljob_trainer.controller.engine_settings import (
     reference_engine,
     reward_model_engine,
 )
-from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_room
+from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_memory
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ResourceError
@@ -81,7 +81,7 @@ def test_the_role_and_its_field_are_named(
     is_trained = settings.optimizer is not None
     memory = EngineMemory(model, torch.optim.AdamW(model.parameters()) if is_trained else None)
     with pytest.raises(ResourceError) as caught:
-        check_host_room(settings, memory)
+        check_host_memory(settings, memory)
     assert str(caught.value).startswith(said)
     assert (" and optimizer (on " in str(caught.value)) == is_trained
     # 1,024 x 256 numbers of 4 bytes, with the bias; the moments are twice as many beside them.

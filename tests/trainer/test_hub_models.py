@@ -13,14 +13,14 @@ from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training import training_runs
 from rljob_trainer.controller.hub_models import (
-    HubJudges,
+    HubCriticAndRewardModel,
     HubModel,
     at_commits,
     hub_judges_of,
     judges_at_kept_commits,
-    tell_of_another_reward_model,
+    warn_if_reward_model_changed,
 )
-from rljob_trainer.models.source import ModelPlace
+from rljob_trainer.models.source import ModelLocation
 
 CRITIC, JUDGE = "org/critic", "org/judge"
 
@@ -40,8 +40,8 @@ def revisions(spec: RLJobSpec) -> tuple[str | None, str | None]:
     return spec.training.critic.model.revision, judge.revision
 
 
-def place(source: str, commit: str | None) -> ModelPlace:
-    return ModelPlace(Model(source=source, revision=commit), Path("cache"), Path("job"))
+def place(source: str, commit: str | None) -> ModelLocation:
+    return ModelLocation(Model(source=source, revision=commit), Path("cache"), Path("job"))
 
 
 def on_hub(_: str) -> bool:
@@ -50,9 +50,9 @@ def on_hub(_: str) -> bool:
 
 def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
     asked = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
-    assert judges_at_kept_commits(asked, HubJudges(), on_hub) == asked
+    assert judges_at_kept_commits(asked, HubCriticAndRewardModel(), on_hub) == asked
     first = hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
-    assert first == HubJudges(
+    assert first == HubCriticAndRewardModel(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
@@ -77,7 +77,7 @@ def test_what_the_job_has_come_to_name_counts(
     is_local: Callable[[str], bool],
     expected: tuple[str | None, str | None],
 ) -> None:
-    first = HubJudges(
+    first = HubCriticAndRewardModel(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
@@ -87,15 +87,15 @@ def test_what_the_job_has_come_to_name_counts(
 def test_local_judges_have_no_commit() -> None:
     asked = spec({}, {"source": "/judge"})
     found = hub_judges_of(asked, None, place("/judge", None))
-    assert found == HubJudges()
+    assert found == HubCriticAndRewardModel()
     assert at_commits(asked, None, found) == asked
 
 
 def test_another_reward_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    was = HubJudges(reward_model=HubModel(source=JUDGE, revision="j1"))
-    tell_of_another_reward_model(was, was)
-    tell_of_another_reward_model(HubJudges(), was)
+    was = HubCriticAndRewardModel(reward_model=HubModel(source=JUDGE, revision="j1"))
+    warn_if_reward_model_changed(was, was)
+    warn_if_reward_model_changed(HubCriticAndRewardModel(), was)
     assert caplog.text == ""
-    tell_of_another_reward_model(was, HubJudges(reward_model=HubModel(source=JUDGE, revision="j2")))
+    warn_if_reward_model_changed(was, HubCriticAndRewardModel(reward_model=HubModel(source=JUDGE, revision="j2")))
     assert f"the reward model is {JUDGE} at commit j2, " in caplog.text
     assert f"the checkpoint used {JUDGE} at commit j1" in caplog.text

@@ -14,7 +14,7 @@ from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
 from rljob_testing.training.joined_workers import FinishedCall
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.controller.judging_models import critic_model, scoring_model
+from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
 from rljob_trainer.controller.prompt_sets import Prompts
 from rljob_trainer.controller.rollout_phase import ModelReward, RolloutPhase
 from rljob_trainer.controller.stop_request import StopRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.engines.train.passes import plan_micro_batches
+from rljob_trainer.engines.train.micro_batching import plan_micro_batches
 from rljob_trainer.errors import ConfigurationError
 
 either_form = pytest.mark.parametrize("is_padded", [True, False], ids=["padded", "flat"])

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from rljob_api.v1alpha1.model import Model
 from rljob_trainer.errors import ConfigurationError, ResourceError
 from rljob_trainer.models import download, gguf_conversion
-from rljob_trainer.models.source import ModelPlace, controller_model, converted_gguf, local_model_folder
+from rljob_trainer.models.source import ModelLocation, controller_model, converted_gguf, local_model_folder
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.observability.growth import watched_growth
 from rljob_trainer.settings import cache_folder
@@ -136,7 +136,7 @@ def test_the_controller_needs_no_weights_and_names_the_commit(tmp_path: Path, hu
 
 
 def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
-    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    place = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     found: list[list[str]] = []
 
     def use() -> None:
@@ -156,7 +156,7 @@ def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hu
 
 def test_a_download_tells_what_has_come(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
-    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    place = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     told: list[int] = []
 
     def until_it_is_told() -> None:
@@ -175,7 +175,7 @@ def test_a_download_tells_what_has_come(tmp_path: Path, hub: StandInHub, monkeyp
 
 
 def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
-    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    place = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     hub.files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
     )

@@ -41,8 +41,8 @@ def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
     found = CheckpointStatus(step=4, uri="file:checkpoints/4", digest="sha256:0", saved_at="2023-11-14T22:13:00Z")
-    run.goes_on_from(found.model_copy(update={"step": 5}))
-    run.goes_on_from(found)
+    run.report_resume(found.model_copy(update={"step": 5}))
+    run.report_resume(found)
     state = RunState.model_validate_json(path.read_text())
     assert (state.phase, state.checkpoint, state.resumed_from_step) == (RunPhase.STARTING, found, 4)
     assert state.progress.step == 4
@@ -125,7 +125,7 @@ def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
     run.in_phase("update_actor")
     assert told() == ("updates the actor", "22:13:40Z")
     clock.now += 10.0
-    run.got_further("worker-1: 3 of 8 micro-batches")
+    run.report_progress("worker-1: 3 of 8 micro-batches")
     assert told() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
     # Set back.
     clock.now -= 3610.0

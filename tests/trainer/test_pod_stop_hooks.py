@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.local_servers import QuietHandler
-from rljob_trainer.pod import await_workers as await_workers_program
 from rljob_trainer.pod import stop_driver
-from rljob_trainer.pod.await_workers import await_workers, worker_processes
+from rljob_trainer.pod import wait_for_workers as await_workers_program
 from rljob_trainer.pod.ray_jobs import RayJobs, RayJobsError
 from rljob_trainer.pod.stop_driver import stop_jobs
+from rljob_trainer.pod.wait_for_workers import await_workers, worker_processes
 
 TOKEN = "right"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_trainer.__main__ import on_its_nodes
@@ -18,8 +18,8 @@ from rljob_trainer.settings import (
     driver_environment,
     read_pod_settings,
     read_settings,
-    take_on_environment,
-    told_run_state,
+    run_state_target,
+    set_environment,
     worker_environment,
 )
 
@@ -60,13 +60,13 @@ def test_numbers_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, name
 
 
 def test_the_state_file_is_known_where_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told_run_state() is None
+    assert run_state_target() is None
     monkeypatch.setenv("RLJOB_RUN_STATE_FILE", "/logs/state.json")
-    assert told_run_state() == (Path("/logs/state.json"), 1)
+    assert run_state_target() == (Path("/logs/state.json"), 1)
     monkeypatch.setenv("RLJOB_ATTEMPT", "4")
-    assert told_run_state() == (Path("/logs/state.json"), 4)
+    assert run_state_target() == (Path("/logs/state.json"), 4)
     monkeypatch.setenv("RLJOB_ATTEMPT", "many")
-    assert told_run_state() == (Path("/logs/state.json"), 1)
+    assert run_state_target() == (Path("/logs/state.json"), 1)
 
 
 def test_threads_that_ray_has_set_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_process_that_ray_started_in_advance_takes_on_the_environment(monkeypa
     monkeypatch.setenv("PYTHONPATH", "/copy:/both")
     monkeypatch.setattr(sys, "path", ["/script", "/copy", "/both", "/standard-library"])
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    take_on_environment({"OMP_NUM_THREADS": "2", "PYTHONPATH": "/both:/controller:"})
+    set_environment({"OMP_NUM_THREADS": "2", "PYTHONPATH": "/both:/controller:"})
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert os.environ["PYTHONPATH"] == "/copy:/both:/controller"
     assert sys.path == ["/script", "/copy", "/both", "/controller", "/standard-library"]
@@ -127,10 +127,10 @@ def test_a_process_that_ray_started_in_advance_takes_on_the_environment(monkeypa
 def test_an_environment_without_a_python_path_leaves_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/own")
     monkeypatch.setattr(sys, "path", ["/script", "/own"])
-    take_on_environment({"OMP_NUM_THREADS": "2"})
+    set_environment({"OMP_NUM_THREADS": "2"})
     assert (os.environ["PYTHONPATH"], sys.path) == ("/own", ["/script", "/own"])
     monkeypatch.delenv("PYTHONPATH")
-    take_on_environment({"PYTHONPATH": "/controller"})
+    set_environment({"PYTHONPATH": "/controller"})
     assert (os.environ["PYTHONPATH"], sys.path) == ("/controller", ["/script", "/controller", "/own"])
 
 

@@ -113,11 +113,11 @@ def taken(folder: Path, seconds: float = 300.0) -> list[Stacks]:
 def test_where_a_process_stands_that_never_comes_back(tmp_path: Path, start: Start, way: str, line: str) -> None:
     process = start(way)
     [stacks] = taken(tmp_path)
-    while stacks.stood_at.rpartition(":")[2] == f"{line_of(way, PRINTS)} {way}":
+    while stacks.innermost_frame.rpartition(":")[2] == f"{line_of(way, PRINTS)} {way}":
         [stacks] = taken(tmp_path)
     assert (stacks.process_id, stacks.role, stacks.rank) == (process.pid, "first_role", 3)
     number = line_of(way, line)
-    assert stacks.stood_at == stacks.stood_within == f"{tmp_path}/program.py:{number} {way}"
+    assert stacks.innermost_frame == stacks.innermost_user_frame == f"{tmp_path}/program.py:{number} {way}"
     assert stacks.state == ("R" if way == "computing" else "S")
     assert f'File "{tmp_path}/program.py", line {number} in {way}' in stacks.text
 
@@ -141,13 +141,13 @@ def test_the_main_thread_is_told_from_others(tmp_path: Path, start: Start) -> No
     start("beside_a_thread")
     [stacks] = taken(tmp_path)
     assert stacks.text.count("most recent call first") == 2
-    assert stacks.stood_at.endswith(" sleeping")
+    assert stacks.innermost_frame.endswith(" sleeping")
 
 
 def test_what_was_forked_has_stacks_of_its_own(tmp_path: Path, start: Start) -> None:
     process = start("forked")
     both = taken(tmp_path)
-    assert {each.process_id: each.stood_at.rpartition(" ")[2] for each in both} == {
+    assert {each.process_id: each.innermost_frame.rpartition(" ")[2] for each in both} == {
         process.pid: "forked",
         next(each.process_id for each in both if each.process_id != process.pid): "sleeping",
     }
@@ -163,13 +163,13 @@ def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start
     assert time.monotonic() - began < 150
     assert stacks.text == ""
     assert stacks.state == "T (stopped by a signal)"
-    assert stacks.stood_at.startswith("unknown: the process is stopped by a signal")
+    assert stacks.innermost_frame.startswith("unknown: the process is stopped by a signal")
 
 
 def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, start: Start) -> None:
     process = start("ending")
     [stacks] = taken(tmp_path)
-    assert stacks.stood_at.startswith("unknown: the process is starting or exiting")
+    assert stacks.innermost_frame.startswith("unknown: the process is starting or exiting")
     # Also where the handler goes between the look and the signal.
     os.kill(process.pid, DUMP_SIGNAL)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -186,7 +186,7 @@ def test_what_has_just_taken_its_role_is_not_waited_for(tmp_path: Path, start: S
     [stacks] = take_stacks(found, 300.0)
     assert time.monotonic() - began < 150
     assert (stacks.role, stacks.text) == ("first_role", "")
-    assert stacks.stood_at.startswith("unknown: the process is starting or exiting")
+    assert stacks.innermost_frame.startswith("unknown: the process is starting or exiting")
     assert [(each.role, each.rank) for each in taken(tmp_path)] == [("second_role", 4)]
 
 
@@ -197,7 +197,7 @@ def test_processes_of_other_runs_and_dead_ones_are_left_alone(tmp_path: Path, st
     process.kill()
     process.wait()
     [stacks] = take_stacks(found, 60.0)
-    assert stacks.stood_at == "unknown: the process is gone"
+    assert stacks.innermost_frame == "unknown: the process is gone"
     assert traced_processes(tmp_path) == []
 
 

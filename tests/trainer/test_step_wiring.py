@@ -23,7 +23,7 @@ from rljob_trainer.workers.columns import (
     ADVANTAGES,
     ANSWERS,
     IS_GREEDY,
-    IS_LEARNED,
+    IS_TRAINED,
     PROMPT_TOKEN_IDS,
     RESPONSE_LENGTHS,
     SAMPLE_SEEDS,
@@ -174,7 +174,7 @@ def test_gdpo_by_hand() -> None:
     [update] = found.actor.updates
     size = (11 / 12) ** 0.5
     assert update[ADVANTAGES].tolist() == pytest.approx([size, -size] * 3, abs=1e-5)
-    assert update[IS_LEARNED].tolist() == [True] * 6
+    assert update[IS_TRAINED].tolist() == [True] * 6
     assert rollout.batch[RESPONSE_LENGTHS].tolist() == [2] * 6
 
 
@@ -206,7 +206,7 @@ def test_responses_that_were_cut_off_count_in_their_group_alone() -> None:
     _, metrics = found.step.run(stub_step.PROMPTS, 0)
     [update] = found.actor.updates
     assert update[ADVANTAGES].tolist() == [1, -1, -1, 1, -0.5, 0.5]
-    assert update[IS_LEARNED].tolist() == [True, True, False, True, True, True]
+    assert update[IS_TRAINED].tolist() == [True, True, False, True, True, True]
     assert (metrics[KL_LOSS], metrics[ADVANTAGE_MEAN]) == (0.5, pytest.approx(0.2))
     assert metrics[KL_COEFFICIENT] == 0.5
     assert found.step.kl_coefficient.value == pytest.approx(0.5 * (1 - 0.2 / 2), rel=1e-12)
@@ -220,5 +220,5 @@ def test_responses_that_were_cut_off_have_no_part_in_the_whitening() -> None:
     found.generator.cut_off = frozenset([2])
     found.step.run(stub_step.PROMPTS, 0)
     [update] = found.actor.updates
-    learned = update[ADVANTAGES][update[IS_LEARNED]].tolist()
+    learned = update[ADVANTAGES][update[IS_TRAINED]].tolist()
     assert learned == pytest.approx([each / (1.4 / 9) ** 0.5 for each in (0.6, -0.4, -0.4, 0.1, 0.1)], abs=1e-5)

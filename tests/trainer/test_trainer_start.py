@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.v1alpha1.job import RLJob
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.settings import inherited_environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import JsonValue
 
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training import training_runs
 from rljob_trainer.controller.run_workers import chosen_num_threads

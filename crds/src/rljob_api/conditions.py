@@ -39,7 +39,7 @@ class Reason(StrEnum):
     CREATING = "Creating"
     PODS_PENDING = "PodsPending"
     READY = "Ready"
-    CREATION_REFUSED = "CreationRefused"
+    CREATION_REFUSED = "CreationRejected"
     NAME_CONFLICT = "NameConflict"
     KUBERAY_UNAVAILABLE = "KubeRayUnavailable"
     KUBERAY_TOO_OLD = "KubeRayTooOld"
@@ -92,9 +92,9 @@ class Reason(StrEnum):
     APPLICATION_ERROR = "ApplicationError"
     INFRASTRUCTURE_ERROR = "InfrastructureError"
     OUT_OF_MEMORY = "OutOfMemory"
-    STOPPED_OUTSIDE = "StoppedOutside"
+    STOPPED_OUTSIDE = "StoppedThroughRay"
     STOPPED_BY_USER = "StoppedByUser"
-    ENDED_WITHOUT_RESULT = "EndedWithoutResult"
+    ENDED_WITHOUT_RESULT = "ExitedWithoutResult"
 
 
 _ENDINGS = (

@@ -40,5 +40,5 @@ class JobFileError(ContractError, ValueError):
         )
 
 
-class HandoverError(ContractError, ValueError):
+class DocumentError(ContractError, ValueError):
     """A document of another program is too large, damaged, or of an unsupported version."""

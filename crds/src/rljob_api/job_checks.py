@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from rljob_api.constants import MIN_RAY_VERSION, RAY_CONTAINER
-from rljob_api.errors import HandoverError
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
+from rljob_api.errors import DocumentError
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Violation, wire_name
 from rljob_api.v1alpha1.affinity import Affinity, NodeTerm, PodTerm
@@ -219,7 +219,7 @@ def _size_warnings(job: RLJob) -> Iterator[Violation]:
     """A warning if the job is too large for a cluster. `rljob run` can still run it."""
     try:
         dump_job(TrainerJob(name=job.metadata.name, spec=job.spec))
-    except HandoverError as error:
+    except DocumentError as error:
         yield Violation(
             rule="RLJobSpec.size",
             path=("spec",),

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from rljob_api.constants import API_GROUP, API_VERSION, KIND
 from rljob_api.errors import JobFileError, Problem
 from rljob_api.job_checks import job_warnings
-from rljob_api.names import standard_module_problem
-from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.names import standard_library_clash
+from rljob_api.pydantic_messages import is_consequential, plain_message
 from rljob_api.v1alpha1.advantage import AdvantageType
-from rljob_api.v1alpha1.environment import is_secret_name
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optional_roles import absent_roles
+from rljob_api.v1alpha1.pod_environment import is_secret_name
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
 from rljob_api.v1alpha1.reward import LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
@@ -143,7 +143,7 @@ def _problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors as problems with line and column."""
     problems, secrets = [], _secret_paths(document)
     for details in error.errors(include_url=False):
-        if is_echo(details):
+        if is_consequential(details):
             continue
         loc = details["loc"]
         if loc and loc[-1] == "[key]":
@@ -172,7 +172,7 @@ def _module_problems(document: Document) -> Iterator[Problem]:
     for loc, (line, column) in document.values.items():
         if loc[-2:] == ("function", "path"):
             path = document.at(loc)
-            if isinstance(path, str) and (problem := standard_module_problem(path)) is not None:
+            if isinstance(path, str) and (problem := standard_library_clash(path)) is not None:
                 yield Problem(wire_path(loc), problem, line, column)
 
 

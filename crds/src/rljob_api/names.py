@@ -12,7 +12,7 @@ _MIN_SIMILARITY = 0.8
 _MAX_ABBREVIATION = 6
 
 
-def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
+def similar_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     """The known names that differ from `name` only by a likely typing error, the most similar first.
 
     Letter case and separators are ignored, and `++` is `PlusPlus`. An abbreviation, where every letter has a meaning
@@ -24,7 +24,7 @@ def near_names(name: str, known: Iterable[str], max_names: int = 1) -> list[str]
     return [each for _, each in near[:max_names]]
 
 
-def standard_module_problem(path: str) -> str | None:
+def standard_library_clash(path: str) -> str | None:
     """The error message if the module in `path` (`package.module:function`) has the name of a module of Python's
     standard library, else None. Python imports only one of the two modules, and code that needs the other fails."""
     top = path.partition(":")[0].partition(".")[0]

@@ -10,7 +10,7 @@ from typing import get_args
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
-from rljob_api.names import near_names
+from rljob_api.names import similar_names
 from rljob_api.quantities import QUANTITY_PATTERN
 from rljob_api.scalars import FORMS, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR
@@ -74,7 +74,7 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     return f"{wrong} (seen: {seen}); {advice}"
 
 
-def is_echo(error: ErrorDetails) -> bool:
+def is_consequential(error: ErrorDetails) -> bool:
     """Whether the error only follows from another: pydantic checks a list's length without its invalid entries."""
     value = error["input"]
     return error["type"] == "too_short" and isinstance(value, list | tuple) and len(value) >= error["ctx"]["min_length"]
@@ -105,7 +105,7 @@ def _unknown_field(loc: Path, root: type[WireModel]) -> str:
     model = model_at(root, loc[:-1])
     known = sorted(info.alias or name for name, info in model.model_fields.items()) if model is not None else []
     name = str(loc[-1])
-    if near := near_names(name, known):
+    if near := similar_names(name, known):
         return f"is not a known field; did you mean {near[0]}?"
     if not known:
         return "is not a known field; remove it"
@@ -122,7 +122,7 @@ def _choices(context: Mapping[str, object]) -> str:
 
 
 def _nearest_choice(value: object, context: Mapping[str, object]) -> str:
-    near = near_names(str(value), _choices(context).split(", "))
+    near = similar_names(str(value), _choices(context).split(", "))
     return f"did you mean {near[0]}?" if near else "choose one of them"
 
 

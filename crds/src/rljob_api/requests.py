@@ -13,7 +13,7 @@ MAX_REQUEST_LENGTH = 253
 """Most characters of a request in `status.handledRequests`, by its schema."""
 
 
-def as_noted(request: str) -> str:
+def as_recorded(request: str) -> str:
     """The request as the status records it: unchanged, or its SHA-256 if it is empty or too long, because the value of
     an annotation may have any length."""
     return request if 0 < len(request) <= MAX_REQUEST_LENGTH else hashlib.sha256(request.encode()).hexdigest()

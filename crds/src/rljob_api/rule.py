@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rljob_api.base import WireModel
 from rljob_api.scalars import MAX_DOMAIN, QUALIFIED_NAME
-from rljob_api.variants import Variants, block_name, may_be_left_out
+from rljob_api.variants import Variants, block_name, is_optional_block
 
 ContractT = TypeVar("ContractT", bound=WireModel)
 VariantsT = TypeVar("VariantsT", bound=Variants)
@@ -152,7 +152,7 @@ def required_block_rules(part: type[VariantsT], variants: Iterable[StrEnum]) -> 
         [
             (str(variant), block_name(variant), _reader(variant))
             for variant in variants
-            if (kind := part.block_type(variant)) is not None and not may_be_left_out(kind)
+            if (kind := part.block_type(variant)) is not None and not is_optional_block(kind)
         ],
     )
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.base import WireModel
-from rljob_api.pydantic_messages import is_echo
+from rljob_api.pydantic_messages import is_consequential
 from rljob_api.yaml_text import Path, wire_path
 
 ModelT = TypeVar("ModelT", bound=WireModel)
@@ -24,19 +24,19 @@ ModelT = TypeVar("ModelT", bound=WireModel)
 class Policy:
     """How unknown fields and unreadable values of a document are treated."""
 
-    refuses_unknown_fields: bool = False
+    rejects_unknown_fields: bool = False
     """Whether an unknown, non-empty field is an error. If not, it is removed and listed in `Reading.unknown_fields`."""
-    may_be_unknown_below: Path = ()
-    """Path below which unknown fields are removed even if `refuses_unknown_fields` is true."""
+    ignores_unknown_below: Path = ()
+    """Path below which unknown fields are removed even if `rejects_unknown_fields` is true."""
     optional_fields: tuple[str, ...] = ()
     """Top-level fields that are removed entirely if a part of them cannot be read."""
-    leaves_out_unreadable_parts: bool = False
+    removes_unreadable_parts: bool = False
     """Whether unreadable parts, as small as possible, are removed and listed until the rest can be read. Too long
     strings are cut at the end, too long lists at the start, because the newest entries come last. Only for types whose
     fields all have a default."""
 
 
-TRAINER_JOB = Policy(refuses_unknown_fields=True, may_be_unknown_below=("spec", "runPolicy"))
+TRAINER_JOB = Policy(rejects_unknown_fields=True, ignores_unknown_below=("spec", "runPolicy"))
 """For the job of a trainer. To ignore an unknown field would change the training, except in the run policy, which the
 operator applies."""
 RUN_STATE = Policy()
@@ -51,7 +51,7 @@ STATUS = Policy(
 """For the status that the operator reads. The operator writes only changed fields, so unknown fields stay on the API
 server. A changed list is written as a whole, without unknown fields of its entries, such as those of an attempt. The
 optional fields are for people, and the operator writes them again."""
-AS_FAR_AS_READABLE = Policy(leaves_out_unreadable_parts=True)
+AS_FAR_AS_READABLE = Policy(removes_unreadable_parts=True)
 """For documents that are only displayed, and for the deadlines of an unreadable spec."""
 
 
@@ -81,7 +81,7 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
         except ValidationError as error:
             # A copy takes half as long as the validation, and is rarely needed: most documents are valid.
             rest = copy.deepcopy(document) if rest is document else rest
-            errors = [each for each in error.errors(include_url=False) if not is_echo(each)]
+            errors = [each for each in error.errors(include_url=False) if not is_consequential(each)]
             places = [each["loc"] for each in errors if _is_removed(each, policy) and _remove(rest, each["loc"])]
             unknown_fields |= dict.fromkeys(map(wire_path, places))
             if not places:
@@ -95,10 +95,10 @@ def read_document(kind: type[ModelT], document: object, policy: Policy) -> Readi
 def _is_removed(error: ErrorDetails, policy: Policy) -> bool:
     if error["type"] != "extra_forbidden":
         return False
-    value, above = error["input"], policy.may_be_unknown_below
+    value, above = error["input"], policy.ignores_unknown_below
     is_empty = value is None or (isinstance(value, dict | list | str) and not value)
     is_below = above != () and error["loc"][: len(above)] == above
-    return is_empty or is_below or not policy.refuses_unknown_fields
+    return is_empty or is_below or not policy.rejects_unknown_fields
 
 
 def _without_unreadable(document: object, error: ErrorDetails, policy: Policy) -> object:
@@ -106,7 +106,7 @@ def _without_unreadable(document: object, error: ErrorDetails, policy: Policy) -
     place, field = error["loc"], error["loc"][:1]
     if field and field[0] in policy.optional_fields:
         return document if _remove(document, field) else None
-    if not policy.leaves_out_unreadable_parts or document == {}:
+    if not policy.removes_unreadable_parts or document == {}:
         return None
     holder, value = _value_at(document, place[:-1]), _value_at(document, place)
     if error["type"] in ("too_long", "string_too_long") and isinstance(holder, dict) and isinstance(value, str | list):

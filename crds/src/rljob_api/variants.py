@@ -48,6 +48,6 @@ def block_name(variant: StrEnum) -> str:
     return variant.name.lower()
 
 
-def may_be_left_out(kind: type[WireModel]) -> bool:
+def is_optional_block(kind: type[WireModel]) -> bool:
     """Whether a block may be unset, because all of its fields have a default."""
     return not any(field.is_required() for field in kind.model_fields.values())

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from rljob_api.constants import DRIVER_LOG_CONTAINER, RAY_CONTAINER
-from rljob_api.names import near_names
+from rljob_api.names import similar_names
 
 if TYPE_CHECKING:
     # Typer has its own copy of click, and exports these types nowhere else; those of the package click do not match.
@@ -228,6 +228,6 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Resolves a command like Typer; for an unknown one, the error suggests the command that was probably meant."""
-        if args and args[0] not in self.commands and (near := near_names(args[0], self.commands)):
+        if args and args[0] not in self.commands and (near := similar_names(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)

@@ -9,7 +9,7 @@ from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync, TrainOffload
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
-from rljob_api.v1alpha1.policy_loss import WITH_WHOLE_PASS
+from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS
 from rljob_api.v1alpha1.recipes import filled, has_dynamic_sampling, resolve_algorithm
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -105,7 +105,7 @@ def workload_of(
         rollout=_rollout(spec, models[Role.ACTOR], is_cpu=is_cpu),
         needs_old_logprobs=in_any_case or not has_single_update,
         needs_old_logprobs_in_any_case=in_any_case,
-        needs_whole_pass=algorithm.loss.type in WITH_WHOLE_PASS,
+        needs_whole_pass=algorithm.loss.type in NEEDS_BATCH_STATISTICS,
         checkpoint_every_steps=spec.checkpoint.every_steps,
         evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
         scores_first=filled(algorithm.drop_zero_variance_groups),

@@ -115,12 +115,12 @@ def known_model(name: str) -> ModelShape | None:
     return None if found is None else shape_of_config(found[1], found[0])
 
 
-def near_names(name: str) -> list[str]:
+def similar_names(name: str) -> list[str]:
     """At most three of the table that read like this one, the nearest first; without the hub's owner, too."""
     names = [each for each, _ in known_configs().values()]
     by_last = {each.rpartition("/")[2]: each for each in names}
-    of_last = [by_last[each] for each in likely.near_names(name.rpartition("/")[2], by_last, max_names=3)]
-    return list(dict.fromkeys([*likely.near_names(name, names, max_names=3), *of_last]))[:3]
+    of_last = [by_last[each] for each in likely.similar_names(name.rpartition("/")[2], by_last, max_names=3)]
+    return list(dict.fromkeys([*likely.similar_names(name, names, max_names=3), *of_last]))[:3]
 
 
 @cache

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 
 from rljob_api.constants import ENV_POOL_NODES, ExitCode
+from rljob_api.contract_documents import TrainerJob, load_job
 from rljob_api.errors import ContractError
-from rljob_api.handover import TrainerJob, load_job
 from rljob_api.standard_streams import accept_all_characters
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.elastic import with_nodes
@@ -21,7 +21,7 @@ from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.observability.log import set_up_logging
-from rljob_trainer.settings import Settings, driver_environment, read_settings, told_run_state
+from rljob_trainer.settings import Settings, driver_environment, read_settings, run_state_target
 from rljob_trainer.stack_traces import StackFile
 from rljob_trainer.user_functions import refuse_hiding_modules
 
@@ -133,7 +133,7 @@ def keep_worker_log(error: TrainerError | ContractError, settings: Settings | No
 def report_end(reporter: RunReporter | None, error: Exception | SystemExit | None) -> None:
     """Writes the final run state. Never raises OSError: a write error must not hide why the run ended."""
     try:
-        if reporter is None and (target := told_run_state()):
+        if reporter is None and (target := run_state_target()):
             # The job could not be read, so its name and its number of steps are unknown.
             path, attempt = target
             reporter = RunReporter(path, "", attempt, 0, 1, time.time)

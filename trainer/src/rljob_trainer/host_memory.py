@@ -31,7 +31,7 @@ _OWN_TUNABLES = re.compile(r"glibc\.malloc\.(trim_threshold|mmap_threshold|mmap_
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files with the limit and the usage, for cgroup version 2 and version 1."""
 _CACHED = ("inactive_file", "active_file")
-"""Counters of page cache and of reclaimable pages (`lend_pages`, also those written to since). A group's usage includes
+"""Counters of page cache and of reclaimable pages (`make_reclaimable`, also those written to since). A group's usage includes
 them, but the kernel drops them when memory is needed."""
 
 
@@ -86,7 +86,7 @@ class HostMemory:
             if error := _advise(begin, length, mmap.MADV_DONTNEED):
                 raise _cannot_go(length, error)
 
-    def lend_pages(self, storages: Iterable[UntypedStorage]) -> None:
+    def make_reclaimable(self, storages: Iterable[UntypedStorage]) -> None:
         """Lets the system reclaim the whole pages of these storages when it needs memory. Writing to a page first keeps
         it, at no cost. The content of the other pages is undefined: zeros or the old data. Raises OSError.
 

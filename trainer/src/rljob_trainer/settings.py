@@ -136,12 +136,12 @@ def pod_and_node() -> tuple[str | None, str | None]:
     return os.environ.get(ENV_POD_NAME) or None, os.environ.get(ENV_NODE_NAME) or None
 
 
-def told_run_folder() -> str | None:
+def run_folder_or_none() -> str | None:
     """Returns the run folder if it is set, without checks."""
     return os.environ.get(ENV_RUN_FOLDER) or None
 
 
-def told_run_state() -> tuple[Path, int] | None:
+def run_state_target() -> tuple[Path, int] | None:
     """Returns the path of the run state file and the attempt; None if the path is not set. It is used to report that
     other variables are invalid, so an invalid attempt counts as 1."""
     path, attempt = os.environ.get(ENV_RUN_STATE_FILE), os.environ.get(ENV_ATTEMPT, "1")
@@ -215,7 +215,7 @@ def worker_environment(device_type: str, num_threads: int | None, *, compiles: b
     return {name: value for name, value in variables.items() if value}
 
 
-def take_on_environment(variables: Mapping[str, str]) -> None:
+def set_environment(variables: Mapping[str, str]) -> None:
     """Sets these variables in this process. Call it before importing the libraries that read them. The process's own
     PYTHONPATH entries stay and come first, because Ray puts the copy of the job's folder there."""
     own = _entries(os.environ.get(PYTHON_PATH, ""))

@@ -92,9 +92,9 @@ class Stacks:
     """The kernel function in which it waits; empty if unknown."""
     text: str
     """The stacks of all threads, most recent call first; empty if it did not respond."""
-    stood_at: str
+    innermost_frame: str
     """The innermost frame of its main thread, or why it is unknown."""
-    stood_within: str
+    innermost_user_frame: str
     """The innermost frame of its main thread that is not in a library."""
 
 
@@ -184,17 +184,27 @@ def _stacks(process: TracedProcess, start: int, is_asked: bool) -> Stacks:
     wait_channel = _read(folder / "wchan").strip("0\n")
     title = _read(folder / "cmdline").replace("\0", " ").strip()
     if text:
-        stood_at, stood_within = _where(text, process.main_thread)
+        innermost_frame, innermost_user_frame = _where(text, process.main_thread)
     else:
         why = NOT_RUNNING.get(state) or ("did not respond" if is_asked else "starting or exiting")
         why = why if state else "gone"
         state = f"{state} ({why})"
-        stood_at = f"unknown: the process is {why}" if why != "did not respond" else "unknown: it did not respond"
-        stood_within = ""
+        innermost_frame = (
+            f"unknown: the process is {why}" if why != "did not respond" else "unknown: it did not respond"
+        )
+        innermost_user_frame = ""
         if wait_channel:
-            stood_at += f"; it waits in the kernel function {wait_channel}"
+            innermost_frame += f"; it waits in the kernel function {wait_channel}"
     return Stacks(
-        process.process_id, process.role, process.rank, title, state, wait_channel, text, stood_at, stood_within
+        process.process_id,
+        process.role,
+        process.rank,
+        title,
+        state,
+        wait_channel,
+        text,
+        innermost_frame,
+        innermost_user_frame,
     )
 
 

@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from rljob_api.names import near_names, standard_module_problem
+from rljob_api.names import similar_names, standard_library_clash
 from rljob_trainer.errors import ConfigurationError
 
 OUR_FOLDER = Path(__file__).parent
@@ -31,12 +31,12 @@ def find_named(path: str, where: str) -> object:
     """Imports and returns the object that `path` names. Raises ConfigurationError, starting with `where`, if it cannot
     be imported or does not exist."""
     module_name, _, name = path.partition(":")
-    if problem := standard_module_problem(path):
+    if problem := standard_library_clash(path):
         raise ConfigurationError(f"{where}: {problem}")
     module = _imported(module_name, path, where)
     if name in vars(module):
         return vars(module)[name]
-    near = near_names(name, [each for each, value in vars(module).items() if callable(value)], max_names=3)
+    near = similar_names(name, [each for each, value in vars(module).items() if callable(value)], max_names=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; check the name"
     raise ConfigurationError(f"{where}: module {module_name} ({module.__file__}) has no {name!r}{hint}")
 

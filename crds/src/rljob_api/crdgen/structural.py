@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_api.v1alpha1.rules import RULES, fixed_fields
+from rljob_api.v1alpha1.rules import RULES, immutable_fields
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 
 Schema = dict[str, object]
@@ -58,7 +58,7 @@ def _rules_of(name: str) -> list[Schema]:
     """The `x-kubernetes-validations` of one type."""
     rules = [_validation(rule.cel, rule.message, rule.field) for rule in RULES if rule.on.__name__ == name]
     if name == RLJobSpec.__name__:
-        rules += [_validation(fixed.cel, fixed.message, fixed.field) for fixed in fixed_fields()]
+        rules += [_validation(fixed.cel, fixed.message, fixed.field) for fixed in immutable_fields()]
     return rules
 
 

@@ -20,7 +20,7 @@ from rljob_api.v1alpha1.recipes import RECIPES, advantage_type, has_dynamic_samp
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
-from rljob_api.variants import Variants, block_name, may_be_left_out
+from rljob_api.variants import Variants, block_name, is_optional_block
 
 _WITH_BASELINE = (*COMPARING, AdvantageType.REMAX)
 """Advantages that compare a response with other responses to the same prompt, or with the greedy response."""
@@ -43,7 +43,7 @@ def _block_rules(
     variant."""
     for variant in variants:
         block = kind.block_type(variant)
-        if block is not None and may_be_left_out(block):
+        if block is not None and is_optional_block(block):
             yield _block_rule(part, wire_name(kind, block_name(variant)), variant, read, chosen)
 
 

@@ -65,13 +65,13 @@ def _responses_are_divisible_cel(field: str, role: str = "actor") -> str:
     )
 
 
-def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_there_cel: str) -> Rule:
+def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_present_cel: str) -> Rule:
     """The rule that a micro-batch of an optional role must hold the longest sequence."""
     return rule(
         RLJobSpec,
         f"RLJobSpec.{role}.maxTokensPerMicroBatch",
         field=f".roles.{role}.sequenceParallel",
-        cel=f"!({is_there_cel}) || {_splits_sequences_as_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
+        cel=f"!({is_present_cel}) || {_splits_sequences_as_actor_cel(role)} || {_longest_sequence_fits_cel(role)}",
         wrong=_LONGEST_SEQUENCE.format(role),
         advice="use the actor's value, or increase maxTokensPerMicroBatch",
         holds=lambda spec: (

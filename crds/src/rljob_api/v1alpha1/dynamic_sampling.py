@@ -17,7 +17,7 @@ class MaxRoundsPolicy(StrEnum):
     """The run fails."""
     TRAIN_ON_FEWER = "TrainOnFewer"
     """The step trains on the groups that were found, spread evenly over its updates. The metric
-    `actor/learned_fraction` is their fraction. Without any group the step changes nothing."""
+    `actor/trained_fraction` is their fraction. Without any group the step changes nothing."""
 
 
 class DynamicSampling(WireModel):

@@ -29,7 +29,7 @@ def with_nodes(spec: RLJobSpec, nodes: Mapping[str, int]) -> RLJobSpec:
     return spec.model_copy(update={"pools": pools})
 
 
-def fitting_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[str, int] | None:
+def largest_valid_nodes(spec: RLJobSpec, available: Mapping[str, int]) -> dict[str, int] | None:
     """The numbers of nodes by pool name with which the job is valid and has the most GPUs.
 
     Each pool has at least `runPolicy.elastic.minNodes` and at most `available` nodes. None if no such numbers exist, or

@@ -60,7 +60,7 @@ class OptionalRole:
 
     name: str
     is_there: Callable[[RLJobSpec], bool]
-    is_there_cel: str
+    is_present_cel: str
     wrong: str
     advice: str
 

@@ -83,7 +83,7 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
         RLJobSpec,
         f"RLJobSpec.{name}Used",
         field=f".roles.{name}.pool",
-        cel=f"!has({pool}) || {role.is_there_cel} || !{_pool_exists_cel(name)}",
+        cel=f"!has({pool}) || {role.is_present_cel} || !{_pool_exists_cel(name)}",
         wrong=f"is ignored: {role.wrong}",
         advice=f"remove it, or {role.advice}",
         holds=holds,
@@ -102,7 +102,7 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
         RLJobSpec,
         f"RLJobSpec.{name}LayoutUsed",
         field=f".roles.{name}",
-        cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {role.is_there_cel}",
+        cel=f"!has({place}.shardSize) && !has({place}.sequenceParallel) || {role.is_present_cel}",
         wrong=f"shardSize and sequenceParallel are ignored: {role.wrong}",
         advice=f"remove them, or {role.advice}",
         holds=holds,
@@ -125,7 +125,7 @@ _ALL_POOLS_IN_USE_CEL = (
             f"p.name == {pool_of_cel('rollout')}",
             *(
                 f"(has(self.roles.{role.name}.pool) && p.name == self.roles.{role.name}.pool)"
-                f" || (p.name == {pool_of_cel(role.name)} && ({role.is_there_cel}))"
+                f" || (p.name == {pool_of_cel(role.name)} && ({role.is_present_cel}))"
                 for role in OPTIONAL_ROLES
             ),
         )

@@ -41,7 +41,7 @@ class LossType(StrEnum):
     """A user-defined function."""
 
 
-WITH_WHOLE_PASS = (LossType.CLIP_COV, LossType.KL_COV)
+NEEDS_BATCH_STATISTICS = (LossType.CLIP_COV, LossType.KL_COV)
 """Losses that need statistics of the whole mini-batch before each update: one additional forward pass."""
 NO_DUAL_CLIP = 0.0
 """Value of `dualClipRatio` that disables the dual clip; an unset value is set by the recipe."""

@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.rollout_correction import (
     RolloutCorrection,
     RolloutCorrectionType,
 )
-from rljob_api.variants import Variants, may_be_left_out
+from rljob_api.variants import Variants, is_optional_block
 
 MAX_ROUNDS = 10
 """Default of `dynamicSampling.maxRounds`, as in verl's DAPO recipe."""
@@ -169,7 +169,7 @@ def _is_one_of_cel(value: str, names: Collection[str]) -> str:
 def _resolved_part(part: VariantsT, chosen: AdvantageType | LossType, recipe: Recipe) -> VariantsT:
     """The part with only the chosen variant and its block."""
     kind, block = part.block_type(chosen), part.block(chosen)
-    if block is None and kind is not None and may_be_left_out(kind):
+    if block is None and kind is not None and is_optional_block(kind):
         block = kind()
     match block:
         case GroupRelative():

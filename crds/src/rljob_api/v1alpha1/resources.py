@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StrictStr
 
 from rljob_api.base import WireModel
-from rljob_api.names import near_names
+from rljob_api.names import similar_names
 from rljob_api.quantities import number_of
 from rljob_api.rule import Path, Rule, cel_text, rule
 from rljob_api.scalars import MAX_RESOURCE_DOMAIN, RESOURCE_WITH_DOMAIN, WITHOUT_NULLS, Quantity
@@ -62,7 +62,7 @@ def _suggestions(name: str) -> list[str]:
     """Suggestions for a name that is not a resource."""
     if re.fullmatch(_ACCELERATOR, name) is not None:
         return ["for GPUs use gpusPerNode and gpuResource of the pool"]
-    return [f"did you mean {near}?" for near in near_names(name, COMMON)]
+    return [f"did you mean {near}?" for near in similar_names(name, COMMON)]
 
 
 def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:

@@ -20,11 +20,11 @@ from rljob_api.v1alpha1.batch_size_rules import BATCH_SIZE_RULES
 from rljob_api.v1alpha1.checkpoint import CHECKPOINT_RULES
 from rljob_api.v1alpha1.dataset import DATASET_RULES
 from rljob_api.v1alpha1.dynamic_sampling import DYNAMIC_SAMPLING_RULES
-from rljob_api.v1alpha1.environment import ENV_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.kl import KL_RULES
 from rljob_api.v1alpha1.model import MODEL_RULES
 from rljob_api.v1alpha1.optional_roles import CRITIC_RULES
 from rljob_api.v1alpha1.placement_rules import OFFLOAD_RULES, PLACEMENT_RULES
+from rljob_api.v1alpha1.pod_environment import ENV_RULES, VOLUME_RULES
 from rljob_api.v1alpha1.policy_filtration import POLICY_FILTRATION_RULES
 from rljob_api.v1alpha1.policy_loss import POLICY_LOSS_RULES
 from rljob_api.v1alpha1.pools import POOL_RULES
@@ -69,7 +69,7 @@ _LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
-class FixedField:
+class ImmutableField:
     """An immutable field of the spec."""
 
     name: str
@@ -79,7 +79,7 @@ class FixedField:
     message: str = f"{_FIXED_WRONG}; {_FIXED_ADVICE}"
 
 
-def fixed_fields() -> tuple[FixedField, ...]:
+def immutable_fields() -> tuple[ImmutableField, ...]:
     """The immutable fields of the spec with their CEL transition rules."""
     fixed = []
     for name, info in RLJobSpec.model_fields.items():
@@ -89,7 +89,7 @@ def fixed_fields() -> tuple[FixedField, ...]:
         same = f"self.{wire} == oldSelf.{wire}"
         if not info.is_required() and info.get_default(call_default_factory=True) is None:
             same = f"has(self.{wire}) == has(oldSelf.{wire}) && (!has(self.{wire}) || {same})"
-        fixed.append(FixedField(name=name, field=f".{wire_name(RLJobSpec, name)}", cel=same))
+        fixed.append(ImmutableField(name=name, field=f".{wire_name(RLJobSpec, name)}", cel=same))
     return tuple(fixed)
 
 
@@ -98,7 +98,7 @@ def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> tuple[Violation, ...]:
     before, after = dict(old), dict(new)
     return tuple(
         Violation(rule="immutable", path=("spec", fixed.field[1:]), wrong=_FIXED_WRONG, advice=_FIXED_ADVICE)
-        for fixed in fixed_fields()
+        for fixed in immutable_fields()
         if before[fixed.name] != after[fixed.name]
     )
 

@@ -21,7 +21,7 @@ from rljob_api.scalars import (
     ShortText,
 )
 from rljob_api.v1alpha1.checkpoint import Checkpoint
-from rljob_api.v1alpha1.environment import Code, EnvFrom, EnvVar, LocalObjectReference, Volume
+from rljob_api.v1alpha1.pod_environment import Code, EnvFrom, EnvVar, LocalObjectReference, Volume
 from rljob_api.v1alpha1.pools import Head, Pool
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.training import Training

@@ -136,7 +136,7 @@ class StopRequest(WireModel):
     """Details for people."""
     requested_at: Timestamp
     """When the operator decided to stop it."""
-    told_at: Timestamp | None = None
+    sent_at: Timestamp | None = None
     """When Ray accepted the request to stop the trainer; unset until then."""
 
 
@@ -171,7 +171,7 @@ class Attempt(WireModel):
     """When the attempt started."""
     name_taken_since: Timestamp | None = None
     """Since when a RayCluster of another owner has the name; unset if none has."""
-    admitted_at: Timestamp | None = None
+    cluster_created_at: Timestamp | None = None
     """When its cluster existed. Waiting before this time does not count toward deadlines."""
     ready_at: Timestamp | None = None
     """When all pods were ready and had joined Ray for the first time."""
@@ -181,9 +181,9 @@ class Attempt(WireModel):
     """When the trainer last made progress, to the minute."""
     run_state_at: Timestamp | None = None
     """The trainer's own time of that progress, which is only compared for equality."""
-    silent_since: Timestamp | None = None
+    state_unknown_since: Timestamp | None = None
     """Since when the trainer's state is unknown; unset while it is known."""
-    ending_seen_at: Timestamp | None = None
+    end_reported_at: Timestamp | None = None
     """When the trainer or Ray first reported the end; the operator waits a little for missing details."""
     trainer_may_run: bool = False
     """Whether the attempt ended before its trainer was seen to end. Then its cluster is deleted, even with
@@ -202,7 +202,7 @@ class Attempt(WireModel):
     """One of Configuration, Application, Infrastructure, Free, Final; unset if it succeeded or has not ended."""
     nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
     """Nodes of each pool, if the attempt runs on fewer nodes than the job requests; else empty."""
-    whole_since: Timestamp | None = None
+    all_nodes_since: Timestamp | None = None
     """Since when all requested nodes are available, if the attempt runs on fewer."""
     resumed_from_step: Count | None = None
     """Step of the checkpoint from which it resumed; unset if it started at step 0."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
-from rljob_cli.cluster.objects import Event, Json, Pod, Refusal
+from rljob_cli.cluster.kubernetes_models import Event, Json, Pod, Refusal
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_cli.errors import (
     ClusterError,

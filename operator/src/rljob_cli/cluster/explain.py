@@ -30,8 +30,8 @@ from rljob_cli.cluster.job_state import (
     stop_asked_at,
     waits_for,
 )
+from rljob_cli.cluster.kubernetes_models import ContainerStatus, Event, Pod
 from rljob_cli.cluster.next_steps import what_is_next
-from rljob_cli.cluster.objects import ContainerStatus, Event, Pod
 from rljob_cli.cluster.status import progress_text
 from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.cluster.watching import utc_now
@@ -181,7 +181,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif stop_asked_at(job) is not None:
         yield Text("A user asked to stop the job; the operator has not applied the request yet.", "bold")
         yield _advice(Reason.STOPPED_BY_USER)
-    elif job.is_to_be_suspended:
+    elif job.wants_suspend:
         yield from _suspension_text(job, now)
     elif status.next_attempt is not None:
         yield from _between_text(job, status.next_attempt, now)
@@ -214,7 +214,7 @@ def _stop_text(attempt: Attempt, stop: StopRequest, now: datetime) -> Iterator[T
     yield Text(f"Attempt {attempt.number} is being stopped: reason {one_line(stop.reason)}, for {since}", "bold")
     if stop.message is not None:
         yield from _message_lines(stop.message)
-    sent = f"Ray was asked {age(moment(stop.told_at), now)} ago" if stop.told_at else "Ray could not be asked yet"
+    sent = f"Ray was asked {age(moment(stop.sent_at), now)} ago" if stop.sent_at else "Ray could not be asked yet"
     yield Text(f"  {sent} to stop its trainer")
     yield _advice(stop.reason)
 
@@ -240,8 +240,8 @@ def _between_text(job: StoredJob, following: NextAttempt, now: datetime) -> Iter
 
 
 def _silence_text(attempt: Attempt | None, now: datetime) -> Iterator[Text]:
-    if attempt is not None and attempt.silent_since is not None:
-        since = moment(attempt.silent_since)
+    if attempt is not None and attempt.state_unknown_since is not None:
+        since = moment(attempt.state_unknown_since)
         yield Text(
             f"  The trainer of attempt {attempt.number} could not be observed since {time_text(since)},"
             f" for {age(since, now)}"

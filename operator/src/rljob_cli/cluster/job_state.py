@@ -10,7 +10,7 @@ from datetime import datetime
 
 from rljob_api.conditions import ConditionType
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP
-from rljob_api.requests import as_noted, is_later
+from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, Condition, ConditionStatus, RLJobStatus
 from rljob_cli.cluster.stored_job import StoredJob
@@ -151,26 +151,26 @@ def stop_counts(job: StoredJob) -> bool:
     return asked is not None and (not is_to_be_retried(job) or is_later(asked, than=retry))
 
 
-def application_tries_used(job: StoredJob) -> int:
+def application_retries_used(job: StoredJob) -> int:
     """Retries used after application failures since the job last made progress."""
     counters = job.status.counters
     return counters.application_retries if counters is not None and not _has_got_further(job) else 0
 
 
-def infrastructure_tries_used(job: StoredJob) -> int:
+def infrastructure_retries_used(job: StoredJob) -> int:
     """Retries used after infrastructure failures since the job last made progress."""
     counters = job.status.counters
     return counters.infrastructure_retries if counters is not None and not _has_got_further(job) else 0
 
 
-def application_tries_left(job: StoredJob) -> int:
+def application_retries_left(job: StoredJob) -> int:
     """Retries left for application failures."""
-    return max(job.run_policy.max_app_retries - application_tries_used(job), 0)
+    return max(job.run_policy.max_app_retries - application_retries_used(job), 0)
 
 
-def infrastructure_tries_left(job: StoredJob) -> int:
+def infrastructure_retries_left(job: StoredJob) -> int:
     """Retries left for infrastructure failures."""
-    return max(job.run_policy.max_infra_retries - infrastructure_tries_used(job), 0)
+    return max(job.run_policy.max_infra_retries - infrastructure_retries_used(job), 0)
 
 
 def _has_got_further(job: StoredJob) -> bool:
@@ -182,7 +182,7 @@ def _has_got_further(job: StoredJob) -> bool:
     return counters.checkpoint_step is None or checkpoint.step > counters.checkpoint_step
 
 
-def where_it_begins(job: StoredJob) -> str:
+def resume_point(job: StoredJob) -> str:
     """The step from which another attempt would start, such as `from step 40`."""
     checkpoint = job.status.checkpoint
     if checkpoint is None:
@@ -204,4 +204,4 @@ def _not_handled(job: StoredJob, annotation: str) -> str | None:
     asked = job.metadata.annotations.get(annotation)
     handled = job.status.handled_requests
     seen = None if handled is None else handled.stop if annotation == ANNOTATION_STOP else handled.retry
-    return asked if asked is not None and as_noted(asked) != seen else None
+    return asked if asked is not None and as_recorded(asked) != seen else None

@@ -82,7 +82,7 @@ def pieces_of(log: KeptLog, num_lines: int | None) -> Iterator[bytes]:
     return iter(pieces if num_lines is None else deque(pieces, maxlen=num_lines))
 
 
-def tell_which(log: KeptLog, console: Console) -> None:
+def print_which(log: KeptLog, console: Console) -> None:
     """Prints which log it is, and its path."""
     console.print(Text(f"{log.about}: {', '.join(map(one_line, log.files))}", "dim"), soft_wrap=True)
 

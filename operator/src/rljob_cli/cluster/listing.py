@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from rljob_api.standard_streams import write_utf8
 from rljob_cli.arguments import ListFormat, OutputFormat
 from rljob_cli.cluster.job_state import UNREADABLE, is_unread, newest_attempt, phase, reason
-from rljob_cli.cluster.objects import Json
+from rljob_cli.cluster.kubernetes_models import Json
 from rljob_cli.cluster.stored_job import OTHER_VERSION, StoredJob
 from rljob_cli.plain_text import age, number_text, one_line, table
 

@@ -21,8 +21,8 @@ from rljob_api.v1alpha1.status import Attempt
 from rljob_cli.arguments import Container
 from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.job_state import ending, moment, newest_attempt, storage_uri, waits_for
-from rljob_cli.cluster.kept_logs import LogOptions, kept_log, pieces_of, tell_which
-from rljob_cli.cluster.objects import Pod
+from rljob_cli.cluster.kept_logs import LogOptions, kept_log, pieces_of, print_which
+from rljob_cli.cluster.kubernetes_models import Pod
 from rljob_cli.cluster.status import attempt_text
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.cluster.watching import POLL_SECONDS, Clock
@@ -64,7 +64,7 @@ def show_kept_logs(name: str, storage: Path, options: LogOptions, console: Conso
         CliError: there is none.
     """
     log = kept_log(name, storage, options)
-    tell_which(log, console)
+    print_which(log, console)
     try:
         _copy(pieces_of(log, options.num_lines))
     except KeyboardInterrupt:
@@ -133,7 +133,7 @@ def _missing(job: StoredJob, options: LogOptions) -> str:
     """The message that the pod does not exist yet, and why."""
     following, waits = job.status.next_attempt, waits_for(job.status)
     why = ""
-    if job.is_to_be_suspended:
+    if job.wants_suspend:
         why = " (the job is suspended)"
     elif following is not None:
         why = f" (the next attempt starts at {time_text(moment(following.not_before))})"

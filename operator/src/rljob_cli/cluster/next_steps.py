@@ -11,16 +11,16 @@ from rljob_api.v1alpha1.run_policy import Cleanup, RunPolicy
 from rljob_api.v1alpha1.status import Attempt, FailureClass, NextAttempt, StopRequest
 from rljob_cli.cluster.job_state import (
     Ending,
-    application_tries_left,
+    application_retries_left,
     attempt_under_way,
     ending,
-    infrastructure_tries_left,
+    infrastructure_retries_left,
     moment,
     newest_attempt,
+    resume_point,
     retry_asked_at,
     storage_uri,
     waits_for,
-    where_it_begins,
 )
 from rljob_cli.cluster.stored_job import StoredJob
 from rljob_cli.plain_text import in_time, length, time_text
@@ -52,7 +52,7 @@ def what_is_next(job: StoredJob, now: datetime, flags: str = "") -> Iterator[str
         yield from _after_the_end(job, end, now, flags)
     elif attempt is not None and attempt.stop is not None:
         yield from _after_a_stop(job, attempt, attempt.stop, now, name)
-    elif job.is_to_be_suspended:
+    elif job.wants_suspend:
         yield from _when_suspended(job, name)
     elif job.status.next_attempt is not None:
         yield from _when_between(job, job.status.next_attempt, now, name)
@@ -84,7 +84,7 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
     if stop.reason == Reason.STALLED:
         grace_seconds += STACKS_SECONDS
         what = "writes its stack traces, is asked to stop, and exits"
-    end = moment(stop.told_at or stop.requested_at) + timedelta(seconds=grace_seconds)
+    end = moment(stop.sent_at or stop.requested_at) + timedelta(seconds=grace_seconds)
     yield (
         f"attempt {attempt.number}: its trainer {what} by {time_text(end)} ({in_time(end, now)};"
         " runPolicy.gracePeriodSeconds), or its cluster is deleted"
@@ -99,7 +99,7 @@ def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
         grace = length(job.run_policy.grace_period_seconds)
         yield f"a running trainer saves a checkpoint and exits within {grace} (runPolicy.gracePeriodSeconds)"
         yield "then its cluster is deleted"
-    yield f"`rljob resume {name}` resumes the job {where_it_begins(job)}"
+    yield f"`rljob resume {name}` resumes the job {resume_point(job)}"
     yield from _paused_deadline(job)
 
 
@@ -107,7 +107,7 @@ def _when_between(job: StoredJob, following: NextAttempt, now: datetime, name: s
     newest = newest_attempt(job)
     number, begins = newest.number + 1 if newest is not None else 1, moment(following.not_before)
     where = "on the same cluster, if that is still healthy" if following.same_cluster else "on a new cluster"
-    yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {where_it_begins(job)}"
+    yield f"attempt {number} starts at {time_text(begins)} ({in_time(begins, now)}), {where}, {resume_point(job)}"
     if begins <= now and not following.same_cluster:
         yield "it waits until all pods of the previous attempt are deleted"
     yield f"retries left: {_retries_left(job)}"
@@ -124,7 +124,7 @@ def _after_the_end(job: StoredJob, end: Ending, now: datetime, flags: str) -> It
             else "no model was exported (checkpoint.exportHuggingFace)"
         )
     elif retry_asked_at(job) is not None:
-        yield f"a retry was requested: the operator starts another attempt {where_it_begins(job)}"
+        yield f"a retry was requested: the operator starts another attempt {resume_point(job)}"
     else:
         yield from _after_a_failure(job, end, flags)
     folder = storage_uri(job)
@@ -149,9 +149,9 @@ def _after_a_failure(job: StoredJob, end: Ending, flags: str) -> Iterator[str]:
     if end.reason in _NEEDS_ANOTHER_JOB:
         yield f"fix the job: {again}"
         return
-    if job.is_to_be_suspended:
+    if job.wants_suspend:
         yield f"`rljob resume {name}` first, because the job is suspended"
-    yield f"fix the cause, then `rljob retry {name}`: it resumes {where_it_begins(job)} and resets the retry budget"
+    yield f"fix the cause, then `rljob retry {name}`: it resumes {resume_point(job)} and resets the retry budget"
     if end.reason == Reason.CONFIGURATION_ERROR:
         yield f"if the cause is in the job itself: {again}"
 
@@ -162,7 +162,9 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
     if attempt is None:
         return
     if attempt.running_since is None:
-        end = moment(attempt.admitted_at or attempt.started) + timedelta(seconds=policy.provisioning_deadline_seconds)
+        end = moment(attempt.cluster_created_at or attempt.started) + timedelta(
+            seconds=policy.provisioning_deadline_seconds
+        )
         yield _failed_if(f"the trainer of attempt {attempt.number} has not started", end, now)
     yield from _stall_deadline(attempt, policy, now)
     if policy.active_deadline_seconds is not None:
@@ -172,7 +174,7 @@ def _deadlines(job: StoredJob, attempt: Attempt | None, now: datetime) -> Iterat
 
 
 def _stall_deadline(attempt: Attempt, policy: RunPolicy, now: datetime) -> Iterator[str]:
-    since, cause = attempt.silent_since, "its trainer stays unreachable"
+    since, cause = attempt.state_unknown_since, "its trainer stays unreachable"
     if since is None:
         since, cause = attempt.progressed_at, "it makes no progress"
     if since is not None:
@@ -186,7 +188,7 @@ def _end_of_activity(job: StoredJob, attempt: Attempt, limit_seconds: int, now: 
     counters = job.status.counters
     if counters is None:
         return moment(job.status.attempts[0].started) + timedelta(seconds=limit_seconds)
-    begun = moment(attempt.admitted_at) if attempt.admitted_at else now
+    begun = moment(attempt.cluster_created_at) if attempt.cluster_created_at else now
     return begun + timedelta(seconds=limit_seconds - counters.active_seconds)
 
 
@@ -203,7 +205,5 @@ def _failed_if(cause: str, end: datetime, now: datetime) -> str:
 
 def _retries_left(job: StoredJob) -> str:
     policy = job.run_policy
-    application = f"{application_tries_left(job)} of {policy.max_app_retries} ({FailureClass.APPLICATION})"
-    return (
-        f"{application}, {infrastructure_tries_left(job)} of {policy.max_infra_retries} ({FailureClass.INFRASTRUCTURE})"
-    )
+    application = f"{application_retries_left(job)} of {policy.max_app_retries} ({FailureClass.APPLICATION})"
+    return f"{application}, {infrastructure_retries_left(job)} of {policy.max_infra_retries} ({FailureClass.INFRASTRUCTURE})"

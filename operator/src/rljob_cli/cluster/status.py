@@ -11,10 +11,10 @@ from rljob_api.conditions import ConditionType
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import Attempt, Condition, ConditionStatus, NextAttempt
 from rljob_cli.cluster.job_state import (
-    application_tries_used,
+    application_retries_used,
     attempt_state,
     ending,
-    infrastructure_tries_used,
+    infrastructure_retries_used,
     moment,
     newest_attempt,
     phase,
@@ -109,7 +109,7 @@ def _requests(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         yield "result", one_line(f"{at}; {left}")
     if suspended_at is not None:
         yield "suspended", f"for {age(moment(suspended_at), now)}; it holds no nodes"
-    elif job.is_to_be_suspended and result is None:
+    elif job.wants_suspend and result is None:
         yield "suspended", "requested, not done yet"
     for what, asked_at in (("stop", stop_asked_at(job)), ("retry", retry_asked_at(job))):
         if asked_at is not None:
@@ -154,8 +154,8 @@ def _attempts(job: StoredJob, now: datetime) -> Iterator[tuple[str, str]]:
         policy = job.run_policy
         yield (
             "retries",
-            f"application {application_tries_used(job)} of {policy.max_app_retries} used, infrastructure"
-            f" {infrastructure_tries_used(job)} of {policy.max_infra_retries} used;"
+            f"application {application_retries_used(job)} of {policy.max_app_retries} used, infrastructure"
+            f" {infrastructure_retries_used(job)} of {policy.max_infra_retries} used;"
             f" {counters.failed_attempts} of {counters.attempts} attempts failed",
         )
 
@@ -167,8 +167,8 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     parts = [state, *_why(attempt), f"cluster {attempt.cluster}", *_resumed(attempt)]
     if attempt.checkpoint_step is not None:
         parts.append(f"saved step {attempt.checkpoint_step}")
-    if attempt.silent_since is not None and until is None:
-        parts.append(f"silent for {age(moment(attempt.silent_since), now)}")
+    if attempt.state_unknown_since is not None and until is None:
+        parts.append(f"silent for {age(moment(attempt.state_unknown_since), now)}")
     return one_line(", ".join(parts))
 
 

@@ -28,14 +28,14 @@ from rljob_cli.cluster.job_state import (
     newest_attempt,
     phase,
     reason,
+    resume_point,
     retry_asked_at,
     stop_asked_at,
     stop_counts,
     storage_uri,
-    where_it_begins,
 )
 from rljob_cli.cluster.stored_job import StoredJob
-from rljob_cli.cluster.watching import POLL_SECONDS, Clock, looks_at
+from rljob_cli.cluster.watching import POLL_SECONDS, Clock, poll_job
 from rljob_cli.errors import NOT_FOUND_EXIT_CODE, CliError, JobNotFoundError
 from rljob_cli.plain_text import age, length, one_line, shortened, time_text
 
@@ -66,11 +66,11 @@ class Steering:
         end = ending(job.status)
         if end is not None:
             raise CliError(f"{job.where}: has finished ({end.kind}, {end.reason}), so it cannot be suspended")
-        if job.is_to_be_suspended and job.status.suspended_at is not None:
+        if job.wants_suspend and job.status.suspended_at is not None:
             since = age(moment(job.status.suspended_at), self.clock.now())
             self._say(f"{job.where} is already suspended (for {since}); {self._command('resume')} resumes it")
             return ExitCode.SUCCESS
-        if job.is_to_be_suspended:
+        if job.wants_suspend:
             self._say(f"{job.where} is already being suspended")
         else:
             job = self.cluster.change_spec(self.name, {"suspend": True})
@@ -81,7 +81,7 @@ class Steering:
     def resume(self) -> int:
         """Resumes a suspended job."""
         job = self._job()
-        if not job.is_to_be_suspended:
+        if not job.wants_suspend:
             self._say(f"{job.where} is not suspended ({_in_words(job)})")
             return ExitCode.SUCCESS
         job = self.cluster.change_spec(self.name, {"suspend": False})
@@ -90,7 +90,7 @@ class Steering:
             more = "" if end.is_complete else f"; {self._command('retry')} resumes it from its newest checkpoint"
             self._say(f"{job.where} is no longer suspended, but it has finished ({end.kind}, {end.reason}){more}")
             return ExitCode.SUCCESS
-        self._say(f"{job.where} will resume with a new attempt {where_it_begins(job)}")
+        self._say(f"{job.where} will resume with a new attempt {resume_point(job)}")
         generation = job.metadata.generation
         return self._until(job, lambda seen: _runs(seen) if seen.status.observed_generation >= generation else None)
 
@@ -141,7 +141,7 @@ class Steering:
         where, attempt, end = job.where, attempt_under_way(job), ending(job.status)
         if end is not None and end.is_complete:
             raise CliError(f"{where}: is Complete, so there is nothing to retry; submit a new job to train further")
-        if job.is_to_be_suspended:
+        if job.wants_suspend:
             raise CliError(f"{where}: is suspended; resume it with {self._command('resume')}")
         if end is not None:
             return
@@ -172,7 +172,7 @@ class Steering:
             return ExitCode.SUCCESS
         said = ""
         try:
-            for seen in looks_at(self.cluster, self.name, self.clock, lambda text, _: self._say(text)):
+            for seen in poll_job(self.cluster, self.name, self.clock, lambda text, _: self._say(text)):
                 if seen.metadata.uid != job.metadata.uid:
                     break
                 outcome = done(seen)
@@ -220,10 +220,10 @@ def delete(cluster: Cluster, name: str, console: Console, *, wait: bool, clock: 
 
 
 def _suspended(job: StoredJob) -> _Outcome | None:
-    if not job.is_to_be_suspended:
+    if not job.wants_suspend:
         return _Outcome(f"{job.where} was resumed in the meantime", ExitCode.APPLICATION)
     if job.status.suspended_at is not None:
-        return _Outcome(f"{job.where} is suspended and holds no nodes; it will resume {where_it_begins(job)}")
+        return _Outcome(f"{job.where} is suspended and holds no nodes; it will resume {resume_point(job)}")
     return _ended(job, ExitCode.APPLICATION)
 
 
@@ -258,7 +258,7 @@ def _what_a_retry_does(job: StoredJob) -> str:
     following, newest = job.status.next_attempt, newest_attempt(job)
     number = f"attempt {newest.number + 1}" if newest else "attempt 1"
     when = f"instead of at {time_text(moment(following.not_before))}, " if following is not None else ""
-    return f"{number} starts now, {when}{where_it_begins(job)}; the retry budget is reset"
+    return f"{number} starts now, {when}{resume_point(job)}; the retry budget is reset"
 
 
 def _in_words(job: StoredJob) -> str:

@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import ConditionStatus, RLJobStatus
 from rljob_api.yaml_text import wire_path
-from rljob_cli.cluster.objects import Json, ObjectMeta
+from rljob_cli.cluster.kubernetes_models import Json, ObjectMeta
 from rljob_cli.errors import CliError
 
 ModelT = TypeVar("ModelT", bound=WireModel)
@@ -51,7 +51,7 @@ class StoredJob:
         return f"RLJob {self.metadata.namespace}/{self.metadata.name}"
 
     @property
-    def is_to_be_suspended(self) -> bool:
+    def wants_suspend(self) -> bool:
         """The value of `spec.suspend`."""
         return self._spec_wire().get("suspend") is True
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_checks import cluster_violations
 from rljob_api.job_file import load_job_text_to_run, read_job_text
 from rljob_api.v1alpha1.job import RLJob
@@ -39,7 +39,7 @@ def submit(file: Path, options: ClusterOptions, console: Console) -> Submission:
 
     Raises:
         JobFileError: the file is not a valid job.
-        HandoverError: the job is too large.
+        DocumentError: the job is too large.
         CliError: it cannot run on a cluster, another job has its name, or the cluster rejects it.
     """
     text = read_job_text(file)
@@ -133,7 +133,7 @@ def _print_next_steps(submission: Submission, console: Console) -> None:
         }
     elif end is not None:
         steps = {f"rljob delete {name}{flags}": "then submit again to resume from the newest checkpoint"}
-    elif submission.job.is_to_be_suspended:
+    elif submission.job.wants_suspend:
         steps = {f"rljob resume {name}{flags}": "starts the suspended job"}
     else:
         steps = {

@@ -76,7 +76,7 @@ def watch_job(cluster: Cluster, name: str, console: Console, clock: Clock | None
         return ExitCode.INTERRUPTED
 
 
-def looks_at(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
+def poll_job(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, datetime], None]) -> Iterator[StoredJob]:
     """Polls the job every two seconds until it is deleted. Calls `note` while the API server is unreachable.
 
     Raises:
@@ -105,7 +105,7 @@ def looks_at(cluster: Cluster, name: str, clock: Clock, note: Callable[[str, dat
 
 
 def _watch(cluster: Cluster, name: str, view: _View, clock: Clock) -> int:
-    for job in looks_at(cluster, name, clock, view.note):
+    for job in poll_job(cluster, name, clock, view.note):
         view.show(job, clock.now())
         end = ending(job.status)
         # A failed job with a pending retry request will continue, so keep watching.

@@ -30,12 +30,12 @@ from rljob_api.constants import (
     ENV_SPEC,
     ExitCode,
 )
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file_to_run
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.checkpoint import Resume
-from rljob_api.v1alpha1.environment import OWNED_ENV_PREFIXES, EnvSource
 from rljob_api.v1alpha1.job import RLJob
+from rljob_api.v1alpha1.pod_environment import OWNED_ENV_PREFIXES, EnvSource
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_cli.devices import find_devices
 from rljob_cli.errors import CliError, RunFolderError
@@ -89,7 +89,7 @@ def run(options: RunOptions, console: Console) -> int:
     Raises:
         JobFileError: the file is not a valid job.
         CliError: the job, the folder or the system does not allow this run.
-        HandoverError: the job is too large to pass on to the trainer.
+        DocumentError: the job is too large to pass on to the trainer.
     """
     job = load_job_file_to_run(options.file)
     for imported_from in (options.file.absolute().parent, *([options.code.absolute()] if options.code else [])):
@@ -100,7 +100,7 @@ def run(options: RunOptions, console: Console) -> int:
     command = trainer_module_command(TRAINER_PACKAGE)
     folder = RunFolder(options.run_folder or Path("runs") / job.metadata.name)
     with folder.locked() as lock:
-        folder.refuse_unfit(options.command(resume=not options.resume), resume=options.resume)
+        folder.check_resume(options.command(resume=not options.resume), resume=options.resume)
         attempt = folder.num_attempts() + 1
         environment = trainer_environment(options, job, plan, folder, attempt)
         show_plan(plan, folder, console)
@@ -175,7 +175,7 @@ def trainer_environment(
     RAY_ADDRESS is removed for a local run, which starts its own Ray.
 
     Raises:
-        HandoverError: the job is too large.
+        DocumentError: the job is too large.
     """
     environment = inherited_environment()
     named = environment.pop("RAY_ADDRESS", "")

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rljob_api.constants import RUN_STATE_FILE_NAME
-from rljob_api.errors import HandoverError
-from rljob_api.handover import load_run_state
+from rljob_api.contract_documents import load_run_state
+from rljob_api.errors import DocumentError
 from rljob_api.job_file import resolved_job_text
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.job import RLJob
@@ -77,7 +77,7 @@ class RunFolder:
         trained = state is not None and state.progress.step > 0
         return trained or (self.checkpoints.is_dir() and any(self.checkpoints.glob(CHECKPOINT_PATTERN)))
 
-    def refuse_unfit(self, other_command: str, *, resume: bool) -> None:
+    def check_resume(self, other_command: str, *, resume: bool) -> None:
         """Rejects a second run without --resume, --resume without a first run, and a folder that is not a run's.
 
         Args:
@@ -132,7 +132,7 @@ class RunFolder:
         """The trainer's last run state; None if there is none that can be parsed."""
         try:
             return load_run_state(self.run_state_file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, HandoverError):
+        except (OSError, UnicodeDecodeError, DocumentError):
             return None
 
     def run_state_of(self, attempt: int) -> RunState | None:

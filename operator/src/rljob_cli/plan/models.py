@@ -23,7 +23,7 @@ from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 from rljob_planner.gguf_shape import shape_of_gguf
 from rljob_planner.job import ModelSource
-from rljob_planner.known_models import known_model, near_names
+from rljob_planner.known_models import known_model, similar_names
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import Role
@@ -139,7 +139,7 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
     import urllib.request
 
     name, address = source.source, settings.hub_address()
-    near = near_names(name)
+    near = similar_names(name)
     guess = f"did you mean {' or '.join(near)}? " if near else ""
     advice = f"{guess}{_or_config(source).removeprefix(', or ') or 'name a folder with its config.json instead'}"
     where = f"{source.field}: the shape of {name!r} is not known here, and"

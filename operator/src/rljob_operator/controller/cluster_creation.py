@@ -11,8 +11,9 @@ import logging
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.controller.observe import Observation, identity
-from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
+from rljob_operator.kube.allowed_calls import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
 from rljob_operator.kube.cache import job_uid
 from rljob_operator.kube.errors import (
     AlreadyExistsError,
@@ -21,7 +22,6 @@ from rljob_operator.kube.errors import (
     UnavailableError,
     UnknownFieldError,
 )
-from rljob_operator.kube.objects import CLUSTERS, NETWORK_POLICIES, PODS, SECRETS, missing_fields
 from rljob_operator.kube.observed_objects import controller_uid
 from rljob_operator.kube.pod_problems import LABEL_CLUSTER
 from rljob_operator.manifests.access import asks_for_token, derived_token, key_id, network_policy, token_secret
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class ClusterCreation:
     """Carries out CreateCluster effects. It keeps no state about jobs."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: OperatorContext) -> None:
         self._objects = surroundings.objects
         self._cache = surroundings.cache
         self._settings = surroundings.settings

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
-from rljob_operator.controller.act import Actor
 from rljob_operator.controller.observe import Observation, Observer
-from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.controller.operator_context import OperatorContext
+from rljob_operator.controller.plan_executor import Actor
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
 from rljob_operator.kube.observed_objects import JobObject
@@ -35,9 +35,9 @@ from rljob_operator.workqueue import WorkQueue
 DASHBOARD_PAUSE_SECONDS = 1.5
 """Minimum time between two polls of a job's dashboard, however many watch events arrive."""
 AFTER_EFFECT_SECONDS = 1.0
-LOOKS_PER_SECOND = 50.0
+POLLS_PER_SECOND = 50.0
 """Limit of dashboard polls for all jobs together: with more than 200 running jobs, each is polled less often."""
-LONGEST_LOOK_SECONDS = 30.0
+LONGEST_POLL_SECONDS = 30.0
 """Longest time between two polls of a dashboard, however many jobs run: deadlines only count what was observed."""
 NAME_TAKEN_SECONDS = 5.0
 """Longest time until the creation of a cluster is retried whose name was taken: the other cluster is usually being
@@ -88,7 +88,9 @@ class _Memory:
 class Controller:
     """Runs the reconcile passes of one process."""
 
-    def __init__(self, queue: WorkQueue[JobKey], observer: Observer, actor: Actor, surroundings: Surroundings) -> None:
+    def __init__(
+        self, queue: WorkQueue[JobKey], observer: Observer, actor: Actor, surroundings: OperatorContext
+    ) -> None:
         self._queue = queue
         self._observer = observer
         self._actor = actor
@@ -178,7 +180,7 @@ class Controller:
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
         """Reads the job from the cache, or from the API server if the cache is stale or holds a trimmed copy."""
-        if memory.is_outdated or self._cache.is_remnant(*key):
+        if memory.is_outdated or self._cache.is_trimmed(*key):
             try:
                 job = await self._observer.read_job(*key)
             except NotFoundError:
@@ -224,7 +226,7 @@ class Controller:
             if plan.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
             if was_asked and seconds > 0:
-                seconds = max(seconds, min(LONGEST_LOOK_SECONDS, self._num_asked() / LOOKS_PER_SECOND))
+                seconds = max(seconds, min(LONGEST_POLL_SECONDS, self._num_asked() / POLLS_PER_SECOND))
             self._queue.add_after(key, seconds)
         held = self._memories[key].held
         if held is None and any(not isinstance(effect, SLOW_EFFECTS) for effect in effects):

@@ -13,18 +13,18 @@ from datetime import timedelta
 from rljob_api.conditions import Reason
 from rljob_api.constants import ANNOTATION_TOKEN_KEY, LABEL_JOB_UID, STACKS_SECONDS
 from rljob_api.v1alpha1.status import Attempt
-from rljob_operator.controller.surroundings import Surroundings
-from rljob_operator.kube.cache import require_news
+from rljob_operator.controller.operator_context import OperatorContext
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
+from rljob_operator.kube.cache import reject_stale
 from rljob_operator.kube.errors import ForbiddenError, NotFoundError, ResourceTypeMissingError
 from rljob_operator.kube.explaining_events import ExplainingEvents, by_pod
 from rljob_operator.kube.node_leases import NodeLeases
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.observed_objects import JobObject, JobReader, controller_uid, observed_cluster, time_at
 from rljob_operator.kube.pod_problems import is_head, is_on_silent_node, is_ready, needs_events, observed_pod
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.manifests.access import derived_token, key_id
 from rljob_operator.manifests.naming import submission_id
-from rljob_operator.manifests.objects import JobIdentity
+from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.submission import stacks_submission_id
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, RayClient
@@ -81,7 +81,7 @@ def identity(job: ObservedJob) -> JobIdentity:
 class Observer:
     """Observes jobs for one process. It remembers since when something is in its present state."""
 
-    def __init__(self, surroundings: Surroundings, ray: RayClient, ages: Ages) -> None:
+    def __init__(self, surroundings: OperatorContext, ray: RayClient, ages: Ages) -> None:
         self._objects = surroundings.objects
         self._cache = surroundings.cache
         self._settings = surroundings.settings
@@ -163,7 +163,7 @@ class Observer:
         """The job from the API server. Raises NotFoundError or KubeError."""
         known = self._cache.version_of_job(namespace, name)
         raw = await self._objects.get(JOBS, namespace, name)
-        require_news(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
+        reject_stale(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
         self._cache.note(JOBS, "", raw)
         return self._reader.read(raw)
 
@@ -176,7 +176,7 @@ class Observer:
             known = self._cache.newest_of_job(kind, job.namespace, job.uid)
             try:
                 listing = await self._objects.listing(kind, job.namespace, labels=labels)
-                require_news(f"{kind.plural} of RLJob {job.namespace}/{job.name}", listing.version, known)
+                reject_stale(f"{kind.plural} of RLJob {job.namespace}/{job.name}", listing.version, known)
                 found[kind] = listing.items
                 for raw in found[kind]:
                     self._cache.note(kind, "", raw)
@@ -279,10 +279,10 @@ def _stacks_to_be_written(job: ObservedJob) -> str | None:
     program now."""
     submission, attempt = _newest_submission(job), _attempt_under_way(job)
     stop = attempt.stop if attempt is not None else None
-    if submission is None or stop is None or stop.reason != Reason.STALLED or stop.told_at is None:
+    if submission is None or stop is None or stop.reason != Reason.STALLED or stop.sent_at is None:
         return None
     # Later, the trainer is stopped with or without its stacks.
-    is_early = seconds_since(stop.requested_at, moment(stop.told_at)) < STACKS_SECONDS
+    is_early = seconds_since(stop.requested_at, moment(stop.sent_at)) < STACKS_SECONDS
     return stacks_submission_id(submission) if is_early else None
 
 

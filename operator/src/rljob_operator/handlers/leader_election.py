@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rljob_operator.errors import OperatorError
+from rljob_operator.kube.allowed_calls import LEASES, KubeObjects
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import load_connection
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
-from rljob_operator.kube.objects import LEASES, KubeObjects
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, text_at

@@ -11,19 +11,19 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
-from rljob_operator.controller.act import Actor
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
-from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.controller.operator_context import OperatorContext
+from rljob_operator.controller.plan_executor import Actor
 from rljob_operator.handlers.health import Parts, health_pages, metrics_pages, serving
 from rljob_operator.handlers.leader_election import LeadershipLostError, LeaseThread
-from rljob_operator.handlers.news import News
 from rljob_operator.handlers.relist import Relist
+from rljob_operator.handlers.watch_events import News
 from rljob_operator.handlers.watches import Watches
+from rljob_operator.kube.allowed_calls import KubeObjects
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.client import KubeClient
 from rljob_operator.kube.connection import Connection, load_connection
-from rljob_operator.kube.objects import KubeObjects
 from rljob_operator.kube.server_clock import Ages, ServerClock
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
@@ -75,7 +75,7 @@ async def run_operator(settings: Settings) -> None:
 
 def _surroundings(
     settings: Settings, objects: KubeObjects, metrics: Metrics, clock: ServerClock, may_act: Callable[[], bool]
-) -> Surroundings:
+) -> OperatorContext:
     defaults = Defaults(
         trainer_image=settings.trainer_image,
         ray_version=settings.ray_version,
@@ -85,13 +85,13 @@ def _surroundings(
     )
     cache = ObjectCache(settings.namespaces or (None,))
     slots = Slots(settings.num_workers)
-    return Surroundings(objects, cache, settings, defaults, slots, metrics, clock, may_act)
+    return OperatorContext(objects, cache, settings, defaults, slots, metrics, clock, may_act)
 
 
 class _Worker:
     """The tasks that only the leader runs: watches, relists and reconcile passes."""
 
-    def __init__(self, shared: Surroundings, connection: Connection, ray: RayClient, parts: Parts) -> None:
+    def __init__(self, shared: OperatorContext, connection: Connection, ray: RayClient, parts: Parts) -> None:
         self._parts = parts
         self._slots = shared.slots
         self._queue: WorkQueue[JobKey] = WorkQueue(random.random, _namespace_of)

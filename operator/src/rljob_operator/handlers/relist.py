@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from rljob_api.constants import LABEL_JOB_UID
 from rljob_operator.controller.loop import JobKey
-from rljob_operator.handlers.news import News
+from rljob_operator.handlers.watch_events import News
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
 from rljob_operator.kube.server_clock import Ages
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, text_at
@@ -93,9 +93,9 @@ class Relist:
         if not self._cache.is_complete:
             return
         for job in gone_jobs:
-            self._news.on_gone(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
+            self._news.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
         for part in gone:
-            self._news.on_part(part)
+            self._news.on_cluster_or_pod(part)
         for job in jobs:
             self._news.on_listed(job)
         self._news.on_listed_clusters()

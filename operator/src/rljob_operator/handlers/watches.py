@@ -16,8 +16,8 @@ from contextlib import suppress
 import kopf
 
 from rljob_api.constants import API_GROUP, API_VERSION, LABEL_JOB_UID
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.connection import Connection
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject
 

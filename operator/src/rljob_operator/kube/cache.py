@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rljob_api.constants import ANNOTATION_RETRY, LABEL_JOB_UID
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.errors import UnavailableError
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.raw_json import JsonObject, at, object_at, optional_text_at, text_at
 
 KINDS = (JOBS, CLUSTERS, PODS)
@@ -53,7 +53,7 @@ class ObjectCache:
         """A job, or the trimmed copy of one that is finished and cleaned up; None if there is none."""
         return self._objects[JOBS].get((namespace, name))
 
-    def is_remnant(self, namespace: str, name: str) -> bool:
+    def is_trimmed(self, namespace: str, name: str) -> bool:
         """Whether the cache has only a trimmed copy of the job."""
         return (namespace, name) in self._remnants
 
@@ -194,7 +194,7 @@ def is_settled(job: JsonObject) -> bool:
     return bool(text_at(status, "result", "cleanedUpAt")) and is_seen and not is_going and not _is_to_be_tried(job)
 
 
-def require_news(what: str, version: str, known: int) -> None:
+def reject_stale(what: str, version: str, known: int) -> None:
     """Rejects a stale response: raises UnavailableError if its version is older than one that was known before the
     request. An object that is missing in a stale response may still exist."""
     if 0 <= version_number(version) < known:

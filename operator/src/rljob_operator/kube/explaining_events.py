@@ -9,8 +9,8 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from rljob_operator.kube.allowed_calls import CORE_EVENTS, KubeObjects
 from rljob_operator.kube.errors import KubeError
-from rljob_operator.kube.objects import CORE_EVENTS, KubeObjects
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, text_at
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from rljob_operator.kube.allowed_calls import LEASES, KubeObjects
 from rljob_operator.kube.errors import ForbiddenError, KubeError, NotFoundError
-from rljob_operator.kube.objects import LEASES, KubeObjects
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import text_at
 

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from rljob_api.constants import DASHBOARD_PORT, LABEL_ATTEMPT, LABEL_JOB_UID
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import cluster_name, companion_name
-from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata
+from rljob_operator.manifests.ownership import JobIdentity, Manifest, metadata
 from rljob_operator.raw_json import JsonObject, text_at
 
 KEY_ID_LENGTH = 8

@@ -15,14 +15,14 @@ from rljob_api.v1alpha1.pools import PodOverlay, Pool
 from rljob_api.v1alpha1.resources import Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.environment import (
+from rljob_operator.manifests.ownership import JobIdentity, Manifest, labels
+from rljob_operator.manifests.pod_environment import (
     driver_log_environment,
     head_environment,
     wire,
     without_defaults,
     worker_environment,
 )
-from rljob_operator.manifests.objects import JobIdentity, Manifest, labels
 from rljob_operator.manifests.volumes import (
     MountedVolume,
     mounts,
@@ -35,7 +35,7 @@ from rljob_operator.manifests.volumes import (
 
 USER_ID = 1000
 STOP_DRIVER = "rljob_trainer.pod.stop_driver"
-AWAIT_WORKERS = "rljob_trainer.pod.await_workers"
+AWAIT_WORKERS = "rljob_trainer.pod.wait_for_workers"
 DRIVER_LOG = "rljob_trainer.pod.driver_log"
 
 
@@ -49,7 +49,7 @@ class PodMaker:
     defaults: Defaults
 
     def head(self) -> Manifest:
-        """Template of the head pod. Raises HandoverError if the spec is too large to pass on."""
+        """Template of the head pod. Raises DocumentError if the spec is too large to pass on."""
         volumes = [*pod_volumes(self.job, self.spec), ray_volume()]
         resources = _resources(self.spec.head.resources)
         environment = head_environment(self.job, self.spec)

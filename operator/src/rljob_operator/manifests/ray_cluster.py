@@ -13,7 +13,7 @@ from rljob_api.v1alpha1.resources import Resources
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.naming import cluster_name, companion_name
-from rljob_operator.manifests.objects import JobIdentity, Manifest, metadata
+from rljob_operator.manifests.ownership import JobIdentity, Manifest, metadata
 from rljob_operator.manifests.pod_template import PodMaker
 
 API_VERSION = "ray.io/v1"
@@ -22,7 +22,7 @@ KIND = "RayCluster"
 
 def ray_cluster(job: JobIdentity, spec: RLJobSpec, attempt: int, defaults: Defaults, token_key_id: str) -> Manifest:
     """The manifest of the RayCluster. `token_key_id`: id of the key from which the cluster's token is derived. Raises
-    HandoverError if the spec is too large to pass on."""
+    DocumentError if the spec is too large to pass on."""
     name = cluster_name(job.name, attempt)
     pods = PodMaker(job, spec, attempt, defaults)
     annotations: Manifest = {

@@ -17,7 +17,7 @@ from rljob_api.constants import (
     run_state_file_name,
 )
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.manifests.objects import JobIdentity, Manifest
+from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 STOP_MARGIN_SECONDS = 10
 """Time left of the grace period after Ray has killed a trainer that did not exit."""

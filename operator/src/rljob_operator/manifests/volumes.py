@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from rljob_api.constants import POD_CACHE_FOLDER, POD_CODE_FOLDER, POD_STORAGE_FOLDER
-from rljob_api.v1alpha1.environment import Volume
+from rljob_api.v1alpha1.pod_environment import Volume
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.manifests.objects import JobIdentity, Manifest
+from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 RAY_FOLDER = "/tmp/ray"
 """Ray's folder for sessions; it contains `constants.POD_RAY_LOG_FOLDER`."""

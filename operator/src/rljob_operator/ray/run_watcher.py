@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 from rljob_api.constants import driver_log_file_name, run_state_file_name
 from rljob_api.run_state import RunPhase
 from rljob_operator.raw_json import JsonObject, text_at
-from rljob_operator.ray.answers import (
+from rljob_operator.ray.client import Dashboard, DashboardOpenError, DashboardUnreachableError, TokenRejectedError
+from rljob_operator.ray.dashboard_responses import (
     MAX_LOG_CHARACTERS,
     NO_RUN_STATE,
     RunStateFile,
     alive,
+    has_failed,
     head_id,
     infeasible_groups,
     observed_ray_job,
     observed_ray_node,
     run_state_file,
-    went_wrong,
 )
-from rljob_operator.ray.client import Dashboard, DashboardOpenError, DashboardUnreachableError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, ObservedRayNode, Reachability
 
 OBSERVE_SECONDS = 10.0
@@ -192,7 +192,7 @@ class RunWatcher:
         if run.is_starting and self._clock() - run.groups_asked_at >= GROUPS_SECONDS:
             run.groups = infeasible_groups(await dashboard.placement_groups())
             run.groups_asked_at = self._clock()
-        failed = went_wrong(run.job, run.file.state)
+        failed = has_failed(run.job, run.file.state)
         return replace(_remembered(nodes, run), log_tail=await _log_tail(run, dashboard) if failed else "")
 
     async def _look_at_nodes(self, nodes: _Nodes, dashboard: Dashboard) -> None:

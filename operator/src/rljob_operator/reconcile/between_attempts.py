@@ -7,34 +7,34 @@ trainer that is running.
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.requests import as_noted, is_later
+from rljob_api.requests import as_recorded, is_later
 from rljob_api.v1alpha1.status import AttemptOutcome
+from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cleanup import delete_unowned, hold_nothing
 from rljob_operator.reconcile.cluster import is_cleared, not_ready
 from rljob_operator.reconcile.creation import spec_of_attempt
-from rljob_operator.reconcile.endings import Ending
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.plan_types import Effect
-from rljob_operator.reconcile.retries import end_job, give_back_all, reopen_job, start_attempt
+from rljob_operator.reconcile.retries import end_job, reopen_job, reset_retry_budgets, start_attempt
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, seconds_since, timestamp
 
 _STOPPED = "a user stopped the job while no attempt was running"
 
 
-def heed_retry(draft: StatusDraft, observed: Observed) -> None:
+def apply_retry_request(draft: StatusDraft, observed: Observed) -> None:
     """Applies a user's retry request: reopens a failed job, or skips the backoff before the next attempt. A job that is
     running, suspended or complete does not change."""
     asked = observed.job.retry_request
-    if asked is None or as_noted(asked) == draft.handled.retry:
+    if asked is None or as_recorded(asked) == draft.handled.retry:
         return
-    draft.handled = draft.handled.model_copy(update={"retry": as_noted(asked)})
+    draft.handled = draft.handled.model_copy(update={"retry": as_recorded(asked)})
     if draft.result is not None and draft.result.outcome != AttemptOutcome.SUCCEEDED:
         reopen_job(draft)
         # The stop request that ended the job must not end it again. A stop request later than this retry counts.
         if not is_later(observed.job.stop_request, than=asked):
-            draft.note_stop()
+            draft.record_stop_applied()
     elif draft.next_attempt is not None:
-        give_back_all(draft)
+        reset_retry_budgets(draft)
         draft.next_attempt = draft.next_attempt.model_copy(update={"not_before": timestamp(draft.now)})
 
 
@@ -65,9 +65,9 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
 
 def stop_between_attempts(draft: StatusDraft) -> bool:
     """Ends a job that has no running attempt if a user asked to stop it. Returns whether it did."""
-    if not draft.is_to_be_stopped:
+    if not draft.has_stop_request:
         return False
-    draft.note_stop()
+    draft.record_stop_applied()
     end_job(draft, Ending(Reason.STOPPED_BY_USER, _STOPPED))
     return True
 
@@ -84,7 +84,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
     else:
         if draft.suspended_at is None:
             draft.suspended_at = timestamp(draft.now)
-        draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
+        draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.SUSPENDED, "the job is suspended")
         draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft))
 
 

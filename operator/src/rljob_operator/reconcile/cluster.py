@@ -65,7 +65,7 @@ def report_cluster(draft: StatusDraft, observed: Observed, spec: RLJobSpec | Non
         draft.gpus = sum(pool.nodes * pool.gpus_per_node for pool in asked.pools)
     _note_conflict(draft, observed, ours)
     if ours is not None and draft.attempt.cluster_uid is None:
-        draft.change_attempt(cluster_uid=ours.uid, admitted_at=timestamp(draft.now))
+        draft.change_attempt(cluster_uid=ours.uid, cluster_created_at=timestamp(draft.now))
     verdict = _absent(draft, observed) if ours is None else _present(draft, observed, spec, ours)
     if verdict is not None:
         draft.set(ConditionType.CLUSTER_READY, verdict.status, verdict.reason, verdict.message)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import Counter
 
 from rljob_api.conditions import Reason
-from rljob_api.errors import HandoverError
+from rljob_api.errors import DocumentError
 from rljob_api.job_checks import STORAGE_RULE, cluster_violations
-from rljob_api.v1alpha1.elastic import fitting_nodes, with_nodes
+from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Attempt, PoolNodes
 from rljob_api.yaml_text import wire_path
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.environment import spec_document
-from rljob_operator.manifests.objects import JobIdentity
+from rljob_operator.manifests.ownership import JobIdentity
+from rljob_operator.manifests.pod_environment import spec_document
+from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cluster import is_cleared, is_lost, not_ready
-from rljob_operator.reconcile.endings import Ending
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, Reachability
 from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
@@ -38,7 +38,7 @@ def spec_problem(job: ObservedJob, spec: RLJobSpec, defaults: Defaults) -> Endin
         return Ending(reason, "; ".join(f"{wire_path(each.path)}: {each.message}" for each in found))
     try:
         spec_document(JobIdentity(job.namespace, job.name, job.uid), spec)
-    except HandoverError as error:
+    except DocumentError as error:
         return Ending(Reason.INVALID_SPEC, str(error))
     return None
 
@@ -65,9 +65,9 @@ def spec_of_attempt(spec: RLJobSpec, attempt: Attempt) -> RLJobSpec:
     return with_nodes(spec, {pool.name: pool.nodes for pool in attempt.nodes}) if attempt.nodes else spec
 
 
-def should_grow(draft: StatusDraft) -> bool:
+def should_use_all_nodes(draft: StatusDraft) -> bool:
     """Whether to stop an attempt on fewer nodes, because all nodes have been ready for `WHOLE_SECONDS`."""
-    since = draft.attempt.whole_since
+    since = draft.attempt.all_nodes_since
     return since is not None and seconds_since(since, draft.now) >= WHOLE_SECONDS
 
 
@@ -75,11 +75,11 @@ def seconds_to_choice(draft: StatusDraft, spec: RLJobSpec) -> float | None:
     """Seconds until an attempt that waits for nodes starts on fewer, or until an attempt on fewer nodes is stopped to
     use them all; None if neither will happen."""
     attempt, elastic = draft.attempt, spec.run_policy.elastic
-    if attempt.whole_since is not None:
-        return WHOLE_SECONDS - seconds_since(attempt.whole_since, draft.now)
-    if elastic is None or attempt.running_since is not None or attempt.admitted_at is None:
+    if attempt.all_nodes_since is not None:
+        return WHOLE_SECONDS - seconds_since(attempt.all_nodes_since, draft.now)
+    if elastic is None or attempt.running_since is not None or attempt.cluster_created_at is None:
         return None
-    return elastic.wait_seconds - seconds_since(attempt.admitted_at, draft.now)
+    return elastic.wait_seconds - seconds_since(attempt.cluster_created_at, draft.now)
 
 
 def create_cluster(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
@@ -105,11 +105,11 @@ def submit(draft: StatusDraft, observed: Observed) -> SubmitJob:
     return SubmitJob(newest_submission(draft, observed.job), draft.attempt.number, draft.counters.start_number, nodes)
 
 
-def let_us_in(draft: StatusDraft) -> tuple[Effect, ...]:
+def reapply_network_policy(draft: StatusDraft) -> tuple[Effect, ...]:
     """Applies the network policy again while the dashboard is unreachable: it may still be the policy of an operator
     that ran in another namespace."""
     attempt = draft.attempt
-    return (ApplyNetworkPolicy(attempt.cluster),) if attempt.silent_since is not None else ()
+    return (ApplyNetworkPolicy(attempt.cluster),) if attempt.state_unknown_since is not None else ()
 
 
 def _may_have_trainer(draft: StatusDraft, observed: Observed) -> bool:
@@ -133,15 +133,15 @@ def _is_whole(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> bool:
 
 def _nodes_that_are_there(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> tuple[PoolNodes, ...]:
     attempt, elastic = draft.attempt, spec.run_policy.elastic
-    if elastic is None or attempt.admitted_at is None or _is_whole(draft, observed, spec):
+    if elastic is None or attempt.cluster_created_at is None or _is_whole(draft, observed, spec):
         return ()
     former = draft.attempts[-2] if len(draft.attempts) > 1 else None
     was_small = former is not None and former.cluster_uid == attempt.cluster_uid and former.nodes != ()
-    if not was_small and seconds_since(attempt.admitted_at, draft.now) < elastic.wait_seconds:
+    if not was_small and seconds_since(attempt.cluster_created_at, draft.now) < elastic.wait_seconds:
         return ()
     pods = observed.pods_of(attempt.cluster)
     ready = Counter(pod.group for pod in pods if pod.ready and not (pod.deleting or pod.ended))
-    found = fitting_nodes(spec, ready)
+    found = largest_valid_nodes(spec, ready)
     return () if found is None else tuple(PoolNodes(name=name, nodes=nodes) for name, nodes in found.items())
 
 
@@ -151,7 +151,7 @@ def _note_room(draft: StatusDraft, observed: Observed, spec: RLJobSpec) -> None:
     if not attempt.nodes or attempt.running_since is None:
         return
     is_whole = spec.run_policy.elastic is not None and _is_whole(draft, observed, spec)
-    if is_whole and attempt.whole_since is None:
-        draft.change_attempt(whole_since=timestamp(draft.now))
-    elif not is_whole and attempt.whole_since is not None:
-        draft.change_attempt(whole_since=None)
+    if is_whole and attempt.all_nodes_since is None:
+        draft.change_attempt(all_nodes_since=timestamp(draft.now))
+    elif not is_whole and attempt.all_nodes_since is not None:
+        draft.change_attempt(all_nodes_since=None)

@@ -9,8 +9,9 @@ from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_operator.manifests.defaults import Defaults
+from rljob_operator.reconcile.attempt_endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.between_attempts import (
-    heed_retry,
+    apply_retry_request,
     is_well,
     report_suspension,
     seconds_to_start,
@@ -22,12 +23,11 @@ from rljob_operator.reconcile.cluster import Verdict, report_cluster, report_pla
 from rljob_operator.reconcile.creation import (
     choose_nodes,
     create_cluster,
-    let_us_in,
+    reapply_network_policy,
     seconds_to_choice,
     spec_problem,
     submit,
 )
-from rljob_operator.reconcile.endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.observed import Observed, Reachability
 from rljob_operator.reconcile.plan_types import Effect, Plan, events_between
 from rljob_operator.reconcile.retries import end_attempt, end_job, follow_ending, wait_for_another_operator
@@ -40,9 +40,9 @@ from rljob_operator.reconcile.stops import (
     stop_when_due,
 )
 from rljob_operator.reconcile.trainer import (
-    note_last_words,
-    note_progress,
     ray_job,
+    record_progress,
+    record_termination,
     report_run,
     report_silence,
     report_submission,
@@ -67,7 +67,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     if job.deleting:
         return Plan(status=job.status)
     draft = StatusDraft(job, now)
-    heed_retry(draft, observed)
+    apply_retry_request(draft, observed)
     effects: tuple[Effect, ...] = ()
     if draft.result is None:
         effects = _advance(draft, observed, defaults)
@@ -108,7 +108,7 @@ def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tupl
         return _between(draft, observed, spec) if draft.result is None else ()
     unowned = delete_unowned(draft, observed)
     if draft.attempt.running_since is not None:
-        return (*unowned, *stop_when_due(draft, observed, policy), *let_us_in(draft))
+        return (*unowned, *stop_when_due(draft, observed, policy), *reapply_network_policy(draft))
     if spec is None:
         return unowned
     if observed.cluster(draft.attempt.cluster) is None:
@@ -148,8 +148,8 @@ def _report_trainer(
     unobservable = None
     if draft.attempt.running_since is not None:
         unobservable = report_silence(draft, observed)
-        note_progress(draft, observed, policy)
-        note_last_words(draft, observed)
+        record_progress(draft, observed, policy)
+        record_termination(draft, observed)
     request_stop(draft, observed, policy)
     report_run(draft, observed, spec, unobservable)
     return unobservable

@@ -13,7 +13,7 @@ from rljob_api.scalars import MAX_COUNT
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, JobResult, NextAttempt
 from rljob_operator.manifests.naming import cluster_name
-from rljob_operator.reconcile.endings import FAILURE_CLASSES, Ending
+from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES, Ending
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.status_draft import (
     FALSE,
@@ -53,7 +53,7 @@ def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool
             number=number,
             cluster=former.cluster if former is not None else cluster_name(job.name, number),
             cluster_uid=former.cluster_uid if former is not None else None,
-            admitted_at=timestamp(draft.now) if former is not None else None,
+            cluster_created_at=timestamp(draft.now) if former is not None else None,
             started=timestamp(draft.now),
         )
     )
@@ -62,15 +62,15 @@ def start_attempt(draft: StatusDraft, job: ObservedJob, *, on_same_cluster: bool
     draft.suspended_at = None
     if number > 1:
         for kind in _OF_ONE_ATTEMPT:
-            draft.set_if_told(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, _NEXT)
-    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.NEXT_ATTEMPT_STARTED, f"attempt {number} has started")
-    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, f"attempt {number} has started")
+            draft.set_if_present(kind, FALSE, Reason.NEXT_ATTEMPT_STARTED, _NEXT)
+    draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.NEXT_ATTEMPT_STARTED, f"attempt {number} has started")
+    draft.set_if_present(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, f"attempt {number} has started")
 
 
 def end_attempt(draft: StatusDraft, ending: Ending) -> None:
     """Records how the newest attempt ended, and adds its time to the job's active seconds."""
     attempt = draft.attempt
-    since = attempt.admitted_at
+    since = attempt.cluster_created_at
     if since is not None:
         active = max(0, round(seconds_since(since, draft.now)))
         draft.change_counters(active_seconds=min(draft.counters.active_seconds + active, MAX_COUNT))
@@ -82,7 +82,7 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_MESSAGE),
         failure_class=found.value if found is not None else None,
-        silent_since=None,
+        state_unknown_since=None,
     )
     if attempt.running_since is not None:
         draft.set(ConditionType.PROGRESSING, FALSE, Reason.ENDED, "")
@@ -140,8 +140,8 @@ def end_job(draft: StatusDraft, ending: Ending) -> None:
         message=beginning_of(ending.message),
         at=timestamp(draft.now),
     )
-    draft.set_if_told(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, "the job has finished")
-    draft.set_if_told(ConditionType.RETRYING, FALSE, Reason.ENDED, "the job has finished")
+    draft.set_if_present(ConditionType.SUSPENDED, FALSE, Reason.RESUMED, "the job has finished")
+    draft.set_if_present(ConditionType.RETRYING, FALSE, Reason.ENDED, "the job has finished")
     draft.set(ConditionType.FINISHED, TRUE, ending.reason, ending.message)
     draft.set(ConditionType.COMPLETE if succeeded else ConditionType.FAILED, TRUE, ending.reason, ending.message)
 
@@ -151,10 +151,10 @@ def reopen_job(draft: StatusDraft) -> None:
     draft.result = None
     for kind in (ConditionType.FINISHED, ConditionType.FAILED):
         draft.drop(kind)
-    give_back_all(draft)
+    reset_retry_budgets(draft)
 
 
-def give_back_all(draft: StatusDraft) -> None:
+def reset_retry_budgets(draft: StatusDraft) -> None:
     """Resets both retry budgets."""
     draft.change_counters(application_retries=0, infrastructure_retries=0)
 
@@ -182,7 +182,7 @@ def _reset_budgets_after_progress(draft: StatusDraft) -> None:
     before = draft.counters.checkpoint_step
     step = draft.checkpoint.step if draft.checkpoint is not None else None
     if step is not None and (before is None or step > before):
-        give_back_all(draft)
+        reset_retry_budgets(draft)
         draft.change_counters(checkpoint_step=step)
 
 

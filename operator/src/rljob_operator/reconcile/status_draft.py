@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.requests import as_noted
+from rljob_api.requests import as_recorded
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.status import (
     Attempt,
@@ -56,7 +56,7 @@ class StatusDraft:
         self.progress = status.progress
         self.checkpoint = status.checkpoint
         self.export_uri = status.export_uri
-        self._stop_request = None if job.stop_request is None else as_noted(job.stop_request)
+        self._stop_request = None if job.stop_request is None else as_recorded(job.stop_request)
         self._generation = job.generation
         self._conditions = {condition.type: condition for condition in status.conditions}
 
@@ -71,11 +71,11 @@ class StatusDraft:
         return bool(self.attempts) and self.attempt.ended is None
 
     @property
-    def is_to_be_stopped(self) -> bool:
+    def has_stop_request(self) -> bool:
         """Whether a user has asked to stop the job and the operator has not applied it yet."""
         return self._stop_request is not None and self._stop_request != self.handled.stop
 
-    def note_stop(self) -> None:
+    def record_stop_applied(self) -> None:
         """Records that the stop request was applied."""
         self.handled = self.handled.model_copy(update={"stop": self._stop_request})
 
@@ -104,7 +104,7 @@ class StatusDraft:
             last_transition_time=timestamp(self.now) if since is None else since,
         )
 
-    def set_if_told(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
+    def set_if_present(self, kind: ConditionType, status: ConditionStatus, reason: Reason, message: str) -> None:
         """Like `set`, but only if the condition is already in the status: most jobs never need it."""
         if kind in self._conditions:
             self.set(kind, status, reason, message)

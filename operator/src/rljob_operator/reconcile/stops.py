@@ -10,9 +10,9 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import POD_LOGS_FOLDER, STACKS_SECONDS, attempt_logs_folder
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import AttemptState, StopRequest
+from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
-from rljob_operator.reconcile.creation import should_grow
-from rljob_operator.reconcile.endings import Ending, reason_of_stop
+from rljob_operator.reconcile.creation import should_use_all_nodes
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
 from rljob_operator.reconcile.plan_types import DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.status_draft import (
@@ -46,8 +46,8 @@ def request_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> N
     stop = draft.attempt.stop
     if stop is None or observed.ray.reachability is not Reachability.OK:
         return
-    if stop.told_at is None or _has_time_for_stacks(observed, stop, stop.told_at):
-        draft.change_attempt(stop=stop.model_copy(update={"told_at": timestamp(draft.now)}))
+    if stop.sent_at is None or _has_time_for_stacks(observed, stop, stop.sent_at):
+        draft.change_attempt(stop=stop.model_copy(update={"sent_at": timestamp(draft.now)}))
 
 
 def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> tuple[Effect, ...]:
@@ -56,7 +56,7 @@ def stop_when_due(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> 
     job, attempt = ray_job(draft, observed), draft.attempt
     if job is None or job.status.has_ended:
         return ()
-    seen = attempt.ending_seen_at
+    seen = attempt.end_reported_at
     hangs = seen is not None and seconds_since(seen, draft.now) >= policy.grace_period_seconds
     if attempt.stop is None and not hangs:
         return ()
@@ -79,7 +79,7 @@ def ending_by_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy, wa
     if _seconds_to_end_of_stop(draft, observed, stop, policy) > 0:
         return None
     grace = _seconds_to_stop(stop, policy)
-    if stop.told_at is None:
+    if stop.sent_at is None:
         text = f"the trainer could not be asked to stop for {grace} s: Ray's dashboard is unreachable"
         return Ending(reason, text)
     why = f"{stop.message}; " if stop.message is not None else ""
@@ -102,8 +102,8 @@ def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolic
     attempt, grace = draft.attempt, policy.grace_period_seconds
     if attempt.stop is not None:
         limits.append(_seconds_to_end_of_stop(draft, observed, attempt.stop, policy))
-    if attempt.ending_seen_at is not None:
-        waited = seconds_since(attempt.ending_seen_at, draft.now)
+    if attempt.end_reported_at is not None:
+        waited = seconds_since(attempt.end_reported_at, draft.now)
         limits += [grace - waited, 2 * grace - waited]
     if attempt.running_since is not None:
         limits.append(policy.stall_deadline_seconds - seconds_without_progress(draft))
@@ -114,8 +114,8 @@ def seconds_to_deadline(draft: StatusDraft, observed: Observed, policy: RunPolic
 
 
 def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> Reason | None:
-    if draft.is_to_be_stopped:
-        draft.note_stop()
+    if draft.has_stop_request:
+        draft.record_stop_applied()
         return Reason.STOPPED_BY_USER
     if observed.job.is_suspended:
         return Reason.SUSPENDED
@@ -125,7 +125,7 @@ def _reason_to_stop(draft: StatusDraft, observed: Observed, policy: RunPolicy) -
     if _is_stalled(draft, observed, policy):
         return Reason.STALLED
     # With a spec that cannot be read, the next attempt would wait instead of using all nodes.
-    if observed.job.spec is not None and ray_job(draft, observed) is not None and should_grow(draft):
+    if observed.job.spec is not None and ray_job(draft, observed) is not None and should_use_all_nodes(draft):
         return Reason.RESIZED
     return None
 
@@ -157,14 +157,14 @@ def _stacks_are_due(draft: StatusDraft) -> bool:
     stop = draft.attempt.stop
     if stop is None or stop.reason != Reason.STALLED:
         return False
-    return stop.told_at is None or seconds_since(stop.told_at, draft.now) < STACKS_SECONDS
+    return stop.sent_at is None or seconds_since(stop.sent_at, draft.now) < STACKS_SECONDS
 
 
-def _has_time_for_stacks(observed: Observed, stop: StopRequest, told_at: str) -> bool:
+def _has_time_for_stacks(observed: Observed, stop: StopRequest, sent_at: str) -> bool:
     """Whether the time for writing the stacks starts again, because Ray does not have the program that writes them: an
     operator may record the start and be stopped before it submits the program. The time is limited: if Ray never
     accepts the program, the trainer is stopped without stacks."""
-    is_early = seconds_since(stop.requested_at, moment(told_at)) < STACKS_SECONDS
+    is_early = seconds_since(stop.requested_at, moment(sent_at)) < STACKS_SECONDS
     return observed.ray.stacks_missing and is_early
 
 
@@ -174,15 +174,15 @@ def _seconds_to_stop(stop: StopRequest, policy: RunPolicy) -> int:
 
 def _seconds_to_end_of_stop(draft: StatusDraft, observed: Observed, stop: StopRequest, policy: RunPolicy) -> float:
     """Seconds until the operator no longer waits for a trainer that should stop."""
-    left = _seconds_to_stop(stop, policy) - seconds_since(stop.told_at or stop.requested_at, draft.now)
-    return left if stop.told_at is not None else _left_of_silence(left, observed)
+    left = _seconds_to_stop(stop, policy) - seconds_since(stop.sent_at or stop.requested_at, draft.now)
+    return left if stop.sent_at is not None else _left_of_silence(left, observed)
 
 
 def _seconds_of_activity_left(draft: StatusDraft, policy: RunPolicy) -> float | None:
     """Seconds left of the active deadline; None if the job has none."""
     if policy.active_deadline_seconds is None:
         return None
-    since = draft.attempt.admitted_at if draft.is_under_way else None
+    since = draft.attempt.cluster_created_at if draft.is_under_way else None
     current = max(0.0, seconds_since(since, draft.now)) if since is not None else 0.0
     return policy.active_deadline_seconds - draft.counters.active_seconds - current
 
@@ -193,14 +193,14 @@ def _endings(
     """The endings by deadlines, each with the seconds until it is due."""
     attempt = draft.attempt
     if attempt.running_since is not None:
-        if unobservable is None or attempt.silent_since is None:
+        if unobservable is None or attempt.state_unknown_since is None:
             return []
         limit = policy.stall_deadline_seconds
         text = f"the trainer could not be observed for {limit} s: {unobservable[1]}"
-        left = limit - seconds_since(attempt.silent_since, draft.now)
+        left = limit - seconds_since(attempt.state_unknown_since, draft.now)
         return [(_left_of_silence(left, observed), Ending(unobservable[0], text))]
     limit = policy.provisioning_deadline_seconds
-    waited = seconds_since(attempt.admitted_at or attempt.started, draft.now)
+    waited = seconds_since(attempt.cluster_created_at or attempt.started, draft.now)
     text = f"the trainer did not start within {limit} s: {waits_for}"
     found = [(limit - waited, Ending(Reason.PROVISIONING_DEADLINE_EXCEEDED, text))]
     failure = observed.failure

@@ -72,15 +72,15 @@ def report_silence(draft: StatusDraft, observed: Observed) -> tuple[Reason, str]
     the attempt since when it cannot be observed."""
     unobservable = _unobservable(draft, observed)
     if unobservable is None:
-        if draft.attempt.silent_since is not None and observed.ray.reachability is Reachability.OK:
-            draft.change_attempt(silent_since=None)
+        if draft.attempt.state_unknown_since is not None and observed.ray.reachability is Reachability.OK:
+            draft.change_attempt(state_unknown_since=None)
         return None
-    if draft.attempt.silent_since is None:
-        draft.change_attempt(silent_since=timestamp(draft.now))
+    if draft.attempt.state_unknown_since is None:
+        draft.change_attempt(state_unknown_since=timestamp(draft.now))
     return unobservable
 
 
-def note_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
+def record_progress(draft: StatusDraft, observed: Observed, policy: RunPolicy) -> None:
     """Records when the trainer last made progress, by the operator's clock: any change of its run state counts. The
     trainer's own clock may differ."""
     state = observed.ray.run_state if ray_job(draft, observed) is not None else None
@@ -119,18 +119,18 @@ def report_run(
     _report_progressing(draft, observed, state, unobservable)
 
 
-def note_last_words(draft: StatusDraft, observed: Observed) -> None:
+def record_termination(draft: StatusDraft, observed: Observed) -> None:
     """Records when the trainer or Ray first reported the trainer's end."""
     job, state = ray_job(draft, observed), observed.ray.run_state
-    if job is None or draft.attempt.ending_seen_at is not None:
+    if job is None or draft.attempt.end_reported_at is not None:
         return
     if job.status.has_ended or (state is not None and state.phase in LAST_PHASES):
-        draft.change_attempt(ending_seen_at=timestamp(draft.now))
+        draft.change_attempt(end_reported_at=timestamp(draft.now))
 
 
-def seconds_since_last_words(draft: StatusDraft) -> float | None:
+def seconds_since_termination(draft: StatusDraft) -> float | None:
     """Seconds since the trainer or Ray first reported its end; None if neither has."""
-    seen = draft.attempt.ending_seen_at
+    seen = draft.attempt.end_reported_at
     return None if seen is None else seconds_since(seen, draft.now)
 
 
@@ -180,7 +180,7 @@ def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] 
     if ray.reachability is Reachability.NOT_ASKED:
         return Reason.DASHBOARD_UNREACHABLE, "the head pod is not ready"
     if ray.reachability is not Reachability.OK:
-        if ray.silent_seconds < SHORT_SILENCE_SECONDS and draft.attempt.silent_since is None:
+        if ray.silent_seconds < SHORT_SILENCE_SECONDS and draft.attempt.state_unknown_since is None:
             return None
         rejected = ray.reachability is Reachability.REJECTED
         return Reason.TOKEN_REJECTED if rejected else Reason.DASHBOARD_UNREACHABLE, ray.error or "reason unknown"
@@ -223,7 +223,7 @@ def _report_progressing(
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if stop is not None:
         text = f"the trainer was asked to stop ({stop.reason})"
-        if stop.told_at is None:
+        if stop.sent_at is None:
             text = f"the trainer should stop ({stop.reason}), but cannot be asked: Ray's dashboard is unreachable"
         draft.set(kind, FALSE, Reason.STOPPING, text)
     elif head is not None and head.deleting:

@@ -238,7 +238,7 @@ def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
             response_mean=row.get("response_length/mean", 0.0),
             response_max=row.get("response_length/max", 0.0),
             clip_ratio=row.get("response_length/clip_ratio", 0.0),
-            learned_fraction=min(1.0, max(0.0, row.get("actor/learned_fraction", 1.0))),
+            learned_fraction=min(1.0, max(0.0, row.get("actor/trained_fraction", 1.0))),
             generated_per_learned=max(1.0, prompts / batch_size),
         ),
     )

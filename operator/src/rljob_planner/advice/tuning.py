@@ -176,7 +176,7 @@ def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
         text = f"the busiest worker updates with {facts.token_imbalance:.2f} times the mean number of tokens, and the"
         found.append(Finding(f"{text} others wait for it (perf/token_imbalance)", "balance"))
     if lengths.learned_fraction < 0.8:
-        text = f"{1 - lengths.learned_fraction:.0%} of the responses are not trained on (actor/learned_fraction)"
+        text = f"{1 - lengths.learned_fraction:.0%} of the responses are not trained on (actor/trained_fraction)"
         found.append(Finding(text, "responses that teach nothing"))
     if lengths.generated_per_learned > 1.2:
         text = f"dynamic sampling generates {lengths.generated_per_learned:.1f} times the responses of a batch"

@@ -63,7 +63,7 @@ def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int
 
 def tokens_of_rank(workload: Workload, layout: TrainLayout, num_prompts: int) -> int:
     """That a rank's layers work on in the largest micro-batch of a pass over so many prompts with their responses, as
-    `plan_micro_batches` (engines/train/passes.py) fills them."""
+    `plan_micro_batches` (engines/train/micro_batching.py) fills them."""
     rows = -(-num_prompts * workload.group_size // layout.num_data_ranks)
     tokens = min(workload.max_tokens_per_micro_batch * layout.sequence_parallel, rows * workload.lengths.longest_row)
     return -(-tokens // layout.sequence_parallel)

@@ -111,7 +111,7 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """Of each worker. Rows of like length are put together while they fit (engines/train/passes.py): half a row
+    """Of each worker. Rows of like length are put together while they fit (engines/train/micro_batching.py): half a row
     of room is lost on average."""
     budget = max_tokens * layout.sequence_parallel
     own = math.ceil(rows.count / layout.num_data_ranks)

@@ -33,7 +33,7 @@ from rljob_api.v1alpha1.status import (
     RLJobStatus,
     StopRequest,
 )
-from rljob_operator.reconcile.endings import FAILURE_CLASSES
+from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedJob,
@@ -242,7 +242,7 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
     reached = _ORDER.index(stage)
     record: dict[str, object] = {"started": ago(started)}
     if reached >= _ORDER.index(Stage.PROVISIONING):
-        record |= {"admitted_at": ago(admitted)}
+        record |= {"cluster_created_at": ago(admitted)}
     if reached >= _ORDER.index(Stage.READY):
         record |= {"ready_at": ago(ready)}
     if reached >= _ORDER.index(Stage.SUBMITTED):
@@ -250,22 +250,22 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
     if reached >= _ORDER.index(Stage.STARTING):
         record |= {"running_since": ago(running), "progressed_at": ago(min(running, an_age(pick)))}
         record |= {"run_state_at": ago(an_age(pick)) if coin_flip(pick) else None}
-        record |= {"silent_since": ago(min(running, an_age(pick))) if pick.randint(0, 3) == 0 else None}
+        record |= {"state_unknown_since": ago(min(running, an_age(pick))) if pick.randint(0, 3) == 0 else None}
         record |= {"state": AttemptState.STARTING.value if stage is Stage.STARTING else AttemptState.RUNNING.value}
     if stage is Stage.STOPPING or (stage is Stage.ENDING and coin_flip(pick)):
         told = ago(an_age(pick)) if coin_flip(pick) else None
-        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), told_at=told)
+        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), sent_at=told)
         record |= {"stop": stop, "state": AttemptState.STOPPING.value}
     if stage is Stage.ENDING:
-        record |= {"ending_seen_at": ago(min(running, an_age(pick)))}
+        record |= {"end_reported_at": ago(min(running, an_age(pick)))}
     return inputs.attempt(number=number, seen=stage is not Stage.WRITTEN, record=record)
 
 
 def _on_fewer_nodes(pick: Random, attempt: Attempt) -> Attempt:
     """Which it took after waiting for all of them; they may have come since."""
-    waited = {"started": ago(100), "admitted_at": ago(ELASTIC_WAIT_SECONDS + 1)}
+    waited = {"started": ago(100), "cluster_created_at": ago(ELASTIC_WAIT_SECONDS + 1)}
     whole = ago(pick.choice([1, 59, 60, 61])) if attempt.running_since is not None and coin_flip(pick) else None
-    return attempt.model_copy(update=waited | {"nodes": (PoolNodes(name="main", nodes=1),), "whole_since": whole})
+    return attempt.model_copy(update=waited | {"nodes": (PoolNodes(name="main", nodes=1),), "all_nodes_since": whole})
 
 
 def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:

@@ -205,7 +205,7 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
     status, error_type, exit_code = pick.choice(_ENDS)
     told = ObservedRayJob(seen.ray.job.submission_id, RayJobStatus(status), pick.choice(TEXTS), error_type, exit_code)
     if coin_flip(pick):
-        seen = _with_attempt(seen, ending_seen_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
+        seen = _with_attempt(seen, end_reported_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
     ray_then = replace(seen.ray, job=told, log_tail=pick.choice(TEXTS))
     if pick.random() < 0.3:
         return replace(seen, ray=replace(ray_then, run_state=None))
@@ -226,7 +226,7 @@ def _ended_without_words(pick: Random, seen: Observed) -> Observed:
     """A while ago, and well by Ray's words."""
     assert seen.ray.job is not None, "only of a trainer that Ray knows"
     done = replace(seen.ray.job, status=RayJobStatus.SUCCEEDED, exit_code=0)
-    seen = _with_attempt(seen, ending_seen_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
+    seen = _with_attempt(seen, end_reported_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
     unread = pick.choice([None, "contract version 9"])
     return replace(seen, ray=replace(seen.ray, job=done, run_state=None, run_state_error=unread))
 
@@ -242,7 +242,7 @@ def _out_of_memory(pick: Random, seen: Observed) -> Observed:
 
 def _blind_for_long(pick: Random, seen: Observed) -> Observed:
     """Nothing is learned of a trainer that runs, for as long as the operator waits at the most, or almost."""
-    seen = _with_attempt(seen, silent_since=timestamp(inputs.at(pick.choice([-601, -600, -599]))))
+    seen = _with_attempt(seen, state_unknown_since=timestamp(inputs.at(pick.choice([-601, -600, -599]))))
     if coin_flip(pick):
         return pick.choice([_run_state_unreadable, _forbidden])(pick, seen)
     how = pick.choice([Reachability.UNREACHABLE, Reachability.REJECTED, Reachability.REJECTED, Reachability.NOT_ASKED])

@@ -9,15 +9,15 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import cast
 
-from rljob_operator.controller.act import Actor
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
-from rljob_operator.controller.surroundings import Surroundings
-from rljob_operator.handlers.news import News
+from rljob_operator.controller.operator_context import OperatorContext
+from rljob_operator.controller.plan_executor import Actor
 from rljob_operator.handlers.relist import Relist
+from rljob_operator.handlers.watch_events import News
+from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
-from rljob_operator.kube.objects import JOBS, KubeObjects, Listing, ResourceType
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
 from rljob_operator.raw_json import JsonObject, object_at, text_at
@@ -152,7 +152,7 @@ class ControllerOnFakeApi:
         self.queue = NotedQueue()
         self.leads = True
         defaults = Defaults("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"})
-        shared = Surroundings(
+        shared = OperatorContext(
             cast(KubeObjects, self.api),
             self.cache,
             settings,

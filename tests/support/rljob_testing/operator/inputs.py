@@ -28,7 +28,7 @@ from rljob_api.v1alpha1.status import (
     RLJobStatus,
 )
 from rljob_operator.manifests.defaults import Defaults
-from rljob_operator.manifests.objects import JobIdentity
+from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedCluster,
@@ -111,7 +111,7 @@ def attempt(
         submissions=submissions,
         start_number=START_NUMBER if submissions else None,
         started=since,
-        admitted_at=since if seen else None,
+        cluster_created_at=since if seen else None,
         ready_at=since if submissions else None,
         running_since=since if submissions else None,
         progressed_at=timestamp(NOW) if submissions else None,

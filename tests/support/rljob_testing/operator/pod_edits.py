@@ -14,7 +14,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.manifests.objects import Manifest
+from rljob_operator.manifests.ownership import Manifest
 from rljob_operator.manifests.pod_template import PodMaker
 from rljob_testing.jobs.valid_job import Wire, valid_job
 from rljob_testing.operator import inputs

@@ -48,7 +48,7 @@ from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import Peak
 from rljob_planner.workload import TrainLayout, TrainModel
 from rljob_trainer.batch.ragged import RaggedColumn
-from rljob_trainer.engines.train import attention, passes, token_logprobs
+from rljob_trainer.engines.train import attention, micro_batching, token_logprobs
 from rljob_trainer.engines.train.attention_kernels import Kernel
 from rljob_trainer.engines.train.layout import LayoutMeshes, ParallelLayout
 from rljob_trainer.engines.train.lora import AdapterSettings
@@ -57,7 +57,7 @@ from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.sharded_model import sharded_model
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch
-from rljob_trainer.engines.train.token_model import AskDistribution, TokenModel
+from rljob_trainer.engines.train.token_model import LogprobRequest, TokenModel
 
 CPU = torch.device("cpu")
 NUM_MICRO_BATCHES = 2
@@ -169,7 +169,7 @@ def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_l
     elif case.layout.num_replicas > 1:
         model.set_requires_all_reduce(is_last)  # type: ignore[operator]
     *_, logprobs_R, _entropy, _squares = model(
-        lambda each: passes.routed_columns(micro_batch, AskDistribution(1.0), each)
+        lambda each: micro_batching.routed_columns(micro_batch, LogprobRequest(1.0), each)
     )
     assert logprobs_R is not None
     (-logprobs_R.sum()).backward()
@@ -177,7 +177,7 @@ def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_l
 
 @torch.no_grad()
 def _score(model: TokenModel, micro_batch: MicroBatch) -> None:
-    model(lambda each: passes.columns(micro_batch, AskDistribution(1.0), each))
+    model(lambda each: micro_batching.columns(micro_batch, LogprobRequest(1.0), each))
 
 
 def _total(tracker: FSDPMemTracker, moment: str) -> int:
@@ -214,7 +214,7 @@ def _faked(micro_batch: MicroBatch, mode: FakeTensorMode) -> MicroBatch:
 
     rows = micro_batch.rows
     # These are worked out where they are first asked for, from numbers that fake tensors do not have.
-    vars(rows).update(position_ids_1N=fake(rows.position_ids_1N), starts_B1=fake(rows.starts_B1))
+    vars(rows).update(position_ids_1N=fake(rows.position_ids_1N), cumulative_lengths=fake(rows.cumulative_lengths))
     return replace(
         micro_batch,
         tokens_N=fake(micro_batch.tokens_N),

@@ -25,7 +25,7 @@ from rljob_api.constants import (
     driver_log_file_name,
     run_state_file_name,
 )
-from rljob_api.handover import load_run_state
+from rljob_api.contract_documents import load_run_state
 from rljob_api.run_state import RunState
 from rljob_testing.local_servers import free_port
 from rljob_testing.process_tree import signal_when_parent_dies

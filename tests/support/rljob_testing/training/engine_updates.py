@@ -29,7 +29,7 @@ from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
-    IS_LEARNED,
+    IS_TRAINED,
     POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
@@ -172,7 +172,7 @@ def drawn_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) 
     return DataProto(
         {
             ADVANTAGES: torch.randn(len(lengths), generator=generator),
-            IS_LEARNED: torch.ones(len(lengths), dtype=torch.bool),
+            IS_TRAINED: torch.ones(len(lengths), dtype=torch.bool),
         },
         ragged={
             TOKENS: RaggedColumn.from_rows(rows),

@@ -32,7 +32,7 @@ from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.training import replays, step_cases, user_algorithms
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.layout import REPLICATE
-from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
+from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED
 
 ADAPTIVE = KlController(type=KlControllerType.ADAPTIVE, adaptive=AdaptiveKl(target=1e-3, horizon=32))
 """A step of eight learned responses changes the coefficient by at most a twentieth."""
@@ -390,8 +390,8 @@ def uneven_update(context: WorkerContext) -> Uneven:
     run = replays.replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
     rollouts, sampling = replays.ReplayedRollouts(), run.replay.plan(1).sampling
     batch = rollouts.run(replays.prompts_of(0, 4), 4, sampling, torch.tensor([3])).batch
-    is_learned_B = torch.arange(16) < 8
-    columns = {IS_LEARNED: is_learned_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
+    is_trained_B = torch.arange(16) < 8
+    columns = {IS_TRAINED: is_trained_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
     share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
     with replays.kept_gradients(run.actor.engine) as gradients, replays.watched_passes(run.actor.engine) as passes:
         share = share.union(run.actor.compute_logprobs(share))

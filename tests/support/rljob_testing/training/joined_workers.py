@@ -20,7 +20,7 @@ from rljob_trainer.observability.metrics import Metrics
 from rljob_trainer.workers.actor import ActorWorker
 from rljob_trainer.workers.critic import CriticWorker
 from rljob_trainer.workers.reference import ReferenceWorker
-from rljob_trainer.workers.trained import TrainedWorker
+from rljob_trainer.workers.trained_worker import TrainedWorker
 
 Given = ParamSpec("Given")
 Result_co = TypeVar("Result_co", covariant=True)

@@ -18,7 +18,7 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.weights.sync import merged_tensors, whole_adapters
-from rljob_trainer.workers.columns import IS_LEARNED, OLD_LOGPROBS, REF_LOGPROBS, token_batch
+from rljob_trainer.workers.columns import IS_TRAINED, OLD_LOGPROBS, REF_LOGPROBS, token_batch
 from rljob_trainer.workers.reference import ReferenceWorker
 
 ALGORITHM = Algorithm(entropy_coefficient=0.01, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS))
@@ -159,4 +159,4 @@ def rollout(run: replays.ReplayedRun) -> DataProto:
         .run(replays.prompts_of(0, 2), 4, run.replay.plan(1).sampling, torch.tensor([3]))
         .batch
     )
-    return batch.with_columns({IS_LEARNED: torch.ones(len(batch), dtype=torch.bool)})
+    return batch.with_columns({IS_TRAINED: torch.ones(len(batch), dtype=torch.bool)})

@@ -22,7 +22,7 @@ import pytest
 from pydantic import JsonValue
 
 from rljob_api.constants import ENV_RUN_FOLDER, RUN_STATE_FILE_NAME
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
 from rljob_api.job_file import load_job_file
 from rljob_api.run_state import RunState
 from rljob_testing.process_tree import Process, descendants, is_alive, processes_with_variable

@@ -65,7 +65,7 @@ def gdpo_advantages(inputs: ResponseInputs) -> Tensor:
     summed_B = torch.zeros_like(inputs.rewards_B, dtype=torch.float64)
     for name, rewards_B in inputs.named_rewards.items():
         summed_B += inputs.reward_weights[name] * _group_relative(rewards_B.double(), inputs.groups_B, by_std=True)
-    return whitened_responses(summed_B, inputs.learned_lengths_B).to(inputs.rewards_B.dtype)
+    return whitened_responses(summed_B, inputs.trained_lengths_B).to(inputs.rewards_B.dtype)
 
 
 def leave_one_out_advantages(inputs: ResponseInputs) -> Tensor:
@@ -88,7 +88,7 @@ def reinforce_plus_plus_baseline_advantages(inputs: ResponseInputs) -> Tensor:
     stable than that of a small group.
     """
     centered_B = _Groups.of(inputs.rewards_B, inputs.groups_B).centered(inputs.rewards_B.double())
-    return whitened_responses(centered_B, inputs.learned_lengths_B).to(inputs.rewards_B.dtype)
+    return whitened_responses(centered_B, inputs.trained_lengths_B).to(inputs.rewards_B.dtype)
 
 
 def remax_advantages(inputs: ResponseInputs) -> Tensor:

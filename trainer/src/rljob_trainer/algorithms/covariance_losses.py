@@ -21,9 +21,9 @@ from rljob_trainer.algorithms.interfaces import ROLLOUT_LOGPROBS, LossInputs, Re
 from rljob_trainer.algorithms.kl import MAX_LOG_RATIO, absolute_difference
 from rljob_trainer.algorithms.policy_losses import (
     KL_SUM,
+    clamped_log_ratio,
     clipped_losses,
     clipped_surrogate,
-    held_log_ratio,
 )
 from rljob_trainer.algorithms.selection import drawn_keys, largest, nth_largest
 
@@ -100,7 +100,7 @@ def ratio_with_penalty(inputs: LossInputs, settings: KlCov) -> TokenLosses:
     """
     is_chosen_N = inputs.whole[IS_CHOSEN]
     penalties_N = absolute_difference(inputs.logprobs_N, inputs.old_logprobs_N)
-    losses_N = -inputs.advantages_N * held_log_ratio(inputs).exp() + settings.coefficient * is_chosen_N * penalties_N
+    losses_N = -inputs.advantages_N * clamped_log_ratio(inputs).exp() + settings.coefficient * is_chosen_N * penalties_N
     kl_sum = (inputs.old_logprobs_N - inputs.logprobs_N.detach()).sum()
     return TokenLosses(losses_N, {CHOSEN_SUM: is_chosen_N.sum(), KL_SUM: kl_sum})
 

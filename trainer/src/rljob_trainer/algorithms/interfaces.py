@@ -63,7 +63,7 @@ class ResponseInputs:
     """int64: the group of each response. Responses to the same prompt have equal numbers; the numbers are arbitrary."""
     lengths_B: Tensor
     """int64: the number of response tokens."""
-    is_learned_B: Tensor | None = field(default=None, kw_only=True)
+    is_trained_B: Tensor | None = field(default=None, kw_only=True)
     """bool: False for responses that are not trained on; None if all are trained on."""
     greedy_rewards_B: Tensor | None = field(default=None, kw_only=True)
     """float32: the score of the greedy response to the same prompt. None unless the estimator needs GREEDY_REWARDS."""
@@ -74,9 +74,9 @@ class ResponseInputs:
     """The weight of each of `named_rewards`, for example `{"correct": 1.0, "format": 0.2}`."""
 
     @property
-    def learned_lengths_B(self) -> Tensor:
+    def trained_lengths_B(self) -> Tensor:
         """int64: the number of tokens that are trained on; 0 for a response that is not."""
-        return self.lengths_B if self.is_learned_B is None else self.lengths_B * self.is_learned_B
+        return self.lengths_B if self.is_trained_B is None else self.lengths_B * self.is_trained_B
 
 
 @dataclass(frozen=True)

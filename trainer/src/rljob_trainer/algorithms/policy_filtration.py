@@ -40,7 +40,7 @@ def filtration_weights(scores_S: Tensor, filtration: PolicyFiltration) -> Tensor
 
 
 def drawn_rows(
-    scores_B: Tensor, groups_B: Tensor, is_learned_B: Tensor, filtration: PolicyFiltration, uniform_B: Tensor
+    scores_B: Tensor, groups_B: Tensor, is_trained_B: Tensor, filtration: PolicyFiltration, uniform_B: Tensor
 ) -> Tensor:
     """[B] int64: for each row the number of the row that replaces it in the updates.
 
@@ -48,8 +48,8 @@ def drawn_rows(
     the same prompt. `uniform_B` (float64 in [0, 1)) is the only source of randomness."""
     drawn_B = torch.arange(len(scores_B))
     scopes_B = groups_B if filtration.scope is FiltrationScope.GROUP else torch.zeros_like(groups_B)
-    for scope in sorted(set(scopes_B[is_learned_B].tolist())):
-        rows_S = (is_learned_B & (scopes_B == scope)).nonzero()[:, 0]
+    for scope in sorted(set(scopes_B[is_trained_B].tolist())):
+        rows_S = (is_trained_B & (scopes_B == scope)).nonzero()[:, 0]
         weights_S = filtration_weights(scores_B[rows_S], filtration)
         is_possible_S = weights_S > 0
         sums_P = weights_S[is_possible_S].cumsum(0)

@@ -42,7 +42,7 @@ def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
     it off. When to use: the default.
     """
     advantages_N = inputs.advantages_N
-    log_ratio_N = held_log_ratio(inputs)
+    log_ratio_N = clamped_log_ratio(inputs)
     low, high, dual = map(filled, (settings.clip_ratio_low, settings.clip_ratio_high, settings.dual_clip_ratio))
     losses_N, is_clipped_N = clipped_losses(log_ratio_N.exp(), advantages_N, low, high)
     sums = {CLIPPED_SUM: is_clipped_N.sum(), KL_SUM: -log_ratio_N.detach().sum()}
@@ -69,7 +69,7 @@ def clipped_weight(inputs: LossInputs, settings: Cispo) -> TokenLosses:
     no lower bound. Every token has a gradient, also beyond log-ratios of +-20. When to use: long reasoning, where PPO's
     clip would remove the gradient of rare tokens that change the line of thought.
     """
-    log_ratio_N = held_log_ratio(inputs).detach()
+    log_ratio_N = clamped_log_ratio(inputs).detach()
     ratio_N = log_ratio_N.exp()
     weights_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
     sums = {CLIPPED_SUM: (ratio_N != weights_N).sum(), KL_SUM: -log_ratio_N.sum()}
@@ -93,7 +93,7 @@ def soft_gate(inputs: LossInputs, settings: Sapo) -> TokenLosses:
     gradient; away from it the gradient decreases smoothly where PPO cuts it off. When to use: if hard clipping makes
     training unstable, for example with mixtures of experts.
     """
-    log_ratio_N = held_log_ratio(inputs)
+    log_ratio_N = clamped_log_ratio(inputs)
     temperatures_N = by_sign(inputs.advantages_N, settings.temperature_positive, settings.temperature_negative)
     gates_N = torch.sigmoid(temperatures_N * (log_ratio_N.exp() - 1.0))
     losses_N = -4.0 / temperatures_N * gates_N * inputs.advantages_N
@@ -110,7 +110,7 @@ def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
     vocabularies, whose rare tokens have large ratios although their probability has hardly changed.
     """
     advantages_N = inputs.advantages_N
-    log_ratio_N = held_log_ratio(inputs).detach()
+    log_ratio_N = clamped_log_ratio(inputs).detach()
     new_N, old_N = inputs.logprobs_N.detach().exp(), inputs.old_logprobs_N.exp()
     pushed_N = advantages_N.sign() * (new_N - old_N)
     thresholds_N = by_sign(advantages_N, filled(settings.threshold_high), filled(settings.threshold_low))
@@ -144,7 +144,7 @@ def quadratic_penalty(inputs: LossInputs, settings: Dro) -> TokenLosses:
     return TokenLosses(losses_N, {KL_SUM: -log_ratio_N.detach().sum()})
 
 
-def held_log_ratio(inputs: LossInputs) -> Tensor:
+def clamped_log_ratio(inputs: LossInputs) -> Tensor:
     """[N]: logprob - old logprob, clamped to +-20."""
     return (inputs.logprobs_N - inputs.old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 

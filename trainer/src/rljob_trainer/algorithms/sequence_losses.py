@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.policy_loss import Gmpo, Gspo
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
-from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, KL_SUM, clipped_losses, held_log_ratio
+from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, KL_SUM, clamped_log_ratio, clipped_losses
 from rljob_trainer.algorithms.segments import Segments
 
 MAX_MEAN_LOG_RATIO = 10.0
@@ -50,7 +50,7 @@ def clipped_geometric_mean(inputs: LossInputs, settings: Gmpo) -> TokenLosses:
     outliers change a geometric mean less.
     """
     segments, advantages_N = inputs.segments, inputs.advantages_N
-    log_ratio_N = held_log_ratio(inputs)
+    log_ratio_N = clamped_log_ratio(inputs)
     clipped_N = log_ratio_N.clamp(max=settings.clip_log_ratio_high).where(
         advantages_N > 0, log_ratio_N.clamp(min=-settings.clip_log_ratio_low)
     )

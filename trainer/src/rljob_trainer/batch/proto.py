@@ -17,7 +17,8 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from rljob_trainer.batch.any_column import (
+from rljob_trainer.batch.coercion import coerced_columns
+from rljob_trainer.batch.column_checks import (
     Column,
     check_kinds,
     check_same,
@@ -26,7 +27,6 @@ from rljob_trainer.batch.any_column import (
     local_bytes,
     object_column,
 )
-from rljob_trainer.batch.coercion import coerced_columns
 from rljob_trainer.batch.columns import concat_tensors, take_objects, take_tensor
 from rljob_trainer.batch.meta import MetaValue, coerced_meta, merged_meta
 from rljob_trainer.batch.ragged import RaggedColumn

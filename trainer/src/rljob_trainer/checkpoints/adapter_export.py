@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.model import Lora, Model
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.export import Told, tell_nobody, write_huggingface
+from rljob_trainer.checkpoints.export import Told, ignore_progress, write_huggingface
 from rljob_trainer.checkpoints.layout import TensorEntry
 from rljob_trainer.checkpoints.load import CheckpointReader
 from rljob_trainer.checkpoints.storage import sync_folder
@@ -41,7 +41,7 @@ def write_merged_huggingface(
     settings: AdapterSettings,
     base_model: Model,
     dtype: torch.dtype,
-    told: Told = tell_nobody,
+    told: Told = ignore_progress,
 ) -> None:
     """Like `write_huggingface`, for the model in `source` merged with adapters: the checkpoint's tensors whose names
     begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32; `base_model` is the base model
@@ -50,7 +50,7 @@ def write_merged_huggingface(
     def write_adapters(export: Path) -> None:
         names = [name for name in adapters.names if name.startswith(prefix)]
         tensors = {name.removeprefix(prefix): adapters.read(name) for name in names}
-        if endings := mistaken_for_experts(weights.model, tensors):
+        if endings := names_shared_with_experts(weights.model, tensors):
             log.warning(
                 "export: %s/ is not written, because peft would apply the adapters of %s to the experts of the model",
                 ADAPTER_FOLDER,
@@ -115,7 +115,7 @@ class MergedWeights:
         return torch.empty(self._adapters.entry(name).global_shape, device="meta")
 
 
-def mistaken_for_experts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+def names_shared_with_experts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """Returns the layer names (last parts, such as `gate_proj`) that have adapters and are also names of experts in the
     model's files. `names`: tensor names of peft's file. When peft (0.21.2) loads the file, it applies such adapters to
     the experts, even if they belong to other layers."""

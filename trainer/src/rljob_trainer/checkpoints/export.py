@@ -57,7 +57,7 @@ Told = Callable[[int, int], None]
 """Progress callback: (number of tensors read, number of all tensors)."""
 
 
-def tell_nobody(_number: int, _of: int) -> None:
+def ignore_progress(_number: int, _of: int) -> None:
     """Ignores the progress."""
 
 
@@ -90,7 +90,7 @@ def write_huggingface(
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
     write_more: Callable[[Path], None] | None = None,
-    told: Told = tell_nobody,
+    told: Told = ignore_progress,
 ) -> None:
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 

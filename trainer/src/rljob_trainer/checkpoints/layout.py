@@ -25,7 +25,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field, JsonValue, ValidationError
 
 from rljob_api.base import WireModel
-from rljob_api.handover import is_readable_version, readable_versions
+from rljob_api.contract_documents import is_readable_version, readable_versions
 from rljob_api.scalars import Count, PositiveCount
 from rljob_api.tolerant_reading import CHECKPOINT, Reading, read_document
 from rljob_api.v1alpha1.status import CheckpointStatus
@@ -192,7 +192,7 @@ def read_sealed(path: Path, document_type: type[DocumentType]) -> tuple[Document
         reading = _read(path.name, content, document_type)
     except RecursionError:
         raise DamagedError(f"{path.name}: its content is nested too deeply") from None
-    tell_unknown(path.name, reading.unknown_fields)
+    warn_of_unknown_fields(path.name, reading.unknown_fields)
     return reading.value, digest
 
 
@@ -235,7 +235,7 @@ def status_of(folder: Path, manifest: Manifest, digest: str) -> CheckpointStatus
     )
 
 
-def tell_unknown(what: str, places: tuple[str, ...]) -> None:
+def warn_of_unknown_fields(what: str, places: tuple[str, ...]) -> None:
     """Logs, once per field, the fields of a document that this version does not know and has ignored."""
     for name in sorted({_INDEX.sub("[]", place) for place in places}):
         _tell_once(what, name)

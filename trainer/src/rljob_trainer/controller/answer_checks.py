@@ -83,7 +83,7 @@ def check_rewards(
     training: Sequence[PromptRow],
     held_out: Sequence[PromptRow],
     doing: Callable[[str], None] = lambda _: None,
-) -> DrawnRows | None:
+) -> DrawnRowFilter | None:
     """Waits until every scorer is loaded, then does step 2. Returns the check for rows that are drawn during training;
     None if all rows are already checked.
 
@@ -112,7 +112,7 @@ def check_rewards(
         "scored are skipped",
         MAX_ROWS_PARSED,
     )
-    return DrawnRows(parser)
+    return DrawnRowFilter(parser)
 
 
 class AnswerParser:
@@ -169,7 +169,7 @@ class AnswerParser:
         )
 
 
-class DrawnRows:
+class DrawnRowFilter:
     """Checks rows when they are drawn during training, and skips those whose answer cannot be scored."""
 
     def __init__(self, parser: AnswerParser) -> None:

@@ -11,7 +11,7 @@ from rljob_api.base import WireModel
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.controller.hub_models import HubJudges, HubModel, at_commits
+from rljob_trainer.controller.hub_models import HubCriticAndRewardModel, HubModel, at_commits
 from rljob_trainer.engines.rollout.select import (
     missing_for_compilation,
     select_compile,
@@ -33,7 +33,7 @@ class AutoSettings(WireModel):
     hub_model: HubModel | None = None
     """The policy's initial model if it is on the hub: source of the reference weights and the tokenizer. None for a
     local model."""
-    hub_judges: HubJudges = Field(default_factory=HubJudges)
+    hub_judges: HubCriticAndRewardModel = Field(default_factory=HubCriticAndRewardModel)
     local_model: str | None = None
     """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
@@ -183,7 +183,7 @@ def _model_shown(hub_model: HubModel | None, local_model: str | None) -> str:
     return f"a local model with fingerprint {(local_model or 'unknown')[:12]}"
 
 
-def settled_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
+def resolved_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     """Returns the spec with the resolved settings instead of `Auto`."""
     training = spec.training
     model = training.model.model_copy(update={"dtype": choices.dtype, "lora": choices.lora})

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.controller.answer_checks import DrawnRows, check_rewards, start_check_pools
+from rljob_trainer.controller.answer_checks import DrawnRowFilter, check_rewards, start_check_pools
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     refuse_other_adapters,
+    resolved_spec,
     selected_engine,
     settle,
-    settled_spec,
 )
+from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
 from rljob_trainer.controller.hub_models import (
-    HubJudges,
+    HubCriticAndRewardModel,
     HubModel,
     at_kept_commit,
     hub_judges_of,
     hub_model_of,
     judges_at_kept_commits,
-    tell_of_another_reward_model,
+    warn_if_reward_model_changed,
 )
-from rljob_trainer.controller.judging_models import critic_model, scoring_model
 from rljob_trainer.controller.model_roles import (
     Models,
     layout_of,
@@ -43,7 +43,7 @@ from rljob_trainer.controller.run_checks import (
     needs_critic,
 )
 from rljob_trainer.controller.run_workers import Tell, Workers, connected_ray, started_workers
-from rljob_trainer.models.source import ModelPlace, controller_model, fingerprint
+from rljob_trainer.models.source import ModelLocation, controller_model, fingerprint
 from rljob_trainer.settings import Settings
 from rljob_trainer.source_paths import looks_local
 from rljob_trainer.workers.factories import (
@@ -62,10 +62,10 @@ class Run:
     """The resolved job: no `Auto`, and every model of the hub at a commit."""
     choices: AutoSettings
     model_folder: Path
-    model_place: ModelPlace
+    model_place: ModelLocation
     prompts: Prompts
     workers: Workers
-    drawn_rows: DrawnRows | None = None
+    drawn_rows: DrawnRowFilter | None = None
     """Checks rows when they are drawn; None if all rows were checked in advance."""
 
 
@@ -90,14 +90,16 @@ def built_run(
         prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
         has_experts = check_fit(job.spec, engine, policy.folder, prompts, layouts)
-        models, hub_judges = found_models(job.spec, settings, policy, prompts, kept.hub_judges if kept else HubJudges())
+        models, hub_judges = found_models(
+            job.spec, settings, policy, prompts, kept.hub_judges if kept else HubCriticAndRewardModel()
+        )
         log.info("data: %s", prompts)
         drawn_rows = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
         choices = settle(job.spec, device_type, kept, policy.hub_model, policy.local_model, has_experts=has_experts)
         choices = choices.model_copy(update={"hub_judges": hub_judges})
-        job = job.model_copy(update={"spec": settled_spec(job.spec, choices)})
+        job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
         groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)
         workers = stack.enter_context(groups)
         yield Run(job, choices, policy.folder, policy.place, prompts, workers, drawn_rows)
@@ -109,7 +111,7 @@ class FoundPolicy:
 
     folder: Path
     """Local folder with its configuration and tokenizer."""
-    place: ModelPlace
+    place: ModelLocation
     hub_model: HubModel | None
     local_model: str | None
 
@@ -130,8 +132,8 @@ def found_policy(spec: RLJobSpec, settings: Settings, kept: AutoSettings | None)
 
 
 def found_models(
-    spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, kept: HubJudges
-) -> tuple[Models, HubJudges]:
+    spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, kept: HubCriticAndRewardModel
+) -> tuple[Models, HubCriticAndRewardModel]:
     """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
     reward model, which checkpoints store. Raises ConfigurationError."""
     judged = judges_at_kept_commits(spec, kept, partial(looks_local, base_folder=settings.job_folder))
@@ -140,5 +142,5 @@ def found_models(
         critic = critic_model(judged, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
     scored = scoring_model(judged, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
     hub_judges = hub_judges_of(spec, critic, scored.place if scored else None)
-    tell_of_another_reward_model(kept, hub_judges)
+    warn_if_reward_model_changed(kept, hub_judges)
     return Models(policy.place, critic, scored), hub_judges

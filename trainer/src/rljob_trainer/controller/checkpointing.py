@@ -25,7 +25,7 @@ from rljob_api.v1alpha1.checkpoint import Resume
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.checkpoints.errors import CheckpointError, DamagedError
 from rljob_trainer.checkpoints.fencing import accept_up_to, announce_start
-from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, status_of, tell_unknown
+from rljob_trainer.checkpoints.layout import CheckpointFolder, Manifest, status_of, warn_of_unknown_fields
 from rljob_trainer.checkpoints.load import Found, find_newest_complete, refuse_existing
 from rljob_trainer.checkpoints.retention import prune
 from rljob_trainer.checkpoints.save import begin_save, commit, discard_save
@@ -65,7 +65,7 @@ def state_of(manifest: Manifest) -> ControllerState:
             f"checkpoint of step {manifest.step}: its controller state is invalid ({problem['loc']}: "
             f"{problem['msg']}); it was written by another program or version of rljob"
         ) from error
-    tell_unknown("the checkpoint's state", reading.unknown_fields)
+    warn_of_unknown_fields("the checkpoint's state", reading.unknown_fields)
     return reading.value
 
 

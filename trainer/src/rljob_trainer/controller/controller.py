@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljob_api.constants import LOGS_FOLDER
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.checkpoint import ExportHuggingFace
 from rljob_trainer.checkpoints.adapter_export import write_merged_huggingface
 from rljob_trainer.checkpoints.export import export_dtype, write_huggingface
 from rljob_trainer.checkpoints.load import open_known_checkpoint
-from rljob_trainer.controller.agreement_watch import AgreementWatch
 from rljob_trainer.controller.build_run import Run
 from rljob_trainer.controller.checkpointing import Checkpointing, ControllerState
 from rljob_trainer.controller.evaluation import Evaluation
+from rljob_trainer.controller.mismatch_watch import MismatchWatch
 from rljob_trainer.controller.model_roles import step_plan
 from rljob_trainer.controller.rollout_phase import RolloutPhase
-from rljob_trainer.controller.run_output import RunOutput
+from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.saves import Saves
 from rljob_trainer.controller.stop_request import StepAbandonedError, StopRequest
@@ -49,7 +49,7 @@ from rljob_trainer.observability.samples import SampleKind
 from rljob_trainer.observability.spans import SPANS
 from rljob_trainer.observability.timeline import ProcessSpans, timeline_file, write_timeline
 from rljob_trainer.observability.timing import PhaseTimer
-from rljob_trainer.workers.trained import ADAPTER_PREFIX, MODEL_PREFIX
+from rljob_trainer.workers.trained_worker import ADAPTER_PREFIX, MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class Controller:
         self.stop = stop
         self.num_steps = job.spec.training.steps
         self.timer = PhaseTimer(time.perf_counter, reporter.in_phase)
-        self.agreement = AgreementWatch(run.job.spec)
-        activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.got_further)
+        self.agreement = MismatchWatch(run.job.spec)
+        activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
             processes.while_waiting = activity.look
         self.saves = Saves(

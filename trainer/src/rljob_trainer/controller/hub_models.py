@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.reward import Reward
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_trainer.controller.engine_settings import critic_of
-from rljob_trainer.models.source import ModelPlace
+from rljob_trainer.models.source import ModelLocation
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class HubModel(WireModel):
     """The commit hash that is used."""
 
 
-class HubJudges(WireModel):
+class HubCriticAndRewardModel(WireModel):
     """The critic's initial model and the reward model, if they are on the hub. None if there is none, if it is local,
     or if the critic starts from the policy's model."""
 
@@ -48,7 +48,9 @@ def hub_model_of(asked: Model, found: Model) -> HubModel:
     return HubModel(source=asked.source, requested=asked.revision, revision=found.revision)
 
 
-def judges_at_kept_commits(spec: RLJobSpec, before: HubJudges, is_local: Callable[[str], bool]) -> RLJobSpec:
+def judges_at_kept_commits(
+    spec: RLJobSpec, before: HubCriticAndRewardModel, is_local: Callable[[str], bool]
+) -> RLJobSpec:
     """Returns the spec with the critic's model and the reward model at the commits of the checkpoint (see
     `at_kept_commit`)."""
     critic, reward_model = _asked(spec)
@@ -61,16 +63,18 @@ def judges_at_kept_commits(spec: RLJobSpec, before: HubJudges, is_local: Callabl
     )
 
 
-def hub_judges_of(spec: RLJobSpec, critic: ModelPlace | None, reward_model: ModelPlace | None) -> HubJudges:
+def hub_judges_of(
+    spec: RLJobSpec, critic: ModelLocation | None, reward_model: ModelLocation | None
+) -> HubCriticAndRewardModel:
     """Returns the record of critic and reward model for checkpoints."""
     kept = [
         hub_model_of(asked, found.model) if asked and found and found.model.revision else None
         for asked, found in zip(_asked(spec), (critic, reward_model), strict=True)
     ]
-    return HubJudges(critic=kept[0], reward_model=kept[1])
+    return HubCriticAndRewardModel(critic=kept[0], reward_model=kept[1])
 
 
-def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubJudges) -> RLJobSpec:
+def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubCriticAndRewardModel) -> RLJobSpec:
     """Returns the spec with the commits as revisions."""
     found = (judges.critic, judges.reward_model)
     spec = _with_revisions(spec, *(None if each is None else each.revision for each in found))
@@ -80,7 +84,7 @@ def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubJudges) -> R
     return spec.model_copy(update={"training": spec.training.model_copy(update={"model": model})})
 
 
-def tell_of_another_reward_model(before: HubJudges, judges: HubJudges) -> None:
+def warn_if_reward_model_changed(before: HubCriticAndRewardModel, judges: HubCriticAndRewardModel) -> None:
     """Logs a warning if the reward model is not the one of the checkpoint's run, because its scores may differ. Another
     initial model of the critic does not matter, because the critic's weights come from the checkpoint."""
     was, now = before.reward_model, judges.reward_model

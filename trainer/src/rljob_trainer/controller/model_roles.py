@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.quantities import bytes_of
 from rljob_api.v1alpha1.model import Dtype
 from rljob_api.v1alpha1.optional_roles import reference_is_the_actor
@@ -23,7 +23,7 @@ from rljob_trainer.controller.step_plan import StepPlan
 from rljob_trainer.engines.rollout.base import SamplingSettings
 from rljob_trainer.engines.train.layout import ParallelLayout
 from rljob_trainer.groups.fused_worker import RoleSpec
-from rljob_trainer.models.source import ModelPlace
+from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.rewards.loading import scorer_spec
 from rljob_trainer.rewards.process_pool import scorer_environment
 from rljob_trainer.settings import Settings
@@ -107,7 +107,7 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
 class ScoringModel:
     """The reward model: where it is, and its settings."""
 
-    place: ModelPlace
+    place: ModelLocation
     settings: RewardModelSettings
 
 
@@ -115,8 +115,8 @@ class ScoringModel:
 class Models:
     """The models that the roles of a job start from."""
 
-    policy: ModelPlace
-    critic: ModelPlace | None = None
+    policy: ModelLocation
+    critic: ModelLocation | None = None
     """The critic's initial model; None: the policy's initial model."""
     reward: ScoringModel | None = None
     """The reward model, if there is one."""

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from rljob_api.constants import ExitCode
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.job_file import resolved_job_text
 from rljob_api.v1alpha1.spec import Metadata
 from rljob_trainer.attempt_logs import prune_attempts
@@ -15,7 +15,7 @@ from rljob_trainer.controller.build_run import Run, built_run
 from rljob_trainer.controller.checkpointing import Checkpointing, ResumePoint
 from rljob_trainer.controller.controller import Controller
 from rljob_trainer.controller.model_roles import num_workers_of
-from rljob_trainer.controller.run_output import RunOutput
+from rljob_trainer.controller.run_files import RunOutput
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
 from rljob_trainer.errors import ConfigurationError
@@ -38,7 +38,7 @@ def run_job(job: TrainerJob, settings: Settings, reporter: RunReporter, stop: St
         for note in point.notes:
             log.warning("%s", note)
         refuse_fewer_steps(first_step, job.spec.training.steps)
-        reporter.goes_on_from(point.status)
+        reporter.report_resume(point.status)
     with built_run(job, settings, point.state.choices if point else None, reporter.doing) as run:
         job = run.job
         checkpointing.choices = run.choices
@@ -96,7 +96,7 @@ def loaded_point(checkpointing: Checkpointing, point: ResumePoint, run: Run, rep
     if loaded is not point:
         for note in loaded.notes:
             log.warning("%s", note)
-        reporter.goes_on_from(loaded.status)
+        reporter.report_resume(loaded.status)
     return loaded
 
 

@@ -129,11 +129,11 @@ class RunReporter:
         self._phase_activity = PHASE_ACTIVITIES.get(name, name)
         self.doing(self._phase_activity)
 
-    def got_further(self, how: str) -> None:
+    def report_progress(self, how: str) -> None:
         """Like `doing`, for progress within the current phase."""
         self.doing(f"{self._phase_activity}; {printable(how, MAX_DETAIL_CHARS)}")
 
-    def goes_on_from(self, checkpoint: CheckpointStatus) -> None:
+    def report_resume(self, checkpoint: CheckpointStatus) -> None:
         """Reports the checkpoint that this start resumes from. Called again if that one proves to be damaged."""
         progress = self._progress(step=checkpoint.step)
         self._change(checkpoint=checkpoint, resumed_from_step=checkpoint.step, progress=progress)

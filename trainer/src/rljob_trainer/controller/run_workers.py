@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from rljob_api.constants import ENV_RUN_FOLDER, LOGS_FOLDER
-from rljob_api.handover import TrainerJob
+from rljob_api.contract_documents import TrainerJob
 from rljob_api.v1alpha1.rollout import Compile
 from rljob_trainer.controller.model_roles import (
     Models,

@@ -17,9 +17,9 @@ from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.controller.rollout_phase import Rollout
 from rljob_trainer.controller.step_plan import StepPlan
-from rljob_trainer.observability.metrics import LEARNED_FRACTION, TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE, Metrics
+from rljob_trainer.observability.metrics import TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE, TRAINED_FRACTION, Metrics
 from rljob_trainer.workers.columns import (
-    IS_LEARNED,
+    IS_TRAINED,
     IS_TRUNCATED,
     POLICY_VERSIONS,
     RESPONSE_MASK,
@@ -43,7 +43,7 @@ class StepRows:
     """The rollout; its scores may be added later."""
     is_kept_B: torch.Tensor
     """bool: whether the response counts in its group."""
-    is_learned_B: torch.Tensor
+    is_trained_B: torch.Tensor
     """bool: whether the response is used in the update: it is kept, and not masked as truncated."""
     lengths_B: torch.Tensor
     """int64: tokens of prompt and response; 0 if the response is not used in the update."""
@@ -60,11 +60,11 @@ class StepRows:
         sampling_metrics: Metrics | None = None,
     ) -> StepRows:
         """Creates the rows of a rollout."""
-        is_learned_B = is_kept_B
+        is_trained_B = is_kept_B
         if plan.algorithm.mask_truncated_responses:
-            is_learned_B = is_kept_B & ~rollout.batch[IS_TRUNCATED]
-        lengths_B = rollout.lengths_B.where(is_learned_B, 0)
-        return StepRows(plan, rollout, is_kept_B, is_learned_B, lengths_B, everything, sampling_metrics or {})
+            is_trained_B = is_kept_B & ~rollout.batch[IS_TRUNCATED]
+        lengths_B = rollout.lengths_B.where(is_trained_B, 0)
+        return StepRows(plan, rollout, is_kept_B, is_trained_B, lengths_B, everything, sampling_metrics or {})
 
     @property
     def groups_B(self) -> torch.Tensor:
@@ -79,21 +79,21 @@ class StepRows:
     @property
     def learns(self) -> bool:
         """Whether any response is used in the update."""
-        return bool(self.is_learned_B.any())
+        return bool(self.is_trained_B.any())
 
-    def dealt_out(self) -> DataProto:
+    def distributed_batch(self) -> DataProto:
         """Returns the rollout's batch in the order of the workers, with the rows marked that need forward passes. With
         KL in the reward these are all kept rows: a masked response still counts in its group's mean, and its reward
         includes its KL."""
-        is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_learned_B
-        marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_LEARNED: is_read_B})
+        is_read_B = self.is_kept_B if self.plan.algorithm.kl.is_in_reward else self.is_trained_B
+        marked = self.rollout.batch.only(TOKEN_COLUMNS).with_columns({IS_TRAINED: is_read_B})
         return marked.reorder(self.order_B) if self.plan.num_data_ranks > 1 else marked
 
     def drawn(self, batch: DataProto, rows_B: torch.Tensor) -> tuple[DataProto, StepRows]:
         """Returns the workers' batch and the rows with row i replaced by row `rows_B[i]`, redistributed across
         workers."""
         positions_B = self.order_B.argsort()[rows_B]
-        rows = replace(self, is_learned_B=self.is_learned_B[rows_B], lengths_B=self.lengths_B[rows_B])
+        rows = replace(self, is_trained_B=self.is_trained_B[rows_B], lengths_B=self.lengths_B[rows_B])
         return batch.rows(positions_B[rows.order_B]), rows
 
     def for_critic(self, batch: DataProto) -> DataProto:
@@ -108,7 +108,7 @@ class StepRows:
         workers."""
         num_ranks = self.plan.num_data_ranks
         return {
-            LEARNED_FRACTION: float(self.is_learned_B.double().mean()),
+            TRAINED_FRACTION: float(self.is_trained_B.double().mean()),
             TOKEN_IMBALANCE: imbalance(self.lengths_B[self.order_B], num_ranks),
             TOKEN_IMBALANCE_BEFORE: imbalance(self.lengths_B, num_ranks),
         }
@@ -118,13 +118,13 @@ def filtered_rows(
     filtration: PolicyFiltration,
     scores_B: torch.Tensor,
     groups_B: torch.Tensor,
-    is_learned_B: torch.Tensor,
+    is_trained_B: torch.Tensor,
     job_seed: int,
     step: int,
 ) -> torch.Tensor:
     """Returns [B] int64: for each row the rollout's row that replaces it, drawn by policy filtration. The draw is the
-    same for any number of workers and in a resumed run. `is_learned_B` must have at least one true value."""
+    same for any number of workers and in a resumed run. `is_trained_B` must have at least one true value."""
     # NumPy guarantees the same raw output in all versions (NEP 19), but not the same floats. 53 bits make a double.
     source = np.random.Philox(np.random.SeedSequence([job_seed, FILTRATION_STREAM, step]))
     uniform_B = torch.from_numpy((source.random_raw(len(scores_B)) >> np.uint64(11)) * 2.0**-53)
-    return drawn_rows(scores_B, groups_B, is_learned_B, filtration, uniform_B)
+    return drawn_rows(scores_B, groups_B, is_trained_B, filtration, uniform_B)

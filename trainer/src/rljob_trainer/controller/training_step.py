@@ -42,7 +42,7 @@ from rljob_trainer.observability.timing import PhaseTimer
 from rljob_trainer.workers.columns import (
     ADVANTAGES,
     GROUPS,
-    IS_LEARNED,
+    IS_TRAINED,
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
@@ -59,7 +59,7 @@ from rljob_trainer.workers.protocols import ActorGroup, CriticGroup, PendingResu
 Result = TypeVar("Result")
 
 TRAINING_STREAM = 0
-SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_LEARNED)
+SCORED_COLUMNS = (TOKENS, RESPONSE_MASK, IS_TRAINED)
 """Columns that the forward passes for log-probabilities and values need."""
 VALUE_COLUMNS = (*SCORED_COLUMNS, VALUES, RETURNS)
 """Columns that an update of the critic needs."""
@@ -107,7 +107,7 @@ class TrainingStep:
 
     def _run(self, prompts: Sequence[PromptRow], step: int) -> tuple[Rollout, dict[str, float]]:
         rows = self._generated(prompts, step)
-        batch = self._with_passes(rows.dealt_out(), step)
+        batch = self._with_passes(rows.distributed_batch(), step)
         rows.rollout = self.rollout.scored(rows.rollout)
         batch, of_advantages = self._with_advantages(batch, rows)
         batch, rows, of_filtration = self._filtered(batch, rows, step)
@@ -167,7 +167,7 @@ class TrainingStep:
         rollout = rows.rollout
         coefficient, metrics = self.kl_coefficient.value, dict[str, float]()
         kl_B = self._kl_for_reward(batch)[rows.order_B.argsort()]
-        batch = batch.with_columns({IS_LEARNED: rows.is_learned_B[rows.order_B]})
+        batch = batch.with_columns({IS_TRAINED: rows.is_trained_B[rows.order_B]})
         if self.advantages.for_responses is not None:
             rewards_B = kl_in_reward(rollout.rewards_B, kl_B, coefficient)
             advantages_B = torch.zeros_like(rewards_B)
@@ -176,14 +176,14 @@ class TrainingStep:
                 advantages_B[rows.is_kept_B] = self.advantages.for_responses(inputs).float()
             batch = batch.with_columns({ADVANTAGES: advantages_B[rows.order_B]})
             if rows.learns:
-                metrics[ADVANTAGE_MEAN] = float(advantages_B[rows.is_learned_B].mean())
+                metrics[ADVANTAGE_MEAN] = float(advantages_B[rows.is_trained_B].mean())
         else:
             columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
             asked = batch.without([TOKENS]).with_columns(columns_B)
             batch = batch.union(self.actor.compute_token_advantages(asked, coefficient))
         if self.plan.algorithm.kl.is_in_reward and rows.learns:
-            lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_learned_B]
-            metrics[KL_LOSS] = float(kl_B[rows.is_learned_B].sum() / lengths_B.sum())
+            lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_trained_B]
+            metrics[KL_LOSS] = float(kl_B[rows.is_trained_B].sum() / lengths_B.sum())
         return batch, metrics
 
     def _inputs(self, rewards_B: torch.Tensor, rows: StepRows) -> ResponseInputs:
@@ -194,7 +194,7 @@ class TrainingStep:
             rewards_B[is_kept_B],
             rows.groups_B[is_kept_B],
             rollout.batch[RESPONSE_LENGTHS][is_kept_B],
-            is_learned_B=rows.is_learned_B[is_kept_B],
+            is_trained_B=rows.is_trained_B[is_kept_B],
             greedy_rewards_B=None if greedy_B is None else greedy_B[is_kept_B],
             named_rewards={name: each_B[is_kept_B] for name, each_B in named.items()},
             reward_weights=rollout.weights if named else {},
@@ -213,8 +213,8 @@ class TrainingStep:
         if filtration.type is PolicyFiltrationType.NONE or not rows.learns:
             return batch, rows, {}
         scores_B = rows.rollout.batch[SCORES]
-        drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_learned_B, seed, step)
-        learned_B = drawn_B[rows.is_learned_B]
+        drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_trained_B, seed, step)
+        learned_B = drawn_B[rows.is_trained_B]
         return *rows.drawn(batch, drawn_B), {DISTINCT_FRACTION: len(set(learned_B.tolist())) / len(learned_B)}
 
     def _updated(self, batch: DataProto, rows: StepRows, step: int) -> dict[str, float]:
@@ -251,7 +251,7 @@ class TrainingStep:
             return {}
         used = self.kl_coefficient.value
         if KL_LOSS in metrics and self.plan.trains_actor(step):
-            self.kl_coefficient.learned(metrics[KL_LOSS], int(rows.is_learned_B.sum()))
+            self.kl_coefficient.learned(metrics[KL_LOSS], int(rows.is_trained_B.sum()))
         return {KL_COEFFICIENT: used}
 
 

@@ -85,7 +85,7 @@ def unread_key(value: object) -> str | None:
     return None
 
 
-def misfit(value: object) -> str:
+def why_not_a_prompt(value: object) -> str:
     """Describes why a value is not a prompt, which must be a string or a list of messages whose role and content are
     strings."""
     seen = f"contains a {type(value).__name__} ({value!r:.80})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1.dataset import Dataset, DatasetType, OverlongPrompt
-from rljob_trainer.datasets.chat_prompts import ChatTemplate, misfit, unread_key
+from rljob_trainer.datasets.chat_prompts import ChatTemplate, unread_key, why_not_a_prompt
 from rljob_trainer.datasets.rows import RawRow, read_rows
 from rljob_trainer.errors import DatasetError
 from rljob_trainer.models.assistant_turn import AssistantTurn
@@ -147,7 +147,7 @@ def _text(
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
         raise DatasetError(
-            f"{raw.place}: column {prompt_field!r} {misfit(value)}; it must be a string, or a list of chat messages "
+            f"{raw.place}: column {prompt_field!r} {why_not_a_prompt(value)}; it must be a string, or a list of chat messages "
             "with role and content"
         )
     if messages is not None and (seen := unread_key(value)):

@@ -9,7 +9,7 @@ from typing import Protocol
 from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 
-from rljob_api.names import near_names
+from rljob_api.names import similar_names
 from rljob_trainer.errors import DatasetError, TrainerError, described, storage_checked
 
 
@@ -29,7 +29,7 @@ def create_task(task: str, seed: int, size: int, config: Mapping[str, object], w
     Raises DatasetError, starting with `where`, for an unknown task or invalid settings.
     """
     if task not in DATASETS:
-        near = near_names(task, DATASETS, max_names=3)
+        near = similar_names(task, DATASETS, max_names=3)
         hint = (
             f"did you mean {' or '.join(near)}?"
             if near

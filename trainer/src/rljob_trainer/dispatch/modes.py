@@ -61,7 +61,7 @@ class DispatchMode:
     keeps_data: bool = False
 
     @property
-    def passes_on(self) -> bool:
+    def can_chain(self) -> bool:
         """Whether split and gather are inverse: the result is the concatenation of the ranks' results, and the split
         cuts a batch into the same consecutive parts. Then a rank's result of one call can be its argument of the next
         call without gathering."""

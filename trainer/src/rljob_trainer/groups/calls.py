@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskError, UnserializableException
 
 from rljob_trainer.errors import CallTimeoutError, FailedWorker, TrainerError, WorkerDiedError, WorkerError
-from rljob_trainer.groups.death import Place, cause_of_death
 from rljob_trainer.groups.ray_session import check_connected
+from rljob_trainer.groups.worker_failure import Place, failure_cause
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Ranks:
 
     what: str
     references: Mapping[int, ray.ObjectRef]
-    place_of: Callable[[int], Place]
+    location_of: Callable[[int], Place]
     raise_if_dead: Callable[[], None]
     """Raises if any process of the group has died, even one that is not part of this call."""
 
@@ -129,12 +129,12 @@ class Ranks:
         return failed
 
     def _failed_worker(self, rank: int) -> FailedWorker:
-        return self.place_of(rank).failed_worker(rank, self.what.partition(".")[0])
+        return self.location_of(rank).failed_worker(rank, self.what.partition(".")[0])
 
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
-        location = self.place_of(rank)
+        location = self.location_of(rank)
         died = WorkerDiedError(
-            f"worker rank {rank} ({location}) died in {self.what}: {cause_of_death(error, location)}{location.more}"
+            f"worker rank {rank} ({location}) died in {self.what}: {failure_cause(error, location)}{location.more}"
         )
         died.worker = self._failed_worker(rank)
         return died

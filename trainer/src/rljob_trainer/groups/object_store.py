@@ -66,7 +66,7 @@ class StoredArgument:
     reference: ray.ObjectRef
 
 
-def check_travelling(arguments: Sequence[object]) -> None:
+def check_picklable(arguments: Sequence[object]) -> None:
     """Raises DispatchError for the first argument that cannot be pickled.
 
     This is checked before the first rank is called, because ranks that were already called would wait for the others.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.settings import take_on_environment, told_run_folder
+from rljob_trainer.settings import run_folder_or_none, set_environment
 from rljob_trainer.stack_traces import StackFile
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class RayWorker:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: variables that libraries read when they are imported."""
-        take_on_environment(environment)
-        self.stacks = StackFile(told_run_folder() or "", "worker")
+        set_environment(environment)
+        self.stacks = StackFile(run_folder_or_none() or "", "worker")
         from rljob_trainer.groups.worker_side import WorkerSide
 
         self.side = WorkerSide()

@@ -24,7 +24,7 @@ class UnseenFiles:
     files: list[Path]
 
 
-class Onlookers(Protocol):
+class NodeProcesses(Protocol):
     """Processes on the nodes of a run."""
 
     def unseen(self, files: Sequence[Path]) -> list[UnseenFiles]:
@@ -32,7 +32,7 @@ class Onlookers(Protocol):
         ...
 
 
-def check_shared(folders: Mapping[str, Path], onlookers: Sequence[Onlookers]) -> None:
+def check_shared(folders: Mapping[str, Path], onlookers: Sequence[NodeProcesses]) -> None:
     """Writes a marker file into each folder and asks all processes for it. `folders`: paths by the name that messages
     use. Missing folders are created.
 

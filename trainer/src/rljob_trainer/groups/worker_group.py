@@ -21,8 +21,8 @@ from rljob_trainer.dispatch.worker import Worker
 from rljob_trainer.errors import DataError, DispatchError
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.fused_worker import RoleSpec
-from rljob_trainer.groups.kept_results import ResultArgument
-from rljob_trainer.groups.object_store import TRAFFIC, check_travelling, num_batch_bytes
+from rljob_trainer.groups.object_store import TRAFFIC, check_picklable, num_batch_bytes
+from rljob_trainer.groups.result_cache import ResultArgument
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.groups.worker_side import Returns
 from rljob_trainer.pools.resource_pool import ResourcePool
@@ -107,12 +107,12 @@ class WorkerGroup:
             if registration.execute is Execute.RANK_ZERO:
                 call = call.only_rank_zero()
             for share in call.shares:
-                check_travelling([argument for argument in share if not isinstance(argument, ResultArgument)])
+                check_picklable([argument for argument in share if not isinstance(argument, ResultArgument)])
         except DispatchError as error:
             raise DispatchError(f"{where}: {registration.dispatch}: {error}") from None
-        is_passed_on = mode.passes_on and not call.num_padded_rows and not registration.blocking
+        is_passed_on = mode.can_chain and not call.num_padded_rows and not registration.blocking
         answering = _answering(positions, call) if is_passed_on else ()
-        kept = self._processes.kept_call(self._ranks[rank] for rank in answering) if answering else None
+        kept = self._processes.cached_call(self._ranks[rank] for rank in answering) if answering else None
         ranks = self._processes.start(
             self._role, method, call, _returns(mode, registration, positions, call), self._ranks, kept
         )
@@ -134,7 +134,7 @@ class WorkerGroup:
         """Splits the arguments. A pending result of another call is passed on by reference, without waiting for it, if
         it has one part per data rank; else it is waited for."""
         num_data_ranks = positions[0].num_data_ranks
-        if mode.passes_on and any(isinstance(argument, Pending) for argument in arguments):
+        if mode.can_chain and any(isinstance(argument, Pending) for argument in arguments):
             shares = [_shares_of(argument, num_data_ranks) for argument in arguments]
             if all(share is not None for share in shares):
                 columns = [share for share in shares if share is not None]

@@ -22,14 +22,14 @@ from rljob_trainer.dispatch.split_gather import SplitCall
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.errors import CallTimeoutError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.groups.calls import Ranks
-from rljob_trainer.groups.death import Place, cause_of_death
 from rljob_trainer.groups.fused_worker import RoleSpec
-from rljob_trainer.groups.kept_results import KeptCall, ResultArgument
 from rljob_trainer.groups.liveness import LivenessWatch
 from rljob_trainer.groups.object_store import sent_arguments
 from rljob_trainer.groups.ray_session import check_connected
 from rljob_trainer.groups.ray_worker import RayWorker
+from rljob_trainer.groups.result_cache import CachedCall, ResultArgument
 from rljob_trainer.groups.shared_folders import UnseenFiles
+from rljob_trainer.groups.worker_failure import Place, failure_cause
 from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo, Returns, task_name
 from rljob_trainer.observability.spans import Record
 from rljob_trainer.pools.reservation import release_by_id
@@ -132,9 +132,9 @@ class WorkerProcesses:
         self._on_all("build", [self.handles[0].keep_record.remote(self.record)])
         self.watch = LivenessWatch(self.handles, self._death_of)
 
-    def kept_call(self, ranks: Iterable[int]) -> KeptCall:
+    def cached_call(self, ranks: Iterable[int]) -> CachedCall:
         """Returns the handle for a call whose results these ranks cache."""
-        return KeptCall([self._forgotten[rank] for rank in ranks])
+        return CachedCall([self._forgotten[rank] for rank in ranks])
 
     def start(
         self,
@@ -143,7 +143,7 @@ class WorkerProcesses:
         call: SplitCall,
         returns: Mapping[int, Returns],
         ranks: Sequence[int],
-        kept: KeptCall | None = None,
+        kept: CachedCall | None = None,
     ) -> Ranks:
         """Sends a call of a role's method to its ranks and returns without waiting for the results.
 
@@ -170,7 +170,7 @@ class WorkerProcesses:
             kind_of_rank[rank] = kind
         with self._sending:
             references = {rank: self._remote(ranks[rank], calls[kind]) for rank, kind in kind_of_rank.items()}
-        return Ranks(f"{role}.{method}", references, lambda rank: self.place_of(ranks[rank]), self.raise_if_dead)
+        return Ranks(f"{role}.{method}", references, lambda rank: self.location_of(ranks[rank]), self.raise_if_dead)
 
     def mesh_positions(self, role: str, mesh: str) -> list[MeshPosition]:
         """Returns the position of each rank in a mesh that a method of the role names. Raises the error of a worker
@@ -195,7 +195,7 @@ class WorkerProcesses:
         spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
         return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]
 
-    def place_of(self, rank: int) -> Place:
+    def location_of(self, rank: int) -> Place:
         """Returns where a rank runs, and its log file."""
         if not self.record.infos:
             return Place()
@@ -240,11 +240,11 @@ class WorkerProcesses:
         execute, execute_by_name = self._executes[key]
         if forgotten:
             return execute.remote(call.travelling(), forgotten)
-        return execute_by_name.remote() if call.is_told_by_name else execute.remote(call.travelling())
+        return execute_by_name.remote() if call.needs_only_its_name else execute.remote(call.travelling())
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
-        location = self.place_of(rank)
-        cause = cause_of_death(error, location)
+        location = self.location_of(rank)
+        cause = failure_cause(error, location)
         died = WorkerDiedError(f"worker rank {rank} ({location}) died: {cause}{location.more}")
         died.worker = location.failed_worker(rank)
         return died
@@ -252,7 +252,7 @@ class WorkerProcesses:
     def _started(self, references: list[ray.ObjectRef]) -> list[object]:
         what = "start of the workers"
         try:
-            ranks = Ranks(what, dict(enumerate(references)), self.place_of, self.raise_if_dead)
+            ranks = Ranks(what, dict(enumerate(references)), self.location_of, self.raise_if_dead)
             return ranks.results(self.start_seconds)
         except CallTimeoutError:
             _, waiting = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
@@ -263,7 +263,7 @@ class WorkerProcesses:
             ) from None
 
     def _on_all(self, what: str, references: list[ray.ObjectRef]) -> list[object]:
-        return Ranks(what, dict(enumerate(references)), self.place_of, self.raise_if_dead).results()
+        return Ranks(what, dict(enumerate(references)), self.location_of, self.raise_if_dead).results()
 
 
 def start_processes(pool: ResourcePool, environment: Mapping[str, str], name: str | None = None) -> WorkerProcesses:

@@ -27,12 +27,12 @@ from rljob_trainer.dispatch.split_gather import check_lengths
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.engines.process_group import join_process_group, leave_process_group
 from rljob_trainer.errors import DispatchError, TrainerError, WorkerError
-from rljob_trainer.groups.death import MemoryKills, memory_kills
 from rljob_trainer.groups.devices import VISIBILITY_VARIABLES, device_number
 from rljob_trainer.groups.fused_worker import FusedWorker, RoleSpec
-from rljob_trainer.groups.kept_results import KeptArgument, KeptResults
 from rljob_trainer.groups.object_store import StoredArgument, get_batches, stored
+from rljob_trainer.groups.result_cache import CachedArgument, ResultCache
 from rljob_trainer.groups.shared_folders import UnseenFiles, unseen_here
+from rljob_trainer.groups.worker_failure import MemoryKills, memory_kills
 from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.observability.activity import ACTIVITY
 from rljob_trainer.observability.spans import SPANS, Record
@@ -122,17 +122,17 @@ class Call:
     """Whether arguments are results that the controller has not seen, so that the worker must compare their lengths."""
 
     @property
-    def is_told_by_name(self) -> bool:
+    def needs_only_its_name(self) -> bool:
         """Whether role and method are all that the worker needs. An argument costs more than 10 % of a Ray call."""
         return not self.arguments and self.returns is Returns.VALUE and self.keep_as is None
 
     def travelling(self) -> bytes | Call:
         """Returns the cheapest form for Ray: bytes, which are the same for all ranks of a share, if all arguments are
         plain values or cached results; else the call itself."""
-        if not all(is_plain(argument) or isinstance(argument, KeptArgument) for argument in self.arguments):
+        if not all(is_plain(argument) or isinstance(argument, CachedArgument) for argument in self.arguments):
             return self
         # A list in the JSON stands for a cached result, because no plain value is a list.
-        arguments = [[each.key] if isinstance(each, KeptArgument) else each for each in self.arguments]
+        arguments = [[each.key] if isinstance(each, CachedArgument) else each for each in self.arguments]
         about = [self.role, self.method, self.returns.value, self.keep_as, self.is_passed_on]
         return json.dumps([*about, *arguments]).encode()
 
@@ -142,7 +142,7 @@ class Call:
         if isinstance(call, Call):
             return call
         role, method, returns, keep_as, is_passed_on, *arguments = json.loads(call)
-        taken = tuple(KeptArgument(*each) if isinstance(each, list) else each for each in arguments)
+        taken = tuple(CachedArgument(*each) if isinstance(each, list) else each for each in arguments)
         return Call(role, method, taken, Returns(returns), keep_as, is_passed_on)
 
 
@@ -154,7 +154,7 @@ class WorkerSide:
         self.record: GroupRecord | None = None
         """The record of the whole group; only rank 0 has it."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.kept = KeptResults()
+        self.kept = ResultCache()
 
     def info(self) -> ProcessInfo:
         """Returns where this process runs, and its resources."""
@@ -179,7 +179,7 @@ class WorkerSide:
         if log_file is not None:
             redirect_output(log_file)
             ACTIVITY.write_beside(log_file)
-        with errors_that_travel():
+        with picklable_errors():
             join_process_group(context)
             self.fused = FusedWorker(context, roles)
             if context.device_type == "cpu":
@@ -206,7 +206,7 @@ class WorkerSide:
         other processes; DataLostError; whatever the method raises, as WorkerError if it cannot be pickled."""
         self.kept.forget(forgotten)
         arrived = Call.arrived(call)
-        with SPANS.span(f"{arrived.role}.{arrived.method}"), errors_that_travel():
+        with SPANS.span(f"{arrived.role}.{arrived.method}"), picklable_errors():
             try:
                 return self._execute(arrived)
             except Exception as error:
@@ -219,7 +219,7 @@ class WorkerSide:
         """Like `execute`, for a method without arguments. Ray's task name contains role and method (see
         `task_name`)."""
         role, _, method = ray.get_runtime_context().get_task_name().removeprefix(TASK_PREFIX).rpartition(".")
-        with SPANS.span(f"{role}.{method}"), errors_that_travel():
+        with SPANS.span(f"{role}.{method}"), picklable_errors():
             return self._execute(Call(role, method, (), Returns.VALUE))
 
     def take_spans(self) -> list[Record]:
@@ -267,7 +267,7 @@ class WorkerSide:
 
     def _taken(self, argument: object) -> object:
         """Returns an argument as the method gets it: a batch with all its columns in this process."""
-        if isinstance(argument, KeptArgument):
+        if isinstance(argument, CachedArgument):
             argument = self.kept.take(argument.key)
         if isinstance(argument, StoredArgument):
             argument = get_batches([argument.reference])[0]
@@ -279,7 +279,7 @@ class WorkerSide:
 
 
 @contextmanager
-def errors_that_travel() -> Iterator[None]:
+def picklable_errors() -> Iterator[None]:
     """Converts errors of the block that the controller could not unpickle into WorkerError; others pass unchanged."""
     try:
         yield

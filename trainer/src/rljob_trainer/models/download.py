@@ -18,7 +18,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from rljob_trainer.errors import ConfigurationError, ResourceError, storage_failure
 from rljob_trainer.models.model_files import WHERE, read_json_object
-from rljob_trainer.observability.growth import GrowthTold, watched_growth
+from rljob_trainer.observability.growth import OnGrowth, watched_growth
 
 SETTINGS_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 """Files of configuration and tokenizer."""
@@ -26,7 +26,7 @@ ALL_FILES = (*SETTINGS_FILES, "*.safetensors")
 """Pickled weights are not downloaded, because loading them can run code."""
 
 
-def download_once(repository: str, revision: str, where: str, marker: Path, told: GrowthTold) -> Path:
+def download_once(repository: str, revision: str, where: str, marker: Path, told: OnGrowth) -> Path:
     """Downloads all files of a commit. After the first success, which the file `marker` records, the cache is used
     without contacting the hub. `told` is called with the number of downloaded bytes.
 

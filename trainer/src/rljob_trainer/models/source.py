@@ -17,7 +17,7 @@ from pathlib import Path
 from rljob_api.v1alpha1.model import Model
 from rljob_trainer.errors import ConfigurationError, TrainerError, described, storage_checked
 from rljob_trainer.models.model_files import WHERE
-from rljob_trainer.observability.growth import GrowthTold, tell_downloaded
+from rljob_trainer.observability.growth import OnGrowth, report_downloaded
 from rljob_trainer.source_paths import local_path, looks_local
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ FINGERPRINTED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class ModelPlace:
+class ModelLocation:
     """The location of a model, valid on every machine. The folder itself may have to be created on each machine."""
 
     model: Model
@@ -38,7 +38,7 @@ class ModelPlace:
     cache_folder: Path
     base_folder: Path
 
-    def folder(self, told: GrowthTold = tell_downloaded) -> Path:
+    def folder(self, told: OnGrowth = report_downloaded) -> Path:
         """Returns the model's folder on this machine; downloads or converts the model if necessary. Several processes
         may call this at the same time: one does the work, the others wait, and later calls use the result. `told` is
         called with the number of downloaded bytes. Raises as `controller_model`."""
@@ -54,18 +54,18 @@ class ModelPlace:
             return download_once(self.model.source, self.model.revision, WHERE, locks / f"{name}.complete", told)
 
 
-def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelPlace]:
+def controller_model(model: Model, cache_folder: Path, base_folder: Path) -> tuple[Path, ModelLocation]:
     """Returns the folder with the files that the controller needs (configuration and tokenizer; a local model has also
     its weights), and the location from which workers get the model.
 
     Raises ConfigurationError if the model does not exist, ResourceError if the hub is unreachable."""
     if looks_local(model.source, base_folder):
-        return local_model_folder(model, cache_folder, base_folder), ModelPlace(model, cache_folder, base_folder)
+        return local_model_folder(model, cache_folder, base_folder), ModelLocation(model, cache_folder, base_folder)
     from rljob_trainer.models.download import SETTINGS_FILES, download_model
 
     folder = download_model(model.source, model.revision, WHERE, SETTINGS_FILES)
     pinned = model.model_copy(update={"revision": folder.name})
-    return folder, ModelPlace(pinned, cache_folder, base_folder)
+    return folder, ModelLocation(pinned, cache_folder, base_folder)
 
 
 def local_model_folder(model: Model, cache_folder: Path, base_folder: Path) -> Path:

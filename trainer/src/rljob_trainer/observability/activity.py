@@ -50,16 +50,16 @@ ACTIVITY = Activity()
 class ActivityWatch:
     """Polls the activity files of all workers below a log folder, for the controller."""
 
-    def __init__(self, log_folder: Path, got_further: Callable[[str], None], clock: Clock = time.monotonic) -> None:
-        """`got_further` is called with the newest line and the name of its worker."""
+    def __init__(self, log_folder: Path, report_progress: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+        """`report_progress` is called with the newest line and the name of its worker."""
         self._log_folder = log_folder
-        self._got_further = got_further
+        self._got_further = report_progress
         self._clock = clock
         self._looked_at = clock()
         self._newest = self._newest_file()[0]
 
     def look(self) -> None:
-        """Polls the files, at most every `LOOK_SECONDS`, and calls `got_further` if one was written."""
+        """Polls the files, at most every `LOOK_SECONDS`, and calls `report_progress` if one was written."""
         now = self._clock()
         if now - self._looked_at < LOOK_SECONDS:
             return

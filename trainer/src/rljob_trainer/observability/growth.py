@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljob_trainer.observability.activity import ACTIVITY, LOOK_SECONDS
 
-GrowthTold = Callable[[int], None]
+OnGrowth = Callable[[int], None]
 """Called with the number of bytes."""
 
 BLOCK_BYTES = 512
@@ -18,7 +18,7 @@ BLOCK_BYTES = 512
 
 
 @contextmanager
-def watched_growth(folder: Path, told: GrowthTold, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
+def watched_growth(folder: Path, told: OnGrowth, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
     """During the block, a thread calls `told` whenever there are more bytes below `folder` than ever before. It does
     not if nothing is written, or if existing data is written again."""
     done = threading.Event()
@@ -45,7 +45,7 @@ def watched_growth(folder: Path, told: GrowthTold, look_seconds: float = LOOK_SE
         thread.join()
 
 
-def tell_downloaded(num_bytes: int) -> None:
+def report_downloaded(num_bytes: int) -> None:
     """Reports a download as the activity of this worker."""
     ACTIVITY.tell("MB downloaded", num_bytes // 10**6)
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 from rljob_trainer.rewards.answer_values import GSM8K_MARK
 from rljob_trainer.rewards.final_message import final_message
-from rljob_trainer.rewards.math_numbers import AND_A_FRACTION, IN_FRACTIONS
-from rljob_trainer.rewards.math_surroundings import (
+from rljob_trainer.rewards.math_context import (
     Denial,
     denial,
     end_of_negation,
@@ -31,6 +30,7 @@ from rljob_trainer.rewards.math_surroundings import (
     is_refusal,
     leading_verdict,
 )
+from rljob_trainer.rewards.math_numbers import AND_A_FRACTION, IN_FRACTIONS
 from rljob_trainer.rewards.math_text import braced, plain_characters, undecorated
 from rljob_trainer.rewards.math_units import MAGNITUDES, is_known_unit, read_unit
 from rljob_trainer.rewards.math_values import Expression, Value, Words, read_value

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rljob_trainer.rewards import math_sympy
-from rljob_trainer.rewards.math_surroundings import leading_verdict
+from rljob_trainer.rewards.math_context import leading_verdict
 from rljob_trainer.rewards.math_units import BASE, number_in_base, same_unit
 from rljob_trainer.rewards.math_values import (
     Assignment,

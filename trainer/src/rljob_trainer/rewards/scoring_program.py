@@ -28,7 +28,7 @@ from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import ReasoningGymScorer
 from rljob_trainer.rewards.wire import decode
-from rljob_trainer.settings import told_run_folder
+from rljob_trainer.settings import run_folder_or_none
 from rljob_trainer.stack_traces import StackFile
 
 MAX_DETAIL_CHARACTERS = 4000
@@ -48,7 +48,7 @@ def main() -> None:
         os.set_inheritable(inherited, False)
     _ignore_stop_signals()
     _start_guardian(descriptor, lifeline)
-    StackFile(told_run_folder() or "", "scorer")
+    StackFile(run_folder_or_none() or "", "scorer")
     frames = _frames(os.fdopen(descriptor, "rb"))
     token, frame = next(frames)
     try:

@@ -21,7 +21,7 @@ def sync_weights(
     `knows_base` says that the target still has the base weights of this source; if adapters are sent separately, only
     they are sent then."""
     adapters = source.settings.adapters
-    if adapters is None or not adapters.go_alone:
+    if adapters is None or not adapters.are_sent_alone:
         target.update_weights(_whole_model(source, target, dtype, is_merged=adapters is not None), policy_version)
         return
     assert isinstance(target, AdapterEngine), "the job's engine does not support adapters"

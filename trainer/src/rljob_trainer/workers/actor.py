@@ -47,7 +47,7 @@ from rljob_trainer.workers.columns import (
     ADVANTAGES,
     CORRECTION_WEIGHTS,
     GROUPS,
-    IS_LEARNED,
+    IS_TRAINED,
     KL_SUMS,
     OLD_LOGPROBS,
     REF_LOGPROBS,
@@ -56,10 +56,10 @@ from rljob_trainer.workers.columns import (
     REWARDS,
     ROLLOUT_LOGPROBS,
     SQUARES,
-    learned_mask,
     token_batch,
+    trained_mask,
 )
-from rljob_trainer.workers.rollout_agreement import (
+from rljob_trainer.workers.rollout_mismatch import (
     add_agreement,
     agreement_metrics,
     log_ratios,
@@ -68,7 +68,7 @@ from rljob_trainer.workers.rollout_agreement import (
     with_weights,
     without_rejected,
 )
-from rljob_trainer.workers.trained import TrainedWorker
+from rljob_trainer.workers.trained_worker import TrainedWorker
 from rljob_trainer.workers.update_loss import UpdateLoss, update_metrics
 from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
@@ -119,7 +119,7 @@ class ActorWorker(TrainedWorker):
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_logprobs(self, batch: DataProto) -> DataProto:
         """Returns column OLD_LOGPROBS by the current weights, and SQUARES if the advantage needs it; 0 for rows that
-        IS_LEARNED excludes. Needs TOKENS and RESPONSE_MASK."""
+        IS_TRAINED excludes. Needs TOKENS and RESPONSE_MASK."""
         tokens = token_batch(batch)
         with_squares = SQUARES in self.advantages.needs
         found = self.engine.forward(tokens, self.settings.temperature, with_squares=with_squares)
@@ -142,15 +142,15 @@ class ActorWorker(TrainedWorker):
         """Returns column ADVANTAGES with a value per token, by an estimator that works on tokens, and RETURNS if the
         estimator computes them for a critic.
 
-        Needs REWARDS, GROUPS, RESPONSE_MASK, IS_LEARNED and the columns that the estimator declares; also OLD_LOGPROBS
+        Needs REWARDS, GROUPS, RESPONSE_MASK, IS_TRAINED and the columns that the estimator declares; also OLD_LOGPROBS
         and REF_LOGPROBS if the job puts KL into the reward. For `kl_coefficient` see `update_policy`."""
         assert self.advantages.for_tokens is not None, "this estimator works on one number per response"
-        mask, is_learned_B = learned_mask(batch), batch[IS_LEARNED]
-        lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_learned_B]
+        mask, is_trained_B = trained_mask(batch), batch[IS_TRAINED]
+        lengths_B = torch.tensor(num_marked(mask), dtype=torch.int64)[is_trained_B]
         coefficient = self._kl_coefficient(kl_coefficient)
         inputs = TokenInputs(
-            rewards_B=batch[REWARDS][is_learned_B],
-            groups_B=batch[GROUPS][is_learned_B],
+            rewards_B=batch[REWARDS][is_trained_B],
+            groups_B=batch[GROUPS][is_trained_B],
             segments=Segments.of(lengths_B.tolist(), torch.device("cpu")),
             columns={name: self._advantage_column(name, batch, mask, coefficient) for name in self.advantages.needs},
         )
@@ -166,7 +166,7 @@ class ActorWorker(TrainedWorker):
         """Collective. Makes all updates of training step `step` (from 0) on this worker's share of the batch.
 
         `kl_coefficient` is the coefficient in this step if the job has a KL term; None: that of the job. Needs TOKENS,
-        RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES and IS_LEARNED; OLD_LOGPROBS unless there is a
+        RESPONSE_MASK, ROLLOUT_LOGPROBS, POLICY_VERSIONS, ADVANTAGES and IS_TRAINED; OLD_LOGPROBS unless there is a
         single update and no rejection; REF_LOGPROBS if the loss has a KL term. The metrics are those of the whole batch
         and, except for seconds, equal on all ranks.
 

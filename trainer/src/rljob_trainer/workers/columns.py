@@ -85,7 +85,7 @@ REWARDS = "rewards"
 """[B] float32: the score, for estimators that work on tokens."""
 GROUPS = "groups"
 """[B] int64: equal for responses to the same prompt, for estimators that work on tokens."""
-IS_LEARNED = "is_learned"
+IS_TRAINED = "is_learned"
 """[B] bool: whether the response is trained on. Other responses need no forward pass and count in no mean."""
 
 
@@ -103,19 +103,19 @@ def status_column(reward: str) -> str:
 def token_batch(batch: DataProto, columns: Sequence[str] = ()) -> TokenBatch:
     """Converts rows to the training engine's input, with these columns.
 
-    A column with one value per row has that value at each of the row's tokens. Rows that IS_LEARNED, if present,
+    A column with one value per row has that value at each of the row's tokens. Rows that IS_TRAINED, if present,
     excludes have no response tokens."""
     tokens = batch.ragged_column(TOKENS)
     found = {name: _per_token(batch, name, tokens.lengths) for name in columns}
-    return TokenBatch(tokens, learned_mask(batch), found)
+    return TokenBatch(tokens, trained_mask(batch), found)
 
 
-def learned_mask(batch: DataProto) -> RaggedColumn:
-    """RESPONSE_MASK, but False in all rows that IS_LEARNED, if present, excludes."""
+def trained_mask(batch: DataProto) -> RaggedColumn:
+    """RESPONSE_MASK, but False in all rows that IS_TRAINED, if present, excludes."""
     mask = batch.ragged_column(RESPONSE_MASK)
-    if IS_LEARNED not in batch.tensors:
+    if IS_TRAINED not in batch.tensors:
         return mask
-    return RaggedColumn(mask.values & torch.repeat_interleave(batch[IS_LEARNED], mask.lengths), mask.lengths)
+    return RaggedColumn(mask.values & torch.repeat_interleave(batch[IS_TRAINED], mask.lengths), mask.lengths)
 
 
 def _per_token(batch: DataProto, name: str, lengths_B: torch.Tensor) -> RaggedColumn:

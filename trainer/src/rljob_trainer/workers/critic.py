@@ -33,8 +33,8 @@ from rljob_trainer.observability.metrics import (
     Metrics,
 )
 from rljob_trainer.observability.spans import SPANS
-from rljob_trainer.workers.columns import RETURNS, VALUES, learned_mask, token_batch
-from rljob_trainer.workers.trained import TrainedWorker
+from rljob_trainer.workers.columns import RETURNS, VALUES, token_batch, trained_mask
+from rljob_trainer.workers.trained_worker import TrainedWorker
 from rljob_trainer.workers.update_sums import RankReduce, UpdateSums, token_denominators
 
 CRITIC_PREFIX = "critic."
@@ -76,16 +76,16 @@ class CriticWorker(TrainedWorker):
             Owner.OTHER: memory.gathered,
         }
 
-    def leave_after_copy(self) -> None:
+    def offload_after_copy(self) -> None:
         """Offloads parameters too, because nothing else offloads a critic's before responses are generated."""
-        self.engine.leave_device()
+        self.engine.offload_state()
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, batch: DataProto) -> DataProto:
-        """Returns column VALUES; 0 for rows that IS_LEARNED excludes. Needs TOKENS and RESPONSE_MASK."""
+        """Returns column VALUES; 0 for rows that IS_TRAINED excludes. Needs TOKENS and RESPONSE_MASK."""
         tokens = token_batch(batch)
         values_N = self.engine.values(tokens)
-        self.engine.leave_device()
+        self.engine.offload_state()
         MEMORY.mark(Boundary.VALUES)
         return DataProto(ragged={VALUES: in_rows(values_N, tokens.response_mask)})
 
@@ -93,13 +93,13 @@ class CriticWorker(TrainedWorker):
     def update_critic(self, batch: DataProto, step: int) -> Metrics:
         """Collective. Makes all updates of training step `step` (from 0) on this worker's share of the batch.
 
-        Needs TOKENS, RESPONSE_MASK, IS_LEARNED, VALUES and RETURNS. The metrics are those of the whole batch, equal on
+        Needs TOKENS, RESPONSE_MASK, IS_TRAINED, VALUES and RETURNS. The metrics are those of the whole batch, equal on
         all ranks. Raises NonFiniteUpdateError after several consecutive updates whose gradients are not finite."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.num_steps)
         sums = UpdateSums()
         explained = self._explained_variance(batch)
         norms = [self._update(mini_batch, rate, sums) for mini_batch in self._mini_batches(batch)]
-        self.engine.leave_device()
+        self.engine.offload_state()
         MEMORY.mark(Boundary.UPDATE_CRITIC)
         return {
             **sums.reduced(self.engine, [VALUE_LOSS], {VALUE_LOSS: float(len(norms))}),
@@ -110,7 +110,7 @@ class CriticWorker(TrainedWorker):
         }
 
     def _explained_variance(self, batch: DataProto) -> float:
-        mask_L = learned_mask(batch).values
+        mask_L = trained_mask(batch).values
         values_N, returns_N = (batch.ragged_column(name).values[mask_L] for name in (VALUES, RETURNS))
         return explained_variance(values_N, returns_N, RankReduce(self.engine))
 

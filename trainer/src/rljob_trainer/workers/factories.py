@@ -16,7 +16,7 @@ from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.lora import AdapterSettings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.errors import ConfigurationError, about_field
-from rljob_trainer.models.source import ModelPlace
+from rljob_trainer.models.source import ModelLocation
 from rljob_trainer.settings import variables_named
 from rljob_trainer.workers.actor import ActorSettings, ActorWorker
 from rljob_trainer.workers.critic import CriticSettings, CriticWorker
@@ -37,7 +37,7 @@ POLICY_FIELD, CRITIC_FIELD = "spec.training.model.", "spec.training.critic.model
 class RolloutSettings:
     """The settings of a rollout engine. `max_model_length` counts prompt and response tokens."""
 
-    model: ModelPlace
+    model: ModelLocation
     engine: RolloutEngineName
     compiles: bool
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class RolloutSettings:
 
 
 def make_actor(
-    settings: ActorSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
+    settings: ActorSettings, model: ModelLocation, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
     """Builds the actor, the policy that is trained."""
     engine = replace(settings.engine, device=context.device, model_folder=model.folder())
@@ -63,7 +63,7 @@ def make_actor(
 
 
 def make_critic(
-    settings: CriticSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
+    settings: CriticSettings, model: ModelLocation, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
     """Builds the critic. `model` has its initial weights."""
     with about_field(CRITIC_FIELD, POLICY_FIELD):
@@ -72,7 +72,7 @@ def make_critic(
 
 
 def make_reward_model(
-    settings: RewardModelSettings, model: ModelPlace, context: WorkerContext, _others: Mapping[str, Worker]
+    settings: RewardModelSettings, model: ModelLocation, context: WorkerContext, _others: Mapping[str, Worker]
 ) -> Worker:
     """Builds the worker of a reward model."""
     with about_field(settings.field, POLICY_FIELD):
@@ -83,7 +83,7 @@ def make_reward_model(
 
 def make_reference(
     settings: TrainEngineSettings,
-    model: ModelPlace,
+    model: ModelLocation,
     temperature: float,
     context: WorkerContext,
     others: Mapping[str, Worker],
@@ -141,7 +141,7 @@ def _make_engine(settings: RolloutSettings, context: WorkerContext) -> RolloutEn
             "(is it the build for this device?), or set HuggingFace"
         ) from error
 
-    adapters = settings.adapters if settings.adapters is not None and settings.adapters.go_alone else None
+    adapters = settings.adapters if settings.adapters is not None and settings.adapters.are_sent_alone else None
     return VllmEngine(
         VllmSettings(
             model_folder=settings.model.folder(),

@@ -22,7 +22,7 @@ from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
 from rljob_trainer.engines.device_memory import DeviceMemory
 from rljob_trainer.engines.rollout.base import SamplingSettings
-from rljob_trainer.engines.train.engine_memory import check_device_room
+from rljob_trainer.engines.train.engine_memory import check_device_memory
 from rljob_trainer.observability.memory import MEMORY, Boundary
 from rljob_trainer.observability.metrics import TIMING_PREFIX, Metrics
 from rljob_trainer.observability.spans import SPANS
@@ -53,7 +53,7 @@ class HybridWorker(Worker):
         self.num_cache_bytes = 0
         self.device_memory.give_back_after_loading()
         # The rollout engine is still awake, as in later rollouts, so this measures what will fit beside it.
-        check_device_room(actor.engine.memory, actor.engine.settings.offload, context.device)
+        check_device_memory(actor.engine.memory, actor.engine.settings.offload, context.device)
         self.trainer_mode()
 
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -108,7 +108,7 @@ class HybridWorker(Worker):
         if held is None or (syncs and held != version) or self.actor.num_loads != self.synced_loads:
             sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
             self.synced_version, self.synced_loads = version, self.actor.num_loads
-        self.actor.engine.leave_device()
+        self.actor.engine.offload_state()
         self.device_memory.give_back()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)
         self.device_memory.make_room_for_cache(self.num_cache_bytes)

@@ -37,7 +37,7 @@ class ReferenceWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_logprobs(self, batch: DataProto) -> DataProto:
-        """Returns column REF_LOGPROBS; 0 for rows that IS_LEARNED excludes. Needs TOKENS and RESPONSE_MASK."""
+        """Returns column REF_LOGPROBS; 0 for rows that IS_TRAINED excludes. Needs TOKENS and RESPONSE_MASK."""
         tokens = token_batch(batch)
         found = self.engine.forward(tokens, self.temperature, with_adapters=False)
         MEMORY.mark(Boundary.REF_LOGPROBS)

@@ -33,7 +33,7 @@ from rljob_trainer.observability.metrics import (
     POLICY_LOSS,
 )
 from rljob_trainer.workers.columns import ADVANTAGES, CORRECTION_WEIGHTS, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from rljob_trainer.workers.rollout_agreement import add_agreement
+from rljob_trainer.workers.rollout_mismatch import add_agreement
 from rljob_trainer.workers.update_sums import UpdateSums
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from rljob_api.rule import wire_name
 from rljob_api.v1alpha1.advantage import Advantage, AdvantageType
 from rljob_api.v1alpha1.policy_loss import Loss, LossType
-from rljob_api.variants import Variants, block_name, may_be_left_out
+from rljob_api.variants import Variants, block_name, is_optional_block
 from rljob_testing.jobs.valid_job import Bad
 
 _T = "spec.training."
@@ -29,7 +29,7 @@ def _blocks(part: type[Variants], variants: type[StrEnum], by_default: StrEnum) 
     return {
         wire_name(part, block_name(variant)): str(variant)
         for variant, kind in found.items()
-        if kind is not None and may_be_left_out(kind)
+        if kind is not None and is_optional_block(kind)
     }
 
 

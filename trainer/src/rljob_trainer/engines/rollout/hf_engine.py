@@ -25,8 +25,8 @@ from rljob_trainer.engines.rollout.base import (
     SamplingSettings,
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
-from rljob_trainer.engines.train.acceptance import is_misfit, sample_rows
 from rljob_trainer.engines.train.attention import choose_attention
+from rljob_trainer.engines.train.logprob_parity import is_misfit, sample_rows
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.models.weight_conversion import float32_names

@@ -214,7 +214,7 @@ class VllmEngine(AdapterEngine):
             # The contents of the pages are lost, so cached prefixes are invalid. vLLM's own sleep does the same.
             self.engine.reset_prefix_cache()
         if self.on_cpu and self.has_slept and not self.fills_blocks:
-            HOST_MEMORY.lend_pages(self.kv_cache)
+            HOST_MEMORY.make_reclaimable(self.kv_cache)
         elif self.on_cpu:
             HOST_MEMORY.release_pages(self.kv_cache)
         else:

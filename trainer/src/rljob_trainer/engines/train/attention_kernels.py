@@ -76,7 +76,7 @@ class FlatRows:
         return self._on_device(torch.arange(self.num_tokens)[None] - self._of_each_token(self._starts_B))
 
     @cached_property
-    def starts_B1(self) -> Tensor:
+    def cumulative_lengths(self) -> Tensor:
         """int32 [B + 1]: cumulative lengths, from 0 to N."""
         return self._on_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32))
 
@@ -220,8 +220,8 @@ def _variable_length(
         query_NHD,
         key_NKD,
         value_NKD,
-        rows.starts_B1,
-        rows.starts_B1,
+        rows.cumulative_lengths,
+        rows.cumulative_lengths,
         rows.longest,
         rows.longest,
         scale=scale,

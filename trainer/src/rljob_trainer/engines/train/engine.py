@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rljob_trainer.engines.train import passes
-from rljob_trainer.engines.train.acceptance import check_acceptance
-from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_room
+from rljob_trainer.engines.train import micro_batching
+from rljob_trainer.engines.train.engine_memory import EngineMemory, check_host_memory
 from rljob_trainer.engines.train.layout import ParallelLayout, meshes_of
+from rljob_trainer.engines.train.logprob_parity import check_logprob_parity
 from rljob_trainer.engines.train.lora import (
     adapter_tensors,
     base_tensors,
@@ -48,7 +48,7 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.sharded_model import sharded_model
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, batch_of_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import AskDistribution, AskValues, Question, TokenModel
+from rljob_trainer.engines.train.token_model import LogprobRequest, Question, TokenModel, ValueRequest
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.activity import ACTIVITY
@@ -87,7 +87,7 @@ class TrainEngine:
         if settings.adapters is not None:
             draw_adapters(self.language_model.named_parameters(), settings.adapters.seed)
         self.model.eval()
-        check_acceptance(
+        check_logprob_parity(
             self.model.language_model, self._reference_logprobs, self._engine_logprobs, self._max_over_all_ranks
         )
         if self.model.router is not None:
@@ -120,8 +120,8 @@ class TrainEngine:
             self.max_gradient_norm = settings.optimizer.max_gradient_norm
         self.memory = EngineMemory(self.model, self.optimizer)
         self.offloading = Offloading(settings.offload, self.device, self.model, self.optimizer)
-        check_host_room(settings, self.memory)
-        self.leave_device()
+        check_host_memory(settings, self.memory)
+        self.offload_state()
 
     @property
     def language_model(self) -> PreTrainedModel:
@@ -143,7 +143,7 @@ class TrainEngine:
         """Collective. The log-probabilities of the batch's response tokens by the current weights, and entropy and
         squares if requested: [R] float32 on the host, row after row. Without its adapters the model is the one that
         training started from. Offloaded parameters of a frozen model are on the device only during this call."""
-        found = self._columns(batch, AskDistribution(temperature, entropy, with_squares), with_adapters=with_adapters)
+        found = self._columns(batch, LogprobRequest(temperature, entropy, with_squares), with_adapters=with_adapters)
         logprobs_R, *others = found
         entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
         return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
@@ -152,7 +152,7 @@ class TrainEngine:
     def values(self, batch: TokenBatch) -> Tensor:
         """Collective. The values of a model with a value head at the tokens before the batch's response tokens: [R]
         float32 on the host, row after row."""
-        [values_R] = self._columns(batch, AskValues(), with_adapters=True)
+        [values_R] = self._columns(batch, ValueRequest(), with_adapters=True)
         return values_R
 
     def forward_backward(
@@ -168,13 +168,13 @@ class TrainEngine:
         the model's configuration has one. `loss` is called once for each micro-batch."""
         self._accumulate(
             batch,
-            AskDistribution(temperature, entropy, with_squares),
+            LogprobRequest(temperature, entropy, with_squares),
             lambda micro_batch, columns: loss(micro_batch, _as_distribution(columns)),
         )
 
     def fit_values(self, batch: TokenBatch, loss: ValueLoss) -> None:
         """Collective. Like `forward_backward` for a model with a value head: `loss` gets the values [R]."""
-        self._accumulate(batch, AskValues(), lambda micro_batch, columns: loss(micro_batch, _as_values(columns)))
+        self._accumulate(batch, ValueRequest(), lambda micro_batch, columns: loss(micro_batch, _as_values(columns)))
 
     def take_routing(self) -> dict[str, float]:
         """Collective. Metrics of how tokens were distributed across experts in the forward passes with gradient since
@@ -205,14 +205,14 @@ class TrainEngine:
             if wait:
                 self.offloading.parameters.wait()
 
-    def leave_device(self) -> None:
+    def offload_state(self) -> None:
         """Reshards gathered parameters, and offloads parameters and moments if the settings say so."""
         self._reshard()
         if self.offloading.parameters is not None:
             self.offloading.parameters.leave()
-        self.leave_moments()
+        self.offload_moments()
 
-    def leave_moments(self) -> None:
+    def offload_moments(self) -> None:
         """Offloads the optimizer's moments if the settings say so."""
         if self.offloading.moments is not None:
             self.offloading.moments.leave()
@@ -220,7 +220,7 @@ class TrainEngine:
     def named_shards(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's shards (DTensors) without adapters, under the names of the Hugging Face model, in the same order
         on all ranks. Offloaded state is copied to the device (also by `named_adapters` and `named_optimizer_state`) and
-        stays there until `leave_device` or `leave_moments`."""
+        stays there until `offload_state` or `offload_moments`."""
         return base_tensors(self._named_tensors())
 
     def named_adapters(self) -> Iterator[tuple[str, Tensor]]:
@@ -271,14 +271,16 @@ class TrainEngine:
             ACTIVITY.tell("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=with_adapters):
-                found = self.model(partial(passes.columns, micro_batch, question))
+                found = self.model(partial(micro_batching.columns, micro_batch, question))
             outputs.append([each for each in found if each is not None])
         MEMORY.sample()
         if self.optimizer is None:
             # Without a backward pass FSDP2 leaves the root's parameters gathered, but generation needs the memory.
-            self.leave_device()
+            self.offload_state()
         return [
-            passes.in_batch_order([each[place].cpu() for each in outputs], micro_batches, batch.response_lengths)
+            micro_batching.in_batch_order(
+                [each[place].cpu() for each in outputs], micro_batches, batch.response_lengths
+            )
             for place in range(len(outputs[0]) if outputs else 1)
         ]
 
@@ -299,7 +301,7 @@ class TrainEngine:
                 self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             counts_LE, used_LE, probabilities_E, *columns = self.model(
-                partial(passes.routed_columns, micro_batch, question)
+                partial(micro_batching.routed_columns, micro_batch, question)
             )
             value = loss(micro_batch, columns)
             if counts_LE is not None:
@@ -331,7 +333,7 @@ class TrainEngine:
         if self.settings.head is Head.SCORE:
             # The model's tokenizer may make more tokens of a text than the policy's, which the job was checked with.
             max_tokens = max(max_tokens, *batch.read_lengths, 0)
-        return passes.plan_micro_batches(
+        return micro_batching.plan_micro_batches(
             batch.read_lengths,
             max_tokens,
             lambda count: int(self._max_over_all_ranks(count)),
@@ -345,7 +347,7 @@ class TrainEngine:
             ACTIVITY.tell("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=True):
-                use = self.model(partial(passes.router_use, micro_batch))
+                use = self.model(partial(micro_batching.router_use, micro_batch))
             if not use:
                 raise ConfigurationError(
                     f"spec.training.model.source: {type(self.language_model).__name__} returns no router logits for "
@@ -362,7 +364,7 @@ class TrainEngine:
     def _reference_logprobs(self, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """The log-probabilities (or values) by the module's own forward pass, for the check of `acceptance`."""
         on_device = [row.to(self.device) for row in rows]
-        asked = passes.own_logprobs if self.settings.head is Head.TOKENS else passes.own_values
+        asked = micro_batching.own_logprobs if self.settings.head is Head.TOKENS else micro_batching.own_values
         return [each.cpu() for each in self.model(partial(asked, on_device)) if each is not None]
 
     @torch.no_grad()
@@ -370,10 +372,10 @@ class TrainEngine:
         """The log-probabilities (or values) of the same tokens by the engine."""
         batch = batch_of_rows(rows)
         micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
-        question = AskDistribution(1.0) if self.settings.head is Head.TOKENS else AskValues(by_probe=True)
+        question = LogprobRequest(1.0) if self.settings.head is Head.TOKENS else ValueRequest(by_probe=True)
         # In the mode of later passes, because some models use random numbers in training mode.
         self.model.train(self.settings.optimizer is not None)
-        found_R, *_ = self.model(partial(passes.columns, micro_batch, question))
+        found_R, *_ = self.model(partial(micro_batching.columns, micro_batch, question))
         self.model.eval()
         return torch.split_with_sizes(found_R.cpu(), batch.response_lengths)
 

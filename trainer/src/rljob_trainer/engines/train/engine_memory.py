@@ -77,7 +77,7 @@ class EngineMemory:
                     yield parameter._unsharded_param.grad
 
 
-def check_host_room(settings: TrainEngineSettings, memory: EngineMemory) -> None:
+def check_host_memory(settings: TrainEngineSettings, memory: EngineMemory) -> None:
     """Collective. Raises ResourceError on all ranks if a machine has too little memory for the state that its ranks
     offload. On CPUs offloaded parameters need no additional memory."""
     offload = settings.offload
@@ -90,7 +90,7 @@ def check_host_room(settings: TrainEngineSettings, memory: EngineMemory) -> None
         "optimizer": moments if offload.optimizer else 0,
     }
     needed = {name: num_bytes for name, num_bytes in needed.items() if num_bytes}
-    refuse_too_much(
+    check_memory(
         sum(needed.values()),
         HOST_MEMORY.available_bytes(),
         f"{settings.offload_field}: the host has too little memory for the {settings.role}'s {' and '.join(needed)}",
@@ -98,7 +98,7 @@ def check_host_room(settings: TrainEngineSettings, memory: EngineMemory) -> None
     )
 
 
-def check_device_room(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
+def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device: torch.device) -> None:
     """Collective; call it while the rollout engine is awake. Raises ResourceError on all ranks if the moments that the
     first update creates do not fit beside it: the first rollout would succeed and the second one fail."""
     if settings.optimizer and device.type == "cuda":
@@ -110,7 +110,7 @@ def check_device_room(memory: EngineMemory, settings: OffloadSettings, device: t
             torch.cuda.mem_get_info(device)[0],
             "use more GPUs, or set training.model.offload.optimizer: true",
         )
-    refuse_too_much(
+    check_memory(
         memory.moments_to_come,
         free,
         f"spec.training.rollout.{field}: {MOMENTS_LACK_MEMORY}, which are beside the rollout "
@@ -120,7 +120,7 @@ def check_device_room(memory: EngineMemory, settings: OffloadSettings, device: t
     )
 
 
-def refuse_too_much(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
+def check_memory(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
     """Collective. Raises ResourceError on all ranks if ranks need more bytes than are available. With `is_shared` the
     ranks of a machine share its memory; otherwise each has its own. `available` None (unknown) counts as enough."""
     mine = (socket.gethostname(), needed, available)

@@ -53,7 +53,7 @@ class AdapterSettings:
         return self.lora.alpha / self.lora.rank
 
     @property
-    def go_alone(self) -> bool:
+    def are_sent_alone(self) -> bool:
         """True if the rollout engine gets only the adapters, False if it gets weights with merged adapters."""
         return self.lora.sync is LoraSync.ADAPTER
 

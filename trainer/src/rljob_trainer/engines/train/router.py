@@ -42,7 +42,7 @@ class RouterUse:
     """The routers' probabilities, summed over layers and tokens, with gradient."""
 
 
-def asked_auxiliary_loss(model: PreTrainedModel) -> AuxiliaryLoss | None:
+def auxiliary_loss_settings(model: PreTrainedModel) -> AuxiliaryLoss | None:
     """The auxiliary loss that transformers would add for this model's configuration; None if it would add none. Raises
     ConfigurationError if the configuration requests one without its settings."""
     config = model.config.get_text_config()

@@ -18,7 +18,7 @@ from rljob_trainer.engines.train.layout import ParallelLayout, check_layout
 from rljob_trainer.engines.train.lora import add_adapters, is_adapter
 from rljob_trainer.engines.train.model import build_on_meta, transformer_layers
 from rljob_trainer.engines.train.output_head import VALUE_BIAS, Head
-from rljob_trainer.engines.train.router import asked_auxiliary_loss
+from rljob_trainer.engines.train.router import auxiliary_loss_settings
 from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.token_model import TokenModel
 from rljob_trainer.engines.train.weight_loading import WeightFiles
@@ -42,7 +42,7 @@ def sharded_model(
     if settings.gradient_checkpointing:
         recompute_activations(language_model, settings.gradient_checkpointing_every_nth_layer)
     attention = choose_attention(language_model.config)
-    router = None if settings.optimizer is None else asked_auxiliary_loss(language_model)
+    router = None if settings.optimizer is None else auxiliary_loss_settings(language_model)
     model = TokenModel(language_model, attention, router)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     for layer in transformer_layers(model):

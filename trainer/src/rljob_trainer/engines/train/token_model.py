@@ -23,7 +23,7 @@ Pass = Callable[["TokenModel"], Outputs]
 
 
 @dataclass(frozen=True)
-class AskDistribution:
+class LogprobRequest:
     """Requests log-probabilities of the response tokens, and optionally entropy and squares; the other columns are
     None."""
 
@@ -33,14 +33,14 @@ class AskDistribution:
 
 
 @dataclass(frozen=True)
-class AskValues:
+class ValueRequest:
     """Requests one float32 value for each response token, computed from the token before it."""
 
     by_probe: bool = False
     """Use a fixed vector instead of the head, which may be zeros, to compare hidden states."""
 
 
-Question = AskDistribution | AskValues
+Question = LogprobRequest | ValueRequest
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class TokenModel(nn.Module):
     def _columns(self, decoded: _Decoded, micro_batch: MicroBatch, question: Question) -> Outputs:
         piece, ranks = micro_batch.piece, micro_batch.rows.sequence_ranks
         hidden_RD = decoded.hidden_ND[decoded.predictors_R]
-        if isinstance(question, AskValues):
+        if isinstance(question, ValueRequest):
             columns: Outputs = (self._values(hidden_RD, by_probe=question.by_probe),)
         else:
             targets_R = micro_batch.targets_R if piece is None else micro_batch.targets_R[piece.responses]
@@ -118,7 +118,7 @@ class TokenModel(nn.Module):
         gathered = iter(ranks.gathered([each for each in columns if each is not None], piece.counts))
         return tuple(None if each is None else next(gathered) for each in columns)
 
-    def _distribution(self, hidden_RD: Tensor, targets_R: Tensor, question: AskDistribution) -> Outputs:
+    def _distribution(self, hidden_RD: Tensor, targets_R: Tensor, question: LogprobRequest) -> Outputs:
         head, form = output_head_of(self.language_model)
         found = token_distribution(
             hidden_RD,

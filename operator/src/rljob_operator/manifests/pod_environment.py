@@ -26,10 +26,10 @@ from rljob_api.constants import (
     RAY_HEALTH_CHECK,
     RAY_WORKER_NICENESS,
 )
-from rljob_api.errors import HandoverError
-from rljob_api.handover import TrainerJob, dump_job
+from rljob_api.contract_documents import TrainerJob, dump_job
+from rljob_api.errors import DocumentError
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_operator.manifests.objects import JobIdentity, Manifest
+from rljob_operator.manifests.ownership import JobIdentity, Manifest
 
 HOOK_MARGIN_SECONDS = 5
 """How long before the kubelet kills a pod its stop hooks stop waiting."""
@@ -59,12 +59,12 @@ setting has a variable, and this list does not cover all of them; `docs/cluster.
 
 
 def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
-    """The value of the variable `constants.ENV_SPEC`. Raises HandoverError if it is too large for a variable."""
+    """The value of the variable `constants.ENV_SPEC`. Raises DocumentError if it is too large for a variable."""
     document = TrainerJob(name=job.name, namespace=job.namespace, uid=job.uid, spec=spec)
     # Kubernetes expands $(NAME) and $$ in values. The JSON escape means the same and is not expanded.
     text = dump_job(document).replace("$", "\\u0024")
     if len(text.encode()) > MAX_SPEC_BYTES:
-        raise HandoverError(
+        raise DocumentError(
             f"job {job.name}: the spec is larger than {MAX_SPEC_BYTES} bytes after every '$' in it is escaped; use"
             " fewer '$', or move the text into a ConfigMap"
         )
@@ -72,7 +72,7 @@ def spec_document(job: JobIdentity, spec: RLJobSpec) -> str:
 
 
 def head_environment(job: JobIdentity, spec: RLJobSpec) -> list[JsonValue]:
-    """Variables of the head pod's Ray container, which the trainer inherits. Raises HandoverError."""
+    """Variables of the head pod's Ray container, which the trainer inherits. Raises DocumentError."""
     health_check = [_variable(name, value) for name, value in RAY_HEALTH_CHECK.items()]
     return [_variable(ENV_SPEC, spec_document(job, spec)), *health_check, *worker_environment(spec)]
 

@@ -24,7 +24,7 @@ _NUMBERS = count()
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 
-class KeptCall:
+class CachedCall:
     """The controller's handle for the cached results of one call. The processes keep them until this object is garbage
     collected."""
 
@@ -46,7 +46,7 @@ def _forget(forgotten: Sequence[deque[str]], key: str) -> None:
 
 
 @dataclass(frozen=True)
-class KeptArgument:
+class CachedArgument:
     """A placeholder for a batch argument: the result that the receiving process computed in the call with this key."""
 
     key: str
@@ -57,16 +57,16 @@ class ResultArgument:
     """One rank's result of a call, used as an argument of another call whose receiver is not yet known."""
 
     reference: ray.ObjectRef
-    kept: KeptCall
+    kept: CachedCall
     maker: object
     """The actor handle of the process that computed it."""
 
-    def for_process(self, process: object) -> KeptArgument | StoredArgument:
+    def for_process(self, process: object) -> CachedArgument | StoredArgument:
         """Returns the form in which it is sent to a process."""
-        return KeptArgument(self.kept.key) if process is self.maker else StoredArgument(self.reference)
+        return CachedArgument(self.kept.key) if process is self.maker else StoredArgument(self.reference)
 
 
-class KeptResults:
+class ResultCache:
     """The cache of a process for its own results."""
 
     def __init__(self) -> None:

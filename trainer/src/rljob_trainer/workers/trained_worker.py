@@ -66,7 +66,7 @@ class TrainedWorker(Worker):
         It is computed once, because computing it moves offloaded state of this model to the device."""
         if self.num_state_bytes is None:
             self.num_state_bytes = num_shard_bytes(self._shards())
-            self.leave_after_copy()
+            self.offload_after_copy()
         return self.num_state_bytes
 
     @register(Dispatch.ONE_TO_ALL)
@@ -77,7 +77,7 @@ class TrainedWorker(Worker):
         writer = first_writer + self.context.rank
         self.pending_shard = save_shard_async(folder, writer, self._shards(), self.host_buffers)
         MEMORY.mark(Boundary.SAVE)
-        self.leave_after_copy()
+        self.offload_after_copy()
 
     @register(Dispatch.ONE_TO_ALL)
     def is_checkpoint_written(self) -> bool:
@@ -96,7 +96,7 @@ class TrainedWorker(Worker):
         """Loads weights and optimizer state from a checkpoint, which may have been saved by another number of ranks.
         Raises CheckpointError."""
         load_into(self._named_state(), open_checkpoint(folder))
-        self.leave_after_copy()
+        self.offload_after_copy()
         if self.context.device_type == "cpu":
             HOST_MEMORY.give_back()
         self.num_loads += 1
@@ -112,10 +112,10 @@ class TrainedWorker(Worker):
         """Sets this process's random generators."""
         restore_random_state(state)
 
-    def leave_after_copy(self) -> None:
+    def offload_after_copy(self) -> None:
         """Offloads state again after all of it was read or loaded. Parameters stay, because in trainer mode they are on
         the device."""
-        self.engine.leave_moments()
+        self.engine.offload_moments()
 
     def checkpoint_loaded(self, policy_version: int) -> None:
         """Called after a checkpoint was loaded."""

@@ -10,15 +10,9 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import API_GROUP, API_VERSION, KIND, LABEL_ATTEMPT
 from rljob_operator.controller.cluster_creation import ClusterCreation
 from rljob_operator.controller.observe import Observation, identity
-from rljob_operator.controller.surroundings import Surroundings
+from rljob_operator.controller.operator_context import OperatorContext
 from rljob_operator.errors import OperatorError
-from rljob_operator.kube.errors import (
-    DefinitionOutdatedError,
-    KubeError,
-    RefusedError,
-    ResourceTypeMissingError,
-)
-from rljob_operator.kube.objects import (
+from rljob_operator.kube.allowed_calls import (
     CLUSTERS,
     EVENTS,
     JOBS,
@@ -26,6 +20,12 @@ from rljob_operator.kube.objects import (
     merge_patch,
     missing_fields,
     without_nulls,
+)
+from rljob_operator.kube.errors import (
+    DefinitionOutdatedError,
+    KubeError,
+    RefusedError,
+    ResourceTypeMissingError,
 )
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 class Actor:
     """Executes plans in one process. Its only memory of jobs is when their network policies were last applied."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: OperatorContext) -> None:
         self._objects = surroundings.objects
         self._cache = surroundings.cache
         self._settings = surroundings.settings

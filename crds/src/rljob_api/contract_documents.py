@@ -19,8 +19,8 @@ from rljob_api.constants import (
     NEWEST_READABLE_CONTRACT_VERSION,
     OLDEST_READABLE_CONTRACT_VERSION,
 )
-from rljob_api.errors import HandoverError
-from rljob_api.pydantic_messages import is_echo, plain_message
+from rljob_api.errors import DocumentError
+from rljob_api.pydantic_messages import is_consequential, plain_message
 from rljob_api.run_state import RunState
 from rljob_api.scalars import PositiveCount
 from rljob_api.tolerant_reading import RUN_STATE, TRAINER_JOB, ModelT, Policy, read_document
@@ -42,11 +42,11 @@ class TrainerJob(WireModel):
 
 def dump_job(job: TrainerJob) -> str:
     """The JSON document for `RLJOB_SPEC`, without fields that equal their default, and without fields of the run policy
-    that only the operator reads. Raises HandoverError above `MAX_SPEC_BYTES`."""
+    that only the operator reads. Raises DocumentError above `MAX_SPEC_BYTES`."""
     text = _dump(_without_operator_policy(job).to_wire_without_defaults(), job.contract_version)
     size = len(text.encode())
     if size > MAX_SPEC_BYTES:
-        raise HandoverError(
+        raise DocumentError(
             f"job {job.name}: the spec must have at most {MAX_SPEC_BYTES} bytes as JSON (seen: {size}); shorten"
             " reasoningGym.config, annotations or env values, or move env values into a ConfigMap"
         )
@@ -56,7 +56,7 @@ def dump_job(job: TrainerJob) -> str:
 def load_job(text: str) -> TrainerJob:
     """Reads the document of `dump_job` of this or a neighbouring contract version.
 
-    Raises HandoverError for a damaged document, an unsupported version, and a field that is set and unknown to this
+    Raises DocumentError for a damaged document, an unsupported version, and a field that is set and unknown to this
     version, except in the run policy."""
     return _read(text, "job", TrainerJob, TRAINER_JOB)
 
@@ -68,7 +68,7 @@ def dump_run_state(state: RunState) -> str:
 
 def load_run_state(text: str) -> RunState:
     """Reads the document of `dump_run_state` of this or a neighbouring contract version; ignores unknown fields. Raises
-    HandoverError for a damaged document or an unsupported version."""
+    DocumentError for a damaged document or an unsupported version."""
     return _read(text, "run state", RunState, RUN_STATE)
 
 
@@ -97,23 +97,23 @@ def _read(text: str, what: str, kind: type[ModelT], policy: Policy) -> ModelT:
     try:
         return read_document(kind, _parsed(text, what), policy).value
     except ValidationError as error:
-        raise HandoverError(f"{what}: {_error_text(error, kind)}") from None
+        raise DocumentError(f"{what}: {_error_text(error, kind)}") from None
     except RecursionError:
-        raise HandoverError(f"{what}: too many nested levels; check the program that wrote it") from None
+        raise DocumentError(f"{what}: too many nested levels; check the program that wrote it") from None
 
 
 def _parsed(text: str, what: str) -> dict[str, object]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise HandoverError(f"{what}: must be JSON ({error}); it was truncated, or another program wrote it") from None
+        raise DocumentError(f"{what}: must be JSON ({error}); it was truncated, or another program wrote it") from None
     if not isinstance(data, dict):
-        raise HandoverError(
+        raise DocumentError(
             f"{what}: must be a JSON object (seen: {type(data).__name__}); check the program that wrote it"
         )
     version = data.get("contractVersion")
     if not is_readable_version(version):
-        raise HandoverError(
+        raise DocumentError(
             f"{what}: this version supports {readable_versions()} (seen: {json.dumps(version)}); use an image and an"
             " operator of neighbouring versions"
         )
@@ -121,7 +121,7 @@ def _parsed(text: str, what: str) -> dict[str, object]:
 
 
 def _error_text(error: ValidationError, kind: type[WireModel]) -> str:
-    details = (each for each in error.errors(include_url=False) if not is_echo(each))
+    details = (each for each in error.errors(include_url=False) if not is_consequential(each))
     return "; ".join(f"{wire_path(each['loc'])}: {_message(each, kind)}" for each in details)
 
 

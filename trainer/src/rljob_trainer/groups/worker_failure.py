@@ -84,7 +84,7 @@ def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
     return None
 
 
-def cause_of_death(error: RayError, place: Place) -> str:
+def failure_cause(error: RayError, place: Place) -> str:
     """Returns Ray's text without its identifiers. If Ray only knows that the connection was closed, returns what the
     kernel's counter on the process's node and the end of its log say."""
     text = " ".join(str(error).split())

@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.status import FailureClass, StopRequest
 from rljob_operator.reconcile.cluster import Pods, Verdict, head_pod
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.status_draft import MAX_LENGTH, StatusDraft, beginning_of, end_of
-from rljob_operator.reconcile.trainer import ray_job, seconds_since_last_words
+from rljob_operator.reconcile.trainer import ray_job, seconds_since_termination
 
 RUN_STATE_SECONDS = 30
 """How long to wait for the final run state of a trainer that exited with code 0."""
@@ -118,7 +118,7 @@ def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
     stop = draft.attempt.stop
     if stop is not None and verdict.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
-        lost = was_asked if stop.told_at is not None else "was lost before it was asked to stop"
+        lost = was_asked if stop.sent_at is not None else "was lost before it was asked to stop"
         return Ending(reason_of_stop(stop), f"the trainer {lost}: {verdict.message}")
     return Ending(verdict.reason, verdict.message)
 
@@ -130,7 +130,7 @@ def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, 
         return _ending_of_failure(draft, observed.ray, job)
     if job.status is RayJobStatus.STOPPED:
         return _ending_of_stop(draft, observed, job)
-    waited_seconds = seconds_since_last_words(draft)
+    waited_seconds = seconds_since_termination(draft)
     if waited_seconds is None or waited_seconds < 2 * grace_seconds:
         return None
     return _ending_by_run_state(draft, observed.ray, job)
@@ -144,7 +144,7 @@ def _ending_of_success(draft: StatusDraft, ray: ObservedRay) -> Ending | None:
     if state is not None:
         text = f"the trainer exited with code 0 before the job was complete (phase in its run state: {state.phase})"
         return Ending(Reason.ENDED_WITHOUT_RESULT, text)
-    waited_seconds = seconds_since_last_words(draft)
+    waited_seconds = seconds_since_termination(draft)
     if waited_seconds is None or waited_seconds < RUN_STATE_SECONDS:
         return None
     if ray.run_state_error is not None:
@@ -179,7 +179,7 @@ def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob)
     head = head_pod(observed.pods_of(draft.attempt.cluster))
     if head is not None and head.deleting:
         return Ending(Reason.HEAD_LOST, f"the head pod {head.name} was deleted while the trainer was running")
-    waited_seconds = seconds_since_last_words(draft)
+    waited_seconds = seconds_since_termination(draft)
     if waited_seconds is None or waited_seconds < STOP_SECONDS:
         return None
     return _ending_by_run_state(draft, observed.ray, job)

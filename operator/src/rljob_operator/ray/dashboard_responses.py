@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api.errors import HandoverError
-from rljob_api.handover import load_run_state
+from rljob_api.contract_documents import load_run_state
+from rljob_api.errors import DocumentError
 from rljob_api.run_state import RunPhase, RunState
 from rljob_operator.raw_json import JsonObject, flag_at, integer_at, number_at, object_at, objects_at, text_at
 from rljob_operator.ray.client import DashboardUnreachableError
@@ -80,7 +80,7 @@ def run_state_file(text: str | None, former: RunStateFile) -> RunStateFile:
         return RunStateFile(digest, None, error)
     try:
         return RunStateFile(digest, load_run_state(text), None)
-    except HandoverError as error:
+    except DocumentError as error:
         return RunStateFile(digest, None, str(error)[:MAX_ERROR_CHARACTERS])
 
 
@@ -94,7 +94,7 @@ def infeasible_groups(groups: Iterable[JsonObject]) -> tuple[str, ...]:
     return found[:MAX_INFEASIBLE_GROUPS]
 
 
-def went_wrong(job: ObservedRayJob, state: RunState | None) -> bool:
+def has_failed(job: ObservedRayJob, state: RunState | None) -> bool:
     """Whether the job has ended without a trainer that reports completion."""
     if job.status is RayJobStatus.SUCCEEDED:
         return state is None or state.phase is not RunPhase.COMPLETE

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.loop import JobKey
+from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.cache import DELETED, ObjectCache, is_settled, job_uid
-from rljob_operator.kube.objects import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.observed_objects import time_at
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
@@ -20,7 +20,7 @@ class JobVersions:
     def __init__(self) -> None:
         self._known: dict[JobKey, tuple[str, int, bool, str, str]] = {}
 
-    def is_news(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
+    def needs_reconcile(self, key: JobKey, event_type: str, job: JsonObject) -> bool:
         """Whether more than the status has changed since the last event for this job."""
         if event_type == DELETED:
             self._known.pop(key, None)
@@ -56,16 +56,16 @@ class News:
         """Handles a watch event. The type is empty for objects that existed when the watch started."""
         if self._reported is not None:
             self._reported.add(text_at(raw, "metadata", "uid"))
-        is_news = self._cache.note(kind, event_type, raw)
+        needs_reconcile = self._cache.note(kind, event_type, raw)
         if kind == JOBS:
             key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
-            if self._versions.is_news(key, event_type, raw) and self._cache.is_complete:
+            if self._versions.needs_reconcile(key, event_type, raw) and self._cache.is_complete:
                 self._queue_job(key, raw)
-        elif is_news and self._cache.is_complete:
-            self.on_part(raw, kind, event_type)
+        elif needs_reconcile and self._cache.is_complete:
+            self.on_cluster_or_pod(raw, kind, event_type)
 
-    def on_part(self, part: JsonObject, kind: ResourceType = PODS, event_type: str = "MODIFIED") -> None:
+    def on_cluster_or_pod(self, part: JsonObject, kind: ResourceType = PODS, event_type: str = "MODIFIED") -> None:
         """Handles a change or the deletion of a cluster or a pod."""
         key = JobKey(text_at(part, "metadata", "namespace"), _job_name(part))
         job = self._cache.job(*key)
@@ -89,7 +89,7 @@ class News:
             if job is not None and is_settled(job):
                 late.add(uid)
                 if uid not in self._late:
-                    self.on_part(cluster, CLUSTERS, "ADDED")
+                    self.on_cluster_or_pod(cluster, CLUSTERS, "ADDED")
         self._late = late
 
     def have_reported_all(self) -> bool:
@@ -97,19 +97,19 @@ class News:
         reported, self._reported = self._reported or set(), None
         return reported.issuperset(self._cache.uids())
 
-    def on_gone(self, key: JobKey) -> None:
+    def on_job_deleted(self, key: JobKey) -> None:
         """Handles a job that is no longer listed."""
         self._queue.add(key)
 
     def _queue_job(self, key: JobKey, job: JsonObject) -> None:
-        seconds = seconds_until_look(job, self._clock.now())
+        seconds = seconds_until_reconcile(job, self._clock.now())
         if seconds == 0:
             self._queue.add(key)
         elif seconds is not None:
             self._queue.add_after(key, seconds)
 
 
-def seconds_until_look(job: JsonObject, now: datetime) -> float | None:
+def seconds_until_reconcile(job: JsonObject, now: datetime) -> float | None:
     """Seconds until a job needs a pass: 0 for now, its remaining TTL for a finished job, None for never. `job` is the
     API object or the cache's trimmed copy."""
     if not is_settled(job):

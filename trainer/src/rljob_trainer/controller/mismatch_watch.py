@@ -25,7 +25,7 @@ MOST_REJECTED = 0.5
 """Fraction of rejected tokens from which on a warning is logged."""
 
 
-class AgreementWatch:
+class MismatchWatch:
     """The warnings of one run."""
 
     def __init__(self, spec: RLJobSpec) -> None:

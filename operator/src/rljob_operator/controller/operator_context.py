@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rljob_operator.kube.allowed_calls import KubeObjects
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import UnavailableError
-from rljob_operator.kube.objects import KubeObjects
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.metrics import Metrics
@@ -16,7 +16,7 @@ from rljob_operator.workqueue import Slots
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class OperatorContext:
     """Clients, cache, settings, metrics and clock of one operator process."""
 
     objects: KubeObjects

@@ -31,7 +31,7 @@ Logprobs = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Rows of tokens (int64 [T], on the host) -> for each row [T - 1]: the log-probability of every token but the first."""
 
 
-def check_acceptance(
+def check_logprob_parity(
     language_model: nn.Module,
     own_logprobs: Logprobs,
     engine_logprobs: Logprobs,

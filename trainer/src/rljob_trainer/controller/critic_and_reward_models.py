@@ -31,7 +31,7 @@ from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
 from rljob_trainer.engines.train.weight_loading import WeightFiles
 from rljob_trainer.errors import ConfigurationError, RewardError, about_field
 from rljob_trainer.models.model_files import reading_model
-from rljob_trainer.models.source import ModelPlace, controller_model
+from rljob_trainer.models.source import ModelLocation, controller_model
 from rljob_trainer.models.tokenizer import Tokenizer
 from rljob_trainer.source_paths import looks_local
 from rljob_trainer.workers.factories import CRITIC, CRITIC_FIELD, POLICY_FIELD, REWARD_MODEL
@@ -50,7 +50,7 @@ def critic_model(
     layout: ParallelLayout,
     cache_folder: Path,
     job_folder: Path,
-) -> ModelPlace | None:
+) -> ModelLocation | None:
     """Finds and checks the critic's initial model; None for the policy's own model. Raises ConfigurationError if the
     model cannot be read, has other tokens than the policy, has a shorter maximum length, or cannot be split over the
     critic's GPUs."""

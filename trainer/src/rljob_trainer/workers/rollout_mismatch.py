@@ -33,7 +33,7 @@ from rljob_trainer.workers.columns import (
     POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_LOGPROBS,
-    learned_mask,
+    trained_mask,
 )
 from rljob_trainer.workers.update_sums import UpdateSums
 
@@ -64,7 +64,7 @@ def agreement_metrics(sums: UpdateSums, engine: TrainEngine) -> dict[str, float]
 
 def log_ratios(batch: DataProto) -> Tensor:
     """[N]: the log-ratios of the tokens that are trained on. Needs OLD_LOGPROBS."""
-    mask_L = learned_mask(batch).values
+    mask_L = trained_mask(batch).values
     old_N, rollout_N = (batch.ragged_column(name).values[mask_L] for name in (OLD_LOGPROBS, ROLLOUT_LOGPROBS))
     return old_N - rollout_N
 
@@ -72,7 +72,7 @@ def log_ratios(batch: DataProto) -> Tensor:
 def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
     """The batch with column CORRECTION_WEIGHTS added. Needs OLD_LOGPROBS. Call it before tokens are rejected, because a
     response's ratio includes all of its tokens."""
-    mask = learned_mask(batch)
+    mask = trained_mask(batch)
     segments = Segments.of(num_marked(mask), torch.device("cpu"))
     weights_N = correction_weights(log_ratios(batch), segments, correction)
     return batch.union(DataProto(ragged={CORRECTION_WEIGHTS: in_rows(weights_N, mask)}))
@@ -81,7 +81,7 @@ def with_weights(batch: DataProto, correction: RolloutCorrection) -> DataProto:
 def staleness(batch: DataProto, policy_version: int, engine: TrainEngine) -> dict[str, float]:
     """Collective. Metrics of off-policy staleness: by how many steps the weights that sampled a token are older than
     `policy_version`, over the tokens that are trained on."""
-    ages_N = policy_version - batch.ragged_column(POLICY_VERSIONS).values[learned_mask(batch).values]
+    ages_N = policy_version - batch.ragged_column(POLICY_VERSIONS).values[trained_mask(batch).values]
     total, count = engine.sum_over_ranks(torch.tensor([ages_N.sum(), len(ages_N)], dtype=torch.float64)).tolist()
     largest = engine.max_over_ranks(torch.tensor(float(ages_N.max()) if len(ages_N) else 0.0)).item()
     return {STALENESS_MEAN: total / max(1.0, count), STALENESS_MAX: float(largest)}
@@ -92,7 +92,7 @@ def without_rejected(
 ) -> tuple[DataProto, dict[str, float]]:
     """Collective. The batch with rejected tokens removed from RESPONSE_MASK, and the metric of their share of all
     tokens. Needs OLD_LOGPROBS."""
-    mask = learned_mask(batch)
+    mask = trained_mask(batch)
     kept_N = is_kept(log_ratios(batch), Segments.of(num_marked(mask), torch.device("cpu")), rejection)
     values_L = mask.values.clone()
     values_L[mask.values] = kept_N
