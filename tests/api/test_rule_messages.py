@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.errors import JobFileError
 from rljob_api.job_file import load_job_text
-from rljob_api.scalars import FORMS
+from rljob_api.scalars import PATTERN_MESSAGES
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.yaml_text import to_yaml
 from rljob_testing.jobs.valid_job import valid_job
@@ -142,4 +142,4 @@ def test_every_string_pattern_has_a_description() -> None:
     schema = json.dumps(RLJob.model_json_schema())
     patterns = {json.loads(found) for found in re.findall(r'"pattern": ("(?:[^"\\\\]|\\\\.)*")', schema)}
     assert patterns
-    assert patterns <= FORMS.keys()
+    assert patterns <= PATTERN_MESSAGES.keys()

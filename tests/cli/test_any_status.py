@@ -75,7 +75,7 @@ def test_every_moment_of_a_job_is_shown_and_explained() -> None:
 
 
 def explained(job: StoredJob) -> list[str]:
-    assert job.unread == ()
+    assert job.unparsed_fields == ()
     assert job.status == RLJobStatus.from_wire(job.wire["status"])
     return [line.plain for line in explanation(job, [], [], inputs.NOW)]
 

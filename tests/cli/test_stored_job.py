@@ -63,7 +63,7 @@ def newer_status() -> Json:
 
 def test_unknown_values_of_a_newer_operator_are_shown_unchanged() -> None:
     stored = job(newer_status())
-    assert stored.unread == ('status.conditions[6].status (seen: "Perhaps")',)
+    assert stored.unparsed_fields == ('status.conditions[6].status (seen: "Perhaps")',)
     assert [attempt_state(attempt) for attempt in stored.status.attempts] == ["Moved", "Migrating"]
     assert phase(stored) == "Migrating"
     text = shown(stored)
@@ -85,7 +85,7 @@ def test_an_unknown_way_to_end_is_an_end() -> None:
 def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> None:
     failed = job_statuses.condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
     stored = job({"phase": "Failed", "result": {"outcome": 1}, "conditions": [failed]})
-    assert [part.split(" (")[0] for part in stored.unread if part.startswith("status.result")]
+    assert [part.split(" (")[0] for part in stored.unparsed_fields if part.startswith("status.result")]
     end = ending(stored.status)
     assert end is not None
     assert (end.kind, end.reason, end.message, end.cleaned_up_at) == ("Failed", "ApplicationError", "exit code 1", None)
@@ -112,7 +112,7 @@ def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> Non
 def test_unreadable_fields_are_left_out_and_reported(status: object, unread: tuple[str, ...], left: Json) -> None:
     before = copy.deepcopy(status)
     stored = job(status)
-    assert stored.unread == unread
+    assert stored.unparsed_fields == unread
     assert stored.status.to_wire() == left
     assert status == before  # programs get what the server has
     assert unread[0] in shown(stored)
@@ -139,8 +139,8 @@ def test_no_text_of_a_status_can_steer_a_terminal() -> None:
 def test_times_at_the_ends_of_the_calendar_cannot_be_read(place: str, end: str) -> None:
     attempt = {"number": 1, "cluster": "c", "started": CREATED} | {place: end}
     stored = job({"attempts": [attempt]})
-    assert stored.unread[0] == f'status.attempts[0].{place} (seen: "{end}")'
-    assert stored.unread[0] in shown(stored)
+    assert stored.unparsed_fields[0] == f'status.attempts[0].{place} (seen: "{end}")'
+    assert stored.unparsed_fields[0] in shown(stored)
 
 
 def test_more_attempts_than_this_version_lists_lose_the_oldest() -> None:

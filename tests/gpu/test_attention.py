@@ -113,7 +113,7 @@ def test_variable_lengths_in_half_precision_are_no_further_off_than_padding(plac
 def test_the_engine_takes_the_kernel_for_variable_lengths(place: DevicePlace) -> None:
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
     folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.drawn_batch()
-    right_R = TrainEngine(engine_updates.engine_settings(folder, place.device)).forward(batch, 1.0).logprobs_N
+    right_N = TrainEngine(engine_updates.engine_settings(folder, place.device)).forward(batch, 1.0).logprobs_N
     engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
     kernels: list[Kernel] = []
 
@@ -122,9 +122,9 @@ def test_the_engine_takes_the_kernel_for_variable_lengths(place: DevicePlace) ->
         return attention_kernels.attend(kernel, *others)  # type: ignore[arg-type]
 
     with patch.object(attention, "attend", seen):
-        flat_R = (engine.forward(batch, 1.0).logprobs_N - right_R).abs()
+        flat_N = (engine.forward(batch, 1.0).logprobs_N - right_N).abs()
     assert set(kernels) == {Kernel.VARIABLE_LENGTH}
     with patch.object(attention, "choose_kernel", lambda *_: Kernel.PADDED):
-        padded_R = (engine.forward(batch, 1.0).logprobs_N - right_R).abs()
-    assert place.note("mean error", float(flat_R.mean())) <= 1.1 * place.note("padded", float(padded_R.mean()))
-    assert float(flat_R.max()) <= 1.5 * float(padded_R.max())
+        padded_N = (engine.forward(batch, 1.0).logprobs_N - right_N).abs()
+    assert place.note("mean error", float(flat_N.mean())) <= 1.1 * place.note("padded", float(padded_N.mean()))
+    assert float(flat_N.max()) <= 1.5 * float(padded_N.max())

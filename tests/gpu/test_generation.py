@@ -62,9 +62,9 @@ def asked(seed: int = 0) -> DataProto:
 def largest_difference(hybrid: HybridWorker, rollout: DataProto) -> float:
     """Of the trainer's log-probabilities of a rollout and the generator's."""
     mask = rollout.ragged_column(RESPONSE_MASK)
-    rollout_R = rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask.values]
-    found_R = hybrid.actor.engine.forward(token_batch(rollout), SAMPLING.temperature).logprobs_N
-    return float((found_R - rollout_R).abs().max())
+    rollout_N = rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask.values]
+    found_N = hybrid.actor.engine.forward(token_batch(rollout), SAMPLING.temperature).logprobs_N
+    return float((found_N - rollout_N).abs().max())
 
 
 def test_the_generator_has_the_weights_of_every_update(place: DevicePlace) -> None:

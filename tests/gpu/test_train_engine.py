@@ -45,12 +45,12 @@ def test_micro_batches_change_no_gradient(place: DevicePlace) -> None:
 def test_bfloat16_is_no_further_off_than_that_of_transformers(place: DevicePlace) -> None:
     folder, batch = tiny_models.save(ARCHITECTURE, place.folder / "model"), engine_updates.drawn_batch()
     engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
-    right_R = engine_updates.plain_logprobs_R(engine_updates.plain_model(folder), batch).detach()
-    theirs_R = engine_updates.plain_logprobs_R(
+    right_N = engine_updates.plain_logprobs_N(engine_updates.plain_model(folder), batch).detach()
+    theirs_N = engine_updates.plain_logprobs_N(
         engine_updates.plain_model(folder, place.device, torch.bfloat16), batch
     ).detach()
-    error = place.note("mean error", float((engine.forward(batch, 1.0).logprobs_N - right_R).abs().mean()))
-    their_error = place.note("mean error of transformers", float((theirs_R - right_R).abs().mean()))
+    error = place.note("mean error", float((engine.forward(batch, 1.0).logprobs_N - right_N).abs().mean()))
+    their_error = place.note("mean error of transformers", float((theirs_N - right_N).abs().mean()))
     assert 1e-4 < error <= 1.1 * their_error
     # A gradient in 16 bits points where the one in 32 bits does.
     ours = engine_updates.update(engine, batch).gradients

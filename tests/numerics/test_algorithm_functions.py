@@ -23,6 +23,7 @@ from rljob_trainer.algorithms.interfaces import (
     KL_PENALTIES,
     LOSS_COLUMNS,
     AdvantageEstimator,
+    HeadOutputs,
     Level,
     LossInputs,
     OneWorker,
@@ -30,7 +31,6 @@ from rljob_trainer.algorithms.interfaces import (
     Reduce,
     ResponseInputs,
     TokenInputs,
-    Wanted,
     WholeInputs,
 )
 from rljob_trainer.algorithms.loss_registry import policy_loss
@@ -103,7 +103,7 @@ def test_columns_are_those_that_are_declared(module: str) -> None:
 
 def test_a_plain_loss(module: str) -> None:
     loss = loss_of(f"{module}:reinforce")
-    assert (loss.needs, loss.wanted, loss.whole_pass) == (frozenset(), Wanted(), None)
+    assert (loss.needs, loss.wanted, loss.whole_pass) == (frozenset(), HeadOutputs(), None)
     inputs = loss_inputs([-1.0, -3.0])
     found = loss.compute(inputs)
     assert found.losses_N.tolist() == [1.0, 3.0]
@@ -123,7 +123,7 @@ def test_a_worker_without_tokens_takes_part_in_the_graph(module: str) -> None:
 def test_a_loss_says_what_it_needs(module: str) -> None:
     loss = loss_of(f"{module}:informed")
     assert loss.needs == {"rollout_logprobs"}
-    assert loss.wanted == Wanted(entropy=True, squares=True)
+    assert loss.wanted == HeadOutputs(entropy=True, squares=True)
     base = loss_inputs([-1.0, -3.0], rollout_logprobs=torch.tensor([-0.5, -2.5]))
     inputs = LossInputs(
         base.segments,

@@ -69,9 +69,9 @@ def inputs(num_tokens: int, value_size: int = VALUE_SIZE) -> tuple[Tensor, Tenso
     return query_1HND, key_1KND, value_1KNE
 
 
-def outputs_and_gradients(output_1NHE: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    weights = torch.linspace(-1, 1, output_1NHE.numel(), dtype=output_1NHE.dtype).view(output_1NHE.shape)
-    return [output_1NHE, *torch.autograd.grad((output_1NHE * weights).sum(), tensors)]
+def outputs_and_gradients(output_1MHE: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    weights = torch.linspace(-1, 1, output_1MHE.numel(), dtype=output_1MHE.dtype).view(output_1MHE.shape)
+    return [output_1MHE, *torch.autograd.grad((output_1MHE * weights).sum(), tensors)]
 
 
 @pytest.mark.parametrize("num_tokens", [9, MAX_WIDENED_TOKENS, MAX_WIDENED_TOKENS + 1])
@@ -209,10 +209,10 @@ def test_the_variable_length_kernel_is_for_half_precision_on_cuda() -> None:
 def test_flat_rows_by_hand() -> None:
     rows = FlatRows((2, 1, 3), CPU)
     assert (rows.num_tokens, rows.longest) == (6, 3)
-    assert rows.position_ids_1N.tolist() == [[0, 1, 0, 0, 1, 2]]
+    assert rows.position_ids_1M.tolist() == [[0, 1, 0, 0, 1, 2]]
     assert rows.cumulative_lengths.tolist() == [0, 2, 3, 6]
     assert rows.padding_BT.tolist() == [0, 1, 1, 2, 2, 2, 3, 4, 5]
-    assert rows.unpadding_N.tolist() == [0, 1, 3, 6, 7, 8]
+    assert rows.unpadding_M.tolist() == [0, 1, 3, 6, 7, 8]
     with pytest.raises(ValueError, match=r"\(lengths \[2, 0\]\)"):
         FlatRows((2, 0), CPU)
 
@@ -281,7 +281,7 @@ def test_flat_rows_are_refused_by_layers_that_need_more(name: str, message: str)
     with pytest.raises(ConfigurationError, match=message):
         model(
             input_ids=torch.full((1, 5), 7),
-            position_ids=rows.position_ids_1N,
+            position_ids=rows.position_ids_1M,
             use_cache=False,
             flat_rows=rows,
         )

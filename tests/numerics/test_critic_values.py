@@ -55,11 +55,11 @@ def test_values_are_those_of_a_token_classifier(tmp_path: Path, kind: str) -> No
     right = type(random_model(kind)).from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(2, 64, (length,), generator=generator) for length in (9, 2, 23)]
-    values_R = TrainEngine(settings_of(tmp_path / "model")).values(batch_of_rows(rows))
+    values_N = TrainEngine(settings_of(tmp_path / "model")).values(batch_of_rows(rows))
     with torch.no_grad():
         expected = [right(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
-    torch.testing.assert_close(values_R, torch.cat(expected), rtol=1e-5, atol=1e-6)
-    assert values_R.std() > 0.01
+    torch.testing.assert_close(values_N, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    assert values_N.std() > 0.01
 
 
 @pytest.mark.usefixtures("context")
@@ -78,9 +78,9 @@ def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: 
     policy = Qwen3ForCausalLM(config)
     policy.save_pretrained(tmp_path / "model")
     engine = TrainEngine(settings_of(tmp_path / "model"))
-    values_R = engine.values(batch_of_rows([torch.arange(2, 12)]))
+    values_N = engine.values(batch_of_rows([torch.arange(2, 12)]))
     names = [name for name, _ in engine.named_shards()]
-    assert torch.equal(values_R, torch.zeros(9))
+    assert torch.equal(values_N, torch.zeros(9))
     assert VALUE_WEIGHT in names
     assert not [name for name in names if "lm_head" in name]
     # Its output head is not missed.

@@ -45,10 +45,10 @@ def right_model(folder: Path) -> PreTrainedModel:
 @torch.no_grad()
 def assert_own_logprobs(model: PreTrainedModel, request: GenerationRequest, found: FinishedSequence) -> None:
     sequence = torch.tensor([[*request.prompt_token_ids, *found.token_ids]])
-    logits_RV = model(input_ids=sequence, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
-    logprobs_RV = (logits_RV / (request.sampling.temperature or 1.0)).log_softmax(dim=-1)
-    right_R = logprobs_RV.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(found.logprobs), right_R, rtol=0, atol=1e-5)
+    logits_NV = model(input_ids=sequence, use_cache=False).logits[0, len(request.prompt_token_ids) - 1 : -1]
+    logprobs_NV = (logits_NV / (request.sampling.temperature or 1.0)).log_softmax(dim=-1)
+    right_N = logprobs_NV.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.logprobs), right_N, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "attention"), [("gemma2", "eager"), ("gemma3", "sdpa"), ("mistral", "sdpa")])

@@ -30,8 +30,8 @@ KL_COEFFICIENT, KL_TARGET, KL_HORIZON = 0.5, 0.35, 64
 Moved = TypeVar("Moved", bound=nn.Module)
 
 
-def is_cut_off(tokens_R: Tensor) -> bool:
-    return len(tokens_R) == replays.LONGEST_RESPONSE
+def is_cut_off(tokens_N: Tensor) -> bool:
+    return len(tokens_N) == replays.LONGEST_RESPONSE
 
 
 def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerContext) -> None:
@@ -39,14 +39,14 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
     advantages = plain_grpo.group_advantages(rows, REPLAY.group_size)
     model = plain_grpo.plain_model()
     learned = [
-        (row.logprobs_R(model, 1.0), advantage)
+        (row.logprobs_N(model, 1.0), advantage)
         for row, advantage in zip(rows, advantages, strict=True)
         if not is_cut_off(row.tokens_T[row.is_response_T])
     ]
     assert 0 < len(learned) < len(rows)
-    num_tokens = sum(len(new_R) for new_R, _ in learned)
+    num_tokens = sum(len(new_N) for new_N, _ in learned)
     loss = torch.stack(
-        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in learned]
+        [plain_grpo.clipped_losses(new_N, new_N.detach(), advantage).sum() for new_N, advantage in learned]
     ).sum()
     (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -91,14 +91,14 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     model, other = plain_grpo.plain_model(), moved(plain_grpo.plain_model())
     rows = plain_grpo.rows_of(replay, 0)
     learned = [row for row in rows if not is_cut_off(row.tokens_T[row.is_response_T])]
-    new = [row.logprobs_R(model, 1.0) for row in learned]
+    new = [row.logprobs_N(model, 1.0) for row in learned]
     with torch.no_grad():
-        kl = [(new_R - row.logprobs_R(other, 1.0)).square() / 2 for new_R, row in zip(new, learned, strict=True)]
+        kl = [(new_N - row.logprobs_N(other, 1.0)).square() / 2 for new_N, row in zip(new, learned, strict=True)]
     returns = []
-    for row, kl_R in zip(learned, kl, strict=True):
-        rewards_R = -KL_COEFFICIENT * kl_R
-        rewards_R[-1] += row.score
-        returns.append(rewards_R.flip(0).cumsum(0).flip(0))
+    for row, kl_N in zip(learned, kl, strict=True):
+        rewards_N = -KL_COEFFICIENT * kl_N
+        rewards_N[-1] += row.score
+        returns.append(rewards_N.flip(0).cumsum(0).flip(0))
     returns_N = torch.cat(returns)
     advantages_N = (returns_N - returns_N.mean()) / returns_N.std()
     # That of a ratio of 1 is that of its logarithm.

@@ -135,11 +135,11 @@ def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
     drawn_B = filtered_rows(how, scores_B, groups_B, everything_B, replays.SEED, 0)
     model = plain_grpo.plain_model()
-    taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
+    taken = [(rows[row].logprobs_N(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
     loss = torch.stack(
-        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]
+        [plain_grpo.clipped_losses(new_N, new_N.detach(), advantage).sum() for new_N, advantage in taken]
     ).sum()
-    (loss / sum(len(new_R) for new_R, _ in taken)).backward()  # type: ignore[no-untyped-call]
+    (loss / sum(len(new_N) for new_N, _ in taken)).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     _, found = plain_grpo.first_update(replay, context)
     assert compare.difference(found, right) < compare.RELATIVE
@@ -166,8 +166,8 @@ def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> Non
         for row in (rows[number] for number in taken):
             with torch.no_grad():
                 hidden_TH = decoder(input_ids=row.tokens_T[None]).last_hidden_state[0]
-            hidden_RH = hidden_TH[:-1][row.is_response_T[1:]]
-            sums, num_tokens = sums - row.score * hidden_RH.sum(0), num_tokens + len(hidden_RH)
+            hidden_NH = hidden_TH[:-1][row.is_response_T[1:]]
+            sums, num_tokens = sums - row.score * hidden_NH.sum(0), num_tokens + len(hidden_NH)
         return {VALUE_WEIGHT: sums[None] / num_tokens}
 
     run = replays.replayed_run(replay, context)

@@ -62,15 +62,15 @@ def plain_gradient(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
     model, advantages = plain_grpo.plain_model(), plain_grpo.group_advantages(rows, replay.group_size)
-    old = [row.logprobs_R(model, 1.0) for row in rows]
-    ratios = [(each.detach() - row.rollout_logprobs_R) for each, row in zip(old, rows, strict=True)]
+    old = [row.logprobs_N(model, 1.0) for row in rows]
+    ratios = [(each.detach() - row.rollout_logprobs_N) for each, row in zip(old, rows, strict=True)]
     kept = [
         (each.exp() >= 0.01) & (each.exp() <= 20.0) if is_rejecting else torch.ones_like(each).bool() for each in ratios
     ]
     num_tokens = sum(int(each.sum()) for each in kept)
-    for new_R, advantage, ratio_R, kept_R in zip(old, advantages, ratios, kept, strict=True):
-        losses_R = plain_grpo.clipped_losses(new_R, new_R.detach(), advantage) * ratio_R.exp().clamp(max=2.0)
-        torch.autograd.backward(losses_R[kept_R].sum() / num_tokens, retain_graph=True)
+    for new_N, advantage, ratio_N, kept_N in zip(old, advantages, ratios, kept, strict=True):
+        losses_N = plain_grpo.clipped_losses(new_N, new_N.detach(), advantage) * ratio_N.exp().clamp(max=2.0)
+        torch.autograd.backward(losses_N[kept_N].sum() / num_tokens, retain_graph=True)
     gradient = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     return gradient, torch.cat(ratios)
 

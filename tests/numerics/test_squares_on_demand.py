@@ -103,8 +103,8 @@ def test_they_are_those_of_the_model(context: WorkerContext) -> None:
     column = run.actor.compute_logprobs(plain_grpo.rollout_of(replay, 0)).ragged_column(SQUARES)
     for row, squares_T in zip(plain_grpo.rows_of(replay, 0), column.row_tensors(), strict=True):
         with torch.no_grad():
-            right_R = row.all_logprobs_RV(model, 0.7).exp().square().sum(dim=1)
-        torch.testing.assert_close(squares_T[row.is_response_T], right_R, rtol=1e-5, atol=1e-6)
+            right_N = row.all_logprobs_NV(model, 0.7).exp().square().sum(dim=1)
+        torch.testing.assert_close(squares_T[row.is_response_T], right_N, rtol=1e-5, atol=1e-6)
         assert not squares_T[~row.is_response_T].any()
 
 

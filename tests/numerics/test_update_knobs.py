@@ -68,8 +68,8 @@ def plain_run(replay: replays.Replay) -> PreTrainedModel:
         rows = plain_grpo.rows_of(replay, step)
         advantages = plain_grpo.group_advantages(rows, replay.group_size)
         with torch.no_grad():
-            old = [row.logprobs_R(model, replay.temperature) for row in rows]
-            initial = [row.logprobs_R(initial_model, replay.temperature) for row in rows]
+            old = [row.logprobs_N(model, replay.temperature) for row in rows]
+            initial = [row.logprobs_N(initial_model, replay.temperature) for row in rows]
         num_rows = replay.mini_batch_size * replay.group_size
         for _ in range(replay.num_epochs_per_batch):
             for start in range(0, len(rows), num_rows):
@@ -77,14 +77,14 @@ def plain_run(replay: replays.Replay) -> PreTrainedModel:
                 num_tokens = sum(len(old[row]) for row in mini_batch)
                 adamw.zero_grad()
                 for row in mini_batch:
-                    all_RV = rows[row].all_logprobs_RV(model, replay.temperature)
-                    new_R = rows[row].of_targets(all_RV)
-                    entropy_R = -(all_RV.exp() * all_RV).sum(dim=1)
-                    log_ratio_R = initial[row] - new_R
-                    kl_R = (log_ratio_R.exp() - log_ratio_R - 1).clamp(max=LARGEST_KL)
-                    losses_R = plain_grpo.clipped_losses(new_R, old[row], advantages[row])
-                    losses_R = losses_R - entropy_weight * entropy_R + kl_weight * kl_R
-                    torch.autograd.backward(losses_R.sum() / num_tokens)
+                    all_NV = rows[row].all_logprobs_NV(model, replay.temperature)
+                    new_N = rows[row].of_targets(all_NV)
+                    entropy_N = -(all_NV.exp() * all_NV).sum(dim=1)
+                    log_ratio_N = initial[row] - new_N
+                    kl_N = (log_ratio_N.exp() - log_ratio_N - 1).clamp(max=LARGEST_KL)
+                    losses_N = plain_grpo.clipped_losses(new_N, old[row], advantages[row])
+                    losses_N = losses_N - entropy_weight * entropy_N + kl_weight * kl_N
+                    torch.autograd.backward(losses_N.sum() / num_tokens)
                 nn.utils.clip_grad_norm_(model.parameters(), spec.max_gradient_norm)
                 adamw.step()
     return model
@@ -139,9 +139,9 @@ def test_a_frozen_model_in_half_precision_holds_half() -> None:
     engine = TrainEngine(replay.engine_settings(1, is_trained=False))
     assert {tensor.dtype for _, tensor in engine.named_shards()} == {torch.bfloat16}
     rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
-    found_R = engine.forward(token_batch(plain_grpo.rollout_of(replay, 0)), 1.0).logprobs_N
-    right_R = torch.cat([row.logprobs_R(model, 1.0) for row in rows])
-    assert 1e-3 < float((found_R - right_R).abs().mean()) < 0.1
+    found_N = engine.forward(token_batch(plain_grpo.rollout_of(replay, 0)), 1.0).logprobs_N
+    right_N = torch.cat([row.logprobs_N(model, 1.0) for row in rows])
+    assert 1e-3 < float((found_N - right_N).abs().mean()) < 0.1
 
 
 def test_checkpointing_keeps_less_for_the_backward_pass(context: WorkerContext) -> None:
@@ -168,14 +168,14 @@ def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) 
     run, batch = replays.replayed_run(replay, context), plain_grpo.rollout_of(replay, 0)
     tokens = token_batch(batch)
     found = run.actor.engine.forward(tokens, TEMPERATURE, Entropy.VALUE, with_squares=True)
-    all_RV = torch.cat([row.all_logprobs_RV(model, TEMPERATURE) for row in rows])
-    right_R = torch.cat([row.logprobs_R(model, TEMPERATURE) for row in rows])
+    all_NV = torch.cat([row.all_logprobs_NV(model, TEMPERATURE) for row in rows])
+    right_N = torch.cat([row.logprobs_N(model, TEMPERATURE) for row in rows])
     assert found.entropy_N is not None
     assert found.squares_N is not None
-    torch.testing.assert_close(found.logprobs_N, right_R, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.entropy_N, -(all_RV.exp() * all_RV).sum(dim=1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.squares_N, all_RV.exp().square().sum(dim=1), rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(right_R, torch.cat([row.logprobs_R(model, 1.0) for row in rows]), atol=0.1)
+    torch.testing.assert_close(found.logprobs_N, right_N, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.entropy_N, -(all_NV.exp() * all_NV).sum(dim=1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.squares_N, all_NV.exp().square().sum(dim=1), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(right_N, torch.cat([row.logprobs_N(model, 1.0) for row in rows]), atol=0.1)
     reference = ReferenceWorker(context, TrainEngine(replay.engine_settings(1, is_trained=False)), TEMPERATURE)
     for column in (
         run.actor.compute_logprobs(batch).ragged_column(OLD_LOGPROBS),

@@ -41,7 +41,7 @@ def test_a_pass_reads_nothing_from_the_api_server(settings: Settings) -> None:
 
 def test_no_job_is_reconciled_before_the_first_listing(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
-        world.cache.note(JOBS, "", world.api.objects[JOBS, world.submit("job").name])
+        world.cache.store(JOBS, "", world.api.objects[JOBS, world.submit("job").name])
         assert await world.passes(fake_api.KEY, 1) == []
         assert world.queue.planned == {fake_api.KEY: 0.5}
 
@@ -62,11 +62,11 @@ def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
-        world.cache.note(CLUSTERS, "DELETED", cluster)
+        world.cache.store(CLUSTERS, "DELETED", cluster)
         assert await world.passes(fake_api.KEY, 1) == fake_api.LIVE
         assert world.condition("job", "ClusterReady") == "PodsPending"
         del world.api.objects[CLUSTERS, "job-1"]
-        world.cache.note(CLUSTERS, "DELETED", world.api.put(CLUSTERS, cluster))
+        world.cache.store(CLUSTERS, "DELETED", world.api.put(CLUSTERS, cluster))
         del world.api.objects[CLUSTERS, "job-1"]
         assert "patch rljobs" in await world.passes(fake_api.KEY, 1)
         assert world.condition("job", "Retrying") == "ClusterLost"
@@ -256,10 +256,10 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
         world.api.calls.clear()
         effects = (ApplyNetworkPolicy("job-1"),)
         for _ in range(3):
-            assert await world.actor.carry_out(effects, seen, "1") is None
+            assert await world.executor.execute(effects, seen, "1") is None
         assert world.api.calls == ["apply networkpolicies"]
         world.clock.pass_by(60)
-        await world.actor.carry_out(effects, seen, "1")
+        await world.executor.execute(effects, seen, "1")
         assert world.api.calls == ["apply networkpolicies"] * 2
 
     fake_api.run_controller(settings, test)

@@ -8,15 +8,15 @@ import logging
 import httpx
 import pytest
 
-from rljob_operator.handlers.health import Parts, Reply, health_pages, serving
+from rljob_operator.handlers.health import BackgroundTasks, Reply, health_pages, serving
 from rljob_operator.log import LineFormatter, about
 from rljob_testing.local_servers import free_port
 
 
 def test_probes_name_the_task_that_ended(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        parts = Parts()
-        pages = health_pages(parts)
+        tasks = BackgroundTasks()
+        pages = health_pages(tasks)
         port = free_port()
         fail = asyncio.Event()
 
@@ -32,8 +32,8 @@ def test_probes_name_the_task_that_ended(caplog: pytest.LogCaptureFixture) -> No
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
         ):
             assert (await http.get("/healthz")).status_code == 200
-            parts.start("workers", mortal())
-            parts.start("relist", for_ever())
+            tasks.start("workers", mortal())
+            tasks.start("relist", for_ever())
             assert (await http.get("/readyz?verbose")).status_code == 200
             fail.set()
             await asyncio.sleep(0.05)
@@ -41,7 +41,7 @@ def test_probes_name_the_task_that_ended(caplog: pytest.LogCaptureFixture) -> No
             assert (answer.status_code, answer.text) == (503, "ended: workers\n")
             assert (await http.get("/metrics")).status_code == 404
             assert (await http.post("/healthz")).status_code == 404
-            await parts.stop("relist")
+            await tasks.stop("relist")
         assert "workers ended unexpectedly" in caplog.text
         assert "worn out" in caplog.text
         assert "relist ended" not in caplog.text

@@ -40,7 +40,7 @@ def test_events_in_any_order_end_in_the_newest_state() -> None:
     for order in itertools.permutations(events):
         cache = filled()
         for kind, version in order:
-            cache.note(PODS, kind, pod(version))
+            cache.store(PODS, kind, pod(version))
         assert versions(cache) == ["7"]
 
 
@@ -49,51 +49,51 @@ def test_a_late_event_does_not_bring_back_a_deleted_object() -> None:
     for order in itertools.permutations(events):
         cache = filled()
         for kind, version in order:
-            cache.note(PODS, kind, pod(version))
+            cache.store(PODS, kind, pod(version))
         assert versions(cache) == [], order
 
 
 def test_only_news_is_news() -> None:
     cache = filled()
-    assert cache.note(PODS, "ADDED", pod(5))
-    assert not cache.note(PODS, "MODIFIED", pod(5)), "twice"
-    assert not cache.note(PODS, "MODIFIED", pod(4)), "late"
-    assert cache.note(PODS, "MODIFIED", pod(6))
-    assert cache.note(PODS, "DELETED", pod(7))
-    assert not cache.note(PODS, "DELETED", pod(7))
+    assert cache.store(PODS, "ADDED", pod(5))
+    assert not cache.store(PODS, "MODIFIED", pod(5)), "twice"
+    assert not cache.store(PODS, "MODIFIED", pod(4)), "late"
+    assert cache.store(PODS, "MODIFIED", pod(6))
+    assert cache.store(PODS, "DELETED", pod(7))
+    assert not cache.store(PODS, "DELETED", pod(7))
 
 
 def test_the_end_of_a_former_object_does_not_end_its_successor() -> None:
     cache = filled()
-    cache.note(PODS, "ADDED", pod(5, uid="old"))
-    cache.note(PODS, "ADDED", pod(9, uid="new"))
-    assert not cache.note(PODS, "DELETED", pod(8, uid="old"))
-    assert not cache.note(PODS, "MODIFIED", pod(7, uid="old"))
+    cache.store(PODS, "ADDED", pod(5, uid="old"))
+    cache.store(PODS, "ADDED", pod(9, uid="new"))
+    assert not cache.store(PODS, "DELETED", pod(8, uid="old"))
+    assert not cache.store(PODS, "MODIFIED", pod(7, uid="old"))
     assert versions(cache) == ["9"]
 
 
 def test_an_object_that_is_made_again_is_news() -> None:
     cache = filled()
-    cache.note(PODS, "ADDED", pod(5, uid="old"))
-    cache.note(PODS, "DELETED", pod(6, uid="old"))
-    assert cache.note(PODS, "ADDED", pod(7, uid="new"))
+    cache.store(PODS, "ADDED", pod(5, uid="old"))
+    cache.store(PODS, "DELETED", pod(6, uid="old"))
+    assert cache.store(PODS, "ADDED", pod(7, uid="new"))
     assert versions(cache) == ["7"]
 
 
 def test_an_object_that_left_the_selection_can_come_back() -> None:
     cache = filled()
-    cache.note(PODS, "ADDED", pod(5))
-    cache.note(PODS, "DELETED", pod(6))
-    assert cache.note(PODS, "ADDED", pod(8))
+    cache.store(PODS, "ADDED", pod(5))
+    cache.store(PODS, "DELETED", pod(6))
+    assert cache.store(PODS, "ADDED", pod(8))
 
 
 def test_a_listing_repairs_missed_events() -> None:
     cache = filled()
-    cache.note(PODS, "ADDED", pod(5, name="gone", uid="gone"))
-    cache.note(PODS, "ADDED", pod(6, name="changed", uid="changed"))
-    cache.note(PODS, "ADDED", pod(25, name="young", uid="young"))
-    cache.note(PODS, "ADDED", pod(26, name="newer", uid="newer"))
-    cache.note(PODS, "DELETED", pod(27, name="ended", uid="ended"))
+    cache.store(PODS, "ADDED", pod(5, name="gone", uid="gone"))
+    cache.store(PODS, "ADDED", pod(6, name="changed", uid="changed"))
+    cache.store(PODS, "ADDED", pod(25, name="young", uid="young"))
+    cache.store(PODS, "ADDED", pod(26, name="newer", uid="newer"))
+    cache.store(PODS, "DELETED", pod(27, name="ended", uid="ended"))
     listed = [
         pod(12, name="changed", uid="changed"),
         pod(13, name="missed", uid="missed"),
@@ -111,8 +111,8 @@ def test_a_listing_repairs_missed_events() -> None:
 
 def test_a_listing_of_one_namespace_does_not_change_others() -> None:
     cache = ObjectCache(("team", "other"))
-    cache.note(PODS, "ADDED", pod(5))
-    cache.note(PODS, "ADDED", pod(6, namespace="other"))
+    cache.store(PODS, "ADDED", pod(5))
+    cache.store(PODS, "ADDED", pod(6, namespace="other"))
     cache.replace(PODS, "other", [], "20")
     assert versions(cache) == ["5"]
     assert cache.of_job(PODS, "other", "j1") == ()
@@ -120,7 +120,7 @@ def test_a_listing_of_one_namespace_does_not_change_others() -> None:
 
 def test_nothing_is_complete_before_all_was_listed() -> None:
     cache = ObjectCache(("team", "other"))
-    cache.note(JOBS, "ADDED", pod(5))
+    cache.store(JOBS, "ADDED", pod(5))
     for kind, namespace in itertools.product((JOBS, CLUSTERS, PODS), ("team", "other")):
         assert not cache.is_complete
         cache.replace(kind, namespace, [], "9")
@@ -129,7 +129,7 @@ def test_nothing_is_complete_before_all_was_listed() -> None:
 
 def test_a_kind_that_is_not_known_is_complete_and_empty() -> None:
     cache = ObjectCache((None,))
-    cache.note(CLUSTERS, "ADDED", pod(5))
+    cache.store(CLUSTERS, "ADDED", pod(5))
     cache.note_missing(CLUSTERS)
     cache.replace(JOBS, None, [], "9")
     cache.replace(PODS, None, [], "9")
@@ -140,7 +140,7 @@ def test_a_kind_that_is_not_known_is_complete_and_empty() -> None:
 
 def test_objects_without_read_permission_are_stale() -> None:
     cache = ObjectCache(("team", "other"))
-    cache.note(PODS, "ADDED", pod(5))
+    cache.store(PODS, "ADDED", pod(5))
     cache.note_forbidden(PODS, "team", "pods is forbidden")
     assert (cache.forbidden("team"), cache.forbidden("other"), versions(cache)) == ("pods is forbidden", None, ["5"])
     cache.replace(PODS, "team", [pod(6)], "9")
@@ -149,12 +149,12 @@ def test_objects_without_read_permission_are_stale() -> None:
 
 def test_objects_are_found_by_the_uid_of_their_job_and_kept_without_ballast() -> None:
     cache = filled()
-    cache.note(PODS, "ADDED", pod(5, name="b", uid="b"))
-    cache.note(PODS, "ADDED", pod(6, name="a", uid="a"))
-    cache.note(PODS, "ADDED", pod(7, name="c", uid="c", job="j2"))
+    cache.store(PODS, "ADDED", pod(5, name="b", uid="b"))
+    cache.store(PODS, "ADDED", pod(6, name="a", uid="a"))
+    cache.store(PODS, "ADDED", pod(7, name="c", uid="c", job="j2"))
     assert [text_at(raw, "metadata", "name") for raw in cache.of_job(PODS, "team", "j1")] == ["a", "b"]
     assert versions(cache, "j2") == ["7"]
-    cache.note(PODS, "MODIFIED", pod(8, name="c", uid="c", job="j1"))
+    cache.store(PODS, "MODIFIED", pod(8, name="c", uid="c", job="j1"))
     assert (versions(cache, "j2"), len(versions(cache))) == ([], 3)
     kept = cache.of_job(PODS, "team", "j1")[0]["metadata"]
     assert isinstance(kept, dict)
@@ -172,7 +172,7 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
         }
 
     cache = filled()
-    cache.note(JOBS, "ADDED", job(5))
+    cache.store(JOBS, "ADDED", job(5))
     assert cache.is_trimmed("team", "j")
     kept = cache.job("team", "j")
     assert kept is not None
@@ -181,21 +181,21 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
         {"observedGeneration": 1, "result": {"cleanedUpAt": "x", "at": "y"}},
     )
     retried = job(6, **{"rljob.dev/retry-requested-at": "now"})
-    cache.note(JOBS, "MODIFIED", retried)
+    cache.store(JOBS, "MODIFIED", retried)
     assert not cache.is_trimmed("team", "j")
     found = cache.job("team", "j")
     assert found is not None
     assert found["spec"] == retried["spec"]
-    cache.note(JOBS, "MODIFIED", job(7))
-    cache.note(JOBS, "DELETED", job(8))
+    cache.store(JOBS, "MODIFIED", job(7))
+    cache.store(JOBS, "DELETED", job(8))
     assert not cache.is_trimmed("team", "j")
 
 
 @pytest.mark.parametrize("version", ["", "v-7"])
 def test_of_versions_that_cannot_be_compared_the_last_counts(version: str) -> None:
     cache = filled()
-    cache.note(PODS, "ADDED", pod(5))
-    assert cache.note(PODS, "MODIFIED", pod(version))
+    cache.store(PODS, "ADDED", pod(5))
+    assert cache.store(PODS, "MODIFIED", pod(version))
     assert versions(cache) == [version]
     cache.replace(PODS, None, [], "9")
     assert versions(cache) == []

@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.constants import run_state_file_name
 from rljob_api.contract_documents import dump_run_state
-from rljob_operator.manifests.pod_environment import SHADOWS
+from rljob_operator.manifests.pod_environment import FORBIDDEN_VARIABLES
 from rljob_operator.manifests.submission import submission as manifest_of_submission
 from rljob_operator.ray.client import DashboardOpenError, RayRefusedError, TokenRejectedError
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJobStatus, Reachability
@@ -31,7 +31,7 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_ray.RayCluster]:
     """A head and two workers with one declared GPU each, in pods whose job names a Secret full of our own variables."""
-    variables = {**SHADOWS, **dict.fromkeys(SUBMITTED, "from a Secret")}
+    variables = {**FORBIDDEN_VARIABLES, **dict.fromkeys(SUBMITTED, "from a Secret")}
     with local_ray.pod_cluster(tmp_path_factory.mktemp("ray"), dashboard_client.TOKEN, variables) as cluster:
         yield cluster
 
@@ -129,7 +129,7 @@ def test_variables_of_the_submission_override_those_of_the_pod(cluster: local_ra
             "RAY_JOB_STOP_WAIT_TIME_S": "110",
         }
         # Empty, these did neither Ray nor the shells and programs that it starts any harm.
-        assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
+        assert {name: variables[name] for name in FORBIDDEN_VARIABLES} == dict(FORBIDDEN_VARIABLES)
 
     asyncio.run(asyncio.wait_for(test(), 240))
 

@@ -187,7 +187,7 @@ class Operator:
             self.num_writes += 1
         yield
         for effect in plan.effects:
-            failed = self.world.carry_out(effect, name)
+            failed = self.world.execute(effect, name)
             if failed is not None:
                 self._result = plan, failed
                 return
@@ -208,7 +208,7 @@ def test_two_trainers_at_the_same_time_are_noticed(clusters: tuple[str, ...]) ->
     world = simulation.World(Scenario())
     world.clusters.update({name: simulation.Cluster(name, name, since=0) for name in clusters})
     for number, name in enumerate((clusters[0], clusters[-1]), 1):
-        world.carry_out(SubmitJob(f"example-{number}-1", number, number), name)
+        world.execute(SubmitJob(f"example-{number}-1", number, number), name)
     world.advance()
     assert world.most_running == 2
 

@@ -157,7 +157,7 @@ def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_mi
     ended = decide(done, inputs.at(70))
     assert ended.effects == ()
     attempts = ended.status.attempts
-    assert (attempts[0].reason, attempts[0].failure_class) == ("Resized", "Free")
+    assert (attempts[0].reason, attempts[0].failure_class) == ("Resized", "Resumable")
     # The next one begins at once, on the same cluster, and counts against no budget.
     assert (attempts[1].cluster, attempts[1].nodes) == ("example-1", ())
     assert ended.status.counters is not None

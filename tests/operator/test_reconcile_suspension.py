@@ -62,7 +62,7 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
     ended = decide(saved, inputs.at(10))
     assert ended.effects == (DeleteCluster("example-1", "c1"),)
     attempt = ended.status.attempts[0]
-    assert (attempt.outcome, attempt.reason, attempt.failure_class) == ("Stopped", "Suspended", "Free")
+    assert (attempt.outcome, attempt.reason, attempt.failure_class) == ("Stopped", "Suspended", "Resumable")
     assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
     pods_left = replace(inputs.with_status_written(saved, ended), clusters=(), ray=inputs.healthy().ray)
     assert decide(pods_left, inputs.at(20)).status.suspended_at is None

@@ -53,7 +53,7 @@ def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | Non
     plan = decide(seen)
     assert plan.effects == GONE
     attempt = plan.status.attempts[0]
-    assert (attempt.reason, attempt.failure_class) == ("ProvisioningDeadlineExceeded", "Free")
+    assert (attempt.reason, attempt.failure_class) == ("ProvisioningDeadlineExceeded", "Resumable")
     assert attempt.message == Mentions(f"within {limit} s", "spec (pools[0].topology: is new)")
     assert_waits_for_another_operator(seen, plan.status, "ProvisioningDeadlineExceeded")
 

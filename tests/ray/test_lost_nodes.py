@@ -18,6 +18,7 @@ from rljob_api.constants import RAY_HEALTH_CHECK
 from rljob_testing.ray_clusters import echo_workers, ray_nodes, stack_dumps
 from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
+from rljob_trainer.groups import worker_failure
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_processes import BuildSettings, WorkerProcesses, start_processes
 from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
@@ -108,7 +109,7 @@ def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A process has to start there, which can take longer on a busy machine than anybody should wait for it.
-    monkeypatch.setattr(death, "ASK_SECONDS", 240.0)
+    monkeypatch.setattr(worker_failure, "ASK_SECONDS", 240.0)
     with one_node(cluster, "127.0.0.5", tmp_path) as node:
         end(node.processes.record.infos[0].process_id)
         with pytest.raises(WorkerDiedError, match=r"on 127.0.0.5\) died: .*not out of memory.*kill -9"):

@@ -98,8 +98,8 @@ def compared(name: str, folder: Path, context: WorkerContext, engines: list[Vllm
         return Compared(failure=str(error))
     lengths = [len(prompt) + len(each.token_ids) for prompt, each in zip(small_vllm.PROMPTS, sequences, strict=True)]
     assert max(lengths) > 4 * tiny_models.WINDOW
-    found_R = small_vllm.logprobs_of(sequences)
-    return Compared(small_vllm.largest_logprob_difference(trained, sequences), len(found_R), float(found_R.mean()))
+    found_N = small_vllm.logprobs_of(sequences)
+    return Compared(small_vllm.largest_logprob_difference(trained, sequences), len(found_N), float(found_N.mean()))
 
 
 @pytest.fixture(scope="module")

@@ -201,19 +201,19 @@ def logprobs_of(sequences: Sequence[FinishedSequence], dtype: torch.dtype) -> to
     for sequence in sequences:
         prompt = PROMPTS[int(sequence.request_id) % len(PROMPTS)]
         tokens = torch.tensor([*prompt, *sequence.token_ids])
-        logits_RV = model(tokens[None]).logits[0, len(prompt) - 1 : -1].float() / FREELY.temperature
-        rows.append(logits_RV.log_softmax(dim=-1).gather(1, tokens[len(prompt) :, None])[:, 0])
+        logits_NV = model(tokens[None]).logits[0, len(prompt) - 1 : -1].float() / FREELY.temperature
+        rows.append(logits_NV.log_softmax(dim=-1).gather(1, tokens[len(prompt) :, None])[:, 0])
     return torch.cat(rows)
 
 
 def test_in_bfloat16_logprobs_are_as_near_as_those_of_transformers(found: Generated) -> None:
-    vllm_R = torch.tensor([logprob for each in found.in_bfloat16 for logprob in each.logprobs])
-    half_R, exact_R = (logprobs_of(found.in_bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32))
-    assert len(vllm_R) > 300
-    assert -2 < float(exact_R.mean()) < -0.3
-    assert float((vllm_R - half_R).abs().max()) < 0.2
+    vllm_N = torch.tensor([logprob for each in found.in_bfloat16 for logprob in each.logprobs])
+    half_N, exact_N = (logprobs_of(found.in_bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert len(vllm_N) > 300
+    assert -2 < float(exact_N.mean()) < -0.3
+    assert float((vllm_N - half_N).abs().max()) < 0.2
     # Passes are in bfloat16 at all, and on the whole round no more than those of transformers.
-    rounding, usual = (float((each_R - exact_R).abs().mean()) for each_R in (vllm_R, half_R))
+    rounding, usual = (float((each_N - exact_N).abs().mean()) for each_N in (vllm_N, half_N))
     assert 1e-3 < rounding < 1.5 * usual
 
 

@@ -11,17 +11,17 @@ from rljob_api.v1alpha1.advantage import GroupRelative
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.policy_loss import Clipped
-from rljob_api.v1alpha1.recipes import filled, resolve_algorithm
+from rljob_api.v1alpha1.recipes import resolve_algorithm, resolved_value
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training import training_runs
 from rljob_trainer.algorithms.advantage_registry import _on_responses as on_responses
 from rljob_trainer.algorithms.interfaces import (
     GREEDY_REWARDS,
     ROLLOUT_LOGPROBS,
+    HeadOutputs,
     LossInputs,
     ResponseInputs,
     TokenLosses,
-    Wanted,
 )
 from rljob_trainer.algorithms.loss_registry import _with_settings as with_settings
 from rljob_trainer.controller.run_checks import check_algorithm, needs_reference
@@ -130,12 +130,12 @@ def test_rows_with_settings_say_what_they_need_and_want() -> None:
         return inputs.rewards_B * settings.normalize_by_std
 
     def losses(inputs: LossInputs, settings: Clipped) -> TokenLosses:
-        return TokenLosses(inputs.logprobs_N * filled(settings.clip_ratio_low))
+        return TokenLosses(inputs.logprobs_N * resolved_value(settings.clip_ratio_low))
 
     estimator = on_responses(GroupRelative, advantages, needs=[GREEDY_REWARDS])(chosen.advantage)
     assert estimator.needs == {GREEDY_REWARDS}
-    loss = with_settings(Clipped, losses, needs=[ROLLOUT_LOGPROBS], wanted=Wanted(squares=True))(chosen.loss)
-    assert (loss.needs, loss.wanted) == ({ROLLOUT_LOGPROBS}, Wanted(squares=True))
+    loss = with_settings(Clipped, losses, needs=[ROLLOUT_LOGPROBS], wanted=HeadOutputs(squares=True))(chosen.loss)
+    assert (loss.needs, loss.wanted) == ({ROLLOUT_LOGPROBS}, HeadOutputs(squares=True))
 
 
 def test_an_advantage_on_tokens_has_to_place_the_kl_in_the_reward() -> None:

@@ -58,7 +58,7 @@ def read(prompt, response, answer, row):
 
 def rows(*answers: object) -> list[PromptRow]:
     return [
-        PromptRow(index, f"p{index}", f"p{index}", (1,), answer, {}, place=f"a.jsonl, line {index + 1}")
+        PromptRow(index, f"p{index}", f"p{index}", (1,), answer, {}, location=f"a.jsonl, line {index + 1}")
         for index, answer in enumerate(answers)
     ]
 
@@ -250,7 +250,7 @@ def test_rows_of_two_files_with_the_same_index_are_both_named(
     drawn = Check(tmp_path, stack).run(rows("5", "bad"))
     assert drawn is not None
     one = rows("bad")
-    other = [dataclasses.replace(row, place="b.jsonl, line 1") for row in one]
+    other = [dataclasses.replace(row, location="b.jsonl, line 1") for row in one]
     assert [drawn.are_usable(each) for each in (one, other, one)] == [[False]] * 3
     assert "1 now, 1 so far\n  a.jsonl, line 1: " in caplog.text
     assert "1 now, 2 so far\n  b.jsonl, line 1: " in caplog.text

@@ -19,9 +19,9 @@ from rljob_testing.training import training_runs
 from rljob_trainer.__main__ import exit_code_of
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
+    resolve_auto,
     resolved_spec,
     selected_engine,
-    settle,
 )
 from rljob_trainer.controller.hub_models import at_kept_commit, hub_model_of
 from rljob_trainer.engines.rollout.select import MIN_STEPS_TO_COMPILE, check_build, select_lora_sync
@@ -98,7 +98,7 @@ def test_tensor_parallelism_is_taken_by_vllm() -> None:
 )
 @pytest.mark.usefixtures("compiler")
 def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: Compile) -> None:
-    choices = settle(given, device_type, None)
+    choices = resolve_auto(given, device_type, None)
     assert choices.rollout_compile is expected
     assert resolved_spec(given, choices).training.rollout.compile is expected
 
@@ -115,27 +115,27 @@ def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: C
 def test_a_resumed_run_keeps_what_was_chosen(
     wanted: str, steps: int, before: Compile, device_type: str, expected: Compile
 ) -> None:
-    assert settle(spec(wanted, steps=steps), device_type, kept(before)).rollout_compile is expected
+    assert resolve_auto(spec(wanted, steps=steps), device_type, kept(before)).rollout_compile is expected
 
 
 @pytest.mark.usefixtures("compiler")
 def test_with_another_engine_the_choice_is_made_anew() -> None:
-    to_vllm = settle(spec(steps=1), "cuda", kept(Compile.NEVER, RolloutEngine.HUGGING_FACE))
+    to_vllm = resolve_auto(spec(steps=1), "cuda", kept(Compile.NEVER, RolloutEngine.HUGGING_FACE))
     assert to_vllm.rollout_compile is Compile.ALWAYS
-    from_vllm = settle(spec(engine="HuggingFace"), "cuda", kept(Compile.ALWAYS))
+    from_vllm = resolve_auto(spec(engine="HuggingFace"), "cuda", kept(Compile.ALWAYS))
     assert from_vllm.rollout_compile is Compile.NEVER
 
 
 @pytest.mark.parametrize("missing", ["compiler", "headers"])
 def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
     (compiler if missing == "compiler" else compiler.with_name("Python.h")).unlink()
-    assert settle(spec(), "cpu", None).rollout_compile is Compile.NEVER
-    assert settle(spec(), "cuda", None).rollout_compile is Compile.ALWAYS
-    assert settle(spec(), "cpu", kept(Compile.ALWAYS)).rollout_compile is Compile.NEVER
+    assert resolve_auto(spec(), "cpu", None).rollout_compile is Compile.NEVER
+    assert resolve_auto(spec(), "cuda", None).rollout_compile is Compile.ALWAYS
+    assert resolve_auto(spec(), "cpu", kept(Compile.ALWAYS)).rollout_compile is Compile.NEVER
     assert "spec.training.rollout.compile: " in caplog.text
     assert "continues without" in caplog.text
     with pytest.raises(ConfigurationError, match=r"rollout\.compile: compiling on CPUs .*\(seen: Always\)"):
-        settle(spec("Always"), "cpu", None)
+        resolve_auto(spec("Always"), "cpu", None)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_what_the_dtype_becomes_is_kept(
     wanted: str, device_type: str, before: Dtype | None, expected: Dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = dtype_spec(wanted)
-    first = None if before is None else settle(dtype_spec(before.value), device_type, None)
-    choices = settle(given, device_type, first)
+    first = None if before is None else resolve_auto(dtype_spec(before.value), device_type, None)
+    choices = resolve_auto(given, device_type, first)
     assert choices.dtype is expected
     assert resolved_spec(given, choices).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
@@ -197,27 +197,27 @@ def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
 def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
     for asked in (hub_model(None), hub_model("main")):
         assert at_kept_commit(asked, None) == asked
-        first = settle(spec("Never"), "cpu", None, hub_model_of(asked, hub_model("c1")))
+        first = resolve_auto(spec("Never"), "cpu", None, hub_model_of(asked, hub_model("c1")))
         # The branch has moved on since.
         assert at_kept_commit(asked, first.hub_model) == hub_model("c1")
-        assert settle(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
+        assert resolve_auto(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
         assert resolved_spec(spec("Never"), first).training.model.revision == "c1"
         # What the job has come to name counts, and another repository has other commits.
         assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
         assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
-    settle(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
+    resolve_auto(spec("Never"), "cpu", first, hub_model_of(hub_model("c2"), hub_model("c2")))
     assert "spec.training.model is Qwen/Qwen3-0.6B at commit c2, " in caplog.text
     assert "started from Qwen/Qwen3-0.6B at commit c1" in caplog.text
-    assert settle(spec("Never"), "cpu", first).hub_model is None
-    assert resolved_spec(spec("Never"), settle(spec("Never"), "cpu", None)).training.model.revision is None
+    assert resolve_auto(spec("Never"), "cpu", first).hub_model is None
+    assert resolved_spec(spec("Never"), resolve_auto(spec("Never"), "cpu", None)).training.model.revision is None
 
 
 def test_another_local_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    first = settle(spec("Never"), "cpu", None, local_model="a")
-    assert settle(spec("Never"), "cpu", first, local_model="a") == first
+    first = resolve_auto(spec("Never"), "cpu", None, local_model="a")
+    assert resolve_auto(spec("Never"), "cpu", first, local_model="a") == first
     assert caplog.text == ""
-    settle(spec("Never"), "cpu", first, local_model="b")
+    resolve_auto(spec("Never"), "cpu", first, local_model="b")
     assert "is not the model that the run of the checkpoint started from" in caplog.text
 
 
@@ -225,7 +225,7 @@ def test_transformers_do_not_compile() -> None:
     with pytest.raises(
         ConfigurationError, match=r"rollout\.compile: only vLLM compiles.* HuggingFace \(seen: Always\)"
     ):
-        settle(spec("Always", "HuggingFace"), "cpu", None)
+        resolve_auto(spec("Always", "HuggingFace"), "cpu", None)
 
 
 def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RLJobSpec:
@@ -252,27 +252,27 @@ def test_how_adapters_reach_the_engine(
 ) -> None:
     given = lora_spec(sync, engine)
     with caplog.at_level("INFO"):
-        choices = settle(given, device_type, None, has_experts=has_experts)
+        choices = resolve_auto(given, device_type, None, has_experts=has_experts)
     assert choices.lora is not None
     assert choices.lora.sync is expected
     assert resolved_spec(given, choices).training.model.lora == choices.lora
     assert f"(model.lora.sync {expected.value}: " in caplog.text
     other = "cpu" if device_type == "cuda" else "cuda"
-    resumed = settle(given, other, choices).lora
+    resumed = resolve_auto(given, other, choices).lora
     assert resumed is not None
     assert resumed.sync is expected
 
 
 def test_engines_that_take_no_adapters() -> None:
     with pytest.raises(ConfigurationError, match=r"lora\.sync: vLLM .*adapters .* experts .*\(seen: Adapter\)"):
-        settle(lora_spec("Adapter"), "cpu", None, has_experts=True)
+        resolve_auto(lora_spec("Adapter"), "cpu", None, has_experts=True)
     with pytest.raises(ConfigurationError, match=r"lora\.sync: the HuggingFace engine .*\(seen: Adapter\)"):
         select_lora_sync(LoraSync.ADAPTER, RolloutEngine.HUGGING_FACE, "cuda", has_experts=False)
 
 
 def test_adapters_go_on_as_they_are() -> None:
-    first = settle(lora_spec(rank=8), "cpu", None, local_model="a")
-    assert settle(lora_spec(rank=8, dropout=0.1), "cpu", first, local_model="a").lora == Lora(
+    first = resolve_auto(lora_spec(rank=8), "cpu", None, local_model="a")
+    assert resolve_auto(lora_spec(rank=8, dropout=0.1), "cpu", first, local_model="a").lora == Lora(
         rank=8, dropout=0.1, sync=LoraSync.MERGED
     )
     for other, shown in (
@@ -283,16 +283,16 @@ def test_adapters_go_on_as_they_are() -> None:
         with pytest.raises(
             ConfigurationError, match=f"lora: is {shown}, .*checkpoint .* rank 8, alpha 32, targets all; "
         ):
-            settle(other, "cpu", first, local_model="a")
-    whole = settle(spec("Never"), "cpu", None)
+            resolve_auto(other, "cpu", first, local_model="a")
+    whole = resolve_auto(spec("Never"), "cpu", None)
     with pytest.raises(ConfigurationError, match=r"is rank 8, alpha 32, targets all, .*checkpoint .* with unset"):
-        settle(lora_spec(rank=8), "cpu", whole)
+        resolve_auto(lora_spec(rank=8), "cpu", whole)
 
 
 def test_adapters_are_not_put_beside_another_model() -> None:
-    first = settle(lora_spec(), "cpu", None, local_model="a" * 64)
+    first = resolve_auto(lora_spec(), "cpu", None, local_model="a" * 64)
     with pytest.raises(ConfigurationError, match=r"source: is not the base model .* fingerprint bbbbbbbbbbbb, .* aaaa"):
-        settle(lora_spec(), "cpu", first, local_model="b" * 64)
-    at_commit = settle(lora_spec(), "cpu", None, hub_model_of(hub_model(None), hub_model("c1")))
+        resolve_auto(lora_spec(), "cpu", first, local_model="b" * 64)
+    at_commit = resolve_auto(lora_spec(), "cpu", None, hub_model_of(hub_model(None), hub_model("c1")))
     with pytest.raises(ConfigurationError, match=r"seen: Qwen/Qwen3-0\.6B at commit c2, .* at commit c1\)"):
-        settle(lora_spec(), "cpu", at_commit, hub_model_of(hub_model("c2"), hub_model("c2")))
+        resolve_auto(lora_spec(), "cpu", at_commit, hub_model_of(hub_model("c2"), hub_model("c2")))

@@ -89,9 +89,9 @@ def test_what_is_given_back_was_never_drawn(num_rows: int) -> None:
     rows.next_batch(20)
     before = rows.state()
     again = rows.next_batch(num_rows)
-    rows.give_back(num_rows)
+    rows.return_rows(num_rows)
     assert rows.state() == before
-    rows.give_back(0)
+    rows.return_rows(0)
     assert rows.state() == before
     assert rows.next_batch(num_rows) == again
 
@@ -120,7 +120,7 @@ def test_rows_that_are_left_out_change_nothing_else(
         assert rows.next_batch(size) == [next(expected) for _ in range(size)]
     before, num_left_out = rows.state(), rows.num_left_out
     again = rows.next_batch(given_back)
-    rows.give_back(given_back)
+    rows.return_rows(given_back)
     assert (rows.state(), rows.num_left_out) == (before, num_left_out)
     resumed = leaving_out()
     resumed.restore(before)
@@ -135,7 +135,7 @@ def test_the_first_rows_are_given_back_with_what_was_left_out_before_them() -> N
     before = rows.state()
     assert rows.next_batch(1) == [2]
     assert (rows.state().position, rows.num_left_out) == (3, 2)
-    rows.give_back(1)
+    rows.return_rows(1)
     assert (rows.state(), rows.num_left_out) == (before, 0)
 
 

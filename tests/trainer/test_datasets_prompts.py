@@ -110,7 +110,7 @@ def test_files_of_verl_work_as_they_are(tmp_path: Path, chat_tokenizer: Tokenize
     rows = load_prompts(dataset, chat_tokenizer, tmp_path, WHERE)
     assert [row.answer for row in rows] == ["72", "10"]
     assert [row.prompt for row in rows] == [">12>8", ">1>>3>8"]
-    assert [row.place for row in rows] == [f"{tmp_path}/train.parquet, row {number}" for number in (1, 2)]
+    assert [row.location for row in rows] == [f"{tmp_path}/train.parquet, row {number}" for number in (1, 2)]
     assert rows[1].row == VERL_ROWS[1]
 
 

@@ -125,7 +125,7 @@ full = process_bytes()
 del blocks
 for available in (None, 100, 99):
     HOST_MEMORY.available_bytes = lambda: available
-    HOST_MEMORY.make_room(100)
+    HOST_MEMORY.return_free_memory_if_below(100)
     print((full - process_bytes()) >> 20)
 """
     unknown, enough, short = map(int, printed(program))
@@ -140,8 +140,8 @@ def reused_by_a_rank(_: WorkerContext) -> int:
 def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
     """What a hybrid worker of an engine with a cache asks for: 0 stands for all that is free."""
     asked: list[int] = []
-    HOST_MEMORY.give_back = lambda: asked.append(0)
-    HOST_MEMORY.make_room = asked.append
+    HOST_MEMORY.return_free_memory = lambda: asked.append(0)
+    HOST_MEMORY.return_free_memory_if_below = asked.append
     offload_runs.generate_once(CachingEngine, context)
     return asked
 

@@ -13,10 +13,10 @@ from rljob_api.v1alpha1.model import Model
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_testing.training import training_runs
 from rljob_trainer.controller.hub_models import (
-    HubCriticAndRewardModel,
     HubModel,
+    HubRoleModels,
     at_commits,
-    hub_judges_of,
+    hub_role_models_of,
     judges_at_kept_commits,
     warn_if_reward_model_changed,
 )
@@ -50,16 +50,16 @@ def on_hub(_: str) -> bool:
 
 def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
     asked = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
-    assert judges_at_kept_commits(asked, HubCriticAndRewardModel(), on_hub) == asked
-    first = hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
-    assert first == HubCriticAndRewardModel(
+    assert judges_at_kept_commits(asked, HubRoleModels(), on_hub) == asked
+    first = hub_role_models_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
+    assert first == HubRoleModels(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
     # The branches have moved on since.
     assert revisions(judges_at_kept_commits(asked, first, on_hub)) == ("c1", "j1")
     assert revisions(at_commits(asked, None, first)) == ("c1", "j1")
-    assert hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1")) == first
+    assert hub_role_models_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1")) == first
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_the_job_has_come_to_name_counts(
     is_local: Callable[[str], bool],
     expected: tuple[str | None, str | None],
 ) -> None:
-    first = HubCriticAndRewardModel(
+    first = HubRoleModels(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
@@ -86,16 +86,16 @@ def test_what_the_job_has_come_to_name_counts(
 
 def test_local_judges_have_no_commit() -> None:
     asked = spec({}, {"source": "/judge"})
-    found = hub_judges_of(asked, None, place("/judge", None))
-    assert found == HubCriticAndRewardModel()
+    found = hub_role_models_of(asked, None, place("/judge", None))
+    assert found == HubRoleModels()
     assert at_commits(asked, None, found) == asked
 
 
 def test_another_reward_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    was = HubCriticAndRewardModel(reward_model=HubModel(source=JUDGE, revision="j1"))
+    was = HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j1"))
     warn_if_reward_model_changed(was, was)
-    warn_if_reward_model_changed(HubCriticAndRewardModel(), was)
+    warn_if_reward_model_changed(HubRoleModels(), was)
     assert caplog.text == ""
-    warn_if_reward_model_changed(was, HubCriticAndRewardModel(reward_model=HubModel(source=JUDGE, revision="j2")))
+    warn_if_reward_model_changed(was, HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j2")))
     assert f"the reward model is {JUDGE} at commit j2, " in caplog.text
     assert f"the checkpoint used {JUDGE} at commit j1" in caplog.text

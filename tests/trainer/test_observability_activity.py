@@ -21,21 +21,21 @@ def test_a_worker_writes_now_and_then(tmp_path: Path) -> None:
     activity = Activity(clock)
     clock.now += 100
     # Nobody has said where.
-    activity.tell("micro-batches", 1, 8)
+    activity.report_activity("micro-batches", 1, 8)
     activity.write_beside(tmp_path / "worker-3.log")
     file = tmp_path / "worker-3.activity"
-    activity.tell("micro-batches", 2, 8)
+    activity.report_activity("micro-batches", 2, 8)
     assert file.read_text() == "2 of 8 micro-batches"
     clock.now += 29
-    activity.tell("micro-batches", 3, 8)
+    activity.report_activity("micro-batches", 3, 8)
     assert file.read_text() == "2 of 8 micro-batches"
     clock.now += 1
-    activity.tell("steps of the engine", 400)
+    activity.report_activity("steps of the engine", 400)
     assert file.read_text() == "400 steps of the engine"
     file.unlink()
     file.mkdir()
     clock.now += 30
-    activity.tell("micro-batches", 4, 8)
+    activity.report_activity("micro-batches", 4, 8)
 
 
 def test_the_controller_tells_what_is_new(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_controller_tells_what_is_new(tmp_path: Path) -> None:
 
     def look_after(seconds: float) -> list[str]:
         clock.now += seconds
-        watch.look()
+        watch.poll_files()
         return told
 
     written("worker-0.activity", "of a former attempt", 1000)
@@ -68,4 +68,4 @@ def test_without_logs_there_is_nothing_to_tell(tmp_path: Path) -> None:
     clock = Clock()
     watch = ActivityWatch(tmp_path / "none", lambda _: None, clock)
     clock.now += 10
-    watch.look()
+    watch.poll_files()

@@ -16,9 +16,9 @@ from rljob_trainer.pools.fitting import (
     ClusterNode,
     PoolNeed,
     check_feasible,
+    find_placement,
     free_nodes,
     node_order,
-    placed,
     timeout_text,
     waiting_text,
 )
@@ -155,7 +155,7 @@ def any_way(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]]) -> bool
 
 @given(some_needs(2), ROOMS)
 def test_two_pools_get_nodes_whenever_there_is_a_way(needs: list[Need], rooms: list[dict[str, float]]) -> None:
-    places = placed(needs, rooms)
+    places = find_placement(needs, rooms)
     if places is None:
         assert not any_way(needs, rooms)
     else:
@@ -169,7 +169,7 @@ def test_three_and_four_pools_get_nodes_where_there_is_a_way() -> None:
     for _ in range(1_500):
         rooms = [dict.fromkeys(NAMES, 0.0) | {name: pick.randint(0, 4) for name in NAMES} for _ in range(4)]
         needs = [(pick.randint(1, 2), {name: pick.randint(0, 3) for name in NAMES}) for _ in range(pick.choice([3, 4]))]
-        places = placed(needs, rooms)
+        places = find_placement(needs, rooms)
         if places is None:
             assert not any_way(needs, rooms)
         else:
@@ -180,7 +180,7 @@ def test_three_and_four_pools_get_nodes_where_there_is_a_way() -> None:
 
 @given(some_needs(5), ROOMS)
 def test_no_node_gets_more_than_it_has_room_for(needs: list[Need], rooms: list[dict[str, float]]) -> None:
-    places = placed(needs, rooms)
+    places = find_placement(needs, rooms)
     assert places is None or is_valid(needs, rooms, places)
 
 
@@ -233,14 +233,14 @@ def test_no_node_gets_more_than_it_has_room_for(needs: list[Need], rooms: list[d
     ],
 )
 def test_nodes_of_pools(needs: list[Need], rooms: list[dict[str, float]], places: list[list[int]] | None) -> None:
-    assert placed(needs, rooms) == places
+    assert find_placement(needs, rooms) == places
 
 
 def test_eight_pools_on_a_large_cluster() -> None:
     rooms = [{"GPU": 8.0, "CPU": 96.0, "memory": 1e12 + i} for i in range(512)]
     rooms += [{"GPU": 4.0, "CPU": 48.0, "memory": 5e11 + i} for i in range(256)] + [{"CPU": 64.0}] * 32
     needs = [(100 - i, {"GPU": 8 - i, "CPU": 8 - i, "memory": 1e11 * (8 - i)}) for i in range(8)]
-    places = placed(needs, rooms)
+    places = find_placement(needs, rooms)
     assert places is not None
     assert [len(set(nodes)) for nodes in places] == [100 - i for i in range(8)]
 

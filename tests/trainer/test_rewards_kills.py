@@ -16,7 +16,7 @@ from rljob_trainer.errors import ResourceError, RewardError
 from rljob_trainer.rewards.base import RewardOutcome, RewardRequest, RewardStatus
 from rljob_trainer.rewards.function import FunctionScorer
 from rljob_trainer.rewards.process_pool import ScorerPool, scorer_environment
-from rljob_trainer.workers.reward import settle
+from rljob_trainer.workers.reward import apply_error_policies
 
 WHERE = "spec.training.rewards[0]"
 USER_CODE = """
@@ -124,7 +124,7 @@ def test_a_kill_never_becomes_a_score(policy: ErrorPolicy) -> None:
         RewardOutcome(0.0, RewardStatus.ERROR, "ended its process (SIGKILL)", 0.0, has_died=True, was_killed=True),
     ]
     with pytest.raises(ResourceError) as caught:
-        settle(reward, WHERE, "f:f", requests("a", "b", "large"), outcomes)
+        apply_error_policies(reward, WHERE, "f:f", requests("a", "b", "large"), outcomes)
     lines = str(caught.value).splitlines()
     assert lines[0] == "spec.training.rewards[0] (reward score): f:f ended its process (SIGKILL)"
     assert "  response: 'large'" in lines

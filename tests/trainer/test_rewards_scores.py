@@ -20,7 +20,7 @@ from rljob_trainer.rewards.final_message import final_message
 from rljob_trainer.rewards.math_answer import MathAnswerScorer
 from rljob_trainer.rewards.reasoning_gym import find_answer
 from rljob_trainer.rewards.wire import decode, encode
-from rljob_trainer.workers.reward import settle
+from rljob_trainer.workers.reward import apply_error_policies
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def reward(on_error: ErrorPolicy, on_timeout: ErrorPolicy) -> Reward:
 
 
 def test_tolerated_failures_get_the_error_score() -> None:
-    scores = settle(reward(ErrorPolicy.SCORE, ErrorPolicy.SCORE), WHERE, "f", REQUESTS, OUTCOMES)
+    scores = apply_error_policies(reward(ErrorPolicy.SCORE, ErrorPolicy.SCORE), WHERE, "f", REQUESTS, OUTCOMES)
     assert scores == (0.75, -1.0, -1.0)
 
 
 def test_an_error_that_is_not_tolerated_names_everything_needed_to_mend_it() -> None:
     with pytest.raises(RewardError) as caught:
-        settle(reward(ErrorPolicy.FAIL, ErrorPolicy.SCORE), WHERE, "my.module:score", REQUESTS, OUTCOMES)
+        apply_error_policies(reward(ErrorPolicy.FAIL, ErrorPolicy.SCORE), WHERE, "my.module:score", REQUESTS, OUTCOMES)
     *lines, advice = str(caught.value).splitlines()
     assert lines == [
         "spec.training.rewards[1] (reward style): my.module:score raised ValueError: no",
@@ -261,7 +261,7 @@ def test_an_error_that_is_not_tolerated_names_everything_needed_to_mend_it() -> 
 
 def test_a_timeout_that_is_not_tolerated_names_its_own_switch() -> None:
     with pytest.raises(RewardError, match=r"(?s)ran longer than 2 s.*'response 2'.*onTimeout: Score"):
-        settle(reward(ErrorPolicy.SCORE, ErrorPolicy.FAIL), WHERE, "f", REQUESTS, OUTCOMES)
+        apply_error_policies(reward(ErrorPolicy.SCORE, ErrorPolicy.FAIL), WHERE, "f", REQUESTS, OUTCOMES)
 
 
 def test_long_texts_are_cut_in_the_middle() -> None:

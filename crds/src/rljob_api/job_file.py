@@ -22,7 +22,7 @@ from rljob_api.v1alpha1.model import Critic
 from rljob_api.v1alpha1.optional_roles import absent_roles
 from rljob_api.v1alpha1.pod_environment import is_secret_name
 from rljob_api.v1alpha1.recipes import advantage_type, resolve_algorithm
-from rljob_api.v1alpha1.reward import LIMITS, WITHOUT_PROCESSES
+from rljob_api.v1alpha1.reward import PROCESS_LIMITS, WITHOUT_PROCESSES
 from rljob_api.v1alpha1.spec import Metadata, RLJobSpec
 from rljob_api.yaml_text import (
     MAX_TEXT_CHARACTERS,
@@ -133,7 +133,11 @@ def _effective_wire(spec: RLJobSpec) -> dict[str, object]:
     assert isinstance(training, dict)
     wire["roles"] = {role: place for role, place in places.items() if role not in absent}
     training["rewards"] = [
-        {name: each for name, each in entry.items() if reward.type not in WITHOUT_PROCESSES or name not in LIMITS}
+        {
+            name: each
+            for name, each in entry.items()
+            if reward.type not in WITHOUT_PROCESSES or name not in PROCESS_LIMITS
+        }
         for reward, entry in zip(rewards, training["rewards"], strict=True)
     ]
     return wire

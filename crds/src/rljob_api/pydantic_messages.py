@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from rljob_api.base import WireModel
 from rljob_api.names import similar_names
 from rljob_api.quantities import QUANTITY_PATTERN
-from rljob_api.scalars import FORMS, QUANTITY_ERROR
+from rljob_api.scalars import PATTERN_MESSAGES, QUANTITY_ERROR
 from rljob_api.v1alpha1.job import RULE_ERROR
 from rljob_api.yaml_text import Path
 
@@ -64,8 +64,8 @@ def plain_message(error: ErrorDetails, root: type[WireModel]) -> str:
     if kind == "string_type" and isinstance(error["input"], dict | list | tuple):
         return f"must be a string (seen: {seen}); use a single value"
     pattern = QUANTITY_PATTERN if kind == QUANTITY_ERROR else context.get("pattern")
-    if pattern in FORMS:
-        wrong, advice = FORMS[pattern]
+    if pattern in PATTERN_MESSAGES:
+        wrong, advice = PATTERN_MESSAGES[pattern]
         return f"{wrong} (seen: {seen}); {advice}"
     if kind in _BOUNDS:
         text, name, advice = _BOUNDS[kind]

@@ -55,7 +55,7 @@ class Rule:
     advice: str
     """Second part of the message: how to fix it, such as `choose a divisor of batchSize`."""
     holds: Callable[[WireModel], bool]
-    places: Callable[[WireModel], Sequence[Path]] = _at_the_field
+    fault_paths: Callable[[WireModel], Sequence[Path]] = _at_the_field
     """Exact paths of the faults, relative to `field`, for a value that breaks the rule. The API server reports only
     `field`."""
     choices: Callable[[WireModel, Path], Sequence[str]] = _no_choices
@@ -97,7 +97,7 @@ def rule(
     wrong: str,
     advice: str,
     holds: Callable[[ContractT], bool],
-    places: Callable[[ContractT], Sequence[Path]] = _at_the_field,
+    fault_paths: Callable[[ContractT], Sequence[Path]] = _at_the_field,
     choices: Callable[[ContractT, Path], Sequence[str]] = _no_choices,
     is_about_secret: bool = False,
 ) -> Rule:
@@ -110,7 +110,7 @@ def rule(
         wrong=wrong,
         advice=advice,
         holds=lambda value: holds(_checked_type(on, value)),
-        places=lambda value: places(_checked_type(on, value)),
+        fault_paths=lambda value: fault_paths(_checked_type(on, value)),
         choices=lambda value, place: choices(_checked_type(on, value), place),
         is_about_secret=is_about_secret,
     )
@@ -225,7 +225,7 @@ def unique_rule(
     name of the key; `read` returns the key of each entry."""
     wire = wire_name(on, field)
 
-    def places(value: ContractT) -> list[Path]:
+    def fault_paths(value: ContractT) -> list[Path]:
         keys = read(value)
         return [(index, key) for index, each in enumerate(keys) if keys.count(each) > 1]
 
@@ -237,7 +237,7 @@ def unique_rule(
         wrong=f"two entries have the same {key}",
         advice=advice,
         holds=lambda value: len(set(read(value))) == len(read(value)),
-        places=places,
+        fault_paths=fault_paths,
     )
 
 
@@ -248,7 +248,7 @@ def key_rule(
     so this needs a rule."""
     wire = wire_name(on, field)
 
-    def places(value: ContractT) -> list[Path]:
+    def fault_paths(value: ContractT) -> list[Path]:
         return [(key,) for key in read(value) if re.fullmatch(pattern, key) is None or key.find("/") > MAX_DOMAIN]
 
     return rule(
@@ -260,8 +260,8 @@ def key_rule(
         ),
         wrong="has an invalid key",
         advice="use a key such as team or example.com/team, with at most 63 characters after the domain",
-        holds=lambda value: not places(value),
-        places=places,
+        holds=lambda value: not fault_paths(value),
+        fault_paths=fault_paths,
     )
 
 

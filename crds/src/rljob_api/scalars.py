@@ -39,7 +39,7 @@ _IMAGE = (
     rf"^(([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_IMAGE_PATH}(/{_IMAGE_PATH})*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@[a-z0-9]+([.+_-][a-z0-9]+)*:[0-9a-fA-F]{32,})?$"
 )
-FORMS = {
+PATTERN_MESSAGES = {
     QUANTITY_PATTERN: (
         "must be a quantity such as 500m, 2, 1.5, 1e3 or 16Gi, and not negative",
         "use a number, optionally with one of the suffixes n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei or an"

@@ -10,7 +10,7 @@ from rljob_api.v1alpha1.advantage import AdvantageType
 from rljob_api.v1alpha1.model import Critic, Dtype, LoraSync, TrainOffload
 from rljob_api.v1alpha1.optional_roles import absent_roles, reference_is_the_actor
 from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS
-from rljob_api.v1alpha1.recipes import filled, has_dynamic_sampling, resolve_algorithm
+from rljob_api.v1alpha1.recipes import has_dynamic_sampling, resolve_algorithm, resolved_value
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
@@ -108,7 +108,7 @@ def workload_of(
         needs_whole_pass=algorithm.loss.type in NEEDS_BATCH_STATISTICS,
         checkpoint_every_steps=spec.checkpoint.every_steps,
         evaluation_every_steps=None if training.evaluation is None else training.evaluation.every_steps,
-        scores_first=filled(algorithm.drop_zero_variance_groups),
+        scores_first=resolved_value(algorithm.drop_zero_variance_groups),
         generated_per_learned=generated,
         has_greedy_responses=algorithm.advantage.type is AdvantageType.REMAX,
         assumptions=tuple(assumptions),

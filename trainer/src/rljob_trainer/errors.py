@@ -26,10 +26,10 @@ class FailedWorker:
     log_file: Path | None = None
 
     def __str__(self) -> str:
-        return f"worker rank {self.rank} ({self.role}){self.place}"
+        return f"worker rank {self.rank} ({self.role}){self.location}"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Pod and node as a suffix for a name, such as `, pod a, node b`; empty outside Kubernetes."""
         return (f", pod {self.pod}" if self.pod else "") + (f", node {self.node}" if self.node else "")
 

@@ -31,8 +31,8 @@ _OWN_TUNABLES = re.compile(r"glibc\.malloc\.(trim_threshold|mmap_threshold|mmap_
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files with the limit and the usage, for cgroup version 2 and version 1."""
 _CACHED = ("inactive_file", "active_file")
-"""Counters of page cache and of reclaimable pages (`make_reclaimable`, also those written to since). A group's usage includes
-them, but the kernel drops them when memory is needed."""
+"""Counters of page cache and of reclaimable pages (`make_reclaimable`, also those written to since). A group's usage
+includes them, but the kernel drops them when memory is needed."""
 
 
 class HostMemory:
@@ -62,19 +62,19 @@ class HostMemory:
         is_set = set_parameter(_MMAP_THRESHOLD, MAPPED_BYTES) or set_parameter(_MMAP_THRESHOLD, LEAST_MAPPED_BYTES)
         return bool(is_set and set_parameter(_TRIM_THRESHOLD, _NEVER))
 
-    def give_back(self) -> None:
+    def return_free_memory(self) -> None:
         """Returns memory that is free now to the system, if the C library supports it. Later allocations request it
         again."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
 
-    def make_room(self, wanted: int) -> None:
-        """Calls `give_back` if fewer than `wanted` bytes are available for memory outside the allocator. Does nothing
-        if the available memory is unknown."""
+    def return_free_memory_if_below(self, wanted: int) -> None:
+        """Calls `return_free_memory` if fewer than `wanted` bytes are available for memory outside the allocator. Does
+        nothing if the available memory is unknown."""
         available = self.available_bytes()
         if available is not None and available < wanted:
-            self.give_back()
+            self.return_free_memory()
 
     def release_pages(self, storages: Iterable[UntypedStorage]) -> None:
         """Returns the whole pages of these storages to the system and keeps their addresses. The next access to a page

@@ -34,7 +34,7 @@ class AdvantageType(StrEnum):
     FUNCTION = "Function"
 
 
-COMPARING = (
+GROUP_ADVANTAGES = (
     AdvantageType.GROUP_RELATIVE,
     AdvantageType.GROUP_RELATIVE_PASS_AT_K,
     AdvantageType.GDPO,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from rljob_api.rule import Rule, rule, wire_name
-from rljob_api.v1alpha1.advantage import COMPARING, Advantage, AdvantageType
+from rljob_api.v1alpha1.advantage import GROUP_ADVANTAGES, Advantage, AdvantageType
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlPlacement
 from rljob_api.v1alpha1.policy_filtration import FiltrationScope
@@ -22,9 +22,9 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.training import Training
 from rljob_api.variants import Variants, block_name, is_optional_block
 
-_WITH_BASELINE = (*COMPARING, AdvantageType.REMAX)
+_WITH_BASELINE = (*GROUP_ADVANTAGES, AdvantageType.REMAX)
 """Advantages that compare a response with other responses to the same prompt, or with the greedy response."""
-_MAY_COMPARE = (*COMPARING, AdvantageType.FUNCTION)
+_MAY_COMPARE = (*GROUP_ADVANTAGES, AdvantageType.FUNCTION)
 _RECIPES_WITH_SAMPLING = [str(name) for name, recipe in RECIPES.items() if recipe.has_dynamic_sampling]
 _SAMPLING_CEL = (
     "(has(self.algorithm.dynamicSampling) ? self.algorithm.dynamicSampling.enabled"
@@ -66,7 +66,7 @@ def _block_rule(
 
 
 def _responses_are_compared(training: Training) -> bool:
-    return advantage_type(training.algorithm) not in COMPARING or training.rollout.group_size >= 2
+    return advantage_type(training.algorithm) not in GROUP_ADVANTAGES or training.rollout.group_size >= 2
 
 
 def _responses_may_differ(training: Training) -> bool:
@@ -109,7 +109,7 @@ ALGORITHM_RULES = (
         Training,
         "Training.groupSize",
         field=".rollout.groupSize",
-        cel=f"!{is_chosen_cel('self.algorithm', 'advantage', COMPARING)} || self.rollout.groupSize >= 2",
+        cel=f"!{is_chosen_cel('self.algorithm', 'advantage', GROUP_ADVANTAGES)} || self.rollout.groupSize >= 2",
         wrong="must be at least 2, because the job's advantage compares responses to the same prompt",
         advice="increase groupSize, for example to 8",
         holds=_responses_are_compared,

@@ -65,7 +65,7 @@ def _responses_are_divisible_cel(field: str, role: str = "actor") -> str:
     )
 
 
-def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_present_cel: str) -> Rule:
+def _longest_sequence_rule(role: str, is_present: Callable[[Training], bool], is_present_cel: str) -> Rule:
     """The rule that a micro-batch of an optional role must hold the longest sequence."""
     return rule(
         RLJobSpec,
@@ -75,7 +75,9 @@ def _longest_sequence_rule(role: str, is_there: Callable[[Training], bool], is_p
         wrong=_LONGEST_SEQUENCE.format(role),
         advice="use the actor's value, or increase maxTokensPerMicroBatch",
         holds=lambda spec: (
-            not is_there(spec.training) or _splits_sequences_as_actor(spec, role) or _longest_sequence_fits(spec, role)
+            not is_present(spec.training)
+            or _splits_sequences_as_actor(spec, role)
+            or _longest_sequence_fits(spec, role)
         ),
     )
 

@@ -16,7 +16,7 @@ from rljob_api.v1alpha1.spec import RLJobSpec
 MAX_CHECKS = 64
 """Limit on evaluations of all rules on a whole job, about a millisecond each. As long as each rule on nodes concerns a
 single pool, one evaluation is enough."""
-MAX_KEPT = 512
+CACHE_SIZE = 512
 """Number of cached results: for a waiting attempt, every reconcile pass asks the same question."""
 
 _NODE_RULES = tuple(rule for rule in RULES if rule.on is RLJobSpec and "p.nodes" in rule.cel)
@@ -54,7 +54,7 @@ class _CacheKey:
         return hash((id(self.spec), self.limits))
 
 
-@lru_cache(maxsize=MAX_KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def _most_nodes(key: _CacheKey) -> tuple[int, ...] | None:
     spec, elastic = key.spec, key.spec.run_policy.elastic
     if elastic is None:

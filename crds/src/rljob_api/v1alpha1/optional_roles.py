@@ -59,7 +59,7 @@ class OptionalRole:
     """A role that only some jobs have."""
 
     name: str
-    is_there: Callable[[RLJobSpec], bool]
+    is_present: Callable[[RLJobSpec], bool]
     is_present_cel: str
     wrong: str
     advice: str
@@ -92,7 +92,7 @@ OPTIONAL_ROLES = (
 
 def absent_roles(spec: RLJobSpec) -> list[str]:
     """Names of the optional roles that this job does not have."""
-    return [role.name for role in OPTIONAL_ROLES if not role.is_there(spec)]
+    return [role.name for role in OPTIONAL_ROLES if not role.is_present(spec)]
 
 
 CRITIC_RULES = (

@@ -77,7 +77,7 @@ def _unused_pool_rule(role: OptionalRole) -> Rule:
     name, pool = role.name, f"self.roles.{role.name}.pool"
 
     def holds(spec: RLJobSpec) -> bool:
-        return spec.roles.train_role(name).pool is None or role.is_there(spec) or not _pools_exist(spec, [name])
+        return spec.roles.train_role(name).pool is None or role.is_present(spec) or not _pools_exist(spec, [name])
 
     return rule(
         RLJobSpec,
@@ -96,7 +96,7 @@ def _unused_layout_rule(role: OptionalRole) -> Rule:
 
     def holds(spec: RLJobSpec) -> bool:
         asked = spec.roles.train_role(name)
-        return (asked.shard_size is None and asked.sequence_parallel is None) or role.is_there(spec)
+        return (asked.shard_size is None and asked.sequence_parallel is None) or role.is_present(spec)
 
     return rule(
         RLJobSpec,
@@ -181,7 +181,7 @@ PLACEMENT_RULES = (
         wrong="a pool has no role, and its GPUs would be idle",
         advice="remove the pool, or set it as the pool of a role",
         holds=lambda spec: not _idle_pools(spec) or not _pools_exist(spec, _ROLES),
-        places=_idle_pools,
+        fault_paths=_idle_pools,
     ),
     *(
         _layout_rule(role, name, read)

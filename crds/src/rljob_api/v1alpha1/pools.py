@@ -223,7 +223,7 @@ POOL_RULES = (
         wrong="annotations for seccomp, mirror pods, deletion cost and alpha tolerations are not supported",
         advice="remove the annotation",
         holds=lambda overlay: not _unsupported_annotations(overlay),
-        places=_unsupported_annotations,
+        fault_paths=_unsupported_annotations,
     ),
     rule(
         PodOverlay,
@@ -237,7 +237,7 @@ POOL_RULES = (
         wrong=f"the AppArmor annotation must name the container {RAY_CONTAINER} and a valid profile",
         advice=f"use the key {APPARMOR}{RAY_CONTAINER} with runtime/default, unconfined, or localhost/<profile>",
         holds=lambda overlay: not _invalid_profiles(overlay),
-        places=_invalid_profiles,
+        fault_paths=_invalid_profiles,
     ),
     rule(
         Pool,

@@ -117,7 +117,7 @@ def resolve_algorithm(algorithm: Algorithm) -> Algorithm:
     )
 
 
-def filled(value: ValueT | None) -> ValueT:
+def resolved_value(value: ValueT | None) -> ValueT:
     """The value of an optional field of a resolved algorithm."""
     assert value is not None, "call resolve_algorithm first"
     return value

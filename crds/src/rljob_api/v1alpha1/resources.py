@@ -83,7 +83,7 @@ def _name_rule(field: str, read: Callable[[Resources], dict[str, str]]) -> Rule:
             " than kubernetes.io, such as rdma/hca"
         ),
         holds=lambda resources: not bad(resources),
-        places=lambda resources: [(name,) for name in bad(resources)],
+        fault_paths=lambda resources: [(name,) for name in bad(resources)],
         choices=lambda _, place: _suggestions(str(place[0])),
     )
 
@@ -172,7 +172,7 @@ def _order_rule(name: str) -> Rule:
         wrong=f"the request for {name} must not be more than limits.{name}",
         advice=f"reduce the request, or increase limits.{name}",
         holds=holds,
-        places=lambda _: [(name,)],
+        fault_paths=lambda _: [(name,)],
     )
 
 
@@ -187,7 +187,7 @@ RESOURCE_RULES = (
         wrong=f"the amount of a device must be a whole number of at most {_MAX_COUNT}",
         advice="use digits only, such as 1",
         holds=lambda resources: not _not_counts(resources),
-        places=_not_counts,
+        fault_paths=_not_counts,
     ),
     rule(
         Resources,
@@ -202,7 +202,7 @@ RESOURCE_RULES = (
         wrong="the request for a device or huge pages must be equal to the limit",
         advice="set the same amount under limits, or set limits only",
         holds=lambda resources: not _not_equal(resources),
-        places=_not_equal,
+        fault_paths=_not_equal,
     ),
     *(_order_rule(name) for name in COMMON),
     rule(
@@ -216,7 +216,7 @@ RESOURCE_RULES = (
         wrong="huge pages require an entry for cpu or memory",
         advice="add memory, for example memory: 1Gi",
         holds=lambda resources: not _pages_without_memory(resources),
-        places=_pages_without_memory,
+        fault_paths=_pages_without_memory,
     ),
     rule(
         Resources,
@@ -233,6 +233,6 @@ RESOURCE_RULES = (
         wrong="the amount of huge pages must be a multiple of the page size",
         advice="use a multiple, such as 4Mi for hugepages-2Mi",
         holds=lambda resources: not _partial_pages(resources),
-        places=_partial_pages,
+        fault_paths=_partial_pages,
     ),
 )

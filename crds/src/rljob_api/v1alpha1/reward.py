@@ -136,7 +136,7 @@ class Reward(WireModel):
 
 
 WITHOUT_PROCESSES = (RewardType.OVERLONG, RewardType.REWARD_MODEL)
-LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
+PROCESS_LIMITS = ("timeoutSeconds", "numProcesses", "onError", "onTimeout", "errorScore")
 """Fields that apply only to rewards in scoring processes."""
 
 

@@ -122,7 +122,7 @@ def _broken(value: WireModel, path: Path) -> Iterator[tuple[Rule, Path, str]]:
     """The rules that this value or a value within it breaks, each with the path of the fault and the advice."""
     for rule in RULES:
         if rule.on is type(value) and not rule.holds(value):
-            for place in rule.places(value):
+            for place in rule.fault_paths(value):
                 choices = rule.choices(value, place)
                 advice = f"{rule.advice} ({', '.join(choices)})" if choices else rule.advice
                 yield rule, (*path, *rule.field.split(".")[1:], *place), advice

@@ -121,7 +121,7 @@ class FailureClass(StrEnum):
     """The training or user code failed: retry, limited by `runPolicy.maxAppRetries`."""
     INFRASTRUCTURE = "Infrastructure"
     """A pod, node, device, memory or the network failed: retry, limited by `runPolicy.maxInfraRetries`."""
-    FREE = "Free"
+    RESUMABLE = "Resumable"
     """Stopped on purpose and resumed later: uses no retry budget."""
     FINAL = "Final"
     """Stopped on purpose by a deadline or a user: no retry."""
@@ -199,7 +199,7 @@ class Attempt(WireModel):
     message: Annotated[str, Field(max_length=512)] | None = None
     """Why it ended: details for people."""
     failure_class: ShortText | None = None
-    """One of Configuration, Application, Infrastructure, Free, Final; unset if it succeeded or has not ended."""
+    """One of Configuration, Application, Infrastructure, Resumable, Final; unset if it succeeded or has not ended."""
     nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
     """Nodes of each pool, if the attempt runs on fewer nodes than the job requests; else empty."""
     all_nodes_since: Timestamp | None = None

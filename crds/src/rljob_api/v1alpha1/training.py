@@ -148,7 +148,7 @@ TRAINING_RULES = (
         wrong="overlong.bufferTokens must be at most rollout.maxNewTokens",
         advice="reduce bufferTokens, or increase maxNewTokens",
         holds=lambda training: not _too_long_buffers(training),
-        places=_too_long_buffers,
+        fault_paths=_too_long_buffers,
     ),
     rule(
         Training,

@@ -98,8 +98,8 @@ def explanation(
     progress = progress_text(job)
     if progress is not None:
         yield Text(f"  {progress}")
-    if job.unread:
-        yield Text(f"  cannot be parsed: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")
+    if job.unparsed_fields:
+        yield Text(f"  cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}", "yellow")
     yield Text()
     yield from _headline(job, now)
     yield from _memory_text(job)

@@ -103,7 +103,9 @@ def reason(job: StoredJob) -> str:
 
 def is_unread(job: StoredJob, field: str) -> bool:
     """Whether this version cannot parse a part of this status field, or the whole status."""
-    return any(place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unread)
+    return any(
+        place.startswith(("status (", *(f"status.{field}{end}" for end in " .["))) for place in job.unparsed_fields
+    )
 
 
 def newest_attempt(job: StoredJob) -> Attempt | None:

@@ -31,8 +31,8 @@ def show_list(
     for line in list_lines(jobs, now, everywhere=everywhere, wide=form is ListFormat.WIDE):
         out.print(line, soft_wrap=True)
     for job in jobs:
-        if job.unread:
-            text = f"{job.where}: cannot be parsed: {one_line('; '.join(job.unread))}; {OTHER_VERSION}"
+        if job.unparsed_fields:
+            text = f"{job.where}: cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}"
             notes.print(Text(text, "yellow"), soft_wrap=True)
 
 

@@ -206,4 +206,5 @@ def _failed_if(cause: str, end: datetime, now: datetime) -> str:
 def _retries_left(job: StoredJob) -> str:
     policy = job.run_policy
     application = f"{application_retries_left(job)} of {policy.max_app_retries} ({FailureClass.APPLICATION})"
-    return f"{application}, {infrastructure_retries_left(job)} of {policy.max_infra_retries} ({FailureClass.INFRASTRUCTURE})"
+    infrastructure = f"{infrastructure_retries_left(job)} of {policy.max_infra_retries}"
+    return f"{application}, {infrastructure} ({FailureClass.INFRASTRUCTURE})"

@@ -49,15 +49,18 @@ def job_lines(job: StoredJob, now: datetime, flags: str = "") -> list[Text]:
     if job.status.conditions:
         rows = [_condition_row(found, now) for found in job.status.conditions]
         lines += [Text(), *table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, indent="  ")]
-    elif not job.unread:
+    elif not job.unparsed_fields:
         explain = f"rljob explain {job.metadata.name}{flags}"
         lines.append(Text(f"  no operator has processed it yet; `{explain}` shows what to check", style="yellow"))
     for found in job.status.conditions:
         # Finished has the same message as Complete or Failed.
         if "\n" in found.message.strip() and found.type != ConditionType.FINISHED:
             lines += [Text(), Text(f"  {found.type}, {found.reason}:", style="bold"), *_indented(found.message, "    ")]
-    if job.unread:
-        lines += [Text(), Text(f"  cannot be parsed: {one_line('; '.join(job.unread))}; {OTHER_VERSION}", "yellow")]
+    if job.unparsed_fields:
+        lines += [
+            Text(),
+            Text(f"  cannot be parsed: {one_line('; '.join(job.unparsed_fields))}; {OTHER_VERSION}", "yellow"),
+        ]
     return lines
 
 

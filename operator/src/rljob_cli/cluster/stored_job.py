@@ -42,7 +42,7 @@ class StoredJob:
     metadata: ObjectMeta
     status: RLJobStatus
     wire: Mapping[str, object]
-    unread: tuple[str, ...] = ()
+    unparsed_fields: tuple[str, ...] = ()
     """Status fields that cannot be parsed, with their values: `status.pools[0].ready (seen: "all")`."""
 
     @property

@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 class ClusterCreation:
     """Carries out CreateCluster effects. It keeps no state about jobs."""
 
-    def __init__(self, surroundings: OperatorContext) -> None:
-        self._objects = surroundings.objects
-        self._cache = surroundings.cache
-        self._settings = surroundings.settings
-        self._defaults = surroundings.defaults
-        self._require_leadership = surroundings.require_leadership
+    def __init__(self, context: OperatorContext) -> None:
+        self._objects = context.objects
+        self._cache = context.cache
+        self._settings = context.settings
+        self._defaults = context.defaults
+        self._require_leadership = context.require_leadership
 
-    async def carry_out(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
+    async def execute(self, effect: CreateCluster, observation: Observation) -> EffectFailure | None:
         """Creates the cluster, or returns why it cannot. Raises KubeError for failures without a condition reason."""
         assert observation.is_live, "the cache may miss objects of an earlier cluster"
         job = observation.observed.job
@@ -81,7 +81,7 @@ class ClusterCreation:
             return await self._use_existing(effect, job)
         except UnknownFieldError as error:
             return EffectFailure(KIND, Reason.KUBERAY_TOO_OLD, f"KubeRay is too old for this operator: {error}")
-        self._cache.note(CLUSTERS, "", made)
+        self._cache.store(CLUSTERS, "", made)
         missing = missing_fields(manifest, made)
         return await self._remove_unguarded(made, job, missing[0]) if missing else None
 

@@ -12,7 +12,7 @@ from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.operator_context import OperatorContext
-from rljob_operator.controller.plan_executor import Actor
+from rljob_operator.controller.plan_executor import PlanExecutor
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
 from rljob_operator.kube.observed_objects import JobObject
@@ -89,15 +89,15 @@ class Controller:
     """Runs the reconcile passes of one process."""
 
     def __init__(
-        self, queue: WorkQueue[JobKey], observer: Observer, actor: Actor, surroundings: OperatorContext
+        self, queue: WorkQueue[JobKey], observer: Observer, executor: PlanExecutor, context: OperatorContext
     ) -> None:
         self._queue = queue
         self._observer = observer
-        self._actor = actor
-        self._cache = surroundings.cache
-        self._defaults = surroundings.defaults
-        self._metrics = surroundings.metrics
-        self._clock = surroundings.clock
+        self._executor = executor
+        self._cache = context.cache
+        self._defaults = context.defaults
+        self._metrics = context.metrics
+        self._clock = context.clock
         self._memories: dict[JobKey, _Memory] = {}
         self._complained_at: float | None = None
 
@@ -169,14 +169,14 @@ class Controller:
     async def _act(
         self, key: JobKey, job: JobObject, plan: Plan, effects: tuple[Effect, ...], observation: Observation
     ) -> None:
-        version = await self._actor.write_status(job, plan)
+        version = await self._executor.write_status(job, plan)
         try:
-            failure = await self._actor.carry_out(effects, observation, version)
+            failure = await self._executor.execute(effects, observation, version)
             if failure is not None or len(effects) == len(plan.effects):
                 self._note(key, failure)
         finally:
             # Post events even if an effect raised: the status is already written, so no later pass would post them.
-            await self._actor.post(plan, job.observed)
+            await self._executor.post(plan, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
         """Reads the job from the cache, or from the API server if the cache is stale or holds a trimmed copy."""

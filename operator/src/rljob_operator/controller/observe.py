@@ -81,18 +81,18 @@ def identity(job: ObservedJob) -> JobIdentity:
 class Observer:
     """Observes jobs for one process. It remembers since when something is in its present state."""
 
-    def __init__(self, surroundings: OperatorContext, ray: RayClient, ages: Ages) -> None:
-        self._objects = surroundings.objects
-        self._cache = surroundings.cache
-        self._settings = surroundings.settings
-        self._slots = surroundings.slots
-        self._clock = surroundings.clock
+    def __init__(self, context: OperatorContext, ray: RayClient, ages: Ages) -> None:
+        self._objects = context.objects
+        self._cache = context.cache
+        self._settings = context.settings
+        self._slots = context.slots
+        self._clock = context.clock
         self._ray = ray
         self._ages = ages
-        self._watcher = RunWatcher(surroundings.clock.monotonic)
-        self._leases = NodeLeases(surroundings.objects, surroundings.clock)
+        self._watcher = RunWatcher(context.clock.monotonic)
+        self._leases = NodeLeases(context.objects, context.clock)
         self._reader = JobReader()
-        self._events = ExplainingEvents(surroundings.objects, surroundings.clock)
+        self._events = ExplainingEvents(context.objects, context.clock)
 
     async def observe(self, job: JobObject, failure: EffectFailure | None) -> Observation:
         """Observes a job through the cache and its dashboard. A failing dashboard is part of the result and raises
@@ -164,7 +164,7 @@ class Observer:
         known = self._cache.version_of_job(namespace, name)
         raw = await self._objects.get(JOBS, namespace, name)
         reject_stale(f"RLJob {namespace}/{name}", text_at(raw, "metadata", "resourceVersion"), known)
-        self._cache.note(JOBS, "", raw)
+        self._cache.store(JOBS, "", raw)
         return self._reader.read(raw)
 
     async def _read_parts(self, job: ObservedJob) -> _Parts:
@@ -179,7 +179,7 @@ class Observer:
                 reject_stale(f"{kind.plural} of RLJob {job.namespace}/{job.name}", listing.version, known)
                 found[kind] = listing.items
                 for raw in found[kind]:
-                    self._cache.note(kind, "", raw)
+                    self._cache.store(kind, "", raw)
             except ForbiddenError as error:
                 forbidden = str(error)
                 found[kind] = self._cache.of_job(kind, job.namespace, job.uid)

@@ -53,19 +53,19 @@ POLICY_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 
 
-class Actor:
+class PlanExecutor:
     """Executes plans in one process. Its only memory of jobs is when their network policies were last applied."""
 
-    def __init__(self, surroundings: OperatorContext) -> None:
-        self._objects = surroundings.objects
-        self._cache = surroundings.cache
-        self._settings = surroundings.settings
-        self._defaults = surroundings.defaults
-        self._slots = surroundings.slots
-        self._metrics = surroundings.metrics
-        self._clock = surroundings.clock
-        self._require_leadership = surroundings.require_leadership
-        self._creation = ClusterCreation(surroundings)
+    def __init__(self, context: OperatorContext) -> None:
+        self._objects = context.objects
+        self._cache = context.cache
+        self._settings = context.settings
+        self._defaults = context.defaults
+        self._slots = context.slots
+        self._metrics = context.metrics
+        self._clock = context.clock
+        self._require_leadership = context.require_leadership
+        self._creation = ClusterCreation(context)
         self._applied: dict[str, float] = {}
         """When the network policy of a cluster was applied (monotonic seconds), by the cluster's UID."""
 
@@ -86,7 +86,7 @@ class Actor:
             job.observed.namespace, job.observed.name, patch, job.resource_version
         )
         self._metrics.status_writes.inc()
-        self._cache.note(JOBS, "", written)
+        self._cache.store(JOBS, "", written)
         lost = missing_fields({"status": wanted}, written, "status")
         self._metrics.definition_outdated.set(1 if lost else 0)
         if lost:
@@ -96,7 +96,7 @@ class Actor:
             )
         return text_at(written, "metadata", "resourceVersion")
 
-    async def carry_out(
+    async def execute(
         self, effects: tuple[Effect, ...], observation: Observation, job_version: str
     ) -> EffectFailure | None:
         """Carries out the effects in order and stops at the first that fails; returns that failure.
@@ -133,7 +133,7 @@ class Actor:
         try:
             match effect:
                 case CreateCluster():
-                    return await self._creation.carry_out(effect, observation)
+                    return await self._creation.execute(effect, observation)
                 case SubmitJob():
                     await self._submit(effect, observation)
                 case StopJob():

@@ -28,7 +28,7 @@ class Reply:
     text: bytes
 
 
-class Parts:
+class BackgroundTasks:
     """The background tasks that must not end while the operator is running."""
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Parts:
             logger.error("the task %s ended unexpectedly", task.get_name(), exc_info=task.exception())
 
 
-def health_pages(parts: Parts) -> dict[str, Callable[[], Reply]]:
+def health_pages(tasks: BackgroundTasks) -> dict[str, Callable[[], Reply]]:
     """Pages for probes: healthy while no task has ended."""
 
     def health() -> Reply:
-        dead = parts.dead()
+        dead = tasks.dead()
         return Reply(503, f"ended: {', '.join(dead)}\n".encode()) if dead else Reply(200, b"ok\n")
 
     # A replica that waits for leadership is ready, too: it takes over when the leader stops.

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
 from rljob_operator.controller.operator_context import OperatorContext
-from rljob_operator.controller.plan_executor import Actor
-from rljob_operator.handlers.health import Parts, health_pages, metrics_pages, serving
+from rljob_operator.controller.plan_executor import PlanExecutor
+from rljob_operator.handlers.health import BackgroundTasks, health_pages, metrics_pages, serving
 from rljob_operator.handlers.leader_election import LeadershipLostError, LeaseThread
 from rljob_operator.handlers.relist import Relist
-from rljob_operator.handlers.watch_events import News
+from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.handlers.watches import Watches
 from rljob_operator.kube.allowed_calls import KubeObjects
 from rljob_operator.kube.cache import ObjectCache
@@ -45,22 +45,22 @@ async def run_operator(settings: Settings) -> None:
         loop.add_signal_handler(number, stop_requested.set)
     read_token_keys(settings.token_keys_folder)
     connection = await load_connection(settings.kubeconfig)
-    metrics, parts = Metrics(), Parts()
+    metrics, tasks = Metrics(), BackgroundTasks()
     clock = ServerClock(time.monotonic, _node_time)
     async with AsyncExitStack() as stack:
         kube = await stack.enter_async_context(KubeClient(connection, metrics, clock))
         ray = await stack.enter_async_context(RayClient(metrics))
         # Metrics first: whoever sees a healthy operator can read its metrics.
         await stack.enter_async_context(serving(settings.metrics_port, metrics_pages(metrics)))
-        await stack.enter_async_context(serving(settings.health_port, health_pages(parts)))
+        await stack.enter_async_context(serving(settings.health_port, health_pages(tasks)))
         lease = LeaseThread(settings, metrics, clock) if settings.leader_election else None
         if lease is not None:
             lease.start()
             stack.push_async_callback(lease.stop)
             if not await _first(stop_requested, lease.acquired()):
                 return
-        shared = _surroundings(settings, KubeObjects(kube), metrics, clock, lease.may_act if lease else _always)
-        worker = _Worker(shared, connection, ray, parts)
+        shared = _context(settings, KubeObjects(kube), metrics, clock, lease.may_act if lease else _always)
+        worker = _Worker(shared, connection, ray, tasks)
         worker.start()
         metrics.leader.set(1)
         try:
@@ -73,7 +73,7 @@ async def run_operator(settings: Settings) -> None:
         await worker.stop(patience_seconds=STOP_SECONDS)
 
 
-def _surroundings(
+def _context(
     settings: Settings, objects: KubeObjects, metrics: Metrics, clock: ServerClock, may_act: Callable[[], bool]
 ) -> OperatorContext:
     defaults = Defaults(
@@ -91,8 +91,8 @@ def _surroundings(
 class _Worker:
     """The tasks that only the leader runs: watches, relists and reconcile passes."""
 
-    def __init__(self, shared: OperatorContext, connection: Connection, ray: RayClient, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, shared: OperatorContext, connection: Connection, ray: RayClient, tasks: BackgroundTasks) -> None:
+        self._parts = tasks
         self._slots = shared.slots
         self._queue: WorkQueue[JobKey] = WorkQueue(random.random, _namespace_of)
         shared.metrics.watch_queue(
@@ -100,12 +100,12 @@ class _Worker:
         )
         shared.metrics.watch_cache(lambda: shared.cache.num_objects)
         ages = Ages(shared.clock)
-        self._controller = Controller(self._queue, Observer(shared, ray, ages), Actor(shared), shared)
+        self._controller = Controller(self._queue, Observer(shared, ray, ages), PlanExecutor(shared), shared)
         namespaces = shared.settings.namespaces
-        news = News(shared.cache, self._queue, shared.clock)
-        self._watches = Watches(connection, namespaces, news.on_event, shared.metrics)
+        events = WatchEventRouter(shared.cache, self._queue, shared.clock)
+        self._watches = Watches(connection, namespaces, events.on_event, shared.metrics)
         self._relist = Relist(
-            shared.objects, namespaces or (None,), shared.cache, ages, news, self._watches.restart, shared.metrics
+            shared.objects, namespaces or (None,), shared.cache, ages, events, self._watches.restart, shared.metrics
         )
 
     def start(self) -> None:

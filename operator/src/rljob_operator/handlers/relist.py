@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from rljob_api.constants import LABEL_JOB_UID
 from rljob_operator.controller.loop import JobKey
-from rljob_operator.handlers.watch_events import News
+from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
@@ -47,7 +47,7 @@ class Relist:
         namespaces: tuple[str | None, ...],
         cache: ObjectCache,
         ages: Ages,
-        news: News,
+        events: WatchEventRouter,
         on_new_kind: Callable[[], None],
         metrics: Metrics,
     ) -> None:
@@ -55,7 +55,7 @@ class Relist:
         self._namespaces = namespaces
         self._cache = cache
         self._ages = ages
-        self._news = news
+        self._events = events
         self._on_new_kind = on_new_kind
         self._metrics = metrics
         self._missing: set[ResourceType] = set()
@@ -70,7 +70,7 @@ class Relist:
                 if is_first:
                     is_first = False
                     await asyncio.sleep(SECOND_SECONDS)
-                    if not self._news.have_reported_all():
+                    if not self._events.have_reported_all():
                         continue
                 await asyncio.sleep(self._pause_seconds())
             except KubeError as error:
@@ -93,12 +93,12 @@ class Relist:
         if not self._cache.is_complete:
             return
         for job in gone_jobs:
-            self._news.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
+            self._events.on_job_deleted(JobKey(text_at(job, "metadata", "namespace"), text_at(job, "metadata", "name")))
         for part in gone:
-            self._news.on_cluster_or_pod(part)
+            self._events.on_cluster_or_pod(part)
         for job in jobs:
-            self._news.on_listed(job)
-        self._news.on_listed_clusters()
+            self._events.on_listed(job)
+        self._events.on_listed_clusters()
 
     def _pause_seconds(self) -> float:
         if self._missing or self._forbidden:

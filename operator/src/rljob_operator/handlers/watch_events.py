@@ -7,7 +7,7 @@ from datetime import datetime
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
-from rljob_operator.kube.cache import DELETED, ObjectCache, is_settled, job_uid
+from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up, job_uid
 from rljob_operator.kube.observed_objects import time_at
 from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
@@ -39,7 +39,7 @@ class JobVersions:
         return known != version
 
 
-class News:
+class WatchEventRouter:
     """Routes events to the work queue. For one event loop."""
 
     def __init__(self, cache: ObjectCache, queue: WorkQueue[JobKey], clock: ServerClock) -> None:
@@ -56,7 +56,7 @@ class News:
         """Handles a watch event. The type is empty for objects that existed when the watch started."""
         if self._reported is not None:
             self._reported.add(text_at(raw, "metadata", "uid"))
-        needs_reconcile = self._cache.note(kind, event_type, raw)
+        needs_reconcile = self._cache.store(kind, event_type, raw)
         if kind == JOBS:
             key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.
@@ -73,7 +73,7 @@ class News:
             return
         # A former leader that was paused may still create a cluster for a job that has finished.
         is_late = kind == CLUSTERS and event_type in ("", "ADDED")
-        if is_late or not is_settled(job):
+        if is_late or not is_finished_and_cleaned_up(job):
             self._queue.add(key)
 
     def on_listed(self, job: JsonObject) -> None:
@@ -86,7 +86,7 @@ class News:
         for cluster in self._cache.clusters():
             uid = text_at(cluster, "metadata", "uid")
             job = self._cache.job(text_at(cluster, "metadata", "namespace"), _job_name(cluster))
-            if job is not None and is_settled(job):
+            if job is not None and is_finished_and_cleaned_up(job):
                 late.add(uid)
                 if uid not in self._late:
                     self.on_cluster_or_pod(cluster, CLUSTERS, "ADDED")
@@ -112,7 +112,7 @@ class News:
 def seconds_until_reconcile(job: JsonObject, now: datetime) -> float | None:
     """Seconds until a job needs a pass: 0 for now, its remaining TTL for a finished job, None for never. `job` is the
     API object or the cache's trimmed copy."""
-    if not is_settled(job):
+    if not is_finished_and_cleaned_up(job):
         return 0.0
     lifetime = integer_at(job, "spec", "runPolicy", "ttlSecondsAfterFinished")
     ended = time_at(job, "status", "result", "at")

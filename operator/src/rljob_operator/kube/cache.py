@@ -100,7 +100,7 @@ class ObjectCache:
             for raw in objects.values():
                 yield _uid(raw)
 
-    def note(self, kind: ResourceType, event_type: str, raw: JsonObject) -> bool:
+    def store(self, kind: ResourceType, event_type: str, raw: JsonObject) -> bool:
         """Stores the state of an object from an event or a response. Returns whether it is newer than the known one."""
         key, uid, version = _key(raw), _uid(raw), _version(raw)
         known = self._objects[kind].get(key)
@@ -135,7 +135,7 @@ class ObjectCache:
         for known in removed:
             self._remove(kind, known)
         for raw in found.values():
-            self.note(kind, "", raw)
+            self.store(kind, "", raw)
         self._deleted = {
             uid: gone
             for uid, gone in self._deleted.items()
@@ -163,7 +163,7 @@ class ObjectCache:
         # managedFields is as large as the object itself and is not used here.
         metadata = {name: value for name, value in object_at(raw, "metadata").items() if name != "managedFields"}
         kept: JsonObject = {**raw, "metadata": metadata}
-        if kind == JOBS and is_settled(raw):
+        if kind == JOBS and is_finished_and_cleaned_up(raw):
             kept = _trimmed_copy(raw)
             self._remnants.add(_key(raw))
         self._objects[kind][_key(raw)] = kept
@@ -186,7 +186,7 @@ def job_uid(raw: JsonObject) -> str:
     return text_at(object_at(raw, "metadata", "labels"), LABEL_JOB_UID)
 
 
-def is_settled(job: JsonObject) -> bool:
+def is_finished_and_cleaned_up(job: JsonObject) -> bool:
     """Whether the job is finished and cleaned up, and was not changed since; the operator has nothing to do for it."""
     metadata, status = object_at(job, "metadata"), object_at(job, "status")
     is_going = optional_text_at(metadata, "deletionTimestamp") is not None

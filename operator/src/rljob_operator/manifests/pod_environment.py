@@ -34,7 +34,7 @@ from rljob_operator.manifests.ownership import JobIdentity, Manifest
 HOOK_MARGIN_SECONDS = 5
 """How long before the kubelet kills a pod its stop hooks stop waiting."""
 
-SHADOWS: Mapping[str, str] = MappingProxyType(
+FORBIDDEN_VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "LD_AUDIT": "",
         "LD_PRELOAD": "",
@@ -122,11 +122,11 @@ def _grace(spec: RLJobSpec) -> Manifest:
 
 
 def _shadows(spec: RLJobSpec) -> list[JsonValue]:
-    """The variables of `SHADOWS` that a Secret or ConfigMap of `envFrom` could set."""
+    """The variables of `FORBIDDEN_VARIABLES` that a Secret or ConfigMap of `envFrom` could set."""
     prefixes = {source.prefix or "" for source in spec.env_from}
     return [
         _variable(name, value)
-        for name, value in SHADOWS.items()
+        for name, value in FORBIDDEN_VARIABLES.items()
         if any(name.startswith(prefix) and name != prefix for prefix in prefixes)
     ]
 

@@ -50,7 +50,7 @@ def wait_or_start(draft: StatusDraft, observed: Observed) -> tuple[Effect, ...]:
     # The job is no longer suspended. From here on, every pass checks what the next attempt still waits for.
     draft.suspended_at = None
     waits = draft.next_attempt
-    reusable = waits is not None and waits.same_cluster and is_well(draft, observed)
+    reusable = waits is not None and waits.same_cluster and is_cluster_reusable(draft, observed)
     if waits is not None and not reusable:
         draft.next_attempt = waits.model_copy(update={"same_cluster": False})
     is_time = waits is None or seconds_since(waits.not_before, draft.now) >= 0
@@ -88,7 +88,7 @@ def report_suspension(draft: StatusDraft, observed: Observed) -> None:
         draft.set(kind, TRUE, Reason.SUSPENDED, _resume_point(draft))
 
 
-def is_well(draft: StatusDraft, observed: Observed) -> bool:
+def is_cluster_reusable(draft: StatusDraft, observed: Observed) -> bool:
     """Whether the next attempt can use the newest attempt's cluster: it exists, asks for a token, and all needed pods
     are ready. Needed are the pods that the attempt used; after a resize, all pods of the spec."""
     spec, attempt = observed.job.spec, draft.attempt

@@ -12,7 +12,7 @@ from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.reconcile.attempt_endings import Ending, ending_of_attempt
 from rljob_operator.reconcile.between_attempts import (
     apply_retry_request,
-    is_well,
+    is_cluster_reusable,
     report_suspension,
     seconds_to_start,
     stop_between_attempts,
@@ -162,7 +162,7 @@ def _end(draft: StatusDraft, observed: Observed, ending: Ending, policy: RunPoli
     if trainer_may_run(draft, observed):
         draft.change_attempt(trainer_may_run=True)
     # If the trainer may still be running, its cluster cannot be reused: deleting the cluster stops the trainer.
-    reusable = job is not None and job.status.has_ended and is_well(draft, observed)
+    reusable = job is not None and job.status.has_ended and is_cluster_reusable(draft, observed)
     if ending.reason is Reason.SUCCEEDED:
         end_job(draft, ending)
     elif observed.job.spec is None and ending.reason in _CAUSED_BY_UNREADABLE_SPEC:

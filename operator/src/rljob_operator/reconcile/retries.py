@@ -94,7 +94,7 @@ def follow_ending(
     """Ends the job or plans the next attempt. `cluster_is_well`: the cluster can be used again, as all its pods are
     ready; after an application error the retry then needs no new cluster."""
     found = FAILURE_CLASSES.get(ending.reason)
-    if found is FailureClass.FREE:
+    if found is FailureClass.RESUMABLE:
         if ending.reason is Reason.RESIZED:
             _plan_next(draft, ending, found, 0.0, same_cluster=cluster_is_well)
             draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
@@ -123,8 +123,8 @@ def follow_ending(
 def wait_for_another_operator(draft: StatusDraft, ending: Ending) -> None:
     """Plans the next attempt after one that ended because this operator cannot read the job's spec. The attempt waits
     for an operator version that can, holds no nodes meanwhile, and uses no retry."""
-    draft.change_attempt(failure_class=FailureClass.FREE.value)
-    _plan_next(draft, ending, FailureClass.FREE, 0.0, same_cluster=False)
+    draft.change_attempt(failure_class=FailureClass.RESUMABLE.value)
+    _plan_next(draft, ending, FailureClass.RESUMABLE, 0.0, same_cluster=False)
     draft.set(ConditionType.RETRYING, TRUE, ending.reason, ending.message)
 
 

@@ -64,8 +64,8 @@ def largest_logprob_difference(
     rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
     masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
     batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
-    found_R = trained.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
-    return float((found_R - logprobs_of(sequences)).abs().max())
+    found_N = trained.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
+    return float((found_N - logprobs_of(sequences)).abs().max())
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import cast
 from rljob_operator.controller.loop import Controller, JobKey
 from rljob_operator.controller.observe import Observer
 from rljob_operator.controller.operator_context import OperatorContext
-from rljob_operator.controller.plan_executor import Actor
+from rljob_operator.controller.plan_executor import PlanExecutor
 from rljob_operator.handlers.relist import Relist
-from rljob_operator.handlers.watch_events import News
+from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
@@ -164,10 +164,10 @@ class ControllerOnFakeApi:
         )
         self._ray = RayClient(self.metrics)
         self.observer = Observer(shared, self._ray, self.clock.ages)
-        self.actor = Actor(shared)
-        self.controller = Controller(self.queue, self.observer, self.actor, shared)
-        news = News(self.cache, self.queue, self.clock.clock)
-        self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, news, lambda: None, self.metrics)
+        self.executor = PlanExecutor(shared)
+        self.controller = Controller(self.queue, self.observer, self.executor, shared)
+        events = WatchEventRouter(self.cache, self.queue, self.clock.clock)
+        self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, events, lambda: None, self.metrics)
 
     async def close(self) -> None:
         """Nothing comes any more."""

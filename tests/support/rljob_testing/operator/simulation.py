@@ -202,7 +202,7 @@ class World:
             failure=failure,
         )
 
-    def carry_out(self, effect: Effect, name: str) -> EffectFailure | None:
+    def execute(self, effect: Effect, name: str) -> EffectFailure | None:
         """What became of an effect; `name`: the cluster that the operator knew as the attempt's."""
         match effect:
             case CreateCluster():

@@ -168,11 +168,11 @@ def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_l
         model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
     elif case.layout.num_replicas > 1:
         model.set_requires_all_reduce(is_last)  # type: ignore[operator]
-    *_, logprobs_R, _entropy, _squares = model(
+    *_, logprobs_N, _entropy, _squares = model(
         lambda each: micro_batching.routed_columns(micro_batch, LogprobRequest(1.0), each)
     )
-    assert logprobs_R is not None
-    (-logprobs_R.sum()).backward()
+    assert logprobs_N is not None
+    (-logprobs_N.sum()).backward()
 
 
 @torch.no_grad()
@@ -214,12 +214,12 @@ def _faked(micro_batch: MicroBatch, mode: FakeTensorMode) -> MicroBatch:
 
     rows = micro_batch.rows
     # These are worked out where they are first asked for, from numbers that fake tensors do not have.
-    vars(rows).update(position_ids_1N=fake(rows.position_ids_1N), cumulative_lengths=fake(rows.cumulative_lengths))
+    vars(rows).update(position_ids_1M=fake(rows.position_ids_1M), cumulative_lengths=fake(rows.cumulative_lengths))
     return replace(
         micro_batch,
-        tokens_N=fake(micro_batch.tokens_N),
-        predictors_R=fake(micro_batch.predictors_R),
-        targets_R=fake(micro_batch.targets_R),
+        tokens_M=fake(micro_batch.tokens_M),
+        predictors_N=fake(micro_batch.predictors_N),
+        targets_N=fake(micro_batch.targets_N),
     )
 
 
@@ -237,7 +237,7 @@ def _as_on_a_gpu() -> Iterator[None]:
     with (
         patch.object(attention, "choose_kernel", lambda *_: Kernel.VARIABLE_LENGTH),
         patch.object(token_logprobs, "CPU_CHUNK_BYTES", token_logprobs.GPU_CHUNK_BYTES),
-        patch.object(token_logprobs, "_product_dtype", lambda hidden_ND: hidden_ND.dtype),
+        patch.object(token_logprobs, "_product_dtype", lambda hidden_MD: hidden_MD.dtype),
         # DTensor works out shapes with whole tensors of the fake mode that it finds, which the tracker would count:
         # four times all parameters in the step of AdamW. In a mode of its own it does not.
         patch.object(_sharding_prop, "detect_fake_mode", lambda: None),

@@ -114,7 +114,7 @@ def plain_model(
     return model.to(device).eval()
 
 
-def plain_logprobs_R(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
+def plain_logprobs_N(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
     """Of the batch's response tokens, on the host."""
     return torch.cat([_row_logprobs(model, tokens_T) for tokens_T in batch.tokens.row_tensors()]).cpu()
 

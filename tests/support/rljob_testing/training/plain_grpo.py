@@ -37,19 +37,19 @@ class Row:
     tokens_T: Tensor
     is_response_T: Tensor
     score: float
-    rollout_logprobs_R: Tensor
+    rollout_logprobs_N: Tensor
     """By the replayed generator: numbers that have nothing to do with the model."""
 
-    def all_logprobs_RV(self, model: nn.Module, temperature: float) -> Tensor:
+    def all_logprobs_NV(self, model: nn.Module, temperature: float) -> Tensor:
         """Of what may come at the place of each response token."""
         logits_TV = model(input_ids=self.tokens_T[None]).logits[0]
         return torch.log_softmax(logits_TV[:-1][self.is_response_T[1:]] / temperature, dim=-1)
 
-    def logprobs_R(self, model: nn.Module, temperature: float) -> Tensor:
-        return self.of_targets(self.all_logprobs_RV(model, temperature))
+    def logprobs_N(self, model: nn.Module, temperature: float) -> Tensor:
+        return self.of_targets(self.all_logprobs_NV(model, temperature))
 
-    def of_targets(self, all_RV: Tensor) -> Tensor:
-        return all_RV.gather(1, self.tokens_T[self.is_response_T][:, None])[:, 0]
+    def of_targets(self, all_NV: Tensor) -> Tensor:
+        return all_NV.gather(1, self.tokens_T[self.is_response_T][:, None])[:, 0]
 
 
 def rollout_of(replay: replays.Replay, step: int) -> DataProto:
@@ -77,10 +77,10 @@ def group_advantages(rows: list[Row], group_size: int) -> list[float]:
     return advantages
 
 
-def clipped_losses(new_R: Tensor, old_R: Tensor, advantage: float) -> Tensor:
-    ratio_R = (new_R - old_R).exp()
-    losses_R = torch.maximum(-advantage * ratio_R, -advantage * ratio_R.clamp(1 - CLIP_RATIO, 1 + CLIP_RATIO))
-    return losses_R.clamp(max=-advantage * DUAL_CLIP_RATIO) if advantage < 0 else losses_R
+def clipped_losses(new_N: Tensor, old_N: Tensor, advantage: float) -> Tensor:
+    ratio_N = (new_N - old_N).exp()
+    losses_N = torch.maximum(-advantage * ratio_N, -advantage * ratio_N.clamp(1 - CLIP_RATIO, 1 + CLIP_RATIO))
+    return losses_N.clamp(max=-advantage * DUAL_CLIP_RATIO) if advantage < 0 else losses_N
 
 
 def first_update(replay: replays.Replay, context: WorkerContext) -> tuple[replays.ReplayedRun, dict[str, Tensor]]:

@@ -19,7 +19,7 @@ from rljob_api.v1alpha1.advantage import (
     ReinforcePlusPlus,
 )
 from rljob_api.v1alpha1.algorithm import Algorithm
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.advantages import (
     gdpo_advantages,
     gpg_advantages,
@@ -66,7 +66,7 @@ def advantage_estimator(resolved: Algorithm, group_size: int = TRIAL_GROUP_SIZE)
     chosen = resolved.advantage
     if chosen.type is AdvantageType.FUNCTION:
         return _user_estimator(resolved, group_size)
-    return ADVANTAGES[filled(chosen.type)](chosen)
+    return ADVANTAGES[resolved_value(chosen.type)](chosen)
 
 
 def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
@@ -81,7 +81,7 @@ def _user_estimator(resolved: Algorithm, group_size: int) -> AdvantageEstimator:
 
 def _plain(compute: Callable[[ResponseInputs], Tensor], *, needs: Iterable[str] = ()) -> Row:
     """An estimator on responses that has no settings."""
-    return lambda chosen: AdvantageEstimator(filled(chosen.type), for_responses=compute, needs=frozenset(needs))
+    return lambda chosen: AdvantageEstimator(resolved_value(chosen.type), for_responses=compute, needs=frozenset(needs))
 
 
 def _on_responses(
@@ -92,7 +92,7 @@ def _on_responses(
     def row(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
         return AdvantageEstimator(
-            filled(chosen.type), for_responses=lambda inputs: compute(inputs, settings), needs=frozenset(needs)
+            resolved_value(chosen.type), for_responses=lambda inputs: compute(inputs, settings), needs=frozenset(needs)
         )
 
     return row
@@ -109,7 +109,7 @@ def _on_tokens(
     def row(chosen: Advantage) -> AdvantageEstimator:
         settings = chosen.settings(kind)
         return AdvantageEstimator(
-            filled(chosen.type),
+            resolved_value(chosen.type),
             for_tokens=lambda inputs, reduce: compute(inputs, reduce, settings),
             needs=frozenset(needs),
         )

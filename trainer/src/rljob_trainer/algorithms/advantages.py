@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.advantage import GroupRelative, GroupRelativePassAtK
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.algorithms.whitening import whitened_responses
 
@@ -30,7 +30,7 @@ def group_relative_advantages(inputs: ResponseInputs, settings: GroupRelative) -
     arXiv 2503.20783. The standard deviation is unbiased (n - 1). When to use: the default for several responses per
     prompt; without the division if groups with nearly equal rewards should not get large advantages.
     """
-    return _group_relative(inputs.rewards_B, inputs.groups_B, by_std=filled(settings.normalize_by_std))
+    return _group_relative(inputs.rewards_B, inputs.groups_B, by_std=resolved_value(settings.normalize_by_std))
 
 
 def pass_at_k_advantages(inputs: ResponseInputs, settings: GroupRelativePassAtK) -> Tensor:

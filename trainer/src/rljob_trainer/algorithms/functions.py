@@ -29,6 +29,7 @@ from rljob_trainer.algorithms.interfaces import (
     ADVANTAGE_COLUMNS,
     LOSS_COLUMNS,
     AdvantageEstimator,
+    HeadOutputs,
     LossInputs,
     PolicyLoss,
     Reduce,
@@ -36,7 +37,6 @@ from rljob_trainer.algorithms.interfaces import (
     TokenAdvantages,
     TokenInputs,
     TokenLosses,
-    Wanted,
     WholeInputs,
 )
 from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
@@ -72,12 +72,12 @@ def policy_loss_function(
     """Decorates a function that computes a loss per token.
 
     `function(inputs: LossInputs)` returns a tensor [N], or `TokenLosses` with sums to report as metrics. `needs` names
-    the columns that it reads, of `LOSS_COLUMNS`. For `entropy` and `squares` see `Wanted`, for `whole_pass` see
+    the columns that it reads, of `LOSS_COLUMNS`. For `entropy` and `squares` see `HeadOutputs`, for `whole_pass` see
     `PolicyLoss.whole_pass`."""
 
     def declare(function: LossFunction) -> PolicyLoss:
         return PolicyLoss(
-            _name(function), partial(_with_sums, function), _names(needs), Wanted(entropy, squares), whole_pass
+            _name(function), partial(_with_sums, function), _names(needs), HeadOutputs(entropy, squares), whole_pass
         )
 
     return declare

@@ -126,7 +126,7 @@ class AdvantageEstimator:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HeadOutputs:
     """What a loss wants from the model's output head beside log-probabilities. Both are without gradient."""
 
     entropy: bool = False
@@ -191,7 +191,7 @@ class PolicyLoss:
     compute: Callable[[LossInputs], TokenLosses]
     needs: frozenset[str] = frozenset()
     """Names of `LOSS_COLUMNS` that it reads from `LossInputs.columns`."""
-    wanted: Wanted = Wanted()
+    wanted: HeadOutputs = HeadOutputs()
     whole_pass: Callable[[WholeInputs, Reduce], Mapping[str, Tensor]] | None = None
     """Runs before each update. Returns [N] tensors (a value per token) and 0-d tensors by names of its choice, which
     `compute` finds in `LossInputs.whole`. Costs one more forward pass over the mini-batch."""

@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.policy_loss import (
     LossType,
     Sapo,
 )
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.covariance_losses import (
     choose_to_clip,
     choose_to_penalise,
@@ -33,11 +33,11 @@ from rljob_trainer.algorithms.covariance_losses import (
 from rljob_trainer.algorithms.functions import LOSS_FIELD, function_path, load_policy_loss
 from rljob_trainer.algorithms.interfaces import (
     ROLLOUT_LOGPROBS,
+    HeadOutputs,
     LossInputs,
     PolicyLoss,
     Reduce,
     TokenLosses,
-    Wanted,
     WholeInputs,
 )
 from rljob_trainer.algorithms.policy_losses import (
@@ -51,7 +51,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.sequence_losses import clipped_geometric_mean, clipped_sequence_ratio
 
 SettingsT = TypeVar("SettingsT", bound=WireModel)
-NOTHING_MORE = Wanted()
+NOTHING_MORE = HeadOutputs()
 Row = Callable[[Loss], PolicyLoss]
 """Makes the policy loss for a resolved `loss` block of a job."""
 
@@ -63,7 +63,7 @@ def policy_loss(resolved: Algorithm) -> PolicyLoss:
     chosen = resolved.loss
     if chosen.type is LossType.FUNCTION:
         return load_policy_loss(function_path(chosen.function, LOSS_FIELD))
-    return LOSSES[filled(chosen.type)](chosen)
+    return LOSSES[resolved_value(chosen.type)](chosen)
 
 
 def _with_settings(
@@ -71,7 +71,7 @@ def _with_settings(
     compute: Callable[[LossInputs, SettingsT], TokenLosses],
     *,
     needs: Iterable[str] = (),
-    wanted: Wanted = NOTHING_MORE,
+    wanted: HeadOutputs = NOTHING_MORE,
     whole_pass: Callable[[WholeInputs, Reduce, SettingsT], Mapping[str, Tensor]] | None = None,
 ) -> Row:
     """A loss that has a block of settings; the other arguments are those of `PolicyLoss`."""
@@ -79,7 +79,7 @@ def _with_settings(
     def row(chosen: Loss) -> PolicyLoss:
         settings = chosen.settings(kind)
         return PolicyLoss(
-            filled(chosen.type),
+            resolved_value(chosen.type),
             lambda inputs: compute(inputs, settings),
             frozenset(needs),
             wanted,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.v1alpha1.policy_loss import NO_DUAL_CLIP, Cispo, Clipped, Divergence, Dppo, Dro, Sapo
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.interfaces import LossInputs, TokenLosses
 from rljob_trainer.algorithms.kl import MAX_LOG_RATIO
 
@@ -43,7 +43,7 @@ def clipped_surrogate(inputs: LossInputs, settings: Clipped) -> TokenLosses:
     """
     advantages_N = inputs.advantages_N
     log_ratio_N = clamped_log_ratio(inputs)
-    low, high, dual = map(filled, (settings.clip_ratio_low, settings.clip_ratio_high, settings.dual_clip_ratio))
+    low, high, dual = map(resolved_value, (settings.clip_ratio_low, settings.clip_ratio_high, settings.dual_clip_ratio))
     losses_N, is_clipped_N = clipped_losses(log_ratio_N.exp(), advantages_N, low, high)
     sums = {CLIPPED_SUM: is_clipped_N.sum(), KL_SUM: -log_ratio_N.detach().sum()}
     if dual == NO_DUAL_CLIP:
@@ -113,7 +113,9 @@ def within_divergence(inputs: LossInputs, settings: Dppo) -> TokenLosses:
     log_ratio_N = clamped_log_ratio(inputs).detach()
     new_N, old_N = inputs.logprobs_N.detach().exp(), inputs.old_logprobs_N.exp()
     pushed_N = advantages_N.sign() * (new_N - old_N)
-    thresholds_N = by_sign(advantages_N, filled(settings.threshold_high), filled(settings.threshold_low))
+    thresholds_N = by_sign(
+        advantages_N, resolved_value(settings.threshold_high), resolved_value(settings.threshold_low)
+    )
     match settings.divergence:
         case Divergence.TV:
             is_out_N = pushed_N > thresholds_N

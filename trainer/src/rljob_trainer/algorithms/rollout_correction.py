@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_api.v1alpha1.rollout_correction import (
     RejectionEstimator,
     RejectionLevel,
@@ -38,7 +38,7 @@ def correction_weights(log_ratios_N: Tensor, segments: Segments, correction: Rol
     if correction.type in _OF_SEQUENCE:
         log_ratios_N = segments.spread(segments.sum(log_ratios_N))
     ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    highest, lowest = filled(correction.max_ratio), correction.min_ratio
+    highest, lowest = resolved_value(correction.max_ratio), correction.min_ratio
     if lowest is None:
         return ratios_N.clamp(max=highest)
     return ratios_N * ((ratios_N >= lowest) & (ratios_N <= highest))

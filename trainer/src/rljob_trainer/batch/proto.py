@@ -269,8 +269,8 @@ class DataProto:
             {name: take_tensor(column, positions) for name, column in self.tensors.items()},
             {name: take_objects(column, positions) for name, column in self.objects.items()},
             self.meta,
-            {name: column.at(positions) for name, column in self.ragged.items()},
-            tuple(block.at(positions) for block in self.remote),
+            {name: column.take_rows(positions) for name, column in self.ragged.items()},
+            tuple(block.take_rows(positions) for block in self.remote),
         )
 
     def slice(self, start: int, stop: int) -> DataProto:

@@ -105,9 +105,9 @@ class RaggedColumn:
 
     def rows(self, index: RowIndex) -> RaggedColumn:
         """The rows at `index`, in that order. Raises DataError for rows that do not exist."""
-        return self.at(row_positions(index, len(self)))
+        return self.take_rows(row_positions(index, len(self)))
 
-    def at(self, positions: Positions) -> RaggedColumn:
+    def take_rows(self, positions: Positions) -> RaggedColumn:
         """The rows at positions that were already checked. Consecutive rows are a view."""
         if isinstance(positions, range):
             start, stop = self.offsets[positions.start], self.offsets[positions.stop]

@@ -106,7 +106,7 @@ class RemoteBlock:
         """The same rows of these columns (name here -> name in the shards)."""
         return RemoteBlock(columns, self.shards, self.shard_of_row, self.row_in_shard)
 
-    def at(self, positions: Positions) -> RemoteBlock:
+    def take_rows(self, positions: Positions) -> RemoteBlock:
         """The rows at these positions, in that order. References to shards without any of these rows are released."""
         index = slice(positions.start, positions.stop) if isinstance(positions, range) else positions
         return _block(self.columns, self.shards, self.shard_of_row[index], self.row_in_shard[index])
@@ -137,8 +137,8 @@ class RemoteBlock:
                 tensors = [take_tensor(_long_enough(where, shard.tensors[source], rows), rows) for shard, rows in used]
                 local.tensors[name] = _in_order(concat_tensors(where, tensors), order, take_tensor)
             elif all(source in shard.ragged for shard in shards):
-                ragged = [_long_enough(where, shard.ragged[source], rows).at(rows) for shard, rows in used]
-                local.ragged[name] = _in_order(RaggedColumn.concat(ragged, where), order, RaggedColumn.at)
+                ragged = [_long_enough(where, shard.ragged[source], rows).take_rows(rows) for shard, rows in used]
+                local.ragged[name] = _in_order(RaggedColumn.concat(ragged, where), order, RaggedColumn.take_rows)
             elif all(source in shard.objects for shard in shards):
                 parts = [take_objects(_long_enough(where, shard.objects[source], rows), rows) for shard, rows in used]
                 local.objects[name] = _in_order(tuple(chain.from_iterable(parts)), order, take_objects)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.model import Lora, Model
 from rljob_trainer.checkpoints.errors import CheckpointError
-from rljob_trainer.checkpoints.export import Told, ignore_progress, write_huggingface
+from rljob_trainer.checkpoints.export import OnProgress, ignore_progress, write_huggingface
 from rljob_trainer.checkpoints.layout import TensorEntry
 from rljob_trainer.checkpoints.load import CheckpointReader
 from rljob_trainer.checkpoints.storage import sync_folder
@@ -41,7 +41,7 @@ def write_merged_huggingface(
     settings: AdapterSettings,
     base_model: Model,
     dtype: torch.dtype,
-    told: Told = ignore_progress,
+    on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Like `write_huggingface`, for the model in `source` merged with adapters: the checkpoint's tensors whose names
     begin with `prefix`. The adapters are also written to ADAPTER_FOLDER, in float32; `base_model` is the base model
@@ -61,7 +61,7 @@ def write_merged_huggingface(
 
     with WeightFiles(source) as files:
         weights = MergedWeights(files, adapters, prefix, settings.scaling)
-        write_huggingface(folder, source, weights, "", dtype, write_more=write_adapters, told=told)
+        write_huggingface(folder, source, weights, "", dtype, write_more=write_adapters, on_progress=on_progress)
 
 
 class MergedWeights:

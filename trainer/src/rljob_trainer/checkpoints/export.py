@@ -53,7 +53,7 @@ class SavedWeights(Protocol):
         """Returns the whole tensor."""
 
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Progress callback: (number of tensors read, number of all tensors)."""
 
 
@@ -90,7 +90,7 @@ def write_huggingface(
     dtype: torch.dtype,
     max_file_bytes: int = MAX_FILE_BYTES,
     write_more: Callable[[Path], None] | None = None,
-    told: Told = ignore_progress,
+    on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Writes the model to `folder`, which appears complete or not at all and replaces an earlier export.
 
@@ -98,8 +98,8 @@ def write_huggingface(
     copied, with `dtype` as the model's dtype. The weights are the tensors whose names are `prefix` followed by the name
     in the `transformers` model. They are written with the names and layouts of the model's files on the hub;
     floating-point tensors are converted to `dtype`, and tied tensors are left out. Only one saved tensor (all experts
-    of a layer are one) and its converted form are in memory at a time. `write_more` may add files to the folder. `told`
-    is called after each tensor.
+    of a layer are one) and its converted form are in memory at a time. `write_more` may add files to the folder.
+    `on_progress` is called after each tensor.
 
     Raises CheckpointError if a tensor of the model is missing, unknown or of another shape (`from_pretrained` would
     fill it with random numbers and only warn), if a value is out of range for `dtype`, or if reading or writing fails.
@@ -112,7 +112,7 @@ def write_huggingface(
         shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         try:
-            _write_weights(temporary, specs, _counted(tensors.read, len(specs), told), max_file_bytes)
+            _write_weights(temporary, specs, _counted(tensors.read, len(specs), on_progress), max_file_bytes)
             _copy_settings(source, temporary, dtype)
             if write_more is not None:
                 write_more(temporary)
@@ -202,12 +202,14 @@ def _check_shape(folder: Path, name: str, shape: tuple[int, ...], expected: dict
         )
 
 
-def _counted(read: Callable[[str], torch.Tensor], num_tensors: int, told: Told) -> Callable[[str], torch.Tensor]:
+def _counted(
+    read: Callable[[str], torch.Tensor], num_tensors: int, on_progress: OnProgress
+) -> Callable[[str], torch.Tensor]:
     numbers = itertools.count(1)
 
     def read_and_tell(name: str) -> torch.Tensor:
         tensor = read(name)
-        told(next(numbers), num_tensors)
+        on_progress(next(numbers), num_tensors)
         return tensor
 
     return read_and_tell

@@ -101,7 +101,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
         with durable_file(path) as descriptor:
             write_all(descriptor, header)
             for number, name in enumerate(specs, 1):
-                ACTIVITY.tell("tensors of a checkpoint written", number, len(specs))
+                ACTIVITY.report_activity("tensors of a checkpoint written", number, len(specs))
                 data = _bytes_of(tensors[name])
                 digests[name] = pool.submit(digest_of, data)
                 write_all(descriptor, data)

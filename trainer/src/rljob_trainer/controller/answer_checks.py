@@ -163,7 +163,7 @@ class AnswerParser:
 
     def _lack_text(self, row: PromptRow, outcome: RewardOutcome) -> str:
         return (
-            f"{self._where}: checking the answer {_seen(row)} ({row.place}) failed twice, because the scorer "
+            f"{self._where}: checking the answer {_seen(row)} ({row.location}) failed twice, because the scorer "
             f"{excerpt(outcome.detail, MAX_REASON_CHARACTERS)}; probably the trainer is out of memory: give it more "
             "memory. If this happens only for this row, remove the row"
         )
@@ -184,7 +184,7 @@ class DrawnRowFilter:
         self._parser.parse(rows, may_blame_answers=True)
         reasons = [self._parser.why_unscorable(row) for row in rows]
         new = [
-            f"\n  {row.place}: the answer is {reason}"
+            f"\n  {row.location}: the answer is {reason}"
             for row, reason in zip(rows, reasons, strict=True)
             if reason is not None and _identity(row) not in self._left_out
         ]
@@ -217,7 +217,7 @@ def _refuse_unscorable(
 
 
 def _message(dataset: str, number: str, reasons: Sequence[tuple[PromptRow, str]], advice: str) -> str:
-    named = [f"\n  {row.place}: the answer is {reason}" for row, reason in reasons[:NUM_ROWS_NAMED]]
+    named = [f"\n  {row.location}: the answer is {reason}" for row, reason in reasons[:NUM_ROWS_NAMED]]
     more = f"\n  and {len(reasons) - len(named)} more" if len(reasons) > len(named) else ""
     return (
         f"{dataset}.answerField: {number} rows have an answer that the reward MathAnswer cannot score; "
@@ -248,7 +248,7 @@ def _distinct(rows: Sequence[PromptRow]) -> dict[AnswerKey, PromptRow]:
 
 
 def _identity(row: PromptRow) -> tuple[str, str]:
-    return row.place, row.prompt
+    return row.location, row.prompt
 
 
 def _seen(row: PromptRow) -> str:

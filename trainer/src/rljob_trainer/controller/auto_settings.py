@@ -11,7 +11,7 @@ from rljob_api.base import WireModel
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_api.v1alpha1.spec import RLJobSpec
-from rljob_trainer.controller.hub_models import HubCriticAndRewardModel, HubModel, at_commits
+from rljob_trainer.controller.hub_models import HubModel, HubRoleModels, at_commits
 from rljob_trainer.engines.rollout.select import (
     missing_for_compilation,
     select_compile,
@@ -33,14 +33,14 @@ class AutoSettings(WireModel):
     hub_model: HubModel | None = None
     """The policy's initial model if it is on the hub: source of the reference weights and the tokenizer. None for a
     local model."""
-    hub_judges: HubCriticAndRewardModel = Field(default_factory=HubCriticAndRewardModel)
+    hub_role_models: HubRoleModels = Field(default_factory=HubRoleModels)
     local_model: str | None = None
     """Fingerprint of a local model (`models.source.fingerprint`); None for a model on the hub."""
     lora: Lora | None = None
     """The adapters that are trained; their `sync` is not `AUTO`."""
 
 
-def settle(
+def resolve_auto(
     spec: RLJobSpec,
     device_type: str,
     kept: AutoSettings | None,
@@ -143,7 +143,7 @@ def refuse_other_adapters(
     spec: RLJobSpec, kept: AutoSettings | None, hub_model: HubModel | None, local_model: str | None
 ) -> None:
     """Raises ConfigurationError if the adapters of the checkpoint do not match the job: another rank, alpha or targets
-    (the dropout may change), or another base model. For the arguments see `settle`."""
+    (the dropout may change), or another base model. For the arguments see `resolve_auto`."""
     if kept is None:
         return
     wanted = spec.training.model.lora
@@ -189,4 +189,4 @@ def resolved_spec(spec: RLJobSpec, choices: AutoSettings) -> RLJobSpec:
     model = training.model.model_copy(update={"dtype": choices.dtype, "lora": choices.lora})
     rollout = training.rollout.model_copy(update={"engine": choices.rollout_engine, "compile": choices.rollout_compile})
     spec = spec.model_copy(update={"training": training.model_copy(update={"model": model, "rollout": rollout})})
-    return at_commits(spec, choices.hub_model, choices.hub_judges)
+    return at_commits(spec, choices.hub_model, choices.hub_role_models)

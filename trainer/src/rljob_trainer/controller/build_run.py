@@ -15,17 +15,17 @@ from rljob_trainer.controller.answer_checks import DrawnRowFilter, check_rewards
 from rljob_trainer.controller.auto_settings import (
     AutoSettings,
     refuse_other_adapters,
+    resolve_auto,
     resolved_spec,
     selected_engine,
-    settle,
 )
 from rljob_trainer.controller.critic_and_reward_models import critic_model, scoring_model
 from rljob_trainer.controller.hub_models import (
-    HubCriticAndRewardModel,
     HubModel,
+    HubRoleModels,
     at_kept_commit,
-    hub_judges_of,
     hub_model_of,
+    hub_role_models_of,
     judges_at_kept_commits,
     warn_if_reward_model_changed,
 )
@@ -42,7 +42,7 @@ from rljob_trainer.controller.run_checks import (
     check_row_lengths,
     needs_critic,
 )
-from rljob_trainer.controller.run_workers import Tell, Workers, connected_ray, started_workers
+from rljob_trainer.controller.run_workers import ReportActivity, Workers, connected_ray, started_workers
 from rljob_trainer.models.source import ModelLocation, controller_model, fingerprint
 from rljob_trainer.settings import Settings
 from rljob_trainer.source_paths import looks_local
@@ -71,7 +71,7 @@ class Run:
 
 @contextmanager
 def built_run(
-    job: TrainerJob, settings: Settings, kept: AutoSettings | None, doing: Tell = lambda _: None
+    job: TrainerJob, settings: Settings, kept: AutoSettings | None, doing: ReportActivity = lambda _: None
 ) -> Iterator[Run]:
     """Yields a run that is ready to train, and tears everything down at the end, also after errors.
 
@@ -90,19 +90,21 @@ def built_run(
         prompts = load_all_prompts(job.spec.training, policy.folder, settings.job_folder)
         layouts = {role: layout_of(job.spec, role) for role in roles_with_policy_model(job.spec)}
         has_experts = check_fit(job.spec, engine, policy.folder, prompts, layouts)
-        models, hub_judges = found_models(
-            job.spec, settings, policy, prompts, kept.hub_judges if kept else HubCriticAndRewardModel()
+        models, hub_role_models = found_models(
+            job.spec, settings, policy, prompts, kept.hub_role_models if kept else HubRoleModels()
         )
         log.info("data: %s", prompts)
         drawn_rows = check_rewards(reward.scorers, checks, prompts.training, prompts.held_out, doing)
         doing("connects to Ray and reserves devices")
         device_type = stack.enter_context(connected_ray(job, settings))
-        choices = settle(job.spec, device_type, kept, policy.hub_model, policy.local_model, has_experts=has_experts)
-        choices = choices.model_copy(update={"hub_judges": hub_judges})
+        choices = resolve_auto(
+            job.spec, device_type, kept, policy.hub_model, policy.local_model, has_experts=has_experts
+        )
+        choices = choices.model_copy(update={"hub_role_models": hub_role_models})
         job = job.model_copy(update={"spec": resolved_spec(job.spec, choices)})
         groups = started_workers(job, settings, models, reward, prompts.longest, device_type, doing)
         workers = stack.enter_context(groups)
-        yield Run(job, choices, policy.folder, policy.place, prompts, workers, drawn_rows)
+        yield Run(job, choices, policy.folder, policy.location, prompts, workers, drawn_rows)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class FoundPolicy:
 
     folder: Path
     """Local folder with its configuration and tokenizer."""
-    place: ModelLocation
+    location: ModelLocation
     hub_model: HubModel | None
     local_model: str | None
 
@@ -123,17 +125,17 @@ def found_policy(spec: RLJobSpec, settings: Settings, kept: AutoSettings | None)
     log.info("model: %s", asked.source)
     is_local = looks_local(asked.source, settings.job_folder)
     wanted = asked if is_local else at_kept_commit(asked, kept.hub_model if kept else None)
-    folder, place = controller_model(wanted, settings.cache_folder, settings.job_folder)
-    hub_model = None if is_local else hub_model_of(asked, place.model)
+    folder, location = controller_model(wanted, settings.cache_folder, settings.job_folder)
+    hub_model = None if is_local else hub_model_of(asked, location.model)
     local_model = fingerprint(folder) if is_local else None
     refuse_other_adapters(spec, kept, hub_model, local_model)
     check_row_lengths(folder, spec.training)
-    return FoundPolicy(folder, place, hub_model, local_model)
+    return FoundPolicy(folder, location, hub_model, local_model)
 
 
 def found_models(
-    spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, kept: HubCriticAndRewardModel
-) -> tuple[Models, HubCriticAndRewardModel]:
+    spec: RLJobSpec, settings: Settings, policy: FoundPolicy, prompts: Prompts, kept: HubRoleModels
+) -> tuple[Models, HubRoleModels]:
     """Finds and checks the critic and the reward model. Returns all models of the run, and the commits of critic and
     reward model, which checkpoints store. Raises ConfigurationError."""
     judged = judges_at_kept_commits(spec, kept, partial(looks_local, base_folder=settings.job_folder))
@@ -141,6 +143,6 @@ def found_models(
     if needs_critic(spec):
         critic = critic_model(judged, policy.folder, prompts, layout_of(spec, CRITIC), *folders)
     scored = scoring_model(judged, policy.folder, prompts.rows, layout_of(spec, REWARD_MODEL), *folders)
-    hub_judges = hub_judges_of(spec, critic, scored.place if scored else None)
-    warn_if_reward_model_changed(kept, hub_judges)
-    return Models(policy.place, critic, scored), hub_judges
+    hub_role_models = hub_role_models_of(spec, critic, scored.location if scored else None)
+    warn_if_reward_model_changed(kept, hub_role_models)
+    return Models(policy.location, critic, scored), hub_role_models

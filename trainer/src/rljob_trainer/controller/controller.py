@@ -79,7 +79,7 @@ class Controller:
         self.agreement = MismatchWatch(run.job.spec)
         activity = ActivityWatch(output.run_folder / LOGS_FOLDER, reporter.report_progress)
         for processes in run.workers.processes.values():
-            processes.while_waiting = activity.look
+            processes.while_waiting = activity.poll_files
         self.saves = Saves(
             checkpointing, run.workers.trained, output, reporter, job.spec.training.steps, time.perf_counter
         )
@@ -164,7 +164,7 @@ class Controller:
         log.info("exporting the model as %s", str(dtype).removeprefix("torch."))
         saved, model = open_known_checkpoint(self.checkpointing.newest), self.job.spec.training.model
         if model.lora is None:
-            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, told=self._exported)
+            write_huggingface(folder, source, saved, MODEL_PREFIX, dtype, on_progress=self._exported)
         else:
             adapters = AdapterSettings(model.lora, self.job.spec.training.seed)
             base = self.run_parts.model_place.folder(

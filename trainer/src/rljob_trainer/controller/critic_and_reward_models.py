@@ -59,7 +59,9 @@ def critic_model(
         return None
     log.info("critic: %s", named.source)
     with about_field(CRITIC_FIELD, POLICY_FIELD):
-        folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
+        folder, location = controller_model(
+            Model(source=named.source, revision=named.revision), cache_folder, job_folder
+        )
         check_vocabulary(folder, prompts.largest_token)
         check_vocabulary_size(read_config(policy_folder), read_config(folder), named.source)
         check_row_lengths(folder, spec.training, prompts)
@@ -73,7 +75,7 @@ def critic_model(
             "it would read other texts; choose a model with the policy's tokenizer, or remove the field to use the "
             "policy's model"
         )
-    return place
+    return location
 
 
 def model_reward(spec: RLJobSpec) -> tuple[str, Reward, RewardModel] | None:
@@ -101,7 +103,9 @@ def scoring_model(
     field, reward, named = found
     log.info("reward model: %s", named.source)
     with about_field(field, POLICY_FIELD):
-        folder, place = controller_model(Model(source=named.source, revision=named.revision), cache_folder, job_folder)
+        folder, location = controller_model(
+            Model(source=named.source, revision=named.revision), cache_folder, job_folder
+        )
         config = read_config(folder)
         _check_labels(config, named.source)
         if looks_local(named.source, job_folder):
@@ -125,7 +129,7 @@ def scoring_model(
             _check_conversations(mine, prompts)
     # float32 is a placeholder: the dtype is only known after `Auto` is resolved.
     engine = reward_model_engine(spec, torch.float32, layout)
-    return ScoringModel(place, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))
+    return ScoringModel(location, RewardModelSettings(engine, reward.name, field, reads_tokens, longest))
 
 
 def _check_positions(spec: RLJobSpec, source: str, limit: int | None, longest_prompt: int) -> None:

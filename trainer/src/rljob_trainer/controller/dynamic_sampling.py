@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rljob_api.v1alpha1.dynamic_sampling import MaxRoundsPolicy
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.advantages import zero_variance_mask
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.controller.rollout_phase import Rollout
@@ -49,9 +49,9 @@ class DynamicSampling:
     """Fills the batches of a run. `cursor` is the prompt stream of the run."""
 
     def __init__(self, plan: StepPlan, cursor: PromptCursor[PromptRow], *, by_name: bool = False) -> None:
-        """For `by_name` see `Rollout.differs`."""
+        """For `by_name` see `Rollout.has_reward_variance`."""
         self.plan = plan
-        self.settings = filled(plan.algorithm.dynamic_sampling)
+        self.settings = resolved_value(plan.algorithm.dynamic_sampling)
         self.by_name = by_name
         self.cursor = cursor
         self.group_size = plan.group_size
@@ -67,7 +67,7 @@ class DynamicSampling:
         num_wanted, num_rounds = len(prompts), 1
         everything = generate(prompts, 0)
         is_kept_G = self._is_kept(everything)
-        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < filled(self.settings.max_rounds):
+        while (num_kept := int(is_kept_G.sum())) < num_wanted and num_rounds < resolved_value(self.settings.max_rounds):
             num_fresh = num_fresh_prompts(num_wanted, num_kept, len(is_kept_G), self.multiple)
             found = generate(self.cursor.next_batch(num_fresh), len(is_kept_G))
             everything = _joined(everything, found)
@@ -77,7 +77,7 @@ class DynamicSampling:
         if num_kept >= num_wanted:
             taken = is_kept_G.nonzero().flatten()[:num_wanted]
             num_returned = len(is_kept_G) - 1 - int(taken[-1])
-            self.cursor.give_back(num_returned)
+            self.cursor.return_rows(num_returned)
         elif self.settings.on_max_rounds is MaxRoundsPolicy.FAIL:
             raise BatchNotFullError(self._not_full(step, num_wanted, is_kept_G, everything))
         else:
@@ -102,7 +102,7 @@ class DynamicSampling:
         """Returns [groups of this rollout] bool: the scores differ, and so do those of `dynamicSampling.reward` if
         set."""
         groups_B = torch.arange(len(rollout.prompts)) // self.group_size
-        differs_B = rollout.differs(groups_B, by_name=self.by_name)
+        differs_B = rollout.has_reward_variance(groups_B, by_name=self.by_name)
         if self.settings.reward is not None:
             differs_B = differs_B & ~zero_variance_mask(rollout.named_rewards_B[self.settings.reward], groups_B)
         return differs_B[:: self.group_size]

@@ -26,7 +26,7 @@ class HubModel(WireModel):
     """The commit hash that is used."""
 
 
-class HubCriticAndRewardModel(WireModel):
+class HubRoleModels(WireModel):
     """The critic's initial model and the reward model, if they are on the hub. None if there is none, if it is local,
     or if the critic starts from the policy's model."""
 
@@ -48,9 +48,7 @@ def hub_model_of(asked: Model, found: Model) -> HubModel:
     return HubModel(source=asked.source, requested=asked.revision, revision=found.revision)
 
 
-def judges_at_kept_commits(
-    spec: RLJobSpec, before: HubCriticAndRewardModel, is_local: Callable[[str], bool]
-) -> RLJobSpec:
+def judges_at_kept_commits(spec: RLJobSpec, before: HubRoleModels, is_local: Callable[[str], bool]) -> RLJobSpec:
     """Returns the spec with the critic's model and the reward model at the commits of the checkpoint (see
     `at_kept_commit`)."""
     critic, reward_model = _asked(spec)
@@ -63,18 +61,18 @@ def judges_at_kept_commits(
     )
 
 
-def hub_judges_of(
+def hub_role_models_of(
     spec: RLJobSpec, critic: ModelLocation | None, reward_model: ModelLocation | None
-) -> HubCriticAndRewardModel:
+) -> HubRoleModels:
     """Returns the record of critic and reward model for checkpoints."""
     kept = [
         hub_model_of(asked, found.model) if asked and found and found.model.revision else None
         for asked, found in zip(_asked(spec), (critic, reward_model), strict=True)
     ]
-    return HubCriticAndRewardModel(critic=kept[0], reward_model=kept[1])
+    return HubRoleModels(critic=kept[0], reward_model=kept[1])
 
 
-def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubCriticAndRewardModel) -> RLJobSpec:
+def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubRoleModels) -> RLJobSpec:
     """Returns the spec with the commits as revisions."""
     found = (judges.critic, judges.reward_model)
     spec = _with_revisions(spec, *(None if each is None else each.revision for each in found))
@@ -84,7 +82,7 @@ def at_commits(spec: RLJobSpec, policy: HubModel | None, judges: HubCriticAndRew
     return spec.model_copy(update={"training": spec.training.model_copy(update={"model": model})})
 
 
-def warn_if_reward_model_changed(before: HubCriticAndRewardModel, judges: HubCriticAndRewardModel) -> None:
+def warn_if_reward_model_changed(before: HubRoleModels, judges: HubRoleModels) -> None:
     """Logs a warning if the reward model is not the one of the checkpoint's run, because its scores may differ. Another
     initial model of the critic does not matter, because the critic's weights come from the checkpoint."""
     was, now = before.reward_model, judges.reward_model

@@ -107,7 +107,7 @@ def critic_settings(spec: RLJobSpec, dtype: torch.dtype) -> CriticSettings:
 class ScoringModel:
     """The reward model: where it is, and its settings."""
 
-    place: ModelLocation
+    location: ModelLocation
     settings: RewardModelSettings
 
 
@@ -166,7 +166,7 @@ def model_roles(job: TrainerJob, models: Models, longest_prompt: int) -> list[Ro
         roles.append(RoleSpec(CRITIC, CriticWorker, partial(make_critic, critic, models.critic or model)))
     if (scoring := models.reward) is not None:
         settings = replace(scoring.settings, engine=replace(scoring.settings.engine, compute_dtype=dtype))
-        roles.append(RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, scoring.place)))
+        roles.append(RoleSpec(REWARD_MODEL, RewardModelWorker, partial(make_reward_model, settings, scoring.location)))
     return [
         *roles,
         RoleSpec(ROLLOUT, RolloutWorker, partial(make_rollout, generator)),

@@ -77,7 +77,7 @@ def load_all_prompts(training: Training, model_folder: Path, job_folder: Path) -
     if training.evaluation is not None:
         datasets.append((EVALUATION_DATASET, training.evaluation.dataset, held_out))
     for where, dataset, prompts in datasets:
-        unanswered = [row.place for row in prompts if row.answer is None]
+        unanswered = [row.location for row in prompts if row.answer is None]
         if unanswered and (len(unanswered) < len(prompts) or needs_answers):
             raise DatasetError(
                 f"{where}.answerField: {len(unanswered)} of {len(prompts)} rows have no answer, which the reward needs "

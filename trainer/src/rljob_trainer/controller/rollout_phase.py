@@ -127,7 +127,7 @@ class Rollout:
         """[B] float32 each: the rewards by name, without their weights."""
         return {name: self.batch[score_column(name)].float() for name in self.weights}
 
-    def differs(self, groups_B: torch.Tensor, *, by_name: bool) -> torch.Tensor:
+    def has_reward_variance(self, groups_B: torch.Tensor, *, by_name: bool) -> torch.Tensor:
         """Returns [B] bool: whether the rewards in the row's group differ. With `by_name`, whether any single reward
         with a weight other than 0 differs, for advantages that compare each reward separately."""
         named = [each_B for name, each_B in self.named_rewards_B.items() if self.weights[name] != 0]

@@ -59,7 +59,7 @@ from rljob_trainer.workers.reward_model import TEXT_COLUMNS, TOKEN_COLUMNS
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[str], None]
+ReportActivity = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def started_workers(
     reward: RewardSettings,
     longest_prompt: int,
     device_type: str,
-    doing: Tell,
+    doing: ReportActivity,
 ) -> Iterator[Workers]:
     """Reserves the devices of all pools, starts the worker processes, and yields the worker groups."""
     num_workers = sum(each.nodes * each.gpus_per_node for each in job.spec.pools)
@@ -143,7 +143,7 @@ def started_workers(
             built = [builders.submit(build, *each) for each in started]
             activity = ActivityWatch(log_folder, lambda how: doing(f"loads models; {how}"))
             while wait(built, timeout=LOOK_SECONDS).not_done:
-                activity.look()
+                activity.poll_files()
         groups = {role: group for each in built for role, group in each.result().items()}
         yield Workers(
             actor=groups[ACTOR].seen_as(ActorGroup),

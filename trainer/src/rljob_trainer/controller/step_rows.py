@@ -77,7 +77,7 @@ class StepRows:
         return balanced_order(self.lengths_B, self.plan.num_data_ranks, self.plan.rows_per_update)
 
     @property
-    def learns(self) -> bool:
+    def has_trained_rows(self) -> bool:
         """Whether any response is used in the update."""
         return bool(self.is_trained_B.any())
 

@@ -25,7 +25,7 @@ import torch
 
 from rljob_api.v1alpha1.kl import Kl, KlControllerType
 from rljob_api.v1alpha1.policy_filtration import PolicyFiltrationType
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step
 from rljob_trainer.algorithms.interfaces import GREEDY_REWARDS, NAMED_REWARDS, ResponseInputs
@@ -89,7 +89,7 @@ class TrainingStep:
         self.advantages = advantage_estimator(plan.algorithm, plan.group_size)
         self.compares_by_name = NAMED_REWARDS in self.advantages.needs
         self.dynamic_sampling: DynamicSampling | None = None
-        if filled(plan.algorithm.dynamic_sampling).enabled:
+        if resolved_value(plan.algorithm.dynamic_sampling).enabled:
             assert cursor is not None, "dynamic sampling needs the prompt stream"
             self.dynamic_sampling = DynamicSampling(plan, cursor, by_name=self.compares_by_name)
         self.needs_old_logprobs = (
@@ -134,7 +134,7 @@ class TrainingStep:
             return StepRows.of(self.plan, rollout, torch.ones(len(rollout.prompts), dtype=torch.bool))
         rollout = self.rollout.scored(rollout)
         groups_B = torch.arange(len(rollout.prompts)) // self.plan.group_size
-        return StepRows.of(self.plan, rollout, rollout.differs(groups_B, by_name=self.compares_by_name))
+        return StepRows.of(self.plan, rollout, rollout.has_reward_variance(groups_B, by_name=self.compares_by_name))
 
     def _begun(self, prompts: Sequence[PromptRow], step: int, num_drawn: int = 0) -> Rollout:
         """Generates responses to these prompts and starts their scoring. `num_drawn`: prompts drawn before in this
@@ -175,13 +175,13 @@ class TrainingStep:
                 inputs = self._inputs(rewards_B, rows)
                 advantages_B[rows.is_kept_B] = self.advantages.for_responses(inputs).float()
             batch = batch.with_columns({ADVANTAGES: advantages_B[rows.order_B]})
-            if rows.learns:
+            if rows.has_trained_rows:
                 metrics[ADVANTAGE_MEAN] = float(advantages_B[rows.is_trained_B].mean())
         else:
             columns_B = {REWARDS: rollout.rewards_B[rows.order_B], GROUPS: rows.groups_B[rows.order_B]}
             asked = batch.without([TOKENS]).with_columns(columns_B)
             batch = batch.union(self.actor.compute_token_advantages(asked, coefficient))
-        if self.plan.algorithm.kl.is_in_reward and rows.learns:
+        if self.plan.algorithm.kl.is_in_reward and rows.has_trained_rows:
             lengths_B = rollout.batch[RESPONSE_LENGTHS][rows.is_trained_B]
             metrics[KL_LOSS] = float(kl_B[rows.is_trained_B].sum() / lengths_B.sum())
         return batch, metrics
@@ -210,7 +210,7 @@ class TrainingStep:
     def _filtered(self, batch: DataProto, rows: StepRows, step: int) -> tuple[DataProto, StepRows, dict[str, float]]:
         """Applies policy filtration, which draws rows of the batch by their scores, if the job sets it."""
         filtration, seed = self.plan.algorithm.policy_filtration, self.plan.seed
-        if filtration.type is PolicyFiltrationType.NONE or not rows.learns:
+        if filtration.type is PolicyFiltrationType.NONE or not rows.has_trained_rows:
             return batch, rows, {}
         scores_B = rows.rollout.batch[SCORES]
         drawn_B = filtered_rows(filtration, scores_B, rows.groups_B, rows.is_trained_B, seed, step)
@@ -251,7 +251,7 @@ class TrainingStep:
             return {}
         used = self.kl_coefficient.value
         if KL_LOSS in metrics and self.plan.trains_actor(step):
-            self.kl_coefficient.learned(metrics[KL_LOSS], int(rows.is_trained_B.sum()))
+            self.kl_coefficient.update_after_step(metrics[KL_LOSS], int(rows.is_trained_B.sum()))
         return {KL_COEFFICIENT: used}
 
 
@@ -272,7 +272,7 @@ class KlCoefficient:
         if kept is not None and self.kept is not None:
             self.value = kept
 
-    def learned(self, measured: float, num_learned: int) -> None:
+    def update_after_step(self, measured: float, num_learned: int) -> None:
         """Updates the coefficient after a step that trained the policy on `num_learned` responses with a mean KL per
         token of `measured`."""
         self.value = next_coefficient(self.kl.controller, self.value, measured, num_learned)

@@ -28,15 +28,15 @@ class ChatTemplate:
         self._checked: set[tuple[str, ...]] = set()
         """Sequences of roles for which the template was found to use every message."""
 
-    def render(self, messages: Sequence[ChatMessage], place: str) -> str:
+    def render(self, messages: Sequence[ChatMessage], location: str) -> str:
         """Returns the text of a chat, up to the beginning of the assistant's answer.
 
-        Raises DatasetError, starting with `place`, if the chat ends with an assistant's turn, if the template rejects
-        it, or if the template ignores a message, as some templates do with unknown roles."""
+        Raises DatasetError, starting with `location`, if the chat ends with an assistant's turn, if the template
+        rejects it, or if the template ignores a message, as some templates do with unknown roles."""
         roles = tuple(message["role"] for message in messages)
         if roles[-1] == "assistant":
             raise DatasetError(
-                f"{place}: the chat in column {self._prompt_field!r} ends with an assistant's turn "
+                f"{location}: the chat in column {self._prompt_field!r} ends with an assistant's turn "
                 f"({messages[-1]['content']!r:.80}), but the policy would start another one after it; end the chat "
                 "with a user's turn (is the last message the answer?)"
             )
@@ -44,19 +44,19 @@ class ChatTemplate:
             text = self._tokenizer.render_chat(messages)
         except ChatTemplateError as error:
             raise DatasetError(
-                f"{place}: the model's chat template rejects column {self._prompt_field!r} (roles: "
+                f"{location}: the model's chat template rejects column {self._prompt_field!r} (roles: "
                 f"{', '.join(roles)}): {error}; change the row or the template, or choose another model"
             ) from error
         if roles not in self._checked:
-            self._check_every_message(messages, text, place)
+            self._check_every_message(messages, text, location)
             self._checked.add(roles)
         return text
 
-    def _check_every_message(self, messages: Sequence[ChatMessage], text: str, place: str) -> None:
+    def _check_every_message(self, messages: Sequence[ChatMessage], text: str, location: str) -> None:
         for number, message in enumerate(messages):
             if not self._reads(messages, number, text):
                 raise DatasetError(
-                    f"{place}: the model's chat template ignores message {number + 1} of column "
+                    f"{location}: the model's chat template ignores message {number + 1} of column "
                     f"{self._prompt_field!r} (role {message['role']!r}: {message['content']!r:.40}); use roles that "
                     "the template supports, or remove the message"
                 )

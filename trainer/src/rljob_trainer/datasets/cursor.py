@@ -61,7 +61,7 @@ class PromptCursor(Generic[Row]):
         self._digest = digest
         self._are_usable = are_usable
         self.num_left_out = 0
-        """Number of rows skipped so far, without those that `give_back` has returned."""
+        """Number of rows skipped so far, without those that `return_rows` has returned."""
         self._epoch = 0
         self._position = 0
         self._order = self._order_of_epoch()
@@ -86,7 +86,7 @@ class PromptCursor(Generic[Row]):
             self._position = end
         return batch
 
-    def give_back(self, num_rows: int) -> None:
+    def return_rows(self, num_rows: int) -> None:
         """Returns the last `num_rows` rows to the stream, so that they are drawn again. At least as many must have been
         drawn. The state is then as if they had not been drawn: at the end of an epoch rather than at the beginning of
         the next."""

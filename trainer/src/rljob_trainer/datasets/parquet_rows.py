@@ -36,12 +36,13 @@ def _python_rows(batch: pyarrow.RecordBatch, num_before: int, path: Path) -> lis
         # pyarrow raises UnicodeDecodeError, OverflowError, ValueError and errors of other libraries for strings that
         # are not UTF-8 (which are not checked when they are written), dates after the year 9999, and unknown time
         # zones.
-        place, found = _first_unreadable(batch, num_before + 1) or (
+        location, found = _first_unreadable(batch, num_before + 1) or (
             f"rows {num_before + 1} to {num_before + batch.num_rows}",
             error,
         )
         raise DatasetError(
-            f"{path}, {place} cannot be read ({described(found)}); fix the value, or write the file without this column"
+            f"{path}, {location} cannot be read ({described(found)}); fix the value, or write the file without this "
+            "column"
         ) from found
 
 

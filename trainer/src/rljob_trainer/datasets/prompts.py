@@ -50,7 +50,7 @@ class PromptRow:
     `prompt`, but rewards get it as the beginning of the response."""
     plain_turn_beginning: str = ""
     """The same without special tokens, for a reward model that reads texts."""
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
     """Location of the row for messages: file and line, or dataset and row number."""
 
     @property
@@ -103,7 +103,7 @@ def load_prompts(dataset: Dataset, tokenizer: Tokenizer, base_folder: Path, wher
                         text.messages,
                         text.turn_beginning,
                         text.plain_turn_beginning,
-                        raw.place,
+                        raw.location,
                     )
                 )
         num_rows += len(chunk)
@@ -147,30 +147,30 @@ def _text(
     messages = _messages(value)
     if messages is None and not isinstance(value, str):
         raise DatasetError(
-            f"{raw.place}: column {prompt_field!r} {why_not_a_prompt(value)}; it must be a string, or a list of chat messages "
-            "with role and content"
+            f"{raw.location}: column {prompt_field!r} {why_not_a_prompt(value)}; it must be a string, or a list of "
+            "chat messages with role and content"
         )
     if messages is not None and (seen := unread_key(value)):
         raise DatasetError(
-            f"{raw.place}: in the chat of column {prompt_field!r} {seen}, which would be ignored, because only role "
+            f"{raw.location}: in the chat of column {prompt_field!r} {seen}, which would be ignored, because only role "
             "and content are used; remove the key, or move its value into the content"
         )
     if messages is not None and dataset.prompt_template != PLACEHOLDER:
         raise DatasetError(
-            f"{where}.promptTemplate: would be ignored, because {raw.place} has chat messages in column "
+            f"{where}.promptTemplate: would be ignored, because {raw.location} has chat messages in column "
             f"{prompt_field!r}; remove it, or put its text into the messages"
         )
     if messages is None and not dataset.apply_chat_template:
         return _Text(dataset.prompt_template.replace(PLACEHOLDER, str(value)), str(value), None)
     if not tokenizer.has_chat_template:
         raise DatasetError(
-            f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.place}); use an "
-            "instruction-tuned model, or plain text prompts with applyChatTemplate: false"
+            f"{where}.applyChatTemplate: the model's tokenizer has no chat template (needed for {raw.location}); use "
+            "an instruction-tuned model, or plain text prompts with applyChatTemplate: false"
         )
     source_prompt = str(value) if messages is None else "\n".join(message["content"] for message in messages)
     if messages is None:
         messages = [{"role": "user", "content": dataset.prompt_template.replace(PLACEHOLDER, str(value))}]
-    prompt = template.render(messages, raw.place)
+    prompt = template.render(messages, raw.location)
     beginning = turn.beginning(messages, prompt)
     return _Text(prompt, source_prompt, tuple(messages), beginning, turn.plain(beginning))
 
@@ -182,8 +182,8 @@ def _unicode(text: _Text, raw: RawRow) -> _Text:
         text.prompt.encode()
     except UnicodeEncodeError as error:
         raise DatasetError(
-            f"{raw.place}: the prompt contains an unpaired surrogate (at character {error.start}); fix it, or remove "
-            "the row"
+            f"{raw.location}: the prompt contains an unpaired surrogate (at character {error.start}); fix it, or "
+            "remove the row"
         ) from error
     return text
 
@@ -213,10 +213,10 @@ def _value_at(raw: RawRow, path: str, where: str) -> object:
                 value = value[int(name)]
             case Mapping():
                 there = f"the keys of {parent!r}" if parent else "the columns"
-                raise DatasetError(f"{raw.place}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
+                raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {there} are: {', '.join(value)}")
             case _:
                 what = f"a list of {len(value)}" if isinstance(value, list) else f"not a dictionary ({value!r:.80})"
-                raise DatasetError(f"{raw.place}: no column {path!r} ({where}); {parent!r} is {what}")
+                raise DatasetError(f"{raw.location}: no column {path!r} ({where}); {parent!r} is {what}")
     return value
 
 
@@ -248,12 +248,12 @@ def _encode(texts: Sequence[_Text], tokenizer: Tokenizer) -> list[tuple[int, ...
 
 def _fits(num_tokens: int, raw: RawRow, dataset: Dataset, where: str) -> bool:
     if num_tokens == 0:
-        raise DatasetError(f"{raw.place}: the prompt is empty; add text, or remove the row")
+        raise DatasetError(f"{raw.location}: the prompt is empty; add text, or remove the row")
     if num_tokens <= dataset.max_prompt_tokens:
         return True
     if dataset.overlong_prompt is OverlongPrompt.FAIL:
         raise DatasetError(
-            f"{raw.place}: the prompt has {num_tokens} tokens, more than {where}.maxPromptTokens "
+            f"{raw.location}: the prompt has {num_tokens} tokens, more than {where}.maxPromptTokens "
             f"({dataset.max_prompt_tokens}); increase it, or set overlongPrompt: Drop"
         )
     return False

@@ -24,7 +24,7 @@ Block = TypeVar("Block", FileDataset, HuggingFaceDataset, ReasoningGymDataset)
 class RawRow:
     """One row, and its location for messages."""
 
-    place: str
+    location: str
     """File and line (from 1), or dataset and row number (from 0)."""
     columns: Mapping[str, object]
 
@@ -63,19 +63,19 @@ def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Datase
             raise DatasetError(f"{where}.file.path: {spec.path!r} is neither a .jsonl nor a .parquet file; convert it")
 
 
-def _plain(columns: Mapping[str, object], place: str, dataset: Dataset) -> RawRow:
+def _plain(columns: Mapping[str, object], location: str, dataset: Dataset) -> RawRow:
     """Returns the row without columns that have no plain form (see `plain_row`). Raises DatasetError if the prompt or
     the answer has none."""
-    _refuse_deep(columns, place)
+    _refuse_deep(columns, location)
     plain = plain_row(columns)
     for field in (dataset.prompt_field, dataset.answer_field):
         name = field if field in columns else field.partition(".")[0]
         if name in columns and name not in plain:
             raise DatasetError(
-                f"{place}: column {name!r} contains {_kind(columns[name])}, but prompts and answers must be strings, "
-                "numbers, or lists and dictionaries of these; convert the column, or name another one"
+                f"{location}: column {name!r} contains {_kind(columns[name])}, but prompts and answers must be "
+                "strings, numbers, or lists and dictionaries of these; convert the column, or name another one"
             )
-    return RawRow(place, plain)
+    return RawRow(location, plain)
 
 
 def _kind(value: object) -> str:
@@ -88,21 +88,21 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
         raise DatasetError(f"{path}: is not a file; name a file with one JSON object per line")
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
-            place = f"{path}, line {number}"
+            location = f"{path}, line {number}"
             # Some editors begin a file with a byte-order mark.
-            columns = _json_object(line, place, "utf-8-sig" if number == 1 else "utf-8")
-            _refuse_deep(columns, place)
-            yield RawRow(place, columns)
+            columns = _json_object(line, location, "utf-8-sig" if number == 1 else "utf-8")
+            _refuse_deep(columns, location)
+            yield RawRow(location, columns)
 
 
-def _refuse_deep(columns: Mapping[str, object], place: str) -> None:
+def _refuse_deep(columns: Mapping[str, object], location: str) -> None:
     for name, value in columns.items():
         level, depth = [value], 0
         while level := [item for each in level if isinstance(each, list | tuple | Mapping) for item in _items(each)]:
             depth += 1
             if depth > MAX_DEPTH:
                 raise DatasetError(
-                    f"{place}: column {name!r} has more than {MAX_DEPTH} levels of nested lists or dictionaries; "
+                    f"{location}: column {name!r} has more than {MAX_DEPTH} levels of nested lists or dictionaries; "
                     "flatten it, or remove the row"
                 )
 
@@ -121,23 +121,23 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise ResourceError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
 
 
-def _json_object(line: bytes, place: str, encoding: str) -> Mapping[str, object]:
+def _json_object(line: bytes, location: str, encoding: str) -> Mapping[str, object]:
     try:
         columns: object = json.loads(line.rstrip().decode(encoding))
     except UnicodeDecodeError as error:
         raise DatasetError(
-            f"{place}: not UTF-8 text ({error.reason} at byte {error.start + 1}); save the file as UTF-8"
+            f"{location}: not UTF-8 text ({error.reason} at byte {error.start + 1}); save the file as UTF-8"
         ) from error
     except json.JSONDecodeError as error:
         seen = error.doc[max(0, error.pos - 20) : error.pos + 20].strip()
         raise DatasetError(
-            f"{place}: not valid JSON ({error.msg} at column {error.pos + 1}, near {seen!r}); each line must be one "
+            f"{location}: not valid JSON ({error.msg} at column {error.pos + 1}, near {seen!r}); each line must be one "
             "JSON object"
         ) from error
     except (RecursionError, ValueError) as error:
-        raise DatasetError(f"{place}: JSON that cannot be parsed ({error}); fix or remove the row") from error
+        raise DatasetError(f"{location}: JSON that cannot be parsed ({error}); fix or remove the row") from error
     if not isinstance(columns, dict):
-        raise DatasetError(f"{place}: not a JSON object but a {type(columns).__name__}; write {{...}}")
+        raise DatasetError(f"{location}: not a JSON object but a {type(columns).__name__}; write {{...}}")
     return columns
 
 

@@ -47,17 +47,17 @@ class DeviceMemory:
         self.node_peers = _node_peers(context)
         self.num_node_ranks = 1 if self.node_peers is None else dist.get_world_size(self.node_peers)
 
-    def give_back(self) -> None:
+    def return_free_memory(self) -> None:
         """Releases memory that torch's allocator caches, so that the other engine can use it."""
         if self.device_type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
 
     def give_back_after_loading(self) -> None:
-        """Like `give_back`, and on CPUs also releases memory that was freed after loading."""
-        self.give_back()
+        """Like `return_free_memory`, and on CPUs also releases memory that was freed after loading."""
+        self.return_free_memory()
         if self.device_type == "cpu":
-            HOST_MEMORY.give_back()
+            HOST_MEMORY.return_free_memory()
 
     def make_room_for_cache(self, num_bytes: int) -> None:
         """Collective over the ranks of a node. Call it before each rank wakes a KV cache of so many bytes."""
@@ -66,7 +66,7 @@ class DeviceMemory:
             dist.barrier(self.node_peers)
         if self.device_type == "cpu":
             # vLLM does not allocate the cache from the memory that updates have freed.
-            HOST_MEMORY.make_room(self.num_node_ranks * num_bytes)
+            HOST_MEMORY.return_free_memory_if_below(self.num_node_ranks * num_bytes)
 
 
 def _node_peers(context: WorkerContext) -> dist.ProcessGroup | None:

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskErr
 
 from rljob_trainer.errors import CallTimeoutError, FailedWorker, TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.groups.ray_session import check_connected
-from rljob_trainer.groups.worker_failure import Place, failure_cause
+from rljob_trainer.groups.worker_failure import WorkerLocation, failure_cause
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Ranks:
 
     what: str
     references: Mapping[int, ray.ObjectRef]
-    location_of: Callable[[int], Place]
+    location_of: Callable[[int], WorkerLocation]
     raise_if_dead: Callable[[], None]
     """Raises if any process of the group has died, even one that is not part of this call."""
 
@@ -118,7 +118,7 @@ class Ranks:
         traceback."""
         failed: TrainerError
         worker = self._failed_worker(rank)
-        where = f"{self.what}: worker rank {rank}{worker.place}"
+        where = f"{self.what}: worker rank {rank}{worker.location}"
         if isinstance(error.cause, TrainerError) and type(error.cause) is not WorkerError:
             failed = error.cause
         elif isinstance(error.cause, WorkerError):

@@ -38,7 +38,7 @@ class MemoryKills:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerLocation:
     """Where a rank runs: process, node, pod and log file, as known when it was built."""
 
     process: int | None = None
@@ -84,7 +84,7 @@ def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
     return None
 
 
-def failure_cause(error: RayError, place: Place) -> str:
+def failure_cause(error: RayError, location: WorkerLocation) -> str:
     """Returns Ray's text without its identifiers. If Ray only knows that the connection was closed, returns what the
     kernel's counter on the process's node and the end of its log say."""
     text = " ".join(str(error).split())
@@ -93,12 +93,12 @@ def failure_cause(error: RayError, place: Place) -> str:
         return re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text)
     if "connection error" not in detail[1]:
         return detail[1]
-    crash = _crash_in(place.log_file)
+    crash = _crash_in(location.log_file)
     if crash:
         return f"it crashed in native code ({crash})"
-    crash_text = "" if place.log_file else ", native code crashed (there is no log file to check)"
-    before = place.memory_kills
-    now = None if before is None or place.node_id is None else _read_on(place.node_id, before.counter)
+    crash_text = "" if location.log_file else ", native code crashed (there is no log file to check)"
+    before = location.memory_kills
+    now = None if before is None or location.node_id is None else _read_on(location.node_id, before.counter)
     if before is None or now is None:
         return (
             "its process exited without an error message; possible causes: out of memory (check dmesg for oom-kill) or "

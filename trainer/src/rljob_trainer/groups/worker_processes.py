@@ -29,7 +29,7 @@ from rljob_trainer.groups.ray_session import check_connected
 from rljob_trainer.groups.ray_worker import RayWorker
 from rljob_trainer.groups.result_cache import CachedCall, ResultArgument
 from rljob_trainer.groups.shared_folders import UnseenFiles
-from rljob_trainer.groups.worker_failure import Place, failure_cause
+from rljob_trainer.groups.worker_failure import WorkerLocation, failure_cause
 from rljob_trainer.groups.worker_side import Call, GroupRecord, ProcessInfo, Returns, task_name
 from rljob_trainer.observability.spans import Record
 from rljob_trainer.pools.reservation import release_by_id
@@ -195,13 +195,13 @@ class WorkerProcesses:
         spans = self._on_all("spans of the workers", [handle.take_spans.remote() for handle in self.handles])
         return [(info.address, _expect(list, taken)) for info, taken in zip(self.record.infos, spans, strict=True)]
 
-    def location_of(self, rank: int) -> Place:
+    def location_of(self, rank: int) -> WorkerLocation:
         """Returns where a rank runs, and its log file."""
         if not self.record.infos:
-            return Place()
+            return WorkerLocation()
         info = self.record.infos[rank]
         roles = tuple(role.name for role in self.roles)
-        return Place(
+        return WorkerLocation(
             process=info.process_id,
             address=info.address,
             roles=roles,
@@ -239,8 +239,8 @@ class WorkerProcesses:
             self._executes[key] = handle.execute.options(name=name), handle.execute_by_name.options(name=name)
         execute, execute_by_name = self._executes[key]
         if forgotten:
-            return execute.remote(call.travelling(), forgotten)
-        return execute_by_name.remote() if call.needs_only_its_name else execute.remote(call.travelling())
+            return execute.remote(call.serialized(), forgotten)
+        return execute_by_name.remote() if call.needs_only_its_name else execute.remote(call.serialized())
 
     def _death_of(self, rank: int, error: RayError) -> WorkerDiedError:
         location = self.location_of(rank)

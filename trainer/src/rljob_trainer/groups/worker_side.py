@@ -126,7 +126,7 @@ class Call:
         """Whether role and method are all that the worker needs. An argument costs more than 10 % of a Ray call."""
         return not self.arguments and self.returns is Returns.VALUE and self.keep_as is None
 
-    def travelling(self) -> bytes | Call:
+    def serialized(self) -> bytes | Call:
         """Returns the cheapest form for Ray: bytes, which are the same for all ranks of a share, if all arguments are
         plain values or cached results; else the call itself."""
         if not all(is_plain(argument) or isinstance(argument, CachedArgument) for argument in self.arguments):
@@ -137,8 +137,8 @@ class Call:
         return json.dumps([*about, *arguments]).encode()
 
     @staticmethod
-    def arrived(call: bytes | Call) -> Call:
-        """Reverses `travelling`."""
+    def deserialized(call: bytes | Call) -> Call:
+        """Reverses `serialized`."""
         if isinstance(call, Call):
             return call
         role, method, returns, keep_as, is_passed_on, *arguments = json.loads(call)
@@ -184,7 +184,7 @@ class WorkerSide:
             self.fused = FusedWorker(context, roles)
             if context.device_type == "cpu":
                 # Frees the memory that was only needed while loading the models.
-                HOST_MEMORY.give_back()
+                HOST_MEMORY.return_free_memory()
 
     def mesh_positions(self, wanted: Sequence[tuple[str, str]]) -> list[MeshPosition | TrainerError]:
         """Returns for each role and mesh the position of this process, or the error of a worker that has none."""
@@ -205,14 +205,14 @@ class WorkerSide:
         Raises DispatchError if the method has changed a column of a batch in place, because the store shares it with
         other processes; DataLostError; whatever the method raises, as WorkerError if it cannot be pickled."""
         self.kept.forget(forgotten)
-        arrived = Call.arrived(call)
+        arrived = Call.deserialized(call)
         with SPANS.span(f"{arrived.role}.{arrived.method}"), picklable_errors():
             try:
                 return self._execute(arrived)
             except Exception as error:
                 if arrived.keep_as is not None:
                     # A copy has no traceback, which would keep the data of the call alive.
-                    self.kept.keep_error(arrived.keep_as, copy(_travelling(error)))
+                    self.kept.keep_error(arrived.keep_as, copy(_picklable(error)))
                 raise
 
     def execute_by_name(self) -> object:
@@ -284,13 +284,13 @@ def picklable_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        travelling = _travelling(error)
-        if travelling is error:
+        picklable = _picklable(error)
+        if picklable is error:
             raise
-        raise travelling from None
+        raise picklable from None
 
 
-def _travelling(error: Exception) -> Exception:
+def _picklable(error: Exception) -> Exception:
     """Returns the error itself, or a WorkerError with its traceback if it is too large or cannot be unpickled. Ray
     would report an error that cannot be unpickled as the death of this process.
 

@@ -32,7 +32,7 @@ class Activity:
         """Sets the file to write to: next to `log_file`. Before this call nothing is written."""
         self._file = log_file.with_suffix(SUFFIX)
 
-    def tell(self, what: str, number: int, of: int | None = None) -> None:
+    def report_activity(self, what: str, number: int, of: int | None = None) -> None:
         """Reports progress, such as 3 of 8 micro-batches."""
         now = self._clock()
         if self._file is None or now - self._written_at < WRITE_SECONDS:
@@ -58,7 +58,7 @@ class ActivityWatch:
         self._looked_at = clock()
         self._newest = self._newest_file()[0]
 
-    def look(self) -> None:
+    def poll_files(self) -> None:
         """Polls the files, at most every `LOOK_SECONDS`, and calls `report_progress` if one was written."""
         now = self._clock()
         if now - self._looked_at < LOOK_SECONDS:

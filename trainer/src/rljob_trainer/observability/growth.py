@@ -47,7 +47,7 @@ def watched_growth(folder: Path, told: OnGrowth, look_seconds: float = LOOK_SECO
 
 def report_downloaded(num_bytes: int) -> None:
     """Reports a download as the activity of this worker."""
-    ACTIVITY.tell("MB downloaded", num_bytes // 10**6)
+    ACTIVITY.report_activity("MB downloaded", num_bytes // 10**6)
 
 
 def _bytes_below(folder: Path) -> tuple[int, int]:

@@ -23,7 +23,7 @@ UNITS = 10_000
 """Ray's smallest unit is 1/10,000 of a resource. Amounts are compared as integers in this unit, which is exact."""
 GPU = "GPU"
 MOST_EXACT = 2
-"""Up to this many pools, `placed` finds a placement whenever one exists."""
+"""Up to this many pools, `find_placement` finds a placement whenever one exists."""
 MAX_ORDERS = 24
 """Maximum number of orders in which pools are placed; 24 are all orders of four pools."""
 _ADVICE = "add nodes or use larger ones, or request less in spec.pools"
@@ -101,11 +101,11 @@ def check_feasible(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> N
 
 def free_nodes(needs: Sequence[PoolNeed], nodes: Sequence[ClusterNode]) -> list[list[ClusterNode]] | None:
     """Returns for each pool free nodes, in the order of `nodes`; None while there are not enough for all pools."""
-    found = placed([(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
+    found = find_placement([(need.num_nodes, need.per_node) for need in needs], [node.room_now for node in nodes])
     return None if found is None else [[nodes[index] for index in indices] for indices in found]
 
 
-def placed(
+def find_placement(
     needs: Sequence[tuple[int, Mapping[str, float]]], rooms: Sequence[Mapping[str, float]]
 ) -> list[list[int]] | None:
     """Chooses different nodes for each pool. Returns ascending indices of `rooms`; None if no placement was found.
@@ -194,11 +194,11 @@ def _gaps(wanted: Mapping[str, float], room: Mapping[str, float], node: ClusterN
 def _problem_together(needs: Sequence[PoolNeed], rooms: Sequence[Mapping[str, float]]) -> str:
     """Returns why pools that fit alone do not fit together; empty if they do."""
     wanted = [(need.num_nodes, need.per_node) for need in needs]
-    if placed(wanted, rooms) is not None:
+    if find_placement(wanted, rooms) is not None:
         return ""
     names = _relevant(needs)
     if len(needs) <= MOST_EXACT:
-        missing = [name for name in names if placed([(num, _without(of, name)) for num, of in wanted], rooms)]
+        missing = [name for name in names if find_placement([(num, _without(of, name)) for num, of in wanted], rooms)]
         return f"not all together: {_either(missing or names)} is missing"
     there = {name: sum(units(room.get(name, 0.0)) for room in rooms) for name in names}
     asked = {name: sum(num * units(of.get(name, 0.0)) for num, of in wanted) for name in names}

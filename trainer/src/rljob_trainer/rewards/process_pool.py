@@ -368,7 +368,7 @@ class ScorerPool:
         batch = sample.batch
         batch.outcomes[sample.index] = outcome
         batch.num_missing -= 1
-        ACTIVITY.tell("responses have scores", len(batch.outcomes) - batch.num_missing, len(batch.outcomes))
+        ACTIVITY.report_activity("responses have scores", len(batch.outcomes) - batch.num_missing, len(batch.outcomes))
         if batch.num_missing == 0 and not batch.future.cancelled():
             batch.future.set_result([done for done in batch.outcomes if done is not None])
 

@@ -31,7 +31,7 @@ TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Garbled:
+class InvalidResponse:
     """Anything in the connection that is not a response to a frame, because the scorer wrote into it."""
 
 
@@ -109,7 +109,7 @@ class ScoringChild:
                 del self._unsent[: self.connection.send(self._unsent)]
 
     def receive(self) -> list[object]:
-        """The complete responses to frames since the last call, in order; `Garbled` for anything else."""
+        """The complete responses to frames since the last call, in order; `InvalidResponse` for anything else."""
         try:
             while data := self.connection.recv(READ_BYTES):
                 self._unread += data
@@ -127,12 +127,12 @@ class ScoringChild:
         try:
             message = json.loads(line)
         except (RecursionError, ValueError):
-            return Garbled()
+            return InvalidResponse()
         match message:
             case [str() as token, response] if self._unanswered and token == self._unanswered[0]:
                 self._unanswered.popleft()
                 return response
-        return Garbled()
+        return InvalidResponse()
 
     def has_ended(self) -> bool:
         """Whether the process has ended or closed its connection.

@@ -101,7 +101,7 @@ class HybridWorker(Worker):
         engine = self.rollout.engine
         MEMORY.mark(Boundary.STEP_BEFORE)
         # The engine does not use torch's allocator, so memory that torch caches would be missing there.
-        self.device_memory.give_back()
+        self.device_memory.return_free_memory()
         engine.wake(weights=True, kv_cache=False)
         MEMORY.mark(Boundary.WAKE_WEIGHTS)
         version, held = self.actor.policy_version, self.synced_version
@@ -109,7 +109,7 @@ class HybridWorker(Worker):
             sync_weights(self.actor.engine, engine, self.rollout_dtype, version, knows_base=held is not None)
             self.synced_version, self.synced_loads = version, self.actor.num_loads
         self.actor.engine.offload_state()
-        self.device_memory.give_back()
+        self.device_memory.return_free_memory()
         MEMORY.mark(Boundary.SYNC_WEIGHTS)
         self.device_memory.make_room_for_cache(self.num_cache_bytes)
         engine.wake(weights=False, kv_cache=True)
@@ -123,7 +123,7 @@ class HybridWorker(Worker):
         engine.sleep()
         if engine.forgets_weights_asleep:
             self.synced_version = None
-        self.device_memory.give_back()
+        self.device_memory.return_free_memory()
         self.actor.engine.fetch_parameters()
         MEMORY.mark(Boundary.SLEEP)
 

@@ -126,7 +126,7 @@ class RewardWorker(Worker):
         found: list[dict[str, str]] = [{} for _ in lengths]
         for each, pending in zip(self.settings.scorers, scoring.outcomes, strict=True):
             outcomes = pending.result()
-            scores = settle(each.reward, each.where, each.scorer.name, scoring.requests, outcomes)
+            scores = apply_error_policies(each.reward, each.where, each.scorer.name, scoring.requests, outcomes)
             for of_response, outcome in zip(found, outcomes, strict=True):
                 if outcome.found is not None:
                     of_response[each.reward.name] = outcome.found
@@ -151,7 +151,7 @@ def _mapping(row: object) -> Mapping[str, object]:
     return row
 
 
-def settle(
+def apply_error_policies(
     reward: Reward, where: str, scorer_name: str, requests: Sequence[RewardRequest], outcomes: Sequence[RewardOutcome]
 ) -> tuple[float, ...]:
     """Applies `onError` and `onTimeout`: one score per request, in order, with `errorScore` for failed ones. `where` is

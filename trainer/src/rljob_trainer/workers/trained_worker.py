@@ -98,7 +98,7 @@ class TrainedWorker(Worker):
         load_into(self._named_state(), open_checkpoint(folder))
         self.offload_after_copy()
         if self.context.device_type == "cpu":
-            HOST_MEMORY.give_back()
+            HOST_MEMORY.return_free_memory()
         self.num_loads += 1
         self.checkpoint_loaded(policy_version)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.kl import KlPlacement
-from rljob_api.v1alpha1.recipes import filled
+from rljob_api.v1alpha1.recipes import resolved_value
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_trainer.algorithms.aggregation import Denominators, aggregate_loss
 from rljob_trainer.algorithms.function_results import METRIC_PREFIX
@@ -98,7 +98,7 @@ class UpdateLoss:
             if weights_N is None:
                 weights_N = correction_weights(log_ratios_N, segments, correction)
             losses_N = losses_N * weights_N
-            self.sums.add(weight_sums(weights_N, filled(correction.max_ratio)))
+            self.sums.add(weight_sums(weights_N, resolved_value(correction.max_ratio)))
         policy_loss = self._aggregated(losses_N, segments)
         loss = policy_loss
         if self.algorithm.entropy_coefficient:
@@ -119,7 +119,7 @@ class UpdateLoss:
         return aggregate_loss(
             values_N,
             segments,
-            filled(self.algorithm.aggregation),
+            resolved_value(self.algorithm.aggregation),
             self.denominators,
             dp_size=self.gradient_divisor,
             max_new_tokens=self.max_new_tokens,

@@ -135,7 +135,7 @@ class RolloutEngine(ABC):
             if not self.has_unfinished():
                 break
             finished.update({sequence.request_id: sequence for sequence in self.step()})
-            ACTIVITY.tell(f"steps of the engine, {len(finished)} responses are complete", number)
+            ACTIVITY.report_activity(f"steps of the engine, {len(finished)} responses are complete", number)
         return finished
 
 

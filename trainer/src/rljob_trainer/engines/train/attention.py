@@ -1,12 +1,12 @@
 """Attention of a Hugging Face model over flat (packed) rows, through transformers' attention interface.
 
 A model whose layers mix tokens only by plain attention, full or with a sliding window, is called with all rows as one:
-`body(input_ids=[1, N], position_ids=rows.position_ids_1N, use_cache=False, flat_rows=rows)`. transformers passes
+`body(input_ids=[1, M], position_ids=rows.position_ids_1M, use_cache=False, flat_rows=rows)`. transformers passes
 `flat_rows` to every layer, also when activations are recomputed, and builds no mask for an attention implementation
 without a mask function. Every other model gets a batch that is padded on the right. It needs no padding mask, because
 with causal attention no token sees the padding after it.
 
-Legend: N tokens of all rows, H query heads, K key and value heads, D head size, E head size of the values.
+Legend: M tokens of all rows, H query heads, K key and value heads, D head size, E head size of the values.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _flat_attention(
     flat_rows: FlatRows | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in each layer. Returns [1, N, H, E] and no attention weights. With
+    """The attention function that transformers calls in each layer. Returns [1, M, H, E] and no attention weights. With
     sequence parallelism, inputs and output have only the tokens of this rank's piece."""
     layer = type(module).__name__
     unserved = [name for name in MATHEMATICS_OF_OTHERS if others.get(name) is not None]
@@ -160,5 +160,5 @@ def _flat_attention(
         device.type,
         torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
     )
-    output_1NHE = attend(kernel, query_1HND, key_1KND, value_1KNE, flat_rows, scaling, window)
-    return output_1NHE if ranks is None else ranks.to_tokens(output_1NHE), None
+    output_1MHE = attend(kernel, query_1HND, key_1KND, value_1KNE, flat_rows, scaling, window)
+    return output_1MHE if ranks is None else ranks.to_tokens(output_1MHE), None

@@ -1,6 +1,6 @@
 """Causal attention within the rows of a flat batch: no token sees another row.
 
-Legend: N tokens of all rows, B rows, T tokens of the longest row, H query heads, K key and value heads (H is a multiple
+Legend: M tokens of all rows, B rows, T tokens of the longest row, H query heads, K key and value heads (H is a multiple
 of K), D head size, E head size of the values (almost always D).
 """
 
@@ -71,13 +71,13 @@ class FlatRows:
         return max(self.lengths)
 
     @cached_property
-    def position_ids_1N(self) -> Tensor:
+    def position_ids_1M(self) -> Tensor:
         """int64: each token's position within its row, from 0."""
         return self._on_device(torch.arange(self.num_tokens)[None] - self._of_each_token(self._starts_B))
 
     @cached_property
     def cumulative_lengths(self) -> Tensor:
-        """int32 [B + 1]: cumulative lengths, from 0 to N."""
+        """int32 [B + 1]: cumulative lengths, from 0 to M."""
         return self._on_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32))
 
     @cached_property
@@ -89,7 +89,7 @@ class FlatRows:
         return self._on_device((self._starts_B[:, None] + positions_BT).flatten())
 
     @cached_property
-    def unpadding_N(self) -> Tensor:
+    def unpadding_M(self) -> Tensor:
         """int64: the index of each flat token in the padded batch, viewed as [B * T]."""
         padded_starts_B = torch.arange(len(self.lengths)) * self.longest
         return self._on_device(torch.arange(self.num_tokens) + self._of_each_token(padded_starts_B - self._starts_B))
@@ -150,7 +150,7 @@ def attend(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """[1, N, H, E]: causal attention within each row.
+    """[1, M, H, E]: causal attention within each row.
 
     With a `window` a token sees only the last `window` tokens, including itself. `scale` None means 1 / sqrt(D)."""
     if kernel is Kernel.VARIABLE_LENGTH:
@@ -170,7 +170,7 @@ def attend(
             _as_batch(tensor.index_select(2, rows.padding_BT), rows) for tensor in (query_1HND, key_1KND, value_1KNE)
         )
         output_BTHE = _causal(query_BHTD, key_BKTD, value_BKTE, scale, window).transpose(1, 2)
-        return output_BTHE.flatten(0, 1).index_select(0, rows.unpadding_N)[None]
+        return output_BTHE.flatten(0, 1).index_select(0, rows.unpadding_M)[None]
     query_BHTD, key_BKTD, value_BKTE = (_as_batch(tensor, rows) for tensor in (query_1HND, key_1KND, value_1KNE))
     return _causal(query_BHTD, key_BKTD, value_BKTE, scale, window).transpose(1, 2).flatten(0, 1)[None]
 
@@ -207,19 +207,19 @@ def _causal(
 def _variable_length(
     query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, rows: FlatRows, scale: float | None, window: int | None
 ) -> Tensor:
-    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND))
+    query_MHD, key_MKD, value_MKD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND))
     attention = varlen.varlen_attn
-    num_groups = query_NHD.shape[1] // key_NKD.shape[1]
+    num_groups = query_MHD.shape[1] // key_MKD.shape[1]
     if num_groups > 1:
         if "enable_gqa" in _arguments(attention):
             attention = partial(attention, enable_gqa=True)
         else:
             # Earlier versions of torch lack this argument and do not document whether they support fewer key heads.
-            key_NKD, value_NKD = (tensor.repeat_interleave(num_groups, dim=1) for tensor in (key_NKD, value_NKD))
-    output_NHD = attention(
-        query_NHD,
-        key_NKD,
-        value_NKD,
+            key_MKD, value_MKD = (tensor.repeat_interleave(num_groups, dim=1) for tensor in (key_MKD, value_MKD))
+    output_MHD = attention(
+        query_MHD,
+        key_MKD,
+        value_MKD,
         rows.cumulative_lengths,
         rows.cumulative_lengths,
         rows.longest,
@@ -227,8 +227,8 @@ def _variable_length(
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
     )
-    assert isinstance(output_NHD, Tensor)
-    return output_NHD[None]
+    assert isinstance(output_MHD, Tensor)
+    return output_MHD[None]
 
 
 @cache

@@ -7,7 +7,7 @@ Master weights, gradients and optimizer state of a trained model are float32 sha
 `compute_dtype`. The shards of a frozen model, and of weights that are frozen because adapters are trained (`lora`), are
 in `compute_dtype`.
 
-Legend: B rows, R response tokens of all rows.
+Legend: B rows, N response tokens of all rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 from rljob_trainer.engines.train.sharded_model import sharded_model
 from rljob_trainer.engines.train.token_batch import MicroBatch, TokenBatch, batch_of_rows
 from rljob_trainer.engines.train.token_logprobs import Entropy, TokenDistribution
-from rljob_trainer.engines.train.token_model import LogprobRequest, Question, TokenModel, ValueRequest
+from rljob_trainer.engines.train.token_model import ForwardRequest, LogprobRequest, TokenModel, ValueRequest
 from rljob_trainer.engines.train.weight_loading import load_weights
 from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.observability.activity import ACTIVITY
@@ -62,7 +62,7 @@ NAME_PREFIX = "language_model."
 Loss = Callable[[MicroBatch, TokenDistribution], Tensor]
 """Returns the micro-batch's part of the mini-batch's loss, 0-d, times the layout's `gradient_divisor`."""
 ValueLoss = Callable[[MicroBatch, Tensor], Tensor]
-"""Like `Loss`, for values [R]."""
+"""Like `Loss`, for values [N]."""
 
 
 class TrainEngine:
@@ -141,19 +141,19 @@ class TrainEngine:
         with_adapters: bool = True,
     ) -> TokenDistribution:
         """Collective. The log-probabilities of the batch's response tokens by the current weights, and entropy and
-        squares if requested: [R] float32 on the host, row after row. Without its adapters the model is the one that
+        squares if requested: [N] float32 on the host, row after row. Without its adapters the model is the one that
         training started from. Offloaded parameters of a frozen model are on the device only during this call."""
         found = self._columns(batch, LogprobRequest(temperature, entropy, with_squares), with_adapters=with_adapters)
-        logprobs_R, *others = found
-        entropy_R = others.pop(0) if entropy is not Entropy.NO and others else None
-        return TokenDistribution(logprobs_R, entropy_R, others.pop(0) if others else None)
+        logprobs_N, *others = found
+        entropy_N = others.pop(0) if entropy is not Entropy.NO and others else None
+        return TokenDistribution(logprobs_N, entropy_N, others.pop(0) if others else None)
 
     @torch.no_grad()
     def values(self, batch: TokenBatch) -> Tensor:
-        """Collective. The values of a model with a value head at the tokens before the batch's response tokens: [R]
+        """Collective. The values of a model with a value head at the tokens before the batch's response tokens: [N]
         float32 on the host, row after row."""
-        [values_R] = self._columns(batch, ValueRequest(), with_adapters=True)
-        return values_R
+        [values_N] = self._columns(batch, ValueRequest(), with_adapters=True)
+        return values_N
 
     def forward_backward(
         self,
@@ -173,7 +173,7 @@ class TrainEngine:
         )
 
     def fit_values(self, batch: TokenBatch, loss: ValueLoss) -> None:
-        """Collective. Like `forward_backward` for a model with a value head: `loss` gets the values [R]."""
+        """Collective. Like `forward_backward` for a model with a value head: `loss` gets the values [N]."""
         self._accumulate(batch, ValueRequest(), lambda micro_batch, columns: loss(micro_batch, _as_values(columns)))
 
     def take_routing(self) -> dict[str, float]:
@@ -209,13 +209,13 @@ class TrainEngine:
         """Reshards gathered parameters, and offloads parameters and moments if the settings say so."""
         self._reshard()
         if self.offloading.parameters is not None:
-            self.offloading.parameters.leave()
+            self.offloading.parameters.move_to_host()
         self.offload_moments()
 
     def offload_moments(self) -> None:
         """Offloads the optimizer's moments if the settings say so."""
         if self.offloading.moments is not None:
-            self.offloading.moments.leave()
+            self.offloading.moments.move_to_host()
 
     def named_shards(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's shards (DTensors) without adapters, under the names of the Hugging Face model, in the same order
@@ -262,16 +262,16 @@ class TrainEngine:
     def _sharded(self, compute_dtype: torch.dtype) -> TokenModel:
         return sharded_model(self.settings, self.layout, self.meshes.parameters, compute_dtype)
 
-    def _columns(self, batch: TokenBatch, question: Question, *, with_adapters: bool) -> list[Tensor]:
-        """The requested columns, [R] each on the host."""
+    def _columns(self, batch: TokenBatch, request: ForwardRequest, *, with_adapters: bool) -> list[Tensor]:
+        """The requested columns, [N] each on the host."""
         self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         outputs: list[list[Tensor]] = []
         for number, rows in enumerate(micro_batches, 1):
-            ACTIVITY.tell("micro-batches", number, len(micro_batches))
+            ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=with_adapters):
-                found = self.model(partial(micro_batching.columns, micro_batch, question))
+                found = self.model(partial(micro_batching.columns, micro_batch, request))
             outputs.append([each for each in found if each is not None])
         MEMORY.sample()
         if self.optimizer is None:
@@ -285,14 +285,14 @@ class TrainEngine:
         ]
 
     def _accumulate(
-        self, batch: TokenBatch, question: Question, loss: Callable[[MicroBatch, Sequence[Tensor | None]], Tensor]
+        self, batch: TokenBatch, request: ForwardRequest, loss: Callable[[MicroBatch, Sequence[Tensor | None]], Tensor]
     ) -> None:
         self.fetch_parameters(wait=True)
         micro_batches = self._micro_batches(batch)
         if self.model.router is not None:
             self.routing.begin(self._uses(batch, micro_batches))
         for number, rows in enumerate(micro_batches, 1):
-            ACTIVITY.tell("micro-batches", number, len(micro_batches))
+            ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             is_last = number == len(micro_batches)
             if self.settings.defers_reduction:
                 self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
@@ -301,7 +301,7 @@ class TrainEngine:
                 self.model.set_requires_all_reduce(is_last)  # type: ignore[operator]
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             counts_LE, used_LE, probabilities_E, *columns = self.model(
-                partial(micro_batching.routed_columns, micro_batch, question)
+                partial(micro_batching.routed_columns, micro_batch, request)
             )
             value = loss(micro_batch, columns)
             if counts_LE is not None:
@@ -344,7 +344,7 @@ class TrainEngine:
     def _uses(self, batch: TokenBatch, micro_batches: Sequence[Sequence[int]]) -> Iterator[RouterUse]:
         """How the current routers distribute the batch's tokens across experts, from one pass without gradient."""
         for number, rows in enumerate(micro_batches, 1):
-            ACTIVITY.tell("micro-batches", number, len(micro_batches))
+            ACTIVITY.report_activity("micro-batches", number, len(micro_batches))
             micro_batch = batch.micro_batch(rows, self.device, self.sequence_ranks)
             with scoring(self.adapted_layers, with_adapters=True):
                 use = self.model(partial(micro_batching.router_use, micro_batch))
@@ -372,12 +372,12 @@ class TrainEngine:
         """The log-probabilities (or values) of the same tokens by the engine."""
         batch = batch_of_rows(rows)
         micro_batch = batch.micro_batch(range(len(rows)), self.device, self.sequence_ranks)
-        question = LogprobRequest(1.0) if self.settings.head is Head.TOKENS else ValueRequest(by_probe=True)
+        request = LogprobRequest(1.0) if self.settings.head is Head.TOKENS else ValueRequest(by_probe=True)
         # In the mode of later passes, because some models use random numbers in training mode.
         self.model.train(self.settings.optimizer is not None)
-        found_R, *_ = self.model(partial(micro_batching.columns, micro_batch, question))
+        found_N, *_ = self.model(partial(micro_batching.columns, micro_batch, request))
         self.model.eval()
-        return torch.split_with_sizes(found_R.cpu(), batch.response_lengths)
+        return torch.split_with_sizes(found_N.cpu(), batch.response_lengths)
 
     def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
         on_device = values.detach().to(self.device, copy=True)
@@ -390,12 +390,12 @@ class TrainEngine:
 
 
 def _as_distribution(columns: Sequence[Tensor | None]) -> TokenDistribution:
-    logprobs_R, entropy_R, squares_R = columns
-    assert logprobs_R is not None
-    return TokenDistribution(logprobs_R, entropy_R, squares_R)
+    logprobs_N, entropy_N, squares_N = columns
+    assert logprobs_N is not None
+    return TokenDistribution(logprobs_N, entropy_N, squares_N)
 
 
 def _as_values(columns: Sequence[Tensor | None]) -> Tensor:
-    [values_R] = columns
-    assert values_R is not None
-    return values_R
+    [values_N] = columns
+    assert values_N is not None
+    return values_N

@@ -2,7 +2,7 @@
 
 Micro-batches fit a token budget, and every worker has the same number of them.
 
-Legend: B rows, R response tokens of all rows, L layers with experts, E experts of each.
+Legend: B rows, N response tokens of all rows, L layers with experts, E experts of each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.engines.train.token_batch import MicroBatch
-from rljob_trainer.engines.train.token_model import Outputs, Question, TokenModel
+from rljob_trainer.engines.train.token_model import ForwardRequest, Outputs, TokenModel
 from rljob_trainer.errors import ConfigurationError
 
 
@@ -44,15 +44,15 @@ def plan_micro_batches(
     return plans + [[] for _ in range(num_micro_batches - len(plans))]
 
 
-def columns(micro_batch: MicroBatch, question: Question, model: TokenModel) -> Outputs:
-    """The columns of the response tokens that the question requests."""
-    return model.columns(micro_batch, question)
+def columns(micro_batch: MicroBatch, request: ForwardRequest, model: TokenModel) -> Outputs:
+    """The columns of the response tokens that the request requests."""
+    return model.columns(micro_batch, request)
 
 
-def routed_columns(micro_batch: MicroBatch, question: Question, model: TokenModel) -> Outputs:
+def routed_columns(micro_batch: MicroBatch, request: ForwardRequest, model: TokenModel) -> Outputs:
     """The counts of tokens per expert, the two parts of a RouterUse (None without an auxiliary loss), and the columns
     of `columns`."""
-    found, counts_LE, use = model.routed_columns(micro_batch, question)
+    found, counts_LE, use = model.routed_columns(micro_batch, request)
     return (counts_LE, *((None, None) if use is None else (use.counts_LE, use.probabilities_E)), *found)
 
 
@@ -73,10 +73,10 @@ def own_logprobs(rows: Sequence[Tensor], model: TokenModel) -> Outputs:
 
 
 def in_batch_order(values: Sequence[Tensor], micro_batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-    """[R]: the values of all micro-batches in the order of the batch's rows."""
+    """[N]: the values of all micro-batches in the order of the batch's rows."""
     parts: dict[int, Tensor] = {}
-    for rows, values_R in zip(micro_batches, values, strict=True):
+    for rows, values_N in zip(micro_batches, values, strict=True):
         sizes = [lengths[row] for row in rows]
-        parts.update(zip(rows, torch.split_with_sizes(values_R, sizes), strict=True) if rows else ())
+        parts.update(zip(rows, torch.split_with_sizes(values_N, sizes), strict=True) if rows else ())
     found = [parts[row] for row in sorted(parts)]
     return torch.cat(found) if found else torch.zeros(0)

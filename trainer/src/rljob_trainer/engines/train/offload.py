@@ -54,7 +54,7 @@ class HostedStorages:
         """Whether the storages are empty."""
         return bool(self._away)
 
-    def leave(self) -> None:
+    def move_to_host(self) -> None:
         """Moves the storages to the host, if they are on the device."""
         if self._away:
             return
@@ -172,7 +172,7 @@ class Offloading:
         try:
             yield self.moments.wait
         finally:
-            self.moments.leave()
+            self.moments.move_to_host()
 
 
 def moments_of(optimizer: torch.optim.Optimizer | None) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """How a mixture of experts distributes tokens, and the auxiliary (load-balancing) loss that its configuration may have.
 
-Legend: L layers with experts, E experts of each, N tokens that the model reads, K experts of each token.
+Legend: L layers with experts, E experts of each, M tokens that the model reads, K experts of each token.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def auxiliary_loss_settings(model: PreTrainedModel) -> AuxiliaryLoss | None:
 def router_use(logits: Sequence[Tensor], tokens: slice | Tensor, num_chosen: int) -> RouterUse:
     """The router use of these tokens from the logits of each layer; the other tokens are filler or padding."""
     counts, sums = [], []
-    for logits_NE in logits:
-        probabilities_NE = logits_NE[tokens].float().softmax(dim=-1)
-        counts.append(counted(probabilities_NE.detach().topk(num_chosen, dim=-1).indices, logits_NE.shape[-1]))
-        sums.append(probabilities_NE.sum(dim=0))
+    for logits_ME in logits:
+        probabilities_ME = logits_ME[tokens].float().softmax(dim=-1)
+        counts.append(counted(probabilities_ME.detach().topk(num_chosen, dim=-1).indices, logits_ME.shape[-1]))
+        sums.append(probabilities_ME.sum(dim=0))
     return RouterUse(torch.stack(counts), torch.stack(sums).sum(dim=0))
 
 
@@ -109,7 +109,7 @@ class ExpertLoad:
 
     @contextmanager
     def noted(self) -> Iterator[list[Tensor]]:
-        """Within this block, collects the chosen experts of each layer, [N, K] int64. Recomputation in the backward
+        """Within this block, collects the chosen experts of each layer, [M, K] int64. Recomputation in the backward
         pass happens after the block and is not collected."""
         chosen: list[Tensor] = []
         self._chosen = chosen
@@ -135,9 +135,9 @@ class ExpertLoad:
 class Routing:
     """Collects an engine's expert load in passes with gradient, and the auxiliary loss of its updates."""
 
-    def __init__(self, asked: AuxiliaryLoss | None, sum_over_all: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, loss_settings: AuxiliaryLoss | None, sum_over_all: Callable[[Tensor], Tensor]) -> None:
         """`sum_over_all` adds up over all ranks; collective."""
-        self.asked = asked
+        self.loss_settings = loss_settings
         self.sum_over_all = sum_over_all
         self.counts_LE: Tensor | None = None
         self.whole_counts_LE: Tensor | None = None
@@ -155,12 +155,12 @@ class Routing:
 
     def loss(self, use: RouterUse) -> Tensor:
         """A micro-batch's part of the auxiliary loss, times the coefficient."""
-        assert self.asked is not None, "the model has no auxiliary loss"
+        assert self.loss_settings is not None, "the model has no auxiliary loss"
         assert self.whole_counts_LE is not None, "call begin first"
-        loss = auxiliary_loss(use, self.whole_counts_LE, self.asked.num_chosen)
+        loss = auxiliary_loss(use, self.whole_counts_LE, self.loss_settings.num_chosen)
         value = loss.detach().double()
         self.loss_sum = value if self.loss_sum is None else self.loss_sum + value
-        return self.asked.coefficient * loss
+        return self.loss_settings.coefficient * loss
 
     def take(self) -> dict[str, float]:
         """Collective. Metrics of the counts since the last call, including prompt tokens, and the mean loss of the

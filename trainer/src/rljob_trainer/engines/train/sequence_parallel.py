@@ -6,7 +6,7 @@ outputs (Jacobs et al. 2023, DeepSpeed Ulysses, arXiv 2309.14509, section 3). If
 than ranks, they are repeated. Results for the response tokens of a piece are gathered, so that a loss has all tokens of
 its rows on every rank.
 
-Legend: S sequence ranks, N tokens that the model reads (a multiple of S), P tokens of a piece (N / S), R response
+Legend: S sequence ranks, M tokens that the model reads (a multiple of S), P tokens of a piece (M / S), N response
 tokens, r response tokens that this rank's piece predicts, H heads, D head size, E head size of the values.
 """
 
@@ -44,12 +44,12 @@ class SequenceRanks:
         return -num_tokens % self.size
 
     def piece(self, num_tokens: int) -> slice:
-        """This rank's piece of N tokens."""
+        """This rank's piece of M tokens."""
         length = num_tokens // self.size
         return slice(self.rank * length, (self.rank + 1) * length)
 
     def to_heads(self, *tensors_1HPD: Tensor) -> tuple[Tensor, ...]:
-        """[1, H, P, D] of this rank's tokens -> [1, H / S, N, D]: all tokens of this rank's heads, for each tensor."""
+        """[1, H, P, D] of this rank's tokens -> [1, H / S, M, D]: all tokens of this rank's heads, for each tensor."""
         pieces = [self._with_enough_heads(tensor[0]) for tensor in tensors_1HPD]
         sent = [piece.reshape(self.size, -1, *piece.shape[1:]) for piece in pieces]
         received = self._exchanged(sent)
@@ -57,13 +57,13 @@ class SequenceRanks:
         return tuple(each.permute(1, 0, 2, 3).flatten(1, 2)[None] for each in received)
 
     def to_tokens(self, output_1NhE: Tensor) -> Tensor:
-        """[1, N, H / S, E], all tokens of this rank's heads -> [1, P, H, E]."""
+        """[1, M, H / S, E], all tokens of this rank's heads -> [1, P, H, E]."""
         sent = output_1NhE[0].reshape(self.size, -1, *output_1NhE.shape[2:])
         [received] = self._exchanged([sent])
         return received.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def gathered(self, values: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """[r] each -> [R] each, in the order of the ranks. `counts` is r of every rank. Every rank must compute the
+        """[r] each -> [N] each, in the order of the ranks. `counts` is r of every rank. Every rank must compute the
         same loss from the result; only then is the gradient of a rank's own values complete."""
         longest = max(counts)
         own_KT = torch.stack([torch.nn.functional.pad(each, (0, longest - len(each))) for each in values])

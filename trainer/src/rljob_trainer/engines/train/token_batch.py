@@ -1,6 +1,6 @@
 """Flat (packed) tokens: the rows of a batch one after the other, without padding from rollout to gradient.
 
-Legend: B rows; L tokens of all rows; N tokens of them that the model reads; R response tokens, which it predicts.
+Legend: B rows; L tokens of all rows; M tokens of them that the model reads; N response tokens, which it predicts.
 
 A row is a prompt and a response. The model reads a row up to the token before the last response token, because nothing
 after it is needed to predict response tokens. Columns with a value per token have it at the token's own position;
@@ -27,17 +27,17 @@ class Piece:
     """One sequence rank's part of a micro-batch."""
 
     tokens: slice
-    """The part of N that this rank processes."""
+    """The part of M that this rank processes."""
     responses: slice
-    """The part of R that is predicted by tokens of the piece."""
+    """The part of N that is predicted by tokens of the piece."""
     counts: tuple[int, ...]
     """The length of `responses` on each rank."""
 
     @staticmethod
-    def of(ranks: SequenceRanks, predictors_R: Tensor, num_tokens: int) -> Piece:
-        """The piece of this rank. `predictors_R` must be on the host and ascending."""
+    def of(ranks: SequenceRanks, predictors_N: Tensor, num_tokens: int) -> Piece:
+        """The piece of this rank. `predictors_N` must be on the host and ascending."""
         length = num_tokens // ranks.size
-        edges = torch.searchsorted(predictors_R, torch.arange(ranks.size + 1) * length).tolist()
+        edges = torch.searchsorted(predictors_N, torch.arange(ranks.size + 1) * length).tolist()
         counts = tuple(end - start for start, end in pairwise(edges))
         return Piece(ranks.piece(num_tokens), slice(edges[ranks.rank], edges[ranks.rank + 1]), counts)
 
@@ -46,27 +46,27 @@ class Piece:
 class MicroBatch:
     """The input of one forward pass, on the device; the host also knows the lengths."""
 
-    tokens_N: Tensor
+    tokens_M: Tensor
     """int64: the ids of the tokens that the model reads."""
     rows: FlatRows
-    """Where rows begin and end in N; each has at least one token."""
-    predictors_R: Tensor
-    """int64: the index in N of the token before each response token, whose hidden state predicts the response token."""
-    targets_R: Tensor
+    """Where rows begin and end in M; each has at least one token."""
+    predictors_N: Tensor
+    """int64: the index in M of the token before each response token, whose hidden state predicts the response token."""
+    targets_N: Tensor
     """int64: the response tokens."""
     response_lengths: tuple[int, ...]
-    """[B]: the number of response tokens of each row; their sum is R."""
+    """[B]: the number of response tokens of each row; their sum is N."""
     columns: Mapping[str, Tensor]
-    """[R] each: the values at response tokens."""
+    """[N] each: the values at response tokens."""
     piece: Piece | None
     """The part that this rank's layers process; None without sequence parallelism."""
     num_filling: int
-    """The number of filler tokens at the end of N, which belong to no row of the batch."""
+    """The number of filler tokens at the end of M, which belong to no row of the batch."""
 
     @property
     def own_tokens(self) -> slice:
         """The tokens, without filler, among those that this rank's layers process."""
-        end = len(self.tokens_N) - self.num_filling
+        end = len(self.tokens_M) - self.num_filling
         if self.piece is None:
             return slice(0, end)
         start = self.piece.tokens.start
@@ -114,21 +114,21 @@ class TokenBatch:
         # The index of each read token among the read ones; the predictor of a response token is one before it.
         place_L = is_read_L.cumsum(0) - 1
         targets_L = mask_L.nonzero()[:, 0]
-        predictors_R = place_L[targets_L - 1]
-        tokens_N, lengths = chosen.tokens.values[is_read_L], chosen.read_lengths
+        predictors_N = place_L[targets_L - 1]
+        tokens_M, lengths = chosen.tokens.values[is_read_L], chosen.read_lengths
         num_filling = 0 if rows else 1
         if sequence_ranks is not None:
-            num_filling += sequence_ranks.num_filling_tokens(len(tokens_N) + num_filling)
+            num_filling += sequence_ranks.num_filling_tokens(len(tokens_M) + num_filling)
         if num_filling:
-            tokens_N, lengths = torch.cat([tokens_N, tokens_N.new_zeros(num_filling)]), (*lengths, num_filling)
+            tokens_M, lengths = torch.cat([tokens_M, tokens_M.new_zeros(num_filling)]), (*lengths, num_filling)
         return MicroBatch(
-            tokens_N=on_device(tokens_N, device),
+            tokens_M=on_device(tokens_M, device),
             rows=FlatRows(lengths, device, sequence_ranks),
-            predictors_R=on_device(predictors_R, device),
-            targets_R=on_device(chosen.tokens.values[targets_L], device),
+            predictors_N=on_device(predictors_N, device),
+            targets_N=on_device(chosen.tokens.values[targets_L], device),
             response_lengths=chosen.response_lengths if rows else (0,),
             columns={name: on_device(column.values[mask_L], device) for name, column in chosen.columns.items()},
-            piece=None if sequence_ranks is None else Piece.of(sequence_ranks, predictors_R, len(tokens_N)),
+            piece=None if sequence_ranks is None else Piece.of(sequence_ranks, predictors_N, len(tokens_M)),
             num_filling=num_filling,
         )
 
@@ -148,10 +148,10 @@ class TokenBatch:
         return torch.zeros(len(self), dtype=torch.int64).scatter_reduce(0, self._rows_L, positions_L, "amax")
 
 
-def in_rows(values_R: Tensor, response_mask: RaggedColumn) -> RaggedColumn:
-    """Converts [R] values of response tokens to a ragged column with a value per token, 0 for other tokens."""
-    values_L = torch.zeros(response_mask.values.shape, dtype=values_R.dtype)
-    values_L[response_mask.values] = values_R
+def in_rows(values_N: Tensor, response_mask: RaggedColumn) -> RaggedColumn:
+    """Converts [N] values of response tokens to a ragged column with a value per token, 0 for other tokens."""
+    values_L = torch.zeros(response_mask.values.shape, dtype=values_N.dtype)
+    values_L[response_mask.values] = values_N
     return RaggedColumn(values_L, response_mask.lengths)
 
 

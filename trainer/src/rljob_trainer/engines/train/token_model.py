@@ -1,6 +1,6 @@
 """The module that FSDP2 wraps: a causal language model that computes log-probabilities or values for flat rows.
 
-Legend: B rows, T tokens of the longest row, N tokens that the model reads, R response tokens, D hidden size, V
+Legend: B rows, T tokens of the longest row, M tokens that the model reads, N response tokens, D hidden size, V
 vocabulary.
 """
 
@@ -40,16 +40,16 @@ class ValueRequest:
     """Use a fixed vector instead of the head, which may be zeros, to compare hidden states."""
 
 
-Question = LogprobRequest | ValueRequest
+ForwardRequest = LogprobRequest | ValueRequest
 
 
 @dataclass(frozen=True)
 class _Decoded:
     """The decoder's results for the tokens that this rank's layers read, including filler tokens."""
 
-    hidden_ND: Tensor
-    predictors_R: Tensor
-    """The index in `hidden_ND` of the token before each response token."""
+    hidden_MD: Tensor
+    predictors_N: Tensor
+    """The index in `hidden_MD` of the token before each response token."""
     own_tokens: slice | Tensor
     """The indices of tokens that are not filler or padding."""
     router_logits: tuple[Tensor, ...]
@@ -71,19 +71,19 @@ class TokenModel(nn.Module):
         gradient."""
         return run(self)
 
-    def columns(self, micro_batch: MicroBatch, question: Question) -> Outputs:
-        """The requested columns of the response tokens, [R] each. Call it within `forward`."""
-        return self._columns(self._decoded(micro_batch), micro_batch, question)
+    def columns(self, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
+        """The requested columns of the response tokens, [N] each. Call it within `forward`."""
+        return self._columns(self._decoded(micro_batch), micro_batch, request)
 
     def routed_columns(
-        self, micro_batch: MicroBatch, question: Question
+        self, micro_batch: MicroBatch, request: ForwardRequest
     ) -> tuple[Outputs, Tensor | None, RouterUse | None]:
         """The result of `columns`; the number of this rank's tokens that each expert got, [L, E], if the model has
         experts; and the router use for the auxiliary loss, if there is one. Call it within `forward`."""
         with self.expert_load.noted() as chosen:
             decoded = self._decoded(micro_batch, with_logits=self.router is not None)
         counts_LE = self.expert_load.counts(chosen, decoded.own_tokens)
-        return self._columns(decoded, micro_batch, question), counts_LE, self._use(decoded)
+        return self._columns(decoded, micro_batch, request), counts_LE, self._use(decoded)
 
     def router_use(self, micro_batch: MicroBatch) -> RouterUse | None:
         """The router use of this rank's tokens, without log-probabilities. Call it within `forward`."""
@@ -105,40 +105,40 @@ class TokenModel(nn.Module):
         hidden = [decoder(input_ids=tokens_T[None], use_cache=False).last_hidden_state[0, :-1] for tokens_T in rows]
         return tuple(each_TD @ _probe(each_TD) for each_TD in hidden)
 
-    def _columns(self, decoded: _Decoded, micro_batch: MicroBatch, question: Question) -> Outputs:
+    def _columns(self, decoded: _Decoded, micro_batch: MicroBatch, request: ForwardRequest) -> Outputs:
         piece, ranks = micro_batch.piece, micro_batch.rows.sequence_ranks
-        hidden_RD = decoded.hidden_ND[decoded.predictors_R]
-        if isinstance(question, ValueRequest):
-            columns: Outputs = (self._values(hidden_RD, by_probe=question.by_probe),)
+        hidden_ND = decoded.hidden_MD[decoded.predictors_N]
+        if isinstance(request, ValueRequest):
+            columns: Outputs = (self._values(hidden_ND, by_probe=request.by_probe),)
         else:
-            targets_R = micro_batch.targets_R if piece is None else micro_batch.targets_R[piece.responses]
-            columns = self._distribution(hidden_RD, targets_R, question)
+            targets_N = micro_batch.targets_N if piece is None else micro_batch.targets_N[piece.responses]
+            columns = self._distribution(hidden_ND, targets_N, request)
         if piece is None or ranks is None:
             return columns
         gathered = iter(ranks.gathered([each for each in columns if each is not None], piece.counts))
         return tuple(None if each is None else next(gathered) for each in columns)
 
-    def _distribution(self, hidden_RD: Tensor, targets_R: Tensor, question: LogprobRequest) -> Outputs:
+    def _distribution(self, hidden_ND: Tensor, targets_N: Tensor, request: LogprobRequest) -> Outputs:
         head, form = output_head_of(self.language_model)
         found = token_distribution(
-            hidden_RD,
-            targets_R,
+            hidden_ND,
+            targets_N,
             OutputHead(head.weight, head.bias, form.multiplier, form.soft_cap),
-            temperature=question.temperature,
-            entropy=question.entropy,
-            with_squares=question.with_squares,
+            temperature=request.temperature,
+            entropy=request.entropy,
+            with_squares=request.with_squares,
         )
         return found.logprobs_N, found.entropy_N, found.squares_N
 
-    def _values(self, hidden_RD: Tensor, *, by_probe: bool) -> Tensor:
+    def _values(self, hidden_ND: Tensor, *, by_probe: bool) -> Tensor:
         # In float32, because the value is a sum over hidden units without any later normalization.
-        hidden_RD = hidden_RD.float()
+        hidden_ND = hidden_ND.float()
         if by_probe:
-            return hidden_RD @ _probe(hidden_RD)
+            return hidden_ND @ _probe(hidden_ND)
         head = self.language_model.get_submodule(VALUE_HEAD)
         assert isinstance(head, nn.Linear)
-        values_R = hidden_RD @ head.weight[0].float()
-        return values_R if head.bias is None else values_R + head.bias.float()
+        values_N = hidden_ND @ head.weight[0].float()
+        return values_N if head.bias is None else values_N + head.bias.float()
 
     def _decoded(self, micro_batch: MicroBatch, *, with_logits: bool = False) -> _Decoded:
         """Runs the decoder on the tokens; with sequence parallelism, on this rank's piece."""
@@ -148,23 +148,23 @@ class TokenModel(nn.Module):
         if self.attention.is_flat:
             tokens = slice(None) if piece is None else piece.tokens
             output = decoder(
-                input_ids=micro_batch.tokens_N[None, tokens],
-                position_ids=rows.position_ids_1N[:, tokens],
+                input_ids=micro_batch.tokens_M[None, tokens],
+                position_ids=rows.position_ids_1M[:, tokens],
                 flat_rows=rows,
                 **asked,
             )
-            predictors_R = micro_batch.predictors_R
+            predictors_N = micro_batch.predictors_N
             if piece is not None:
-                predictors_R = predictors_R[piece.responses] - piece.tokens.start
+                predictors_N = predictors_N[piece.responses] - piece.tokens.start
             own_tokens: slice | Tensor = micro_batch.own_tokens
         else:
             # Rows are padded on the right, where causal attention does not look, so no mask is passed.
-            tokens_BT = micro_batch.tokens_N[rows.padding_BT].view(len(rows.lengths), rows.longest)
+            tokens_BT = micro_batch.tokens_M[rows.padding_BT].view(len(rows.lengths), rows.longest)
             output = decoder(input_ids=tokens_BT, **asked)
-            predictors_R = rows.unpadding_N[micro_batch.predictors_R]
-            own_tokens = rows.unpadding_N[micro_batch.own_tokens]
+            predictors_N = rows.unpadding_M[micro_batch.predictors_N]
+            own_tokens = rows.unpadding_M[micro_batch.own_tokens]
         logits = tuple(output.get("router_logits") or ()) if with_logits else ()
-        return _Decoded(output.last_hidden_state.flatten(0, 1), predictors_R, own_tokens, logits)
+        return _Decoded(output.last_hidden_state.flatten(0, 1), predictors_N, own_tokens, logits)
 
     def _use(self, decoded: _Decoded) -> RouterUse | None:
         if self.router is None or not decoded.router_logits:
@@ -173,8 +173,8 @@ class TokenModel(nn.Module):
         return router_use(logits, decoded.own_tokens, self.router.num_chosen)
 
 
-def _probe(hidden_RD: Tensor) -> Tensor:
+def _probe(hidden_ND: Tensor) -> Tensor:
     """[D]: a fixed vector of norm 1."""
-    probe_D = torch.linspace(-1.0, 1.0, hidden_RD.shape[1], device=hidden_RD.device)
+    probe_D = torch.linspace(-1.0, 1.0, hidden_ND.shape[1], device=hidden_ND.device)
     unit_D: Tensor = probe_D / probe_D.norm()
     return unit_D

@@ -73,7 +73,7 @@ def load_weights(
             _refuse_untied(files, second_names)
             windows = {name: window_of(tensor) for name, tensor in tensors.items()}
             for number, group in enumerate(groups, 1):
-                ACTIVITY.tell("groups of weights", number, len(groups))
+                ACTIVITY.report_activity("groups of weights", number, len(groups))
                 _load_group(group, files, language_model, tensors, windows)
     except (OSError, SafetensorError) as error:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ import pytest
 from rljob_operator.controller.loop import JobKey
 from rljob_operator.handlers import relist
 from rljob_operator.handlers.relist import Relist
-from rljob_operator.handlers.watch_events import JobVersions, News, seconds_until_reconcile
+from rljob_operator.handlers.watch_events import JobVersions, WatchEventRouter, seconds_until_reconcile
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
 from rljob_operator.kube.cache import ObjectCache
 from rljob_operator.kube.errors import ForbiddenError, KubeError, ResourceTypeMissingError
@@ -110,10 +110,10 @@ class World:
         self.cache = ObjectCache((None,))
         self.queue: WorkQueue[JobKey] = WorkQueue(lambda: 0.5, lambda key: key.namespace)
         clock = manual_clock.synchronized_clock(manual_clock.NOON)
-        self.news = News(self.cache, self.queue, clock.clock)
+        self.events = WatchEventRouter(self.cache, self.queue, clock.clock)
         self.num_new_kinds = 0
         objects = cast(KubeObjects, self.api)
-        self.relist = Relist(objects, (None,), self.cache, clock.ages, self.news, self._on_new_kind, Metrics())
+        self.relist = Relist(objects, (None,), self.cache, clock.ages, self.events, self._on_new_kind, Metrics())
 
     def _on_new_kind(self) -> None:
         self.num_new_kinds += 1
@@ -160,8 +160,8 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
 
     async def test(world: World) -> None:
         world.api.objects |= {JOBS: [job({})], PODS: [part(5)]}
-        world.news.on_event(JOBS, "", job({}))
-        world.news.on_event(PODS, "", part(5))
+        world.events.on_event(JOBS, "", job({}))
+        world.events.on_event(PODS, "", part(5))
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             listing = tasks.create_task(world.relist.run())
             world.queue.done(await world.queue.get())
@@ -175,8 +175,8 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
 
 def test_no_job_is_queued_before_the_first_listing() -> None:
     async def test(world: World) -> None:
-        world.news.on_event(JOBS, "", job({}))
-        world.news.on_event(PODS, "", part(5))
+        world.events.on_event(JOBS, "", job({}))
+        world.events.on_event(PODS, "", part(5))
         world.api.errors[PODS] = KubeError("not now")
         with pytest.raises(KubeError):
             await world.relist.once()
@@ -196,7 +196,7 @@ def test_the_end_of_the_last_pod_after_the_end_of_the_job_leads_to_a_pass() -> N
         world.api.objects |= {JOBS: [job(GOING)], PODS: [part(5)]}
         await world.relist.once()
         assert await world.work() == [KEY]
-        world.news.on_event(PODS, "DELETED", part(12))
+        world.events.on_event(PODS, "DELETED", part(12))
         assert await world.work() == [KEY], "an event"
         await world.relist.once()
         await world.work()
@@ -213,12 +213,12 @@ def test_a_finished_job_costs_no_requests() -> None:
         world.api.objects |= {JOBS: [job(OVER)], CLUSTERS: [part(4, name="job-1", uid="c1")], PODS: [part(5)]}
         await world.relist.once()
         assert await world.work() == [KEY]
-        world.news.on_event(JOBS, "", job(OVER))
-        world.news.on_event(PODS, "MODIFIED", part(12))
-        world.news.on_event(CLUSTERS, "DELETED", part(13, name="job-1", uid="c1"))
+        world.events.on_event(JOBS, "", job(OVER))
+        world.events.on_event(PODS, "MODIFIED", part(12))
+        world.events.on_event(CLUSTERS, "DELETED", part(13, name="job-1", uid="c1"))
         await world.relist.once()
         assert (await world.work(), world.queue.num_delayed) == ([], 0)
-        world.news.on_event(JOBS, "MODIFIED", job(OVER, version=14, **retry("second")))
+        world.events.on_event(JOBS, "MODIFIED", job(OVER, version=14, **retry("second")))
         assert await world.work() == [KEY]
 
     run(test)
@@ -230,7 +230,7 @@ def test_a_cluster_that_is_made_when_its_job_is_over_is_seen_to() -> None:
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER)]
         await world.relist.once()
-        world.news.on_event(CLUSTERS, "ADDED", part(15, name="job-2", uid="c2"))
+        world.events.on_event(CLUSTERS, "ADDED", part(15, name="job-2", uid="c2"))
         assert await world.work() == [KEY]
 
     run(test)
@@ -266,11 +266,11 @@ def test_events_of_other_objects_are_ignored() -> None:
         world.api.objects[JOBS] = [job({})]
         await world.relist.once()
         await world.work()
-        world.news.on_event(PODS, "ADDED", part(12, job_uid="a former job of this name"))
-        world.news.on_event(PODS, "ADDED", part(13))
+        world.events.on_event(PODS, "ADDED", part(12, job_uid="a former job of this name"))
+        world.events.on_event(PODS, "ADDED", part(13))
         assert await world.work() == [KEY]
-        world.news.on_event(PODS, "ADDED", part(13))
-        world.news.on_event(PODS, "MODIFIED", part(9))
+        world.events.on_event(PODS, "ADDED", part(13))
+        world.events.on_event(PODS, "MODIFIED", part(9))
         assert await world.work() == [], "twice, and late"
 
     run(test)

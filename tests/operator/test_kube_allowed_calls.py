@@ -215,7 +215,7 @@ def test_a_status_that_is_damaged_is_not_taken_for_an_empty_one() -> None:
     "said",
     [
         {"counters": {"attempts": 1}},
-        {"nextAttempt": {"reason": "r", "failureClass": "Free", "notBefore": TIME, "sameCluster": True}},
+        {"nextAttempt": {"reason": "r", "failureClass": "Resumable", "notBefore": TIME, "sameCluster": True}},
     ],
 )
 def test_a_status_that_has_lost_its_attempts_is_damaged(said: Json) -> None:

@@ -64,9 +64,9 @@ def planned(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None
     """What the engine's module says of all tokens but the first of each row; called as is planned for the model."""
     module = TokenModel(model, plan or choose_attention(model.config), None)
     micro_batch = batch_of(rows, 1).micro_batch(range(len(rows)), CPU)
-    logprobs_R, entropy_R, squares_R = module.columns(micro_batch, LogprobRequest(1.0, Entropy.VALUE))
-    assert logprobs_R is not None
-    return TokenDistribution(logprobs_R, entropy_R, squares_R)
+    logprobs_N, entropy_N, squares_N = module.columns(micro_batch, LogprobRequest(1.0, Entropy.VALUE))
+    assert logprobs_N is not None
+    return TokenDistribution(logprobs_N, entropy_N, squares_N)
 
 
 def planned_logprobs(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None = None) -> list[Tensor]:
@@ -122,8 +122,8 @@ def loaded(folder: Path) -> nn.Module:
 
 def gradients(logprobs: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Of a weighted mean of the rows' log-probabilities, over all parameters of each part of the model."""
-    logprobs_R = torch.cat(list(logprobs))
-    loss = (logprobs_R * torch.linspace(-1, 1, len(logprobs_R))).mean()
+    logprobs_N = torch.cat(list(logprobs))
+    loss = (logprobs_N * torch.linspace(-1, 1, len(logprobs_N))).mean()
     found = torch.autograd.grad(loss, list(model.parameters()))
     parts: dict[str, list[Tensor]] = {"attention": [], "others": []}
     for (name, _), each in zip(model.named_parameters(), found, strict=True):
