@@ -10,14 +10,14 @@ import pytest
 
 from rljob_api.constants import ANNOTATION_RETRY
 from rljob_operator.controller import loop
-from rljob_operator.controller.loop import JobKey
+from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, LEASES, PODS
 from rljob_operator.kube.errors import ForbiddenError
 from rljob_operator.raw_json import JsonObject, object_at, objects_at, text_at
 from rljob_operator.ray.client import Dashboard
 from rljob_operator.ray.run_watcher import RunWatcher
+from rljob_operator.reconcile.decision import ApplyNetworkPolicy
 from rljob_operator.reconcile.observed import ObservedRay, ObservedRayJob, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy
 from rljob_operator.settings import Settings
 from rljob_testing.jobs.valid_job import Wire, edited
 from rljob_testing.messages import Mentions

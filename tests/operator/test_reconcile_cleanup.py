@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_api.run_state import RunPhase
+from rljob_operator.reconcile.decision import DeleteCluster
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import DeleteCluster
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import condition_of, decide

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.status import AttemptState, RLJobStatus
+from rljob_operator.reconcile.decision import Decision, SubmitJob
 from rljob_operator.reconcile.observed import EffectFailure
-from rljob_operator.reconcile.plan_types import Plan, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.operator import inputs, simulation
 from rljob_testing.operator.simulation import Scenario, Start
@@ -121,7 +121,7 @@ class Operator:
     num_writes: int = 0
     _frozen: Iterator[None] | None = None
     _thaw_in: int = 0
-    _result: tuple[Plan, EffectFailure | None] | None = None
+    _result: tuple[Decision, EffectFailure | None] | None = None
 
     @property
     def status(self) -> RLJobStatus:
@@ -142,7 +142,7 @@ class Operator:
                 return
         raise AssertionError(f"not at an end after {MAX_PASSES} passes: {self.status!r}")
 
-    def _is_at_rest(self, plan: Plan) -> bool:
+    def _is_at_rest(self, plan: Decision) -> bool:
         nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not self.world.is_asked_later
         return self.world.deleted or (nothing_follows and not self.world.clusters and self._frozen is None)
 
@@ -155,7 +155,7 @@ class Operator:
             for _ in frozen:
                 pass
 
-    def _pass(self, failure: EffectFailure | None) -> tuple[Plan, EffectFailure | None]:
+    def _pass(self, failure: EffectFailure | None) -> tuple[Decision, EffectFailure | None]:
         """One pass; a frozen one counts as one that has not ended."""
         self.world.advance()
         self.world.hear(self.status)

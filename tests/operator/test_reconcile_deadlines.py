@@ -9,8 +9,8 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunError, RunPhase
 from rljob_api.v1alpha1.status import AttemptOutcome, ConditionStatus
+from rljob_operator.reconcile.decision import ApplyNetworkPolicy, DeleteCluster, StopJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedRay, RayJobStatus
-from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, DeleteCluster, StopJob
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs

@@ -11,8 +11,8 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.elastic import largest_valid_nodes, with_nodes
 from rljob_api.v1alpha1.status import Attempt, Counters, PoolNodes, RLJobStatus
+from rljob_operator.reconcile.decision import DeleteCluster, StopJob, SubmitJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
-from rljob_operator.reconcile.plan_types import DeleteCluster, StopJob, SubmitJob
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import condition_of, decide

@@ -7,8 +7,8 @@ from dataclasses import replace
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunError, RunPhase
+from rljob_operator.reconcile.decision import EventRecord, EventType
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
-from rljob_operator.reconcile.plan_types import EventRecord, EventType
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import decide
 

@@ -11,6 +11,7 @@ from rljob_api.conditions import ConditionType, Reason
 from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, Counters, JobResult, PoolStatus
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -20,7 +21,6 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions

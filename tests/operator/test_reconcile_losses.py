@@ -9,8 +9,8 @@ import pytest
 from rljob_api.conditions import Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import StopRequest
+from rljob_operator.reconcile.decision import SubmitJob
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import SubmitJob
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import decide

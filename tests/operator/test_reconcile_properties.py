@@ -18,17 +18,17 @@ from rljob_api.v1alpha1.run_policy import Cleanup, Elastic
 from rljob_api.v1alpha1.status import Attempt, AttemptOutcome, AttemptState, FailureClass, RLJobStatus
 from rljob_operator.kube.allowed_calls import without_nulls
 from rljob_operator.reconcile.attempt_endings import FAILURE_CLASSES
-from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import (
+from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
+    Decision,
     DeleteCluster,
     DeleteJob,
     Effect,
-    Plan,
     StopJob,
     SubmitJob,
 )
+from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import seconds_since
 from rljob_testing.operator import any_moment, inputs
 from rljob_testing.operator.inputs import decide
@@ -69,7 +69,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
     assert told <= conditions, "a reason that the contract does not have"
 
 
-def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:
+def observed_outcomes(seen: Observed, plan: Decision) -> list[object]:
     """What this decision shows; of conditions, those that it changed."""
     before, status = seen.job.status, plan.status
     told: list[object] = [type(effect) for effect in plan.effects]
@@ -389,4 +389,4 @@ def records(status: RLJobStatus) -> RLJobStatus:
 @ANY_MOMENT
 @given(any_moment.moments())
 def test_a_job_that_is_deleted_is_left_alone(seen: Observed) -> None:
-    assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)
+    assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Decision(seen.job.status)

@@ -12,8 +12,8 @@ from rljob_api.constants import STACKS_SECONDS
 from rljob_api.run_state import RunState
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import Attempt, RLJobStatus
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
 from rljob_testing.operator import any_moment, inputs

@@ -10,8 +10,8 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, SubmitJob
 from rljob_operator.reconcile.status_draft import moment
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs

@@ -11,8 +11,8 @@ from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import Counters, RLJobStatus
+from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus
-from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import condition_of, decide

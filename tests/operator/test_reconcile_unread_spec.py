@@ -10,8 +10,8 @@ import pytest
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_operator.reconcile.decision import DeleteCluster, DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachability
-from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs

@@ -10,7 +10,7 @@ import pytest
 from rljob_api.conditions import Reason
 from rljob_operator.kube import observed_objects
 from rljob_operator.kube.observed_objects import JobReader
-from rljob_operator.reconcile.plan_types import EventRecord, EventType
+from rljob_operator.reconcile.decision import EventRecord, EventType
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import decide
 from rljob_testing.operator.testbed import cluster_job

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from rljob_operator.controller.loop import JobKey
+from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers import relist
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import JobVersions, WatchEventRouter, seconds_until_reconcile

@@ -27,8 +27,8 @@ from rljob_operator.kube.pod_problems import LABEL_CLUSTER
 from rljob_operator.manifests.access import asks_for_token, derived_token, key_id, network_policy, token_secret
 from rljob_operator.manifests.ray_cluster import ray_cluster
 from rljob_operator.raw_json import JsonObject, text_at
+from rljob_operator.reconcile.decision import CreateCluster
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, ObservedJob
-from rljob_operator.reconcile.plan_types import CreateCluster
 from rljob_operator.settings import read_token_keys
 
 KIND = EffectKind.CREATE_CLUSTER

@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
-from rljob_operator.controller.loop import Controller, JobKey
+from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observer
 from rljob_operator.controller.operator_context import OperatorContext
-from rljob_operator.controller.plan_executor import PlanExecutor
+from rljob_operator.controller.reconcile_loop import JobKey, ReconcileLoop
 from rljob_operator.handlers.health import BackgroundTasks, health_pages, metrics_pages, serving
 from rljob_operator.handlers.leader_election import LeadershipLostError, LeaseThread
 from rljob_operator.handlers.relist import Relist
@@ -100,7 +100,7 @@ class _Worker:
         )
         shared.metrics.watch_cache(lambda: shared.cache.num_objects)
         ages = Ages(shared.clock)
-        self._controller = Controller(self._queue, Observer(shared, ray, ages), PlanExecutor(shared), shared)
+        self._controller = ReconcileLoop(self._queue, Observer(shared, ray, ages), EffectExecutor(shared), shared)
         namespaces = shared.settings.namespaces
         events = WatchEventRouter(shared.cache, self._queue, shared.clock)
         self._watches = Watches(connection, namespaces, events.on_event, shared.metrics)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from rljob_api.constants import LABEL_JOB_UID
-from rljob_operator.controller.loop import JobKey
+from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, ResourceType
 from rljob_operator.kube.cache import ObjectCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from rljob_api.constants import ANNOTATION_RETRY, ANNOTATION_STOP, LABEL_JOB
-from rljob_operator.controller.loop import JobKey
+from rljob_operator.controller.reconcile_loop import JobKey
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, ResourceType
 from rljob_operator.kube.cache import DELETED, ObjectCache, is_finished_and_cleaned_up, job_uid
 from rljob_operator.kube.observed_objects import time_at

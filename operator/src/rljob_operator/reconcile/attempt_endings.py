@@ -11,7 +11,7 @@ from rljob_api.conditions import Reason
 from rljob_api.constants import ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import FailureClass, StopRequest
-from rljob_operator.reconcile.cluster import Pods, Verdict, head_pod
+from rljob_operator.reconcile.cluster import ClusterFinding, Pods, head_pod
 from rljob_operator.reconcile.observed import Observed, ObservedRay, ObservedRayJob, RayJobStatus
 from rljob_operator.reconcile.status_draft import MAX_LENGTH, StatusDraft, beginning_of, end_of
 from rljob_operator.reconcile.trainer import ray_job, seconds_since_termination
@@ -94,14 +94,14 @@ class Ending:
 
 
 def ending_of_attempt(
-    draft: StatusDraft, observed: Observed, verdicts: Sequence[Verdict | None], grace_seconds: int
+    draft: StatusDraft, observed: Observed, findings: Sequence[ClusterFinding | None], grace_seconds: int
 ) -> Ending | None:
-    """How the attempt ended; None while it goes on. `verdicts`: this pass's ClusterReady and JobSubmitted."""
+    """How the attempt ended; None while it goes on. `findings`: this pass's ClusterReady and JobSubmitted."""
     job = ray_job(draft, observed)
     ending = _ending_of_job(draft, observed, job, grace_seconds) if job is not None else None
-    for verdict in verdicts:
-        if ending is None and verdict is not None and verdict.reason in _FATAL:
-            ending = _ending_by_loss(draft, verdict)
+    for finding in findings:
+        if ending is None and finding is not None and finding.reason in _FATAL:
+            ending = _ending_by_loss(draft, finding)
     if ending is not None and ending.reason in _MEMORY_MAY_BE_THE_CAUSE:
         return _with_memory(ending, observed.pods_of(draft.attempt.cluster))
     return ending
@@ -113,14 +113,14 @@ def reason_of_stop(stop: StopRequest) -> Reason:
     return Reason(stop.reason) if stop.reason in set(Reason) else Reason.SUSPENDED
 
 
-def _ending_by_loss(draft: StatusDraft, verdict: Verdict) -> Ending:
+def _ending_by_loss(draft: StatusDraft, finding: ClusterFinding) -> Ending:
     """An attempt that was lost while it was stopping counts as stopped, not as failed."""
     stop = draft.attempt.stop
-    if stop is not None and verdict.reason in _LOST:
+    if stop is not None and finding.reason in _LOST:
         was_asked = "was asked to stop and was lost before it exited"
         lost = was_asked if stop.sent_at is not None else "was lost before it was asked to stop"
-        return Ending(reason_of_stop(stop), f"the trainer {lost}: {verdict.message}")
-    return Ending(verdict.reason, verdict.message)
+        return Ending(reason_of_stop(stop), f"the trainer {lost}: {finding.message}")
+    return Ending(finding.reason, finding.message)
 
 
 def _ending_of_job(draft: StatusDraft, observed: Observed, job: ObservedRayJob, grace_seconds: int) -> Ending | None:

@@ -13,8 +13,8 @@ from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cleanup import delete_unowned, hold_nothing
 from rljob_operator.reconcile.cluster import is_cleared, not_ready
 from rljob_operator.reconcile.creation import spec_of_attempt
+from rljob_operator.reconcile.decision import Effect
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile.plan_types import Effect
 from rljob_operator.reconcile.retries import end_job, reopen_job, reset_retry_budgets, start_attempt
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, UNKNOWN, StatusDraft, seconds_since, timestamp
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType, Reason
 from rljob_api.v1alpha1.run_policy import Cleanup
 from rljob_operator.reconcile.cluster import is_cleared
+from rljob_operator.reconcile.decision import DeleteCluster, DeleteJob, Effect
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedCluster
-from rljob_operator.reconcile.plan_types import DeleteCluster, DeleteJob, Effect
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
 
 _DELETING = "the job has finished; its cluster is being deleted"

@@ -21,8 +21,8 @@ from rljob_operator.manifests.ownership import JobIdentity
 from rljob_operator.manifests.pod_environment import spec_document
 from rljob_operator.reconcile.attempt_endings import Ending
 from rljob_operator.reconcile.cluster import is_cleared, is_lost, not_ready
+from rljob_operator.reconcile.decision import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, ObservedJob, Reachability
-from rljob_operator.reconcile.plan_types import ApplyNetworkPolicy, CreateCluster, Effect, SubmitJob
 from rljob_operator.reconcile.status_draft import StatusDraft, seconds_since, timestamp
 from rljob_operator.reconcile.trainer import newest_submission, report_submission
 

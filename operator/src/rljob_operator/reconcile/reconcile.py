@@ -19,7 +19,7 @@ from rljob_operator.reconcile.between_attempts import (
     wait_or_start,
 )
 from rljob_operator.reconcile.cleanup import clean_up, delete_unowned, seconds_to_deletion
-from rljob_operator.reconcile.cluster import Verdict, report_cluster, report_placement
+from rljob_operator.reconcile.cluster import ClusterFinding, report_cluster, report_placement
 from rljob_operator.reconcile.creation import (
     choose_nodes,
     create_cluster,
@@ -28,8 +28,8 @@ from rljob_operator.reconcile.creation import (
     spec_problem,
     submit,
 )
+from rljob_operator.reconcile.decision import Decision, Effect, events_between
 from rljob_operator.reconcile.observed import Observed, Reachability
-from rljob_operator.reconcile.plan_types import Effect, Plan, events_between
 from rljob_operator.reconcile.retries import end_attempt, end_job, follow_ending, wait_for_another_operator
 from rljob_operator.reconcile.status_draft import FALSE, TRUE, StatusDraft, seconds_since, timestamp
 from rljob_operator.reconcile.stops import (
@@ -60,12 +60,12 @@ _UNLIMITED_RETRIES = {"max_app_retries": MAX_COUNT, "max_infra_retries": MAX_COU
 _CAUSED_BY_UNREADABLE_SPEC = (Reason.PROVISIONING_DEADLINE_EXCEEDED, Reason.RUN_STATE_UNREADABLE)
 
 
-def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
+def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Decision:
     """Decides the status, effects and events of a pass. The same input gives the same plan. With its own status as
     input it changes nothing and repeats the effects that are not visible yet; all effects may be repeated."""
     job = observed.job
     if job.deleting:
-        return Plan(status=job.status)
+        return Decision(status=job.status)
     draft = StatusDraft(job, now)
     apply_retry_request(draft, observed)
     effects: tuple[Effect, ...] = ()
@@ -74,7 +74,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     if draft.result is not None:
         effects = clean_up(draft, observed)
     status = draft.status()
-    return Plan(status, effects, events_between(job.status, status), _requeue_after_seconds(draft, observed))
+    return Decision(status, effects, events_between(job.status, status), _requeue_after_seconds(draft, observed))
 
 
 def _advance(draft: StatusDraft, observed: Observed, defaults: Defaults) -> tuple[Effect, ...]:
@@ -203,7 +203,9 @@ def _ignored_fields(observed: Observed) -> str:
     return f"this operator does not know these newer fields and ignores them: {unknown}" if unknown else ""
 
 
-def _waits_for(observed: Observed, cluster: Verdict | None, misplaced: str | None, submission: Verdict | None) -> str:
+def _waits_for(
+    observed: Observed, cluster: ClusterFinding | None, misplaced: str | None, submission: ClusterFinding | None
+) -> str:
     """What the attempt still waits for."""
     if observed.job.spec is None:
         return f"this operator cannot parse the job's spec ({observed.job.spec_error})"

@@ -13,8 +13,8 @@ from rljob_api.v1alpha1.status import AttemptState, StopRequest
 from rljob_operator.reconcile.attempt_endings import Ending, reason_of_stop
 from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS
 from rljob_operator.reconcile.creation import should_use_all_nodes
+from rljob_operator.reconcile.decision import DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.observed import EffectKind, Observed, Reachability
-from rljob_operator.reconcile.plan_types import DumpStacks, Effect, StopJob
 from rljob_operator.reconcile.status_draft import (
     MAX_MESSAGE,
     StatusDraft,

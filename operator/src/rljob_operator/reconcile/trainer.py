@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.run_policy import RunPolicy
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import AttemptState, Progress
 from rljob_operator.manifests.naming import submission_id
-from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, Verdict, head_pod
+from rljob_operator.reconcile.cluster import SHORT_SILENCE_SECONDS, ClusterFinding, head_pod
 from rljob_operator.reconcile.observed import (
     EffectKind,
     Observed,
@@ -43,15 +43,15 @@ MIN_SECONDS_BETWEEN_NOTES = 60
 shorter: each record is a write to the API server."""
 
 
-def report_submission(draft: StatusDraft, observed: Observed) -> Verdict | None:
+def report_submission(draft: StatusDraft, observed: Observed) -> ClusterFinding | None:
     """Sets JobSubmitted: True as soon as Ray knows the job. Returns None if there is nothing new to report."""
-    verdict = _submission_verdict(draft, observed)
-    if verdict is None:
+    finding = _submission_finding(draft, observed)
+    if finding is None:
         return None
-    draft.set(ConditionType.JOB_SUBMITTED, verdict.status, verdict.reason, verdict.message)
-    if verdict.holds and draft.attempt.running_since is None:
+    draft.set(ConditionType.JOB_SUBMITTED, finding.status, finding.reason, finding.message)
+    if finding.holds and draft.attempt.running_since is None:
         draft.change_attempt(running_since=timestamp(draft.now), state=AttemptState.STARTING.value)
-    return verdict
+    return finding
 
 
 def ray_job(draft: StatusDraft, observed: Observed) -> ObservedRayJob | None:
@@ -158,19 +158,19 @@ def claim_uri(uri: str, spec: RLJobSpec, job: str) -> str:
     return found if len(found) <= MAX_URI_LENGTH else uri
 
 
-def _submission_verdict(draft: StatusDraft, observed: Observed) -> Verdict | None:
+def _submission_finding(draft: StatusDraft, observed: Observed) -> ClusterFinding | None:
     if draft.attempt.submissions == 0:
         return None
     name, failure = newest_submission(draft, observed.job), observed.failure
     if ray_job(draft, observed) is not None:
-        return Verdict(TRUE, Reason.SUBMITTED, f"Ray job {name}")
+        return ClusterFinding(TRUE, Reason.SUBMITTED, f"Ray job {name}")
     if draft.attempt.running_since is not None:
         if observed.ray.reachability is not Reachability.OK:
             return None
-        return Verdict(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}: the head was restarted")
+        return ClusterFinding(FALSE, Reason.DRIVER_LOST, f"Ray no longer knows job {name}: the head was restarted")
     if failure is not None and failure.kind is EffectKind.SUBMIT_JOB:
-        return Verdict(FALSE, failure.reason, failure.message)
-    return Verdict(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
+        return ClusterFinding(FALSE, failure.reason, failure.message)
+    return ClusterFinding(FALSE, Reason.SUBMITTING, f"Ray job {name} is being submitted")
 
 
 def _unobservable(draft: StatusDraft, observed: Observed) -> tuple[Reason, str] | None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import cast
 
-from rljob_operator.controller.loop import Controller, JobKey
+from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observer
 from rljob_operator.controller.operator_context import OperatorContext
-from rljob_operator.controller.plan_executor import PlanExecutor
+from rljob_operator.controller.reconcile_loop import JobKey, ReconcileLoop
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import WatchEventRouter
 from rljob_operator.kube.allowed_calls import JOBS, KubeObjects, Listing, ResourceType
@@ -164,8 +164,8 @@ class ControllerOnFakeApi:
         )
         self._ray = RayClient(self.metrics)
         self.observer = Observer(shared, self._ray, self.clock.ages)
-        self.executor = PlanExecutor(shared)
-        self.controller = Controller(self.queue, self.observer, self.executor, shared)
+        self.executor = EffectExecutor(shared)
+        self.controller = ReconcileLoop(self.queue, self.observer, self.executor, shared)
         events = WatchEventRouter(self.cache, self.queue, self.clock.clock)
         self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, events, lambda: None, self.metrics)
 

@@ -29,6 +29,7 @@ from rljob_api.v1alpha1.status import (
 )
 from rljob_operator.manifests.defaults import Defaults
 from rljob_operator.manifests.ownership import JobIdentity
+from rljob_operator.reconcile.decision import Decision
 from rljob_operator.reconcile.observed import (
     Observed,
     ObservedCluster,
@@ -41,7 +42,6 @@ from rljob_operator.reconcile.observed import (
     RayJobStatus,
     Reachability,
 )
-from rljob_operator.reconcile.plan_types import Plan
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.jobs.valid_job import valid_job
@@ -324,14 +324,14 @@ def without_retries(seen: Observed) -> Observed:
     return replace(seen, job=replace(seen.job, spec=spec_seen.model_copy(update={"run_policy": policy})))
 
 
-def decide(seen: Observed, now: datetime = NOW) -> Plan:
+def decide(seen: Observed, now: datetime = NOW) -> Decision:
     """What the operator does about it. Its status is one that can be stored and read again."""
     plan = reconcile(seen, now, DEFAULTS)
     assert RLJobStatus.from_wire(plan.status.to_wire()) == plan.status
     return plan
 
 
-def with_status_written(seen: Observed, plan: Plan) -> Observed:
+def with_status_written(seen: Observed, plan: Decision) -> Observed:
     """The same outside, with the plan's status written."""
     return replace(seen, job=replace(seen.job, status=plan.status))
 

@@ -15,6 +15,16 @@ from rljob_api.constants import HEAD_GROUP
 from rljob_api.run_state import RunPhase, RunState
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_api.v1alpha1.status import AttemptState, CheckpointStatus, RLJobStatus
+from rljob_operator.reconcile.decision import (
+    ApplyNetworkPolicy,
+    CreateCluster,
+    DeleteCluster,
+    DeleteJob,
+    DumpStacks,
+    Effect,
+    StopJob,
+    SubmitJob,
+)
 from rljob_operator.reconcile.observed import (
     EffectFailure,
     EffectKind,
@@ -25,16 +35,6 @@ from rljob_operator.reconcile.observed import (
     PodProblem,
     RayJobStatus,
     Reachability,
-)
-from rljob_operator.reconcile.plan_types import (
-    ApplyNetworkPolicy,
-    CreateCluster,
-    DeleteCluster,
-    DeleteJob,
-    DumpStacks,
-    Effect,
-    StopJob,
-    SubmitJob,
 )
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs

@@ -1,4 +1,4 @@
-"""Executes a plan: writes the status, carries out effects, posts events."""
+"""Executes a decision: writes the status, carries out effects, posts events."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from rljob_operator.manifests.access import network_policy
 from rljob_operator.manifests.submission import stacks_submission, stacks_submission_id, submission
 from rljob_operator.raw_json import JsonObject, text_at
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError, RayError, TokenRejectedError
-from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
-from rljob_operator.reconcile.plan_types import (
+from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
+    Decision,
     DeleteCluster,
     DeleteJob,
     DumpStacks,
     Effect,
     EventRecord,
-    Plan,
     StopJob,
     SubmitJob,
 )
+from rljob_operator.reconcile.observed import EffectFailure, ObservedJob
 
 POLICY_SECONDS = 60.0
 """Minimum time between two applications of a cluster's network policy."""
@@ -53,7 +53,7 @@ POLICY_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 
 
-class PlanExecutor:
+class EffectExecutor:
     """Executes plans in one process. Its only memory of jobs is when their network policies were last applied."""
 
     def __init__(self, context: OperatorContext) -> None:
@@ -69,15 +69,15 @@ class PlanExecutor:
         self._applied: dict[str, float] = {}
         """When the network policy of a cluster was applied (monotonic seconds), by the cluster's UID."""
 
-    async def write_status(self, job: JobObject, plan: Plan) -> str:
-        """Writes the plan's status if it has changed. Returns the resource version of the job with that status.
+    async def write_status(self, job: JobObject, decision: Decision) -> str:
+        """Writes the decision's status if it has changed. Returns the resource version of the job with that status.
 
         Raises ConflictError if the job was changed since it was read, and DefinitionOutdatedError if the API server
         dropped fields of the status.
         """
-        if plan.status == job.observed.status:
+        if decision.status == job.observed.status:
             return job.resource_version
-        wanted = without_nulls(plan.status.to_wire())
+        wanted = without_nulls(decision.status.to_wire())
         patch = merge_patch(without_nulls(job.observed.status.to_wire()), wanted)
         if not patch:
             return job.resource_version
@@ -120,9 +120,9 @@ class PlanExecutor:
             logger.info("%s", effect, extra=about(job))
         return None
 
-    async def post(self, plan: Plan, job: ObservedJob) -> None:
+    async def post(self, decision: Decision, job: ObservedJob) -> None:
         """Posts the events. They only inform users, so a failure to post one is just logged."""
-        for event in plan.events:
+        for event in decision.events:
             try:
                 await self._objects.create(EVENTS, job.namespace, self._event(event, job))
             except KubeError as error:

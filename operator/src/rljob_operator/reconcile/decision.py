@@ -117,7 +117,7 @@ class EventRecord:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Decision:
     """The decision of a reconcile pass. It is carried out in this order: write `status` if it differs from the observed
     one, carry out the effects, post the events.
 

@@ -10,25 +10,25 @@ from typing import NamedTuple
 
 from rljob_api.conditions import Reason
 from rljob_api.v1alpha1.status import RLJobStatus
+from rljob_operator.controller.effect_executor import EffectExecutor
 from rljob_operator.controller.observe import Observation, Observer
 from rljob_operator.controller.operator_context import OperatorContext
-from rljob_operator.controller.plan_executor import PlanExecutor
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube.errors import ConflictError, DefinitionOutdatedError, NotFoundError, UnavailableError
 from rljob_operator.kube.observed_objects import JobObject
 from rljob_operator.log import about
-from rljob_operator.reconcile.observed import EffectFailure, Reachability
-from rljob_operator.reconcile.plan_types import (
+from rljob_operator.reconcile.decision import (
     ApplyNetworkPolicy,
     CreateCluster,
+    Decision,
     DeleteCluster,
     DeleteJob,
     DumpStacks,
     Effect,
-    Plan,
     StopJob,
     SubmitJob,
 )
+from rljob_operator.reconcile.observed import EffectFailure, Reachability
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.workqueue import WorkQueue
 
@@ -85,11 +85,11 @@ class _Memory:
     """Unknown spec fields that were already logged."""
 
 
-class Controller:
+class ReconcileLoop:
     """Runs the reconcile passes of one process."""
 
     def __init__(
-        self, queue: WorkQueue[JobKey], observer: Observer, executor: PlanExecutor, context: OperatorContext
+        self, queue: WorkQueue[JobKey], observer: Observer, executor: EffectExecutor, context: OperatorContext
     ) -> None:
         self._queue = queue
         self._observer = observer
@@ -146,37 +146,37 @@ class Controller:
         observation = await self._observer.observe(job, failure)
         was_asked = observation.observed.ray.reachability is not Reachability.NOT_ASKED
         memory.asked_at = asyncio.get_running_loop().time() if was_asked else None
-        plan = reconcile(observation.observed, self._clock.now(), self._defaults)
-        effects = self._due(plan, memory)
-        if _is_final(job.observed.status, plan.status, effects):
+        decision = reconcile(observation.observed, self._clock.now(), self._defaults)
+        effects = self._due(decision, memory)
+        if _is_final(job.observed.status, decision.status, effects):
             again = await self._observer.observe_again(job, observation, failure)
             if again is None:
                 memory.is_outdated = True
                 self._queue.add(key)
                 return True
             job, observation = again
-            plan = reconcile(observation.observed, self._clock.now(), self._defaults)
-            effects = self._due(plan, memory)
+            decision = reconcile(observation.observed, self._clock.now(), self._defaults)
+            effects = self._due(decision, memory)
         if observation.observed.forbidden is not None:
             # Without permission to read clusters or pods, the state may be stale: do nothing that cannot be undone.
             effects = tuple(effect for effect in effects if not isinstance(effect, FINAL_EFFECTS))
-        await self._act(key, job, plan, effects, observation)
-        self._plan_next(key, plan, effects, was_asked)
-        if _is_cleaned_up(plan.status) and not plan.effects:
+        await self._act(key, job, decision, effects, observation)
+        self._plan_next(key, decision, effects, was_asked)
+        if _is_cleaned_up(decision.status) and not decision.effects:
             self._forget(key)
         return True
 
     async def _act(
-        self, key: JobKey, job: JobObject, plan: Plan, effects: tuple[Effect, ...], observation: Observation
+        self, key: JobKey, job: JobObject, decision: Decision, effects: tuple[Effect, ...], observation: Observation
     ) -> None:
-        version = await self._executor.write_status(job, plan)
+        version = await self._executor.write_status(job, decision)
         try:
             failure = await self._executor.execute(effects, observation, version)
-            if failure is not None or len(effects) == len(plan.effects):
+            if failure is not None or len(effects) == len(decision.effects):
                 self._note(key, failure)
         finally:
             # Post events even if an effect raised: the status is already written, so no later pass would post them.
-            await self._executor.post(plan, job.observed)
+            await self._executor.post(decision, job.observed)
 
     async def _read(self, key: JobKey, memory: _Memory) -> JobObject | None:
         """Reads the job from the cache, or from the API server if the cache is stale or holds a trimmed copy."""
@@ -211,19 +211,19 @@ class Controller:
                 seconds = min(seconds, NAME_TAKEN_SECONDS)
             memory.held = _Held(failure, asyncio.get_running_loop().time() + seconds)
 
-    def _due(self, plan: Plan, memory: _Memory) -> tuple[Effect, ...]:
-        """The effects of the plan, without those whose kind has failed and is still in backoff."""
+    def _due(self, decision: Decision, memory: _Memory) -> tuple[Effect, ...]:
+        """The effects of the decision, without those whose kind has failed and is still in backoff."""
         held = memory.held
         if held is None or asyncio.get_running_loop().time() >= held.until:
-            return plan.effects
-        return tuple(effect for effect in plan.effects if effect.kind is not held.failure.kind)
+            return decision.effects
+        return tuple(effect for effect in decision.effects if effect.kind is not held.failure.kind)
 
-    def _plan_next(self, key: JobKey, plan: Plan, effects: tuple[Effect, ...], was_asked: bool) -> None:
+    def _plan_next(self, key: JobKey, decision: Decision, effects: tuple[Effect, ...], was_asked: bool) -> None:
         """Schedules the next pass. The queue keeps the earliest of several times, so each step here can only make the
         pass earlier. `effects`: the effects that were carried out."""
-        seconds = plan.requeue_after_seconds
+        seconds = decision.requeue_after_seconds
         if seconds is not None:
-            if plan.effects:
+            if decision.effects:
                 seconds = max(seconds, AFTER_EFFECT_SECONDS)
             if was_asked and seconds > 0:
                 seconds = max(seconds, min(LONGEST_POLL_SECONDS, self._num_asked() / POLLS_PER_SECOND))
