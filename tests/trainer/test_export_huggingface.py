@@ -118,7 +118,7 @@ def test_it_tells_how_far_it_is(tmp_path: Path, source: Path, tied: bool) -> Non
         told.append((number, of))
 
     saved = open_known_checkpoint(checkpoint)
-    write_huggingface(tmp_path / "export", source, saved, "model.", torch.float32, told=note)
+    write_huggingface(tmp_path / "export", source, saved, "model.", torch.float32, on_progress=note)
     assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
     assert len(told) > 10
 

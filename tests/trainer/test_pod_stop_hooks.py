@@ -15,10 +15,10 @@ import pytest
 
 from rljob_testing.local_servers import QuietHandler
 from rljob_trainer.pod import stop_driver
-from rljob_trainer.pod import wait_for_workers as await_workers_program
+from rljob_trainer.pod import wait_for_workers as hook
 from rljob_trainer.pod.ray_jobs import RayJobs, RayJobsError
 from rljob_trainer.pod.stop_driver import stop_jobs
-from rljob_trainer.pod.wait_for_workers import await_workers, worker_processes
+from rljob_trainer.pod.wait_for_workers import wait_for_workers, worker_processes
 
 TOKEN = "right"
 
@@ -43,7 +43,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (stop_driver, await_workers_program):
+    for module in (stop_driver, hook):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -179,24 +179,24 @@ def test_only_the_trainers_workers_are_waited_for(tmp_path: Path) -> None:
 
 def test_without_workers_a_pod_may_go_at_once(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 9, "ray::IDLE")
-    assert await_workers(30, tmp_path)
+    assert wait_for_workers(30, tmp_path)
     assert clock.seconds == 0
 
 
 def test_a_pod_goes_when_its_last_worker_has_ended(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
     clock.due.append((7.0, (tmp_path / "8" / "cmdline").unlink))
-    assert await_workers(30, tmp_path)
+    assert wait_for_workers(30, tmp_path)
     assert 7 <= clock.seconds < 8
 
 
 def test_workers_that_stay_are_waited_for_in_bounds(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
-    assert not await_workers(30, tmp_path)
+    assert not wait_for_workers(30, tmp_path)
     assert 29 < clock.seconds <= 30
 
 
-@pytest.mark.parametrize("program", ["driver_log", "stop_driver", "await_workers"])
+@pytest.mark.parametrize("program", ["driver_log", "stop_driver", "wait_for_workers"])
 def test_the_programs_load_nothing_heavy(program: str) -> None:
     code = f"import sys, rljob_trainer.pod.{program}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

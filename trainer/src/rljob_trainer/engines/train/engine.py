@@ -278,10 +278,8 @@ class TrainEngine:
             # Without a backward pass FSDP2 leaves the root's parameters gathered, but generation needs the memory.
             self.offload_state()
         return [
-            micro_batching.in_batch_order(
-                [each[place].cpu() for each in outputs], micro_batches, batch.response_lengths
-            )
-            for place in range(len(outputs[0]) if outputs else 1)
+            micro_batching.in_batch_order([each[i].cpu() for each in outputs], micro_batches, batch.response_lengths)
+            for i in range(len(outputs[0]) if outputs else 1)
         ]
 
     def _accumulate(
