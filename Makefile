@@ -2,9 +2,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-# Packages and tests are found as they are installed, not where another checkout's shell looks for them.
+# Use the installed packages and tests, even if the shell's PYTHONPATH points to another checkout.
 unexport PYTHONPATH
-# Nor is each of the hundreds of processes of a test run to compile all modules again, nor pytest all tests.
+# Write bytecode: otherwise each of the hundreds of processes of a test run compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 DEVICE ?= cpu
@@ -17,10 +17,10 @@ COMPILE := $(UV) pip compile -q --python-version 3.11 --universal --generate-has
 
 .PHONY: help install lint check test test-long programs demo e2e cluster cluster-down bench proof bench-constraints constraints clean
 
-help: ## This list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+help: ## Print this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-install: $(INSTALLED) ## Install into .venv (DEVICE=gpu for GPU machines); nothing to do when up to date
+install: $(INSTALLED) ## Install everything into .venv (DEVICE=gpu on GPU machines); does nothing if it is up to date
 
 $(INSTALLED): constraints/bootstrap.txt constraints/build.txt constraints/$(DEVICE).txt tools/install.sh \
 		crds/pyproject.toml operator/pyproject.toml trainer/pyproject.toml
@@ -28,7 +28,7 @@ $(INSTALLED): constraints/bootstrap.txt constraints/build.txt constraints/$(DEVI
 	@tools/install.sh $(DEVICE) $(VENV)
 	@touch $@
 
-# Beside the programs that are built: a fresh clone need not look at every library again.
+# The cache of mypy is kept outside of the clone, so that a fresh clone does not check every library again.
 lint: export MYPY_CACHE_DIR := $(or $(RLJOB_CACHE),$(HOME)/.cache/rljob)/mypy
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -36,45 +36,46 @@ lint: $(INSTALLED)
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/python -m rljob_api.crdgen --check
 
-check: lint ## Lint, types, generated CRD up to date, import contracts, repository gates
+check: lint ## Run linters, type checks, and checks of generated files, links, imports and the repository's rules
 	$(BIN)/python -m pytest tests/architecture
 
-# Half of the time a test waits for processes that load libraries, so two run side by side, each file of tests in one of
-# them. One thread per process: the thread pools of several workers on few cores get in each other's way.
+# A test spends half of its time waiting for processes that load libraries, so two test processes run in parallel; a test
+# file runs in one of them. One thread per process, because several thread pools slow each other down on few cores.
 TEST_PROCESSES ?= 2
-# Elsewhere hypothesis thinks of other examples every time; PYTEST_ARGS="--hypothesis-profile rljob" does so here.
+# The profile makes hypothesis use the same examples in every run. PYTEST_ARGS="--hypothesis-profile rljob" uses new ones.
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		--hypothesis-profile same-examples
 test: export OMP_NUM_THREADS := 1
-test: lint programs ## All of check, and the tests that a change needs (PYTEST_ARGS="-k name" for some, TEST_PROCESSES=0 for one after the other)
+test: lint programs ## Run check and the short tests (PYTEST_ARGS="-k name" selects tests, TEST_PROCESSES=0 runs them one after the other)
 	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 test-long: export OMP_NUM_THREADS := 1
-test-long: $(INSTALLED) programs ## The tests marked "long": whole runs, outages, kills, restarts (same variables)
+test-long: $(INSTALLED) programs ## Run the long tests: whole runs, outages, kills, restarts (same variables)
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
-# Of Kubernetes, built from Go modules where KUBEBUILDER_ASSETS names none; minutes the first time.
+# Builds etcd, kube-apiserver and Helm from Go modules; minutes the first time. KUBEBUILDER_ASSETS names a folder that has
+# etcd and kube-apiserver already.
 programs: $(INSTALLED)
 	@PYTHONPATH=tests/support $(BIN)/python -m rljob_testing.cluster.go_programs $(if $(KUBEBUILDER_ASSETS),,etcd kube-apiserver) helm
 
-demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine; results in runs/
+demo: $(INSTALLED) ## Train the small model of examples/quickstart.yaml on this machine (about two minutes); results in runs/
 	@$(BIN)/python -m rljob_cli run examples/quickstart.yaml --run-folder runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-# A real cluster with kind, its images and programs built where they cannot be had; see e2e/cluster/README.md.
+# A real kind cluster. Images and programs that cannot be downloaded are built; see e2e/cluster/README.md.
 KIND := PYTHONPATH=e2e/cluster:tests/support $(BIN)/python -m rljob_kind
 
-e2e: $(INSTALLED) ## Jobs on a real cluster (KEEP=1 leaves it for work by hand; PYTEST_ARGS="-k name" for some)
+e2e: $(INSTALLED) ## Run jobs on a real kind cluster (KEEP=1 keeps the cluster afterwards; PYTEST_ARGS="-k name" selects tests)
 	@$(BIN)/python -m pytest e2e $(PYTEST_ARGS)
 
-cluster: $(INSTALLED) ## The cluster of make e2e, with KubeRay, our images and our chart, for work by hand
+cluster: $(INSTALLED) ## Create the cluster of make e2e, with KubeRay, our images and our chart, and keep it
 	@$(KIND) install
 
-cluster-down: $(INSTALLED) ## Remove that cluster; what was built for it stays in ~/.cache/rljob
+cluster-down: $(INSTALLED) ## Delete that cluster; programs and images that were built for it stay in ~/.cache/rljob
 	@$(KIND) down
 
-# verl and TRL are installed by the programs themselves, into .cache/bench; without an index they say what is missing.
+# The programs install verl and TRL themselves, into .cache/bench. Without a package index they report what is missing.
 bench: export PYTHONPATH := $(CURDIR)/tests/support
-bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BENCH_ARGS=--quick shows that they run); JSON in runs/bench
+bench: $(INSTALLED) ## Run the benchmarks of bench/ beside verl and TRL, more than half an hour (BENCH_ARGS=--quick only tries them); JSON in runs/bench
 	@mkdir -p runs/bench
 	@for program in bench/*.py; do \
 		echo "== $$program"; name=$${program##*/}; \
@@ -82,16 +83,16 @@ bench: $(INSTALLED) ## Measurements of bench/, minutes, beside verl and TRL (BEN
 
 proof: export PYTHONPATH := $(CURDIR)/tests/support:$(CURDIR)/e2e/cluster:$(CURDIR)/proof
 proof: export OMP_NUM_THREADS := 1
-proof: $(INSTALLED) ## What no test has time for: learning curves, in runs/proof, resumable; faults on the cluster; PART=rollout-correction, algorithms, reward-model, golden or survival
-	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error which? PART=rollout-correction, algorithms, reward-model, golden or survival))).py" $(PROOF_ARGS)
+proof: $(INSTALLED) ## Run experiments that take too long for tests (PART=algorithms, golden, reward-model, rollout-correction or survival); results in runs/proof, resumable
+	@$(BIN)/python "proof/$(subst -,_,$(or $(PART),$(error PART is not set; use PART=algorithms, golden, reward-model, rollout-correction or survival))).py" $(PROOF_ARGS)
 
-bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again, at our versions wherever the peers take them
+bench-constraints: $(INSTALLED) ## Resolve bench/peers/*.txt again (verl and TRL), with our versions where they allow them
 	for peer in verl trl; do \
 		cp constraints/cpu.txt bench/peers/$$peer.new.txt; \
 		$(COMPILE) $(UV_UPGRADE_ARGS) bench/peers/$$peer.in -o bench/peers/$$peer.new.txt; \
 		mv bench/peers/$$peer.new.txt bench/peers/$$peer.txt; done
 
-constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (upgrades: UV_UPGRADE_ARGS=--upgrade)
+constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (UV_UPGRADE_ARGS=--upgrade upgrades dependencies)
 	for name in bootstrap build; do \
 		$(COMPILE) $(UV_UPGRADE_ARGS) constraints/$$name.in -o constraints/$$name.txt; done
 	for device in cpu gpu; do \
@@ -102,5 +103,5 @@ constraints: $(INSTALLED) ## Resolve constraints/*.txt again from the pins (upgr
 	$(COMPILE) $(UV_UPGRADE_ARGS) --constraint constraints/cpu.txt crds/pyproject.toml operator/pyproject.toml \
 		-o constraints/operator.txt --no-emit-package rljob-api --no-emit-package rljob-operator
 
-clean: ## Remove caches of tools (neither .venv nor runs/)
+clean: ## Delete caches of tools, but not .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,8 @@
-"""An advantage and a policy loss of one's own, both on tokens.
+"""An advantage and a policy loss of your own, both per token.
 
-The trainer hands over the tokens of the responses only, those of all rows one after the other (N): no prompts, no
-padding, no masks. `inputs.segments` knows the rows: it spreads a number per row over the row's tokens, and adds up or
-averages the tokens of each row. Before a job loads its model, both functions are tried on small made-up inputs.
+The functions get response tokens only, of all rows one after the other (dimension N): no prompts, no padding, no masks.
+`inputs.segments` knows which tokens belong to which row: it copies a number per row to the row's tokens, and adds up or
+averages the tokens of each row. Before a job loads its model, the trainer calls both functions with small test inputs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ LOWEST_WEIGHT, HIGHEST_WEIGHT = 0.8, 1.2
 
 @token_advantage()
 def discounted_returns(inputs: TokenInputs, reduce: Reduce) -> Tensor:
-    """REINFORCE++ (arXiv 2501.03262) without its KL term: the reward comes with a response's last token and counts a
-    hundredth less for each token before it; all tokens of the step together then get mean 0 and variance 1.
+    """REINFORCE++ (arXiv 2501.03262) without its KL term: discounted returns, whitened. The shape is [N].
 
-    It runs on every worker, on the rows that the worker holds; `reduce` adds up over the workers, so that the mean is
-    that of all tokens. A function that is not decorated would run once, on the controller, on one number per response.
+    The reward belongs to the last token of a response; each token before it gets 0.99 times the return of the next one.
+    Then all tokens of the step together are scaled to mean 0 and variance 1.
+
+    The function runs on every worker, with the worker's rows. `reduce` sums over all workers, so mean and variance are
+    those of all tokens. A function without the decorator runs once, on the controller, with one number per response.
     """
     segments = inputs.segments
     num_later_N = segments.spread(segments.lengths_B) - 1 - segments.positions_N
@@ -39,11 +41,13 @@ def discounted_returns(inputs: TokenInputs, reduce: Reduce) -> Tensor:
 
 @policy_loss_function()
 def cispo(inputs: LossInputs) -> TokenLosses:
-    """CISPO (arXiv 2506.13585): bounds how much a token's sample counts, and so keeps the gradient of every token,
-    where PPO's clipping drops that of tokens which have moved too far.
+    """CISPO (arXiv 2506.13585): bounds the weight of a token and keeps the gradient of every token.
 
-    Returns a loss per token; the job's `aggregation` makes one number of them. The sum `cispo_clipfrac`, divided by the
-    number of tokens, is the metric `actor/cispo_clipfrac`. A tensor instead of `TokenLosses` is fine, too.
+    In contrast, PPO's clipping removes the gradient of tokens whose probability has moved too far.
+
+    Returns a loss per token, [N], which the job's `aggregation` combines into one number. The sum `cispo_clipfrac`,
+    divided by the number of tokens, is logged as the metric `actor/cispo_clipfrac`. The function may also return only
+    the tensor of losses.
     """
     ratio_N = (inputs.logprobs_N.detach() - inputs.old_logprobs_N).exp()
     weights_N = ratio_N.clamp(LOWEST_WEIGHT, HIGHEST_WEIGHT)

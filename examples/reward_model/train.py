@@ -1,13 +1,13 @@
-"""Trains a reward model on pairs of answers to the quick start's task: the right one, and one with a mistake.
+"""Trains a reward model for the quickstart's task, on pairs of a right answer and one with a mistake.
 
     python examples/reward_model/train.py --output runs/reward-model
     rljob run examples/reward_model/ppo.yaml
 
-The loss is that of Bradley and Terry: -log sigmoid(score of the right answer - score of the wrong one), with a small
-term that keeps scores around 0 (Eisenstein et al. 2023, arXiv 2312.09244, appendix A). What is saved is a folder of
-transformers' `Qwen3ForSequenceClassification` with one label, such as TRL's RewardTrainer writes, too.
+The loss is the Bradley-Terry loss, -log sigmoid(score of the right answer - score of the wrong answer), plus a small
+term that keeps scores near 0 (Eisenstein et al. 2023, arXiv 2312.09244, appendix A). The result is a folder with a
+`Qwen3ForSequenceClassification` of transformers with one label, the same format that TRL's RewardTrainer writes.
 
-Legend: B pairs of a batch, L tokens of the longest row.
+Legend: B number of pairs in a batch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 ASSETS = Path(str(files("rljob_trainer"))) / "assets" / "sort_digits"
 DIGITS = "0123456789"
 CENTERING = 0.01
-"""Coefficient of the mean squared sum of a pair's scores."""
+"""Coefficient of the term that keeps scores near 0: the mean of (sum of the two scores of a pair) squared."""
 
 
 def main() -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(description="A reward model for the quick start's task.")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the model")
+    """Trains the reward model and saves it."""
+    parser = argparse.ArgumentParser(description="Trains a reward model for the task of the quickstart.")
+    parser.add_argument("--output", type=Path, required=True, help="folder in which the model is saved")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--pairs", type=int, default=128, help="pairs per step")
     parser.add_argument("--seed", type=int, default=0)
@@ -62,14 +62,17 @@ def main() -> None:
 
 
 def rows(file: str) -> list[tuple[str, str]]:
-    """Prompts and answers."""
+    """Returns prompt and answer of every row of a file of the quickstart's data."""
     lines = (json.loads(line) for line in (ASSETS / file).read_text().splitlines())
     return [(line["prompt"], line["answer"]) for line in lines]
 
 
 def with_mistake(draw: random.Random, prompt: str, answer: str) -> tuple[str, str, str]:
-    """Prompt, answer and another text of digits: with a digit changed, left out or added, two of them swapped, the
-    prompt's own order, or any digits."""
+    """Returns the prompt, the right answer and a wrong one.
+
+    The wrong answer is the right one with a digit changed, removed or added, or with two digits swapped; or it is the
+    prompt's digits in their order, or random digits.
+    """
     digits, wrong = list(answer), answer
     while wrong == answer:
         place, other = draw.randrange(len(digits)), draw.randrange(len(digits))
@@ -96,7 +99,10 @@ def with_mistake(draw: random.Random, prompt: str, answer: str) -> tuple[str, st
 def scores(
     model: PreTrainedModel, tokenizer: AutoTokenizer, pairs: Sequence[tuple[str, str, str]]
 ) -> tuple[Tensor, Tensor]:
-    """[B] each: of the right answers and of the others. Texts end as responses do, with the end token."""
+    """Returns the scores of the right answers and of the wrong ones, [B] each.
+
+    Each text ends with the end token, as responses do in a training.
+    """
     texts = [prompt + right for prompt, right, _ in pairs] + [prompt + wrong for prompt, _, wrong in pairs]
     rows = [[*token_ids, tokenizer.eos_token_id] for token_ids in tokenizer(texts)["input_ids"]]
     batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
@@ -106,7 +112,7 @@ def scores(
 
 @torch.no_grad()
 def accuracy(model: PreTrainedModel, tokenizer: AutoTokenizer, held_out: Sequence[tuple[str, str]]) -> float:
-    """Of pairs with held-out prompts, the part in which the right answer has the higher score."""
+    """Returns the fraction of held-out pairs in which the right answer has the higher score."""
     draw = random.Random(0)
     right_B, wrong_B = scores(model, tokenizer, [with_mistake(draw, *row) for row in held_out])
     return float((right_B > wrong_B).float().mean())

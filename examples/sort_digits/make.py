@@ -1,9 +1,10 @@
-"""Makes the model and the data of the quick start: a tiny Qwen3 that half-knows how to sort five digits.
+"""Creates the model and the data of the quickstart: a tiny Qwen3 that sorts five digits correctly only sometimes.
 
-The model (119k parameters) is taught by imitation four behaviours for the prompt `09305>`: sort the digits, copy them,
-reverse them, sort them downwards, one quarter of the examples each. What it answers is then a mixture, and sorting is
-seldom right; reinforcement learning with a reward for sorted digits has to select and sharpen it.
-Prompts are split by the multiset of their digits, so no held-out prompt is a reordering of a training prompt.
+Supervised training teaches the model (119k parameters) four behaviours for a prompt such as `09305>`: sort the digits,
+copy them, reverse them, and sort them in descending order, each in a quarter of the examples. So its responses are a
+mixture, and few are sorted correctly; reinforcement learning with a reward for sorted digits has to select and improve
+this behaviour. Prompts are split by the multiset of their digits, so no held-out prompt is a reordering of a training
+prompt.
 
     python examples/sort_digits/make.py trainer/src/rljob_trainer/assets/sort_digits
 """
@@ -46,7 +47,10 @@ def main() -> None:
 
 
 def split_prompts(generator: random.Random) -> tuple[list[str], list[str]]:
-    """All five-digit strings, shuffled; every fifth multiset of digits (by hash) is held out."""
+    """Returns all strings of five digits, shuffled and split into training and held-out prompts.
+
+    A hash chooses about a fifth of the multisets of digits; all of their orders are held out.
+    """
     prompts = [f"{number:0{NUM_DIGITS}d}" for number in range(10**NUM_DIGITS)]
     generator.shuffle(prompts)
     train: list[str] = []
@@ -64,7 +68,7 @@ def write_rows(path: Path, digits: list[str]) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character; unused ids up to the vocabulary size are named so that every id decodes."""
+    """Returns a tokenizer with one token per character. Unused ids get names, too, so that every id can be decoded."""
     names = SYMBOLS + [f"<unused{index}>" for index in range(VOCABULARY_SIZE - len(SYMBOLS))]
     tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -73,7 +77,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def imitate(train: list[str], num_steps: int, generator: random.Random) -> Qwen3ForCausalLM:
-    """Supervised training on the mixture of behaviours; loss on the answer and the end token only."""
+    """Trains the model on the mixture of behaviours. Only the answer and the end token contribute to the loss."""
     config = Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=64,

@@ -19,19 +19,19 @@ def test_workers_of_ones_own() -> None:
     ended = subprocess.run([sys.executable, EXAMPLE], env=inherited_environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
-    assert lines[0] == "a part of the pool has ranks of its own: [0, 0]"
+    assert lines[0] == "first rank of each part of the pool: [0, 0]"
     assert lines[1].startswith("all guesses: {'ascending/mean': ")
-    assert lines[2] == "stays with the workers: ['guesses']"
+    assert lines[2] == "columns that stay with the workers: ['guesses']"
     for line in lines[3:7]:
         given, found = (sorted(text.strip("[]").split(", ")) for text in line.split(" -> "))
         assert given == found
-    assert lines[7].startswith("through this process: ")
+    assert lines[7].startswith("bytes through this process: ")
     assert lines[8:] == [
-        "a mode of our own: [0, 1, 0, 1]",
-        "every worker answers: [1.0, 1.0]",
-        "worker 0 alone, with its part: [5.0, 5.0]",
-        "points of what is sorted: 5.0",
-        "cut and put together: ('a', 'b', 'c') [2, 5, 1]",
-        "the best first: ('c', 'a', 'b')",
-        "by both judges: [0.5, 1.0, 2.0]",
+        "the rank that got each row, with our own mode: [0, 1, 0, 1]",
+        "results of all workers: [1.0, 1.0]",
+        "result of worker 0 only: [5.0, 5.0]",
+        "score of sorted digits: 5.0",
+        "split and joined: ('a', 'b', 'c') [2, 5, 1]",
+        "sorted by score: ('c', 'a', 'b')",
+        "sum of both scores: [0.5, 1.0, 2.0]",
     ]

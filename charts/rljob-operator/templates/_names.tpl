@@ -3,7 +3,7 @@
 {{- default $name .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Of the operator's pods, and only theirs. The network policies of jobs let the operator in by them. */}}
+{{/* Labels of the operator's pods and of no others. The network policies of jobs use them to admit the operator. */}}
 {{- define "rljob-operator.selectorLabels" -}}
 app.kubernetes.io/name: rljob-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

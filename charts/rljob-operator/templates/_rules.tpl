@@ -1,7 +1,7 @@
 {{/*
-What the operator may do in the namespaces of jobs. Secrets it makes and never reads, and what a job owns is removed by
-the garbage collector: so there is neither a verb to read secrets nor one to delete anything but clusters, and jobs
-whose time after their end is over.
+The operator's permissions in the namespaces of jobs. It creates Secrets but never reads them, so it has no permission
+to read Secrets. The garbage collector deletes everything that a job owns, so the operator needs to delete only Ray
+clusters, and finished jobs after `ttlSecondsAfterFinished`.
 */}}
 {{- define "rljob-operator.rules" -}}
 - apiGroups: [rljob.dev]
@@ -16,7 +16,7 @@ whose time after their end is over.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Why a pod has no container, or KubeRay no pod, stands in events only.
+# Only events say why a container does not start, or why KubeRay cannot create a pod.
 - apiGroups: [""]
   resources: [events]
   verbs: [list]
