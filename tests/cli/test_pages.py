@@ -6,6 +6,7 @@ what the commands print now into the pages.
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from rljob_api.job_file import load_job_file
 from rljob_testing.cli.job_cluster import JobCluster, Json
 from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
 
-README, QUICKSTART, TUTORIAL = (
-    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
+README, QUICKSTART, TUTORIAL, TROUBLESHOOTING = (
+    REPOSITORY / name
+    for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md", "docs/troubleshooting.md")
 )
+MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
 PARTS_OF_JOBS = [
     pytest.param(block, id=f"{page.stem}-{block.section}")
@@ -81,6 +84,20 @@ def test_the_reward_of_readme_and_tutorial_does_what_they_say(tmp_path: Path) ->
     _, *arguments = shlex.split(shown.command)
     run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert tuple(run.stdout.splitlines()) == shown.output
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_programs() -> None:
+    _, of_training = TROUBLESHOOTING.read_text().split("## Messages of the training\n")
+    headings = re.findall(r"^### (.*)$", of_training, re.MULTILINE)
+    folders = [REPOSITORY / folder / "src" for folder in ("crds", "operator", "trainer")]
+    files = [path for folder in folders for path in folder.rglob("*.py") if path.parent.name != "crdgen"]
+    sources = [path.read_text() for path in files]
+    assert len(headings) > 5
+    assert [
+        words
+        for words in headings
+        if words not in MESSAGES_OF_LIBRARIES and not any(words in source for source in sources)
+    ] == []
 
 
 Compare = Callable[[Path, str], None]
