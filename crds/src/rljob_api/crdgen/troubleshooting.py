@@ -11,13 +11,13 @@ _HEADER = """\
 <!-- Generated from the reasons in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Troubleshooting
 
-| you see | read |
-|---|---|
-| a message of `rljob run` or of the trainer's log | [Messages of the training](#messages-of-the-training) |
-| a training that runs, but the score does not rise | [The held-out score does not rise](#the-held-out-score-does-not-rise) |
-| a training that runs, but slowly | [tuning](tuning.md) |
-| a reason in `kubectl get rlj`, such as `Unschedulable` | [Jobs on a cluster](#jobs-on-a-cluster), or run `rljob explain NAME` |
-| a job on a cluster without any reason | [Before the first condition](#before-the-first-condition) |
+Where to read:
+
+- A message of `rljob run` or in the trainer's log: [Messages of the training](#messages-of-the-training).
+- The score does not rise: [The held-out score does not rise](#the-held-out-score-does-not-rise).
+- The training is slow: [tuning](tuning.md).
+- A reason in `kubectl get rlj`, such as `Unschedulable`: [Jobs on a cluster](#jobs-on-a-cluster).
+- A job on a cluster without any reason: [Before the first condition](#before-the-first-condition).
 
 ## Jobs on a cluster
 
@@ -66,9 +66,9 @@ The run folder has results of an earlier run, for example because a job with the
 The whole line is `exit code 137: the trainer was killed; usually because the machine ran out of memory`: a process of
 the training ended by SIGKILL. `dmesg | grep -i oom` shows whether the kernel did this because of memory.
 
-**What to do:** Close other programs, use a machine with more memory, or reduce what the job needs: `rljob plan` shows
-it, and [Fit the job into memory](guides.md#fit-the-job-into-memory) has the fields. `--resume` continues from the newest
-checkpoint.
+**What to do:** Close other programs, use a machine with more memory, or reduce the memory of the job: `rljob plan` prints
+it, and [Fit the job into memory](guides.md#fit-the-job-into-memory) has the fields to change. `--resume` continues from
+the newest checkpoint.
 
 ### out of memory: the kernel killed it
 
@@ -80,16 +80,16 @@ The kernel killed the process of one worker because the machine, or the containe
 
 PyTorch could not allocate memory on the GPU.
 
-**What to do:** Run `rljob plan job.yaml --gpu H100` with the type of your GPU: it names the phase of a step that does not
-fit, and changes that make it fit. See also [Fit the job into memory](guides.md#fit-the-job-into-memory).
+**What to do:** Run `rljob plan job.yaml --gpu H100` with the type of your GPU: it names the phase of a step that does
+not fit, and changes that make it fit. See also [Fit the job into memory](guides.md#fit-the-job-into-memory).
 
 ### vLLM does not have enough memory
 
 vLLM did not start: the memory that it may use is too small for its KV cache, or other models occupy it. The message has
 vLLM's own error in parentheses.
 
-**What to do:** Increase `rollout.gpuMemoryUtilization` (on CPUs `rollout.cpuKvCache`) if vLLM needs more, or reduce it if
-the memory is not free; or reduce `rollout.maxNumSequences`.
+**What to do:** Increase `rollout.gpuMemoryUtilization` (on CPUs `rollout.cpuKvCache`) if vLLM needs more, or reduce it
+if the memory is not free; or reduce `rollout.maxNumSequences`.
 
 ### there is too little memory for the optimizer's moments
 
@@ -151,15 +151,21 @@ create it again with the same name and claim; it resumes from its newest checkpo
 
 Read some lines of `samples.jsonl` first: prompts, responses and scores. Then compare the [metrics](metrics.md):
 
-| what you see | likely cause | what to do |
-|---|---|---|
-| all scores are 0 | the reward never finds what it looks for, or the task is too hard for the model | test the reward on responses from `samples.jsonl` ([tutorial](tutorial-own-reward.md#2-test-it-on-rows)); use easier prompts or partial credit |
-| `reward/error_rate` or `reward/timeout_rate` above 0 | the reward fails or is too slow | read the warning in the log; see [how rewards run](rewards.md#how-rewards-run) |
-| `response_length/clip_ratio` is high | responses are truncated before the answer | increase `rollout.maxNewTokens` |
-| `actor/learned_fraction` is low | most groups have equal scores and teach nothing | larger `rollout.groupSize`, other prompts, or [DAPO](algorithms.md#dapo) |
-| the training reward rises, the held-out score does not | the training prompts differ from the held-out prompts, or there are too few of them | more prompts; [keep the model close to the original](guides.md#keep-the-model-close-to-the-original) |
-| nothing changes at all | the learning rate is too low, or there were too few steps | a higher `optimizer.learningRate`, more `steps` |
-| the score falls, `actor/kl_loss` or `actor/grad_norm` grows quickly | the learning rate is too high | a lower `optimizer.learningRate` |
+- *All scores are 0.* The task is too hard for the model, or the reward never finds what it looks for. **What to do:**
+  Test the reward on responses from `samples.jsonl` ([how](tutorial-own-reward.md#2-test-it-on-rows)). Use easier prompts,
+  or a reward with partial credit.
+- *`reward/error_rate` or `reward/timeout_rate` is above 0.* The reward fails, or is too slow. **What to do:** Read the
+  warning in the log ([how rewards run](rewards.md#how-rewards-run)).
+- *`response_length/clip_ratio` is high.* Responses are truncated before the answer. **What to do:** Increase
+  `rollout.maxNewTokens`.
+- *`actor/learned_fraction` is low.* Most groups have equal scores and are not used in the update. **What to do:** Increase
+  `rollout.groupSize`, use other prompts, or use [DAPO](algorithms.md#dapo).
+- *Only the training reward rises.* There are too few training prompts, or they differ from the held-out prompts. **What
+  to do:** Use more prompts, or [keep the model close to the original](guides.md#keep-the-model-close-to-the-original).
+- *Nothing changes.* The learning rate is too low, or there were too few steps. **What to do:** Increase
+  `optimizer.learningRate` or `steps`.
+- *The score falls, and `actor/kl_loss` or `actor/grad_norm` grows quickly.* The learning rate is too high. **What to
+  do:** Reduce `optimizer.learningRate`.
 """
 
 _MEANING_OF_TRUE = {
