@@ -66,9 +66,9 @@ The run folder has results of an earlier run, for example because a job with the
 The whole line is `exit code 137: the trainer was killed; usually because the machine ran out of memory`: a process of
 the training ended by SIGKILL. `dmesg | grep -i oom` shows whether the kernel did this because of memory.
 
-**What to do:** Close other programs, use a machine with more memory, or reduce the memory of the job: `rljob plan` prints
-it, and [Fit the job into memory](guides.md#fit-the-job-into-memory) has the fields to change. `--resume` continues from
-the newest checkpoint.
+**What to do:** Close other programs, use a machine with more memory, or reduce the memory of the job: `rljob plan`
+prints it, and [Fit the job into memory](guides.md#fit-the-job-into-memory) has the fields to change. `--resume`
+continues from the newest checkpoint.
 
 ### out of memory: the kernel killed it
 
@@ -152,14 +152,14 @@ create it again with the same name and claim; it resumes from its newest checkpo
 Read some lines of `samples.jsonl` first: prompts, responses and scores. Then compare the [metrics](metrics.md):
 
 - *All scores are 0.* The task is too hard for the model, or the reward never finds what it looks for. **What to do:**
-  Test the reward on responses from `samples.jsonl` ([how](tutorial-own-reward.md#2-test-it-on-rows)). Use easier prompts,
-  or a reward with partial credit.
+  Test the reward on responses from `samples.jsonl` ([how](tutorial-own-reward.md#2-test-it-on-rows)). Use easier
+  prompts, or a reward with partial credit.
 - *`reward/error_rate` or `reward/timeout_rate` is above 0.* The reward fails, or is too slow. **What to do:** Read the
   warning in the log ([how rewards run](rewards.md#how-rewards-run)).
 - *`response_length/clip_ratio` is high.* Responses are truncated before the answer. **What to do:** Increase
   `rollout.maxNewTokens`.
-- *`actor/learned_fraction` is low.* Most groups have equal scores and are not used in the update. **What to do:** Increase
-  `rollout.groupSize`, use other prompts, or use [DAPO](algorithms.md#dapo).
+- *`actor/learned_fraction` is low.* Most groups have equal scores and are not used in the update. **What to do:**
+  Increase `rollout.groupSize`, use other prompts, or use [DAPO](algorithms.md#dapo).
 - *Only the training reward rises.* There are too few training prompts, or they differ from the held-out prompts. **What
   to do:** Use more prompts, or [keep the model close to the original](guides.md#keep-the-model-close-to-the-original).
 - *Nothing changes.* The learning rate is too low, or there were too few steps. **What to do:** Increase
