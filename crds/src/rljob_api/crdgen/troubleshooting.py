@@ -11,7 +11,7 @@ _HEADER = """\
 <!-- Generated from the reasons in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Troubleshooting
 
-Where to read:
+Choose what you see:
 
 - A message of `rljob run` or in the trainer's log: [Messages of the training](#messages-of-the-training).
 - The score does not rise: [The held-out score does not rise](#the-held-out-score-does-not-rise).
@@ -27,7 +27,7 @@ comes next. Without `rljob`:
 ```
 kubectl describe rlj NAME                       # conditions and events
 kubectl get pods -l rljob.dev/job=NAME          # its pods
-kubectl logs -c driver --tail=-1 \
+kubectl logs -c driver --tail=-1 \\
   -l rljob.dev/job=NAME,ray.io/node-type=head   # output of the training
 ```
 
@@ -202,7 +202,8 @@ def _section(kind: ConditionType) -> Iterator[str]:
             yield from _explained(reason)
     others = [reason for reason in REASONS[kind] if _conditions_with(reason)[0] is not kind]
     if others:
-        yield "Also: " + ", ".join(f"[{reason}](#{reason.lower()})" for reason in others) + "."
+        links = ", ".join(f"[{reason}](#{reason.lower()})" for reason in others)
+        yield f"Reasons that are explained above: {links}."
         yield ""
 
 
