@@ -21,11 +21,9 @@ from rljob_api.job_file import load_job_file
 from rljob_testing.cli.job_cluster import JobCluster, Json
 from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
 
-README, QUICKSTART, TUTORIAL, TROUBLESHOOTING = (
-    REPOSITORY / name
-    for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md", "docs/troubleshooting.md")
+README, QUICKSTART, TUTORIAL = (
+    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
 )
-MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
 PARTS_OF_JOBS = [
     pytest.param(block, id=f"{page.stem}-{block.section}")
@@ -84,6 +82,10 @@ def test_the_reward_of_readme_and_tutorial_does_what_they_say(tmp_path: Path) ->
     _, *arguments = shlex.split(shown.command)
     run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert tuple(run.stdout.splitlines()) == shown.output
+
+
+TROUBLESHOOTING = REPOSITORY / "docs/troubleshooting.md"
+MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
 
 
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_programs() -> None:
