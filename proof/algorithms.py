@@ -197,7 +197,7 @@ def draw_both(
     path: Path,
 ) -> None:
     """Curves on the true reward, and those on noise, which have two points."""
-    figure, panels = new_figure(2, "the true reward", "noise for a reward")
+    figure, panels = new_figure(2, "trained with the true reward", "trained with a random reward")
     for recipe in recipes:
         for axes, results in zip(panels, (learned[recipe.name], on_noise[recipe.name]), strict=True):
             if results:

@@ -6,6 +6,7 @@ what the commands print now into the pages.
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_the_job_of_the_readme_is_short_and_that_of_the_tutorial(tmp_path: Path)
     [of_readme] = blocks(README, "yaml")
     (tmp_path / "job.yaml").write_text(of_readme.text)
     load_job_file(tmp_path / "job.yaml")
-    assert len(of_readme.text.splitlines()) <= 16
+    assert len(of_readme.text.splitlines()) <= 17
     of_tutorial = yaml.load(saved_files(TUTORIAL)["job.yaml"])
     del of_tutorial["spec"]["training"]["evaluation"]
     assert yaml.load(of_readme.text) == of_tutorial
@@ -81,6 +82,24 @@ def test_the_reward_of_readme_and_tutorial_does_what_they_say(tmp_path: Path) ->
     _, *arguments = shlex.split(shown.command)
     run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert tuple(run.stdout.splitlines()) == shown.output
+
+
+TROUBLESHOOTING = REPOSITORY / "docs/troubleshooting.md"
+MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_programs() -> None:
+    _, of_training = TROUBLESHOOTING.read_text().split("## Messages of the training\n")
+    headings = re.findall(r"^### (.*)$", of_training, re.MULTILINE)
+    folders = [REPOSITORY / folder / "src" for folder in ("crds", "operator", "trainer")]
+    files = [path for folder in folders for path in folder.rglob("*.py") if path.parent.name != "crdgen"]
+    sources = [path.read_text() for path in files]
+    assert len(headings) > 5
+    assert [
+        words
+        for words in headings
+        if words not in MESSAGES_OF_LIBRARIES and not any(words in source for source in sources)
+    ] == []
 
 
 Compare = Callable[[Path, str], None]

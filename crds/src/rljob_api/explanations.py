@@ -343,7 +343,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             ),
         ),
         Reason.STOPPED_OUTSIDE: Explanation(
-            means="The trainer was stopped, but not by the operator; somebody used Ray's own interface.",
+            means="The trainer was stopped through Ray's own interface, not by the operator.",
             advice="To resume it from its newest checkpoint, run `rljob retry`.",
         ),
         Reason.STOPPED_BY_USER: Explanation(

@@ -11,18 +11,30 @@ _HEADER = """\
 <!-- Generated from the reasons in rljob_api by `python -m rljob_api.crdgen`; do not edit. -->
 # Troubleshooting
 
+Choose what you see:
+
+- A message of `rljob run` or in the trainer's log: [Messages of the training](#messages-of-the-training).
+- The score does not rise: [The held-out score does not rise](#the-held-out-score-does-not-rise).
+- The training is slow: [tuning](tuning.md).
+- A reason in `kubectl get rlj`, such as `Unschedulable`: [Jobs on a cluster](#jobs-on-a-cluster).
+- A job on a cluster without any reason: [Before the first condition](#before-the-first-condition).
+
+## Jobs on a cluster
+
 `rljob explain NAME` shows what a job is waiting for, which pods are not ready and why, the latest warnings, and what
 comes next. Without `rljob`:
 
 ```
-kubectl describe rlj NAME                                      # conditions and events
-kubectl get pods -l rljob.dev/job=NAME                         # its pods
-kubectl logs -c driver -l rljob.dev/job=NAME,ray.io/node-type=head --tail=-1     # output of the trainer
+kubectl describe rlj NAME                       # conditions and events
+kubectl get pods -l rljob.dev/job=NAME          # its pods
+kubectl logs -c driver --tail=-1 \\
+  -l rljob.dev/job=NAME,ray.io/node-type=head   # output of the training
 ```
 
-Look up `status.reason`, the column REASON of `kubectl get rlj`, in this page; `rljob explain --reason REASON` prints
-the same text. It is the reason of Failed or Complete for a finished job, of Retrying before another attempt, and
-otherwise of the first condition that is not satisfied. A job reaches the conditions in this order:
+Search this page for the reason, which `kubectl get rlj` prints in the column REASON (`status.reason`).
+`rljob explain --reason REASON` prints the same text. For a finished job it is the reason of Failed or Complete, before
+another attempt the reason of Retrying, and otherwise the reason of the first condition that is not satisfied. A job
+reaches the conditions in this order:
 
 {conditions}
 
@@ -30,16 +42,87 @@ otherwise of the first condition that is not satisfied. A job reaches the condit
 
 - *The API server rejects the file.* The message names the field and the rule; `rljob validate FILE` shows the line.
 - *`no matches for kind "RLJob"`.* The operator's chart is not installed in this cluster ([install.md](install.md)).
-- *The job has no conditions.* No operator handles it: none is running, or it does not watch this namespace
+- *The job has no conditions.* No operator handles the job: no operator is running, or it does not watch this namespace
   (`watchNamespaces`). List the operator's pods with
   `kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator`.
-- *The operator does not start.* Its log names the invalid setting or the missing permission.
+- *The operator does not start.* Its log (`kubectl logs`) names the invalid setting or the missing permission.
 """
 
 _FOOTER = """\
-## Errors of the training
+## Messages of the training
 
-### The batch of a step is not full
+`rljob run` prints these messages. On a cluster they are in the message of a reason, or in `rljob logs NAME`. The
+headings have the words of the message that do not change.
+
+### already contains a run
+
+The run folder has results of an earlier run, for example because a job with the same `metadata.name` ran before.
+
+**What to do:** Add `--resume` to continue the earlier run, or write the new run into another folder with
+`--run-folder FOLDER`.
+
+### usually because the machine ran out of memory
+
+The whole line is `exit code 137: the trainer was killed; usually because the machine ran out of memory`: a process of
+the training ended by SIGKILL. `dmesg | grep -i oom` shows whether the kernel did this because of memory.
+
+**What to do:** Close other programs, use a machine with more memory, or reduce the memory of the job: `rljob plan`
+prints it, and [Fit the job into memory](guides.md#fit-the-job-into-memory) has the fields to change. `--resume`
+continues from the newest checkpoint.
+
+### out of memory: the kernel killed it
+
+The kernel killed the process of one worker because the machine, or the container of the worker, had no memory left.
+
+**What to do:** On a cluster, increase the memory under spec.pools[].resources. Otherwise as for the message above.
+
+### CUDA out of memory
+
+PyTorch could not allocate memory on the GPU.
+
+**What to do:** Run `rljob plan job.yaml --gpu H100` with the type of your GPU: it names the phase of a step that does
+not fit, and changes that make it fit. See also [Fit the job into memory](guides.md#fit-the-job-into-memory).
+
+### vLLM does not have enough memory
+
+vLLM did not start: the memory that it may use is too small for its KV cache, or other models occupy it. The message has
+vLLM's own error in parentheses.
+
+**What to do:** Increase `rollout.gpuMemoryUtilization` (on CPUs `rollout.cpuKvCache`) if vLLM needs more, or reduce it
+if the memory is not free; or reduce `rollout.maxNumSequences`.
+
+### there is too little memory for the optimizer's moments
+
+The first update creates the optimizer's moments, and vLLM has reserved the memory that they need. Without this check
+the second rollout would fail.
+
+**What to do:** Reduce `rollout.gpuMemoryUtilization` (on CPUs `rollout.cpuKvCache`), use more GPUs, or set
+`model.offload.optimizer: true`.
+
+### the trainer does not support
+
+The whole message is `spec.training.model.source: the trainer does not support 'TYPE' models`. The trainer computes
+log-probabilities of a few rows of tokens and compares them with those of the model's own code. They differ too much, so
+the model would be trained wrongly.
+
+**What to do:** Choose another model; [models](models.md) lists the types that were tried.
+
+### not enough free space for the checkpoint
+
+The disk, or the claim, is too small for the next checkpoint.
+
+**What to do:** Free space, or keep fewer checkpoints (`checkpoint.keep`). Then run the job with `--resume`, or
+`rljob retry NAME` on a cluster.
+
+### ran longer than
+
+The whole message is `ran longer than 10 s and was killed`: a reward exceeded its time limit for one response. What
+happens with this response depends on `onTimeout`.
+
+**What to do:** Make the reward faster, or increase `timeoutSeconds` of the reward
+([how rewards run](rewards.md#how-rewards-run)).
+
+### the batch of step
 
 `spec.training.algorithm.dynamicSampling.maxRounds: the batch of step 31 is not full after 10 rounds: 5 of 320 groups
 can be trained on, 32 are needed; in the other groups all scores are equal (mean score of all responses: 0.98, min 0,
@@ -53,8 +136,8 @@ Dynamic sampling replaces groups whose responses all have the same score, becaus
 - *The mean is close to the lowest score:* the policy solves nearly no prompt. The prompts are too hard for the model,
   responses are truncated at `rollout.maxNewTokens`, or the reward does not find the answer: `samples.jsonl` shows
   responses, scores, and in `found` the answer that `MathAnswer` extracted.
-- *All scores are the same number:* the reward does not distinguish responses; or its scorer failed on whole groups,
-  which have `errorScore` (`reward/error_rate`, `reward/timeout_rate`).
+- *All scores are the same number:* the reward gives every response the same score, or it failed for whole groups, which
+  then have `errorScore` (see the metrics `reward/error_rate` and `reward/timeout_rate`).
 - *The message names a reward (`all scores of 'accuracy'`):* the scores of this reward must also differ within a group
   (`dynamicSampling.reward`), not only the weighted sum.
 
@@ -63,6 +146,26 @@ Dynamic sampling replaces groups whose responses all have the same score, becaus
 [metrics](metrics.md) `dynamic_sampling/rounds` and `dynamic_sampling/kept_fraction` show the trend. With
 `onMaxRounds: TrainOnFewer` a step trains on the groups that were found. To change these fields, delete the job and
 create it again with the same name and claim; it resumes from its newest checkpoint.
+
+## The held-out score does not rise
+
+Read some lines of `samples.jsonl` first: prompts, responses and scores. Then compare the [metrics](metrics.md):
+
+- *All scores are 0.* The task is too hard for the model, or the reward never finds what it looks for. **What to do:**
+  Test the reward on responses from `samples.jsonl` ([how](tutorial-own-reward.md#2-test-it-on-rows)). Use easier
+  prompts, or a reward with partial credit.
+- *`reward/error_rate` or `reward/timeout_rate` is above 0.* The reward fails, or is too slow. **What to do:** Read the
+  warning in the log ([how rewards run](rewards.md#how-rewards-run)).
+- *`response_length/clip_ratio` is high.* Responses are truncated before the answer. **What to do:** Increase
+  `rollout.maxNewTokens`.
+- *`actor/trained_fraction` is low.* Most groups have equal scores and are not used in the update. **What to do:**
+  Increase `rollout.groupSize`, use other prompts, or use [DAPO](algorithms.md#dapo).
+- *Only the training reward rises.* There are too few training prompts, or they differ from the held-out prompts. **What
+  to do:** Use more prompts, or [keep the model close to the original](guides.md#keep-the-model-close-to-the-original).
+- *Nothing changes.* The learning rate is too low, or there were too few steps. **What to do:** Increase
+  `optimizer.learningRate` or `steps`.
+- *The score falls, and `actor/kl_loss` or `actor/grad_norm` grows quickly.* The learning rate is too high. **What to
+  do:** Reduce `optimizer.learningRate`.
 """
 
 _MEANING_OF_TRUE = {
@@ -99,7 +202,8 @@ def _section(kind: ConditionType) -> Iterator[str]:
             yield from _explained(reason)
     others = [reason for reason in REASONS[kind] if _conditions_with(reason)[0] is not kind]
     if others:
-        yield "Also: " + ", ".join(f"[{reason}](#{reason.lower()})" for reason in others) + "."
+        links = ", ".join(f"[{reason}](#{reason.lower()})" for reason in others)
+        yield f"Reasons that are explained above: {links}."
         yield ""
 
 

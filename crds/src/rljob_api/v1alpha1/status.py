@@ -150,7 +150,7 @@ class PoolNodes(WireModel):
 
 
 class Attempt(WireModel):
-    """One start of the trainer, on a new cluster or on the cluster of the previous attempt.
+    """One try to complete the job: its RayCluster, new or reused, and at most one start of the trainer on it.
 
     All times are those at which the operator observed the event."""
 

@@ -1,4 +1,4 @@
-"""Starts and ends attempts (one start of the trainer each), and decides what follows: a retry or the end of the job.
+"""Starts and ends attempts, and decides what follows: a retry or the end of the job.
 
 It counts retries and resets the retry budget: after progress, or when a user asks for a retry.
 """
