@@ -1,7 +1,7 @@
-"""A model's shape from its `config.json`, as transformers 5.19 builds the model from it.
+"""Reads a model's shape from its `config.json`, the way transformers 5.19 builds the model from it.
 
-What a configuration leaves out is what transformers' class for its `model_type` has. The sums of `model_shape` are
-those of transformers' own models, to the last parameter: `tests/planner/test_model_config.py` compares them.
+Keys that the file leaves out have the default of transformers' class for its `model_type`. The numbers of parameters
+equal those of transformers' models exactly; `tests/planner/test_model_config.py` compares them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class _Family:
-    """What models of a `model_type` have in common, unless a key of the configuration says it."""
+    """What models of one `model_type` have in common. A key of the configuration may override it."""
 
     ties_head: bool = False
     num_norms: int = 2
-    """Of a layer."""
+    """Norms per layer."""
     qk_norm: Literal["none", "heads", "whole"] = "none"
-    """One scale for all heads, two times the head size; or one for every number of queries and keys."""
+    """Norms of queries and keys: none; one scale per number of a head, shared by all heads; or one scale per number of
+    all heads."""
     qk_norm_key: str | None = None
-    """The key by which it is turned on; None: it is always there."""
+    """The key that turns these norms on; None: they are always there."""
     attention_bias: Literal["none", "inputs", "all"] = "none"
-    """Of queries, keys and values, or of the output, too."""
+    """Which projections have a bias: none; queries, keys and values; or these and the output."""
     attention_bias_key: str | None = "attention_bias"
-    """The key that turns all biases of the attention on or off, or those of its inputs where those are the default."""
+    """The key that turns these biases on or off. If `attention_bias` is none, it turns on all of them."""
     mlp_bias_key: str | None = None
+    """The key that turns biases of the MLP on."""
     every_nth_layer_is_full: int | None = None
-    """Of layers with a sliding window; None: no layer is full, unless `layer_types` says so."""
+    """In models with sliding windows: every nth layer has full attention; None: no layer, unless `layer_types` says
+    so."""
     window_key: str | None = None
-    """The key without which a window is not used."""
+    """The key that turns sliding windows on; None: a window in the configuration is always used."""
     defaults: Config = field(default_factory=dict)
+    """Values of keys that the configuration may leave out."""
 
 
 _PLAIN = _Family(attention_bias_key=None)
@@ -78,16 +82,16 @@ _FAMILIES: Mapping[str, _Family] = {
 
 
 def shape_of_config(config: Config, name: str) -> ModelShape:
-    """The shape that a `config.json` describes; that of its `text_config`, where it is one of more than text.
+    """The shape that a `config.json` describes; for a multimodal model, that of its `text_config`.
 
-    Raises PlanError where the `model_type` or a type of layers is not known here, where the weights are quantised, and
-    where a key is missing or no number.
+    Raises:
+        PlanError: unknown `model_type` or layer type, quantised weights, or a key that is missing or not a number.
     """
     _refuse_quantised(config, name)
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        # The part on text is of the whole's type where it says none (`gemma3` -> `gemma3_text`).
+        # A text part without a type has the type of the whole model (`gemma3` -> `gemma3_text`).
         return shape_of_config({**outer, "model_type": f"{config.get('model_type')}_text", **nested}, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
