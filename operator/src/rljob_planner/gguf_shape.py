@@ -105,7 +105,7 @@ class _Reader:
         begin, self.offset = self.offset, self.offset + num_bytes
         if self.offset > len(self.data):
             raise struct.error
-        return self.data[begin : self.place]
+        return self.data[begin : self.offset]
 
     def number(self, form: str) -> int:
         """A number in one of `struct`'s formats."""

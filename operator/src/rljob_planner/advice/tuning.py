@@ -133,7 +133,7 @@ def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Chang
             rest = {each: other for each, other in home.layouts.items() if each is not role}
             left = placement.with_pool(home, replace(home, layouts=rest))
             change = Change(f"spec.roles.{role}.pool", pool.name, home.name)
-            yield (Changed(change, workload, replace(left, pools=(*left.pools, pool)), "pools of their own"),)
+            yield (Changed(change, workload, replace(left, pools=(*left.pools, pool)), "separate pools"),)
 
 
 def _advice(changed: Changed, placement: Placement, now: StepTime, constants: Constants) -> Advice:
