@@ -123,7 +123,7 @@ def test_unknown_layer_types_are_rejected_by_name(kind: str) -> None:
 
 def test_quantised_weights_are_rejected_as_in_the_trainer() -> None:
     quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    expected = r"^mine: its weights are quantised, .* \(config.json, quantization_config: 'fp8'\); choose the"
+    expected = r"^mine: the weights are quantised, .* \(config.json, quantization_config: 'fp8'\)"
     for config in (LLAMA | quantised, {"model_type": "gemma3", "text_config": LLAMA} | quantised):
         with pytest.raises(PlanError, match=expected):
             shape_of_config(config, "mine")

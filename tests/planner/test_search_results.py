@@ -159,7 +159,7 @@ def test_if_nothing_fits_a_sufficient_number_of_nodes_is_named() -> None:
     assert search(job, (NodeGroup(nodes, 2, samples.gpu()),)).missed is None
     assert search(job, (NodeGroup(nodes // 2, 2, samples.gpu()),)).missed is not None
     tiny = search(job, (NodeGroup(1, 2, samples.gpu(1)),)).advice[1]
-    assert tiny == "Nor does anything fit on 16x2xtest: more GPUs alone do not help."
+    assert tiny == Mentions("Nothing fits on 16x2xtest", "more GPUs")
 
 
 def test_if_nothing_fits_a_changed_job_is_searched() -> None:

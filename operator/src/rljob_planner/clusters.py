@@ -190,10 +190,10 @@ def _take(pool: Pool, free: list[int]) -> bool:
     free GPUs of each node."""
     left = sorted(free)
     for _ in range(pool.nodes):
-        place = next((at for at, num_gpus in enumerate(left) if num_gpus >= pool.gpus_per_node), None)
-        if place is None:
+        index = next((at for at, num_gpus in enumerate(left) if num_gpus >= pool.gpus_per_node), None)
+        if index is None:
             return False
-        left[place] -= pool.gpus_per_node
+        left[index] -= pool.gpus_per_node
     free[:] = left
     return True
 

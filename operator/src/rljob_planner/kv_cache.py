@@ -44,13 +44,13 @@ class EngineSpace:
     """Activations of the largest forward pass."""
     graphs: float
     kv_cache: float
-    """What is left of the engine's share; negative if the other parts need more than that."""
+    """The rest of the engine's share of the GPU; negative if the other parts are larger than the share."""
     rollout: RolloutWork
     layout: RolloutLayout
 
     @property
     def lacks(self) -> float:
-        """What the KV cache is too small by, to hold one longest sequence: vLLM does not start then. 0 if large
+        """Bytes that the cache lacks to hold one longest sequence (vLLM then does not start); 0 if it is large
         enough."""
         longest = self.sequence_bytes(self.rollout.max_model_length)
         return max(0.0, longest - self.kv_cache) if self.rollout.is_vllm else 0.0
@@ -163,12 +163,12 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
         rows = min(rollout.max_sequences, requests)
         whole_rows = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
         logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
-        own = (
+        own_parts = (
             weights,
             Part(KV_CACHE, whole_rows, f"{rows} rows of {lengths.longest_row} tokens"),
             Part("engine activations", logits, f"logits of {rows} prompts of {lengths.prompt_max} tokens"),
         )
-        return EngineMemory(space, own, (weights,), (weights,))
+        return EngineMemory(space, own_parts, (weights,), (weights,))
     others = (
         Part("engine context", space.context, _AS_SEEN),
         Part("engine activations", space.activations, f"{rollout.max_batched_tokens} tokens in a pass"),

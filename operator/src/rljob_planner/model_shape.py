@@ -38,7 +38,7 @@ def gathered_elements(unit: Iterable[TensorSize], num_shards: int) -> int:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder model, dense or with experts. Layers of one kind are equal."""
+    """The sizes of a decoder model, dense or with experts. All layers are equal, except that only some have experts."""
 
     name: str
     num_layers: int

@@ -38,7 +38,7 @@ class Plan:
     sequences_at_once: float
     """Sequences that one engine decodes at the same time: the mean with vLLM, the maximum with transformers."""
     notes: tuple[str, ...]
-    """What the numbers do not say, as sentences."""
+    """Sentences that explain or limit the numbers."""
 
     @property
     def all_phases(self) -> tuple[PhaseMemory, ...]:
@@ -111,9 +111,11 @@ def _notes(
             " before its first step."
         )
     if workload.rollout.is_vllm and 0 < at_once < min(requests, workload.rollout.max_sequences):
+        field = "cpuKvCache" if placement.pool_of(Role.ROLLOUT).gpu.is_cpu else "gpuMemoryUtilization"
         yield (
             f"The KV cache of one rollout engine holds {at_once:.0f} sequences of mean length, and the engine gets"
-            f" {requests} per step: the others wait or are preempted."
+            f" {requests} per step: the others wait or are preempted. To hold more, increase"
+            f" spec.training.rollout.{field}."
         )
     if not placement.runs_today:
         yield (

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The phases of a run that have their own memory peak. docs/memory.md uses the same names."""
+    """The phases of a run that have a memory peak of their own; docs/memory.md says what is in memory in each."""
 
     ENGINE_START = "engine start"
     FIRST_WAKE = "first wake-up"
@@ -39,9 +39,9 @@ class PhaseMemory:
     pool: str
     parts: tuple[Part, ...]
     limit: float
-    """What the GPU has for the job."""
+    """Memory that the job may use."""
     lacks: float = 0.0
-    """What the KV cache is too small by, to hold one longest sequence. 0 if it is large enough."""
+    """Bytes that the KV cache lacks to hold one longest sequence; 0 if it is large enough."""
 
     @property
     def total(self) -> float:
@@ -84,11 +84,11 @@ class Peak:
     resident: float
     """Shards that stay on the device between passes: parameters, and moments unless they are offloaded."""
     transient: float
-    """What is added to that at the peak: gradients, gathered parameters, activations."""
+    """Memory that is added at the peak: gradients, gathered parameters, activations."""
     bound_by: str
     """The moment of the peak: `activations of a layer`, `output head`, `end of backward`, `optimizer step`."""
     parts: tuple[Part, ...] = ()
-    """The same by owner; they sum to `resident` + `transient`."""
+    """The parts by owner; they sum to `resident` + `transient`."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class PhaseTime:
     """The formula with its numbers, for `--explain`."""
     waited: Seconds
     """What the metric of this name shows: the time that the controller still waits for this phase after the phases
-    before it. Less than `seconds` if the phase runs beside another one on another pool."""
+    before it. Less than `seconds` if the phase runs at the same time as one on another pool."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class LoraShape:
 
 @dataclass(frozen=True)
 class ModelOffload:
-    """What is in host memory while no pass needs it."""
+    """State that is in host memory while no pass needs it."""
 
     parameters: bool = False
     gradients: bool = False
@@ -131,7 +131,7 @@ class TrainModel:
 
 @dataclass(frozen=True)
 class RolloutWork:
-    """What the rollout engine does, and its settings."""
+    """The model that generates, and the settings of its engine."""
 
     shape: ModelShape
     weight_bytes: int = 2
@@ -181,7 +181,7 @@ class TokenLengths:
     response_mean_high: float | None = None
     """Upper bound, likewise."""
     assumption: str = ""
-    """Where the numbers come from, as a sentence."""
+    """A sentence on where these lengths come from."""
 
     @property
     def longest_row(self) -> int:
@@ -231,7 +231,7 @@ class Workload:
     has_greedy_responses: bool = False
     """Whether each prompt has one greedy response more, which is scored and not trained on (ReMax)."""
     assumptions: tuple[str, ...] = ()
-    """Assumptions beside those on lengths, as sentences."""
+    """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
     """Seconds of a step's reward functions, without the reward model. Passes run at the same time."""
 

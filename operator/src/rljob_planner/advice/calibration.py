@@ -249,8 +249,8 @@ class _Problem:
         for _ in range(_MAX_ROUNDS):
             if size <= _LAST_MOVE:
                 break
-            places = zip(self.adjustables, values, before, strict=True)
-            ahead = [each.bounded(2 * now - old) for each, now, old in places]
+            moves = zip(self.adjustables, values, before, strict=True)
+            ahead = [each.bounded(2 * now - old) for each, now, old in moves]
             tried, less = self.moved(ahead, self.loss(ahead), size)
             if less < (1 - _CLOSE_ENOUGH) * loss:
                 before, values, loss = values, tried, less
@@ -262,9 +262,9 @@ class _Problem:
 
     def moved(self, values: list[float], loss: float, size: float) -> tuple[list[float], float]:
         """The values after moving each one by `size` widths, in the direction that lowers the loss, if one does."""
-        for place, each in enumerate(self.adjustables):
+        for index, each in enumerate(self.adjustables):
             for move in (size * each.width, -size * each.width):
-                tried = [*values[:place], each.bounded(values[place] + move), *values[place + 1 :]]
+                tried = [*values[:index], each.bounded(values[index] + move), *values[index + 1 :]]
                 if (less := self.loss(tried)) < loss:
                     values, loss = tried, less
                     break

@@ -55,9 +55,9 @@ def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
     rollout, lengths = workload.rollout, workload.lengths
     if not rollout.is_vllm:
         return math.inf
-    own = math.ceil(workload.num_requests / layout.num_engines)
+    per_engine = math.ceil(workload.num_requests / layout.num_engines)
     full, last = divmod(lengths.mean_row, CPU_BLOCK_TOKENS)
-    blocks = own * int(full) + min(own, rollout.max_sequences) * (last > 0)
+    blocks = per_engine * int(full) + min(per_engine, rollout.max_sequences) * (last > 0)
     per_token = kv_bytes_per_layer_token(rollout.shape, layout, rollout.weight_bytes) * rollout.shape.num_layers
     return blocks * CPU_BLOCK_TOKENS * per_token
 

@@ -57,7 +57,7 @@ class ObservedLengths:
             response_cv=math.sqrt(math.expm1(sigma * sigma)),
             clipped_share=clipped,
             assumption=(
-                f"lengths of the run: mean {response:,.0f}, longest {longest:,.0f},"
+                f"as in the run: mean {response:,.0f}, longest {longest:,.0f},"
                 f" {clipped:.1%} truncated at {planned.response_max:,}"
             ),
         )
@@ -221,9 +221,9 @@ def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
     waited = phases.get(REWARD, 0.0)
     if workload.scores_first:
         return waited
-    beside = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
-    is_nothing = beside > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * beside)
-    return 0.0 if is_nothing else waited + beside
+    in_passes = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
+    is_no_wait = in_passes > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * in_passes)
+    return 0.0 if is_no_wait else waited + in_passes
 
 
 def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:

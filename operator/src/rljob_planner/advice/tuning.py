@@ -74,7 +74,7 @@ class RunReport:
     state: str
     """Whether the run is finished, as its folder says; empty if unknown."""
     constants: str
-    """Where the constants of the prediction come from."""
+    """Source of the constants: `defaults`, or a profile."""
     facts: RunFacts
     plan: Plan
     """The plan of the job with the lengths of the run."""
@@ -171,7 +171,7 @@ def _best(ladder: Sequence[Advice], now: StepTime, verdict: Verdict) -> Advice |
 
 
 def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
-    """What the run shows beside phases and lengths. `plan` has the run's lengths."""
+    """Findings beyond phases and lengths. `plan` has the run's lengths."""
     found, lengths = list[Finding](), facts.lengths
     if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
         text = f"the busiest worker trains on {facts.token_imbalance:.2f} times the mean number of tokens, and the"
@@ -183,8 +183,8 @@ def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
         text = f"dynamic sampling generates {lengths.generated_per_learned:.1f} times the responses of a batch"
         found.append(Finding(f"{text} (dynamic_sampling/prompts)", "responses that are not trained on"))
     layout = plan.placement.pool_of(Role.ROLLOUT).rollout
-    own = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0
-    limit = min(own, plan.workload.rollout.max_sequences)
+    per_engine = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0
+    limit = min(per_engine, plan.workload.rollout.max_sequences)
     if plan.workload.rollout.is_vllm and 0 < plan.sequences_at_once < limit:
         text = f"the KV cache holds about {plan.sequences_at_once:,.0f} of the {limit:,.0f} sequences that an engine"
         found.append(Finding(f"{text} could decode at once: the others wait or are preempted", "memory of the engine"))

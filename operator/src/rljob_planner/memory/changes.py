@@ -173,9 +173,9 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
         field = f"{path}.gpuMemoryUtilization"
         yield _Setting(field, now, with_memory, (lower, higher), higher, section, text=_share)
     assert pool.rollout is not None, "the pool of the rollout has its layout"
-    now, own = rollout.max_sequences, workload.requests_per_engine(pool.rollout)
+    now, requests = rollout.max_sequences, workload.requests_per_engine(pool.rollout)
     fewer = [now >> power for power in range(1, 8) if now >> power >= 4]
-    more = [now << power for power in range(1, 5) if now << power < 2 * own]
+    more = [now << power for power in range(1, 5) if now << power < 2 * requests]
     field, section = f"{path}.maxNumSequences", "sequences at once"
     yield _Setting(field, now, lambda value: job(replace(rollout, max_sequences=value)), (fewer,), more, section)
     # Checkpoints and evaluations need a weight sync in the same step (crds: algorithm_rules.py).

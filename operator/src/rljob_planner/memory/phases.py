@@ -112,24 +112,24 @@ class _PoolMemory:
         return peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)
 
     def _pass(self, phase: Phase, role: Role, peak: Peak) -> PhaseMemory:
-        own, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
+        parts, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
         if reserved and not self.is_cpu:
             reserve = reserved * (peak.resident + peak.transient)
-            own.append(Part("allocator's reserve", reserve, f"{reserved:.2f} of these"))
+            parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} of these"))
         if role is not Role.ACTOR and self.actor_scores:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
             actor = self.models[Role.ACTOR]
             num, each = shard_elements(actor.root_tensors), actor.compute_bytes
-            own.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
-        return self._phase(phase, (*own, *self._in_trainer_mode(but=role), *self.asleep))
+            parts.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
+        return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
     def _in_rollout_mode(self, *, has_moments: bool = True) -> tuple[Part, ...]:
-        """What stays on the device while the engine generates: the state of all models, without offloaded parts."""
+        """State of all models that stays on the device while the engine generates: all that is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
     def _in_trainer_mode(self, but: Role | None = None) -> tuple[Part, ...]:
-        """What stays on the device during passes: the same with the actor's parameters. `but`: a role to leave out,
-        because its own pass counts it."""
+        """State that stays on the device during passes: the same with the actor's parameters. `but`: a role that is
+        left out, because its pass counts its state."""
         others = (role for role in self.models if role is not but)
         return tuple(part for role in others for part in self._state(role, has_parameters=role is Role.ACTOR))
 
@@ -153,12 +153,12 @@ class _PoolMemory:
         has_copies: bool = True,
         is_saving: bool = False,
     ) -> PhaseMemory:
-        beside = self._on_this_host(has_copies=has_copies, is_saving=is_saving) if self.is_cpu else ()
-        found = tuple(part for part in (*parts, *beside) if part.num_bytes)
+        on_host = self._on_this_host(has_copies=has_copies, is_saving=is_saving) if self.is_cpu else ()
+        found = tuple(part for part in (*parts, *on_host) if part.num_bytes)
         return PhaseMemory(phase, self.pool.name, found, limit_of(self.pool), lacks)
 
     def _on_this_host(self, *, has_copies: bool, is_saving: bool) -> Iterable[Part]:
-        """On CPUs: what is in host memory beside the tensors of a GPU's worker."""
+        """Parts that are in host memory even if workers have GPUs. On CPUs they take the workers' memory."""
         if self.constants.process_bytes:
             yield Part("process", self.constants.process_bytes, f"without tensors, by {self.constants.source}")
         every = self.workload.checkpoint_every_steps

@@ -105,10 +105,10 @@ class _Passes:
         # token positions, tokens), and what each layer keeps.
         self.kept = [num_tokens * float(2 * m * shape.head_size + 4 * 8)]
         for number in range(shape.num_layers):
-            own = self.input if self.is_recomputed(number) else self.layers[self.kind(number)].kept * num_tokens
+            own = self.input if self.is_recomputed(number) else self.layers[self.has_experts(number)].kept * num_tokens
             self.kept.append(self.kept[-1] + own)
 
-    def kind(self, number: int) -> bool:
+    def has_experts(self, number: int) -> bool:
         return self.model.shape.has_experts and number >= self.model.shape.num_dense_layers
 
     def is_recomputed(self, number: int) -> bool:
@@ -157,7 +157,7 @@ class _Passes:
     def of_scoring(self) -> Iterator[_Moment]:
         last = self.model.shape.num_layers - 1
         yield self.gathering(0.0)
-        for kind in {self.kind(0), self.kind(last)}:
+        for kind in {self.has_experts(0), self.has_experts(last)}:
             # As in `gathering`, but this layer's sharded copy in the buffer is freed by now.
             unit = self.units[kind]
             buffer = unit if self.has_buffers else 0
@@ -165,34 +165,34 @@ class _Passes:
             forward = self.layers[kind].forward * self.num_tokens
             yield _Moment("activations of a layer", forward, self.root + unit + buffer)
         for _, head in self.heads():
-            yield _Moment("output head", head.forward, self.root + self.units[self.kind(last)])
+            yield _Moment("output head", head.forward, self.root + self.units[self.has_experts(last)])
 
     def gathering(self, gradients: float) -> _Moment:
         """Gathering the root. Its buffer stays until the first layer's parameters are copied out of theirs (torch,
         `FSDPParamGroup.wait_for_unshard`)."""
-        gathered = self.root + self.units[self.kind(0)]
+        gathered = self.root + self.units[self.has_experts(0)]
         return _Moment("gathering the root", self.input, (2 if self.has_buffers else 1) * gathered, 0.0, gradients)
 
     def of_layer(self, number: int) -> Iterator[_Moment]:
-        kind, model, tokens = self.kind(number), self.model, self.num_tokens
+        kind, model, tokens = self.has_experts(number), self.model, self.num_tokens
         layer, m, gradients = self.layers[kind], model.compute_bytes, self.gradients(number + 1)
         before = self.kept[number]
-        itself = before + layer.kept * tokens
+        in_layer = before + layer.kept * tokens
         gathered = self.root + self.units[kind] + self.next_layer(number)
         reduced = 0 if number == model.shape.num_layers - 1 else self.reduced(number + 1)
         if self.is_recomputed(number):
             # The layer's own input is kept, too; in float32 its first norm keeps the same tensor. With adapters, the
             # recomputation stops after the layer's last product, where autograd saves the adapters' last tensor.
             before += self.input
-            beside = 1 if m < MASTER_BYTES else 0
-            itself += self.input * (beside if model.lora is None else 3)
+            num_copies = 1 if m < MASTER_BYTES else 0
+            in_layer += self.input * (num_copies if model.lora is None else 3)
         whole = self.head_gradient + reduced
-        own = m * self.trained[kind]
+        all_gradients = whole + m * self.trained[kind]
         # The gradient of the down projection comes first in a dense layer.
-        first = 0 if kind or model.lora is not None else m * model.shape.hidden_size * model.shape.dense_width
-        yield _Moment("MLP of a layer", itself + layer.in_mlp * tokens, gathered, whole + first, gradients)
-        yield _Moment("attention of a layer", before + layer.in_attention * tokens, gathered, whole + own, gradients)
-        yield _Moment("end of a layer", before + layer.at_end * tokens, gathered, whole + own, gradients)
+        down_gradient = 0 if kind or model.lora is not None else m * model.shape.hidden_size * model.shape.dense_width
+        yield _Moment("MLP of a layer", in_layer + layer.in_mlp * tokens, gathered, whole + down_gradient, gradients)
+        yield _Moment("attention of a layer", before + layer.in_attention * tokens, gathered, all_gradients, gradients)
+        yield _Moment("end of a layer", before + layer.at_end * tokens, gathered, all_gradients, gradients)
 
     def end_of_backward(self) -> Iterator[_Moment]:
         """The reduction of the root's gradients."""
@@ -225,9 +225,9 @@ class _Passes:
 
     def next_layer(self, number: int) -> float:
         """Parameters of the layer that is gathered ahead, in its buffer."""
-        return self.units[self.kind(number - 1)] if number and self.has_buffers else 0
+        return self.units[self.has_experts(number - 1)] if number and self.has_buffers else 0
 
     def reduced(self, number: int) -> float:
         """A layer's gradients summed over ranks, in float32, until the layer before is reduced. With deferred reduction
         they take the place of whole gradients."""
-        return 0 if self.model.defers_reduction else MASTER_BYTES * self.trained[self.kind(number)]
+        return 0 if self.model.defers_reduction else MASTER_BYTES * self.trained[self.has_experts(number)]

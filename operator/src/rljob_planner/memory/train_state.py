@@ -45,7 +45,7 @@ def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 
 def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
-    """What offload moves to host memory, at most. Pinned buffers take up to twice as much (docs/memory.md)."""
+    """State that offload moves to host memory, at most. Pinned buffers take up to twice as much (docs/memory.md)."""
     gradients = Part("gradients", MASTER_BYTES * trained_shard_elements(model, layout))
     parts = {
         parameters_part(model, layout): model.offload.parameters,

@@ -64,8 +64,8 @@ def groupings(roles: Sequence[Role]) -> Iterator[Grouping]:
         return
     first, rest = roles[0], roles[1:]
     for smaller in groupings(rest):
-        for place, group in enumerate(smaller):
-            yield ((first, *group), *smaller[:place], *smaller[place + 1 :])
+        for index, group in enumerate(smaller):
+            yield ((first, *group), *smaller[:index], *smaller[index + 1 :])
         yield ((first,), *smaller)
 
 
@@ -135,10 +135,10 @@ class _Shape:
             return
         part, rest = self._parts[len(chosen)], self._fastest[len(chosen) + 1 :]
         kind = part[0].size.kind
-        places = [place for place, option in enumerate(part) if option.size.nodes <= free[kind]]
-        bounds = [(self._cost(longest((*seconds, part[place].seconds, *rest))), place) for place in places]
-        for bound, place in sorted(bounds):
-            option = part[place]
+        indices = [index for index, option in enumerate(part) if option.size.nodes <= free[kind]]
+        bounds = [(self._cost(longest((*seconds, part[index].seconds, *rest))), index) for index in indices]
+        for bound, index in sorted(bounds):
+            option = part[index]
             total = num_gpus + option.size.num_gpus
             if self._is_of_use(bound, total):
                 free[kind] -= option.size.nodes

@@ -78,7 +78,7 @@ def best_mappings(
     Each is followed by those on fewer GPUs that are as good."""
     grouped = list(groupings(space.roles))
     if schedule is Schedule.ONE_STEP_OFF:
-        # Generation beside training takes a pool of its own.
+        # To generate while training runs, the rollout needs a pool of its own.
         grouped = [each for each in grouped if (Role.ROLLOUT,) in each]
     if that_run_today:
         grouped = [each for each in grouped if any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in each)]
@@ -92,7 +92,7 @@ def best_mappings(
 def _candidates(
     space: PoolOptions, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
 ) -> SearchResult | None:
-    """None where nothing fits."""
+    """The search result; None if nothing fits."""
     found = [front for schedule in schedules for front in best_mappings(space, schedule, num_wanted)]
     found += best_mappings(space, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
     return SearchResult(*ranked(space, found, num_wanted, pool_names)) if found else None

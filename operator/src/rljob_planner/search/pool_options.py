@@ -107,7 +107,7 @@ class PoolOptions:
         reference = workload.models.get(Role.REF)
         self._reference_is_actor = reference is not None and reference.is_actor_without_adapters
         self.roles = tuple(role for role in workload.roles if role is not Role.REF or not self._reference_is_actor)
-        """Roles that need a place; a reference that is the actor's model runs where the actor is."""
+        """Roles that need a pool; a reference that is the actor's model runs where the actor is."""
         self._lengths = lengths_of(workload.lengths)
         self._of_functions = stage_seconds({REWARD: workload.reward_seconds}, workload)
         self.fastest = cache(self._fastest)
@@ -134,17 +134,17 @@ class PoolOptions:
             roles, size, [min(unit, key=lambda each: (each.most_bytes, each.lacking_bytes)) for unit in units]
         )
 
-    def roomier(self, option: PoolOption, place: int) -> Iterator[PoolOption]:
+    def roomier(self, option: PoolOption, index: int) -> Iterator[PoolOption]:
         """The same option with another layout for one of its choices: with less sequence parallelism, or with less
         memory. Simpler layouts come first, then those with less memory."""
 
         def burden(choice: RoleChoice) -> tuple[int, float]:
             return choice.num_sequence_parallel, choice.most_bytes
 
-        now = option.choices[place]
-        for choice in sorted(self._fitting(units_of(option.roles)[place], option.size), key=burden):
+        now = option.choices[index]
+        for choice in sorted(self._fitting(units_of(option.roles)[index], option.size), key=burden):
             if choice.rollout == now.rollout and burden(choice) < burden(now):
-                choices = (*option.choices[:place], choice, *option.choices[place + 1 :])
+                choices = (*option.choices[:index], choice, *option.choices[index + 1 :])
                 other = _option(option.roles, option.size, choices)
                 if self._fits(other):
                     yield other

@@ -64,10 +64,10 @@ def ranked(
         return Candidate(plan, each.cost <= limit, reasons)
 
     candidates = tuple(map(candidate, best[:num_wanted]))
-    place = next((place for place, each in enumerate(best) if each.runs_today), None)
-    if place is None:
+    index = next((index for index, each in enumerate(best) if each.runs_today), None)
+    if index is None:
         return candidates, None
-    return candidates, candidates[place] if place < num_wanted else candidate(best[place])
+    return candidates, candidates[index] if index < num_wanted else candidate(best[index])
 
 
 def placement(space: PoolOptions, arrangement: Arrangement, pool_names: Sequence[str] = ()) -> Placement:
@@ -75,13 +75,13 @@ def placement(space: PoolOptions, arrangement: Arrangement, pool_names: Sequence
     `pool_names`: names for the first pools."""
     options = sorted(arrangement.options, key=lambda each: space.roles.index(each.roles[0]))
     pools: list[PlacedPool] = []
-    for place, option in enumerate(options):
+    for index, option in enumerate(options):
         names = "-".join("reward" if role is Role.REWARD_MODEL else role.value for role in option.roles)
         name = "main" if len(options) == 1 else names
-        if place < len(pool_names):
-            name = pool_names[place]
+        if index < len(pool_names):
+            name = pool_names[index]
         elif name in (*pool_names, *(pool.name for pool in pools)):
-            name = f"{name}-{place}"
+            name = f"{name}-{index}"
         pools.append(space.pool(name, option))
     return Placement(tuple(pools), arrangement.schedule)
 
@@ -104,12 +104,12 @@ def _roomier(space: PoolOptions, chosen: Arrangement, tie_limit: float) -> Arran
     limit = (1 + SMALL_SHARE) * seconds
     if seconds <= tie_limit:
         limit = min(limit, tie_limit)
-    for at, option in enumerate(options):
-        for place in range(len(option.choices)):
-            for other in space.roomier(options[at], place):
-                stages = longest(each.seconds for each in (*options[:at], other, *options[at + 1 :]))
-                if (own := space.step_seconds(chosen.schedule, stages)) <= limit:
-                    options[at], seconds = other, own
+    for index, option in enumerate(options):
+        for choice in range(len(option.choices)):
+            for other in space.roomier(options[index], choice):
+                stages = longest(each.seconds for each in (*options[:index], other, *options[index + 1 :]))
+                if (changed := space.step_seconds(chosen.schedule, stages)) <= limit:
+                    options[index], seconds = other, changed
                     break
     return replace(chosen, cost=seconds, options=tuple(options))
 
@@ -140,8 +140,8 @@ def _reasons(space: PoolOptions, mine: Arrangement, first: Arrangement, limit: f
         overlaps = mine.schedule is Schedule.ONE_STEP_OFF
         yield "generation and training run at the same time" if overlaps else "generation and training take turns"
     now, before = (space.stages(longest(o.seconds for o in each.options)) for each in (mine, first))
-    place = max(range(len(now)), key=lambda each: now[each] - before[each])
-    if now[place] > before[place]:
-        size = max(mine.options, key=lambda each: each.seconds[place]).size
+    stage = max(range(len(now)), key=lambda each: now[each] - before[each])
+    if now[stage] > before[stage]:
+        size = max(mine.options, key=lambda each: each.seconds[stage]).size
         gpus = f"on {size.num_gpus} {space.cluster[size.kind].gpu.name}"
-        yield f"{_STAGE_NAMES[place]}: {now[place]:.1f} s instead of {before[place]:.1f} s, {gpus}"
+        yield f"{_STAGE_NAMES[stage]}: {now[stage]:.1f} s instead of {before[stage]:.1f} s, {gpus}"

@@ -31,7 +31,7 @@ class Cost:
 
     seconds: float
     bound_by: str
-    """What takes most of the time, such as COMPUTE."""
+    """Name of what takes most of the time: COMPUTE, NETWORK, ..."""
     formula: str
     """The formula with its numbers, for `--explain`."""
 
@@ -77,7 +77,7 @@ class Exchange:
     per_backward: float
     """All-gathers and reduce-scatters of a backward pass over one micro-batch."""
     per_update: float
-    """What happens once per update, after the last micro-batch."""
+    """Reductions that run once per update, after the last micro-batch."""
     per_token: float
     """Exchange of heads for tokens in a forward pass, per token of a GPU's own piece; nothing is computed during it."""
 

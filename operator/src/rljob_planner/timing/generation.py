@@ -128,8 +128,8 @@ def makespan(
     while running or admitted < len(lengths):
         if refills or not running:
             while admitted < len(lengths) and len(running) < slots:
-                own = max(1, round(lengths[admitted]))
-                heapq.heappush(running, (position + own, prompt + own))
+                length = max(1, round(lengths[admitted]))
+                heapq.heappush(running, (position + length, prompt + length))
                 context += prompt
                 admitted += 1
         live, count = len(running), running[0][0] - position
@@ -218,16 +218,17 @@ def generation_cost(
 ) -> Cost:
     """Generation of all responses of a step. `sequences_at_once`: how many fit into one engine's memory."""
     is_vllm = work.is_vllm
-    own = max(1, math.ceil(requests.count / layout.num_engines))
-    slots = max(1, min(own, work.max_sequences, int(sequences_at_once)))
+    per_engine = max(1, math.ceil(requests.count / layout.num_engines))
+    slots = max(1, min(per_engine, work.max_sequences, int(sequences_at_once)))
     context = live_context(requests.prompt, requests.lengths)
     speed = decode_speed(work, layout, site, constants, context)
-    decoding = decode_time(speed, requests.prompt, requests.lengths, own, slots, int(requests.count), refills=is_vllm)
-    prompts = max(1.0, own / requests.per_prompt) if is_vllm else float(own)
-    reading = prompts * _prompt_seconds(work, requests.prompt, layout, site, constants)
+    prompt, lengths = requests.prompt, requests.lengths
+    decoding = decode_time(speed, prompt, lengths, per_engine, slots, int(requests.count), refills=is_vllm)
+    prompts = max(1.0, per_engine / requests.per_prompt) if is_vllm else float(per_engine)
+    reading = prompts * _prompt_seconds(work, prompt, layout, site, constants)
     each = decoding.seconds / max(1, decoding.token_steps)
     formula = (
-        f"{own} responses on each of {layout.num_engines} engines, {slots} at once:"
+        f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
         f" {decoding.token_steps:,} tokens one after the other x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
         f" (with all under way {1e3 * speed.step(slots, slots * context):.3g} ms,"
         f" with one {1e3 * speed.step(1, context):.3g} ms) + prompts {reading:.3g} s"
@@ -237,14 +238,14 @@ def generation_cost(
 
 @lru_cache(maxsize=4096)
 def decode_time(
-    speed: DecodeSpeed, prompt: float, lengths: Lengths, own: int, slots: int, total: int, *, refills: bool
+    speed: DecodeSpeed, prompt: float, lengths: Lengths, per_engine: int, slots: int, total: int, *, refills: bool
 ) -> Makespan:
-    """Decoding of an engine's `own` responses; one of them is the longest of all `total` responses."""
-    weight = max(1, math.ceil(own / _MAX_SIMULATED))
-    simulated = max(1, round(own / weight))
-    ascending = [*lengths.spread_over(simulated)[:-1], lengths.longest_of(max(total, own))]
-    order = mixed(ascending) if slots < own else ascending
-    return makespan(speed, prompt, order, max(1, round(slots / weight)), weight=own / simulated, refills=refills)
+    """Decoding of an engine's `per_engine` responses; one of them is the longest of all `total` responses."""
+    weight = max(1, math.ceil(per_engine / _MAX_SIMULATED))
+    simulated = max(1, round(per_engine / weight))
+    ascending = [*lengths.spread_over(simulated)[:-1], lengths.longest_of(max(total, per_engine))]
+    order = mixed(ascending) if slots < per_engine else ascending
+    return makespan(speed, prompt, order, max(1, round(slots / weight)), weight=per_engine / simulated, refills=refills)
 
 
 def _prompt_seconds(work: RolloutWork, prompt: float, layout: RolloutLayout, site: Site, constants: Constants) -> float:

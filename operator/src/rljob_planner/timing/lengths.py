@@ -57,7 +57,7 @@ class Lengths:
 
     def spread_over(self, count: int) -> tuple[float, ...]:
         """`count` lengths that represent the distribution, ascending: the middle of each equal share."""
-        return tuple(self.quantile((place + 0.5) / count) for place in range(count))
+        return tuple(self.quantile((index + 0.5) / count) for index in range(count))
 
 
 @lru_cache(maxsize=256)

@@ -110,23 +110,23 @@ def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
 
 def imbalance(rows: Rows, num_ranks: int) -> float:
     """Tokens of the busiest worker / mean. The busiest worker has the longest row; its other rows are the shortest."""
-    own = rows.count / num_ranks
+    mean_rows = rows.count / num_ranks
     mean = rows.prompt + rows.response
-    if own <= 0 or mean <= 0:
+    if mean_rows <= 0 or mean <= 0:
         return 1.0
-    held = math.ceil(own)
-    return max(1.0, (rows.longest + (held - 1) * rows.shortest) / (own * mean), held / own)
+    whole_rows = math.ceil(mean_rows)
+    return max(1.0, (rows.longest + (whole_rows - 1) * rows.shortest) / (mean_rows * mean), whole_rows / mean_rows)
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
     """Micro-batches of each worker. Rows of similar length fill a micro-batch while they fit (engines/train/passes.py);
     half a row of it stays empty on average."""
     budget = max_tokens * layout.sequence_parallel
-    own = math.ceil(rows.count / layout.num_data_ranks)
+    rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)
-    if own * mean * imbalance(rows, layout.num_data_ranks) <= budget:
+    if rows_per_rank * mean * imbalance(rows, layout.num_data_ranks) <= budget:
         return 1
-    return math.ceil(own / max(1.0, budget / mean - 0.5))
+    return math.ceil(rows_per_rank / max(1.0, budget / mean - 0.5))
 
 
 def pass_cost(
@@ -193,12 +193,12 @@ def optimizer_seconds(
     """Seconds of one optimizer step: in the GPU's memory, and on the link to the host for offloaded state. Moments are
     loaded and stored; gradients are stored after each micro-batch but the last and loaded for the next one
     (engines/train/offload.py)."""
-    own = (model.num_adapters or model.num_parameters) / layout.shard_size
-    moved = 2 * MOMENT_BYTES * own if model.offload.optimizer else 0.0
+    elements = (model.num_adapters or model.num_parameters) / layout.shard_size
+    moved = 2 * MOMENT_BYTES * elements if model.offload.optimizer else 0.0
     if model.offload.gradients:
-        moved += 2 * MASTER_BYTES * own * (num_micro_batches - 1)
+        moved += 2 * MASTER_BYTES * elements * (num_micro_batches - 1)
     host = 0.0 if site.gpu.is_cpu else moved / site.gpu.host_bandwidth
-    return (ADAMW_BYTES + NORM_BYTES) * own / site.gpu.bandwidth, host
+    return (ADAMW_BYTES + NORM_BYTES) * elements / site.gpu.bandwidth, host
 
 
 def _parameter_copies(model: TrainModel, layout: TrainLayout, site: Site) -> float:

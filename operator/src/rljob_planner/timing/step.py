@@ -162,7 +162,7 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
     cases = [by_lengths[each] for each in lengths]
     likely = cases[1]
     ends = {name: _ends(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
-    waits = [_waits({name: end[place] for name, end in ends.items()}, likely, workload) for place in range(3)]
+    waits = [_waits({name: end[index] for name, end in ends.items()}, likely, workload) for index in range(3)]
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     phases = [
         PhaseTime(
@@ -235,7 +235,7 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
 
 
 def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants: Constants) -> str:
-    """What the estimate of a phase assumes, beside its formula."""
+    """The assumptions of a phase's estimate."""
     if name == GENERATE:
         has_experts = workload.rollout.shape.has_experts
         step = constants.expert_decode_step_seconds if has_experts else constants.decode_step_seconds
