@@ -15,7 +15,7 @@ Units: memory in bytes (GiB in messages, 1 GiB = 2^30 bytes), time in seconds, l
 per second, speeds in floating-point operations per second (FLOP/s). Sizes of models and tensors are counts of numbers.
 Memory is that of one GPU: the one of its pool that holds most.
 
-Letters of formulas, here and in docs/planning.md:
+Letters of formulas:
 
     B  sequences (a prompt with its response each)     T   tokens that one GPU's layers process in a micro-batch
     L  decoder layers                                  H   hidden size

@@ -87,7 +87,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     Raises:
         PlanError: unknown `model_type` or layer type, quantised weights, or a key that is missing or not a number.
     """
-    _refuse_quantised(config, name)
+    _reject_quantised(config, name)
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
@@ -100,7 +100,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             f" {', '.join(sorted(_FAMILIES))}; for an estimate, pass the config.json of a known model of similar size"
             " with --model-config FILE"
         )
-    _refuse_unknown_layers(config, name)
+    _reject_unknown_layers(config, name)
     reader = _Reader(config, _FAMILIES[model_type], name)
     shape = _with_experts(reader, _dense(reader))
     return _with_latent_attention(reader, shape) if model_type.startswith("deepseek") else shape
@@ -254,7 +254,7 @@ def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
     )
 
 
-def _refuse_quantised(config: Config, name: str) -> None:
+def _reject_quantised(config: Config, name: str) -> None:
     """Quantised weights cannot be trained; the trainer rejects them, too (`read_config` of engines/train/model.py)."""
     quantisation = config.get("quantization_config")
     if quantisation:
@@ -265,7 +265,7 @@ def _refuse_quantised(config: Config, name: str) -> None:
         )
 
 
-def _refuse_unknown_layers(config: Config, name: str) -> None:
+def _reject_unknown_layers(config: Config, name: str) -> None:
     """The formulas are for attention; other layers have other parameters, caches and speeds."""
     types = config.get("layer_types")
     unknown = [str(each)[:60] for each in types if each not in _KNOWN_LAYERS] if isinstance(types, list | tuple) else []

@@ -115,7 +115,7 @@ class _PoolMemory:
         parts, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
         if reserved and not self.is_cpu:
             reserve = reserved * (peak.resident + peak.transient)
-            parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} of these"))
+            parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} x the memory of the pass"))
         if role is not Role.ACTOR and self.actor_scores:
             # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
             actor = self.models[Role.ACTOR]
@@ -160,7 +160,7 @@ class _PoolMemory:
     def _on_this_host(self, *, has_copies: bool, is_saving: bool) -> Iterable[Part]:
         """Parts that are in host memory even if workers have GPUs. On CPUs they take the workers' memory."""
         if self.constants.process_bytes:
-            yield Part("process", self.constants.process_bytes, f"without tensors, by {self.constants.source}")
+            yield Part("process", self.constants.process_bytes, f"without tensors ({self.constants.source})")
         every = self.workload.checkpoint_every_steps
         stays = has_copies and every is not None and every < self.workload.num_steps
         for role, model in self.models.items():

@@ -122,7 +122,7 @@ class _Passes:
         own_moments = 0 if model.offload.optimizer else moments.num_bytes
         resident = (0 if model.offload.parameters else parameters.num_bytes) + own_moments
         whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at the {moment.name}"
-        gathered = f"{m} x {self.root / m:.4g} in no layer, layers, and buffers"
+        gathered = f"{m} x {self.root / m:.4g} of the root, and layers and buffers"
         activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} at the {moment.name}"
         parts = (
             parameters,

@@ -26,7 +26,7 @@ from rljob_planner.workload import RolloutLayout, RolloutWork
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Golden ratio; multiples of it modulo 1 are spread evenly."""
 _FEW = 1 / 8
-"""If fewer than this share of the usual number of sequences run, the engine only waits for the longest ones."""
+"""If fewer sequences than this share of the largest number run, the engine waits for the longest responses."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ def generation_cost(
     each = decoding.seconds / max(1, decoding.token_steps)
     formula = (
         f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
-        f" {decoding.token_steps:,} tokens one after the other x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
-        f" (with all under way {1e3 * speed.step(slots, slots * context):.3g} ms,"
-        f" with one {1e3 * speed.step(1, context):.3g} ms) + prompts {reading:.3g} s"
+        f" {decoding.token_steps:,} decoding steps x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
+        f" (with {slots} running {1e3 * speed.step(slots, slots * context):.3g} ms,"
+        f" with one running {1e3 * speed.step(1, context):.3g} ms) + prompts {reading:.3g} s"
     )
     return Cost(decoding.seconds + reading, _bound_by(decoding, reading), formula)
 

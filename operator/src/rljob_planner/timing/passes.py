@@ -3,10 +3,10 @@
 Floating-point operations, as bench/rljob_bench/model_shape.py counts them:
 
 - matrix products: 2 per weight and token; the output head only for response tokens
-- causal attention: 4 per number of a query head, token, and token that it sees
+- causal attention: 4q per layer and pair of a token and a token that it sees
 - backward pass: twice the forward pass; once with adapters, because the base's weights have no gradient
-- gradient checkpointing: once more the recomputed layers (trainer, engines/train/sharded_model.py)
-- tiled logits: once more the head in a backward pass (trainer, engines/train/token_logprobs.py)
+- gradient checkpointing: the forward pass of recomputed layers once more (trainer, engines/train/sharded_model.py)
+- tiled logits: the forward pass of the head once more (trainer, engines/train/token_logprobs.py)
 
 docs/planning.md explains the share of a GPU's speed that is reached.
 
@@ -139,7 +139,7 @@ def pass_cost(
     computing, formula = _computing(forward_operations(model, rows), rows, layout, site, constants, efficiency)
     communicating = count * links.per_pass
     others = {
-        "heads for tokens": links.per_token * rows.tokens / layout.num_gpus,
+        "exchange of heads": links.per_token * rows.tokens / layout.num_gpus,
         "host": _parameter_copies(model, layout, site),
         "fixed": count * constants.pass_seconds,
     }
@@ -167,7 +167,7 @@ def update_cost(
     passes = 3 if model.checkpoints_activations else 2
     optimizer, copied = optimizer_seconds(model, layout, site, count)
     others = {
-        "heads for tokens": passes * links.per_token * rows.tokens / layout.num_gpus,
+        "exchange of heads": passes * links.per_token * rows.tokens / layout.num_gpus,
         "once per update": links.per_update,
         "AdamW": optimizer,
         "host": copied,
@@ -231,4 +231,4 @@ def _computing(
 def _formula(computing: str, count: int, communicating: float, others: dict[str, float]) -> str:
     """`communicating`: seconds of all-gathers and reductions, which overlap with computing."""
     terms = [f"{name} {seconds:.3g} s" for name, seconds in others.items() if seconds]
-    return " + ".join([f"max({computing}, gathers of {count} micro-batches {communicating:.3g} s)", *terms])
+    return " + ".join([f"max({computing}, all-gathers of {count} micro-batches {communicating:.3g} s)", *terms])

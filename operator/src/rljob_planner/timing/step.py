@@ -67,7 +67,7 @@ def training_cost(
     cost = update_cost(model, rows, updates, budget, layout, site, constants)
     if role is Role.ACTOR and workload.needs_whole_pass:
         whole = pass_cost(model, rows, budget, layout, site, constants)
-        formula = f"{cost.formula} + {updates} whole passes x ({whole.formula})"
+        formula = f"{cost.formula} + {updates} mini-batch passes x ({whole.formula})"
         return replace(cost, seconds=cost.seconds + updates * whole.seconds, formula=formula)
     return cost
 
