@@ -171,7 +171,7 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
         return EngineMemory(space, own_parts, (weights,), (weights,))
     others = (
         Part("engine context", space.context, _AS_SEEN),
-        Part("engine activations", space.activations, f"{rollout.max_batched_tokens} tokens in a pass"),
+        Part("engine activations", space.activations, f"{rollout.max_batched_tokens:,} tokens in a pass"),
         Part("engine graphs", space.graphs, _AS_SEEN),
     )
     without = (weights.num_bytes + sum(part.num_bytes for part in others)) / GIB

@@ -121,9 +121,9 @@ class _Passes:
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
         own_moments = 0 if model.offload.optimizer else moments.num_bytes
         resident = (0 if model.offload.parameters else parameters.num_bytes) + own_moments
-        whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at the {moment.name}"
-        gathered = f"{m} x {self.root / m:.4g} of the root, and layers and buffers"
-        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} at the {moment.name}"
+        whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at {moment.name}"
+        gathered = f"{m} x {self.root / m:.4g} of the root + layers + buffers"
+        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} bytes at {moment.name}"
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
