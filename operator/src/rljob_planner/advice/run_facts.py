@@ -16,7 +16,6 @@ from rljob_planner.timing.step import OLD_LOGPROB, OTHER, PHASES, REF, REWARD, V
 from rljob_planner.workload import TokenLengths, Workload
 
 _STANDARD = NormalDist()
-_STANDARD = NormalDist()
 _LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
 
 
