@@ -55,6 +55,10 @@ class PhaseMemory:
         return min(room, -self.lacks) if self.lacks else room
 
 
+TIGHT_SHARE = 0.1
+"""Share of free memory below which a job hardly fits."""
+
+
 class Verdict(StrEnum):
     """Whether a pool or a placement fits."""
 
@@ -68,7 +72,7 @@ def verdict_of(phases: tuple[PhaseMemory, ...]) -> Verdict:
     """The verdict on the phase with the least free memory."""
     if any(each.spare < 0 for each in phases):
         return Verdict.TOO_LARGE
-    return Verdict.TIGHT if any(each.spare < 0.1 * each.limit for each in phases) else Verdict.FITS
+    return Verdict.TIGHT if any(each.spare < TIGHT_SHARE * each.limit for each in phases) else Verdict.FITS
 
 
 def fails_from_second_step(phases: tuple[PhaseMemory, ...]) -> bool:

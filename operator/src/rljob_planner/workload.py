@@ -289,6 +289,12 @@ class TrainLayout:
         """Ranks with different rows; GPUs that share rows by sequence parallelism are one data rank."""
         return self.num_gpus // self.sequence_parallel
 
+    def resized(self, num_gpus: int) -> TrainLayout:
+        """The layout on another number of GPUs. If all GPUs held one copy, all of the new ones do, unless the job file
+        sets the shard size."""
+        keeps = self.keeps_shard_size or self.num_replicas > 1
+        return replace(self, num_gpus=num_gpus, shard_size=self.shard_size if keeps else num_gpus)
+
 
 @dataclass(frozen=True)
 class RolloutLayout:

@@ -125,8 +125,7 @@ def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Chang
         name, now = role.lower(), home.layouts.get(role)
         if now is None or workload.models[role].is_actor_without_adapters or name in taken:
             continue
-        keeps = now.keeps_shard_size or now.num_replicas > 1
-        layout = replace(now, num_gpus=num_gpus, shard_size=now.shard_size if keeps else num_gpus)
+        layout = now.resized(num_gpus)
         pool = PlacedPool(name, 1, num_gpus, home.gpu, {role: layout})
         divides = num_gpus % layout.shard_size == num_gpus % layout.sequence_parallel == 0
         if divides and is_allowed(workload, role, layout):

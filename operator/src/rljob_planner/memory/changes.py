@@ -332,13 +332,9 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
-    """The pool with `factor` times as many nodes. A model that all GPUs held together is then held by all of the new
-    GPUs, unless the job file sets its shard size."""
+    """The pool with `factor` times as many nodes."""
     num_gpus = pool.num_gpus * factor
-    layouts = {}
-    for role, layout in pool.layouts.items():
-        keeps = layout.keeps_shard_size or layout.num_replicas > 1
-        layouts[role] = replace(layout, num_gpus=num_gpus, shard_size=layout.shard_size if keeps else num_gpus)
+    layouts = {role: layout.resized(num_gpus) for role, layout in pool.layouts.items()}
     rollout = None if pool.rollout is None else RolloutLayout(num_gpus, pool.rollout.tensor_parallel)
     return replace(pool, nodes=pool.nodes * factor, layouts=layouts, rollout=rollout)
 

@@ -9,15 +9,13 @@ from itertools import combinations
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import Change, Changed, smaller_jobs
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.plan_types import TIGHT_SHARE, PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import Placement, Workload
 
 MAX_PAIRS = 6
 """Pairs of changes that are proposed at most."""
 MAX_CHANGES = 4
 """Changes that are combined at most, if no pair is enough."""
-TIGHT_SHARE = 0.1
-"""Share of free memory below which a job hardly fits; the same as in `verdict_of`."""
 
 
 @dataclass(frozen=True)
