@@ -296,7 +296,7 @@ def test_every_section_that_advice_names_is_in_the_documents() -> None:
     findings = (REPOSITORY / "operator/src/rljob_planner/advice/tuning.py").read_text()
     changes = (REPOSITORY / "operator/src/rljob_planner/memory/changes.py").read_text()
     named = set(re.findall(r', "([a-z ]+)"\)(?:\)|,\))$', findings, re.MULTILINE))
-    assert named >= {"balance", "responses that teach nothing", "pools of their own", "memory of the engine"}
+    assert named >= {"balance", "responses that are not trained on", "separate pools", "memory of the engine"}
     named |= set(re.findall(r'^.*section.*"([a-z -]+)"', changes, re.MULTILINE))
     named |= set(re.findall(r'(?:sizes|jobs\]|\[2\]), "([a-z ]+)"', changes))
     assert len(named) >= 15

@@ -11,6 +11,7 @@ from rljob_api.conditions import Reason
 from rljob_operator.kube import observed_objects
 from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.reconcile.decision import EventRecord, EventType
+from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
 from rljob_testing.operator.inputs import decide
 from rljob_testing.operator.testbed import cluster_job
@@ -31,7 +32,7 @@ def test_the_memory_of_a_spec_is_estimated_once() -> None:
         "spec.pools[0].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
     }
     first = reader.read(job(too_large)).observed.memory_shortage
-    assert first.startswith("by an estimate the memory of pool main (L4) is too small: ")
+    assert first == Mentions("pool main (L4)", "too small")
     assert reader.read(job(too_large, status={"observedGeneration": 1})).observed.memory_shortage is first
     assert reader.read(job()).observed.memory_shortage == ""
     assert reader.read(job({**too_large, "spec.training.steps": 0})).observed.memory_shortage == ""

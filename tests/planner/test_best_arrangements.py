@@ -1,4 +1,5 @@
-"""The best arrangements of hand-made pools: those of trying all, however few are wanted; which of ties are taken."""
+"""The best arrangements of hand-made pools equal those of trying everything, for any number of results and with
+ties."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ NUMBERS = st.integers(0, 12).map(float)
 
 @st.composite
 def pool_options(draw: st.DrawFn, grouped: Sequence[Grouping], gpus_per_node: Sequence[int]) -> Options:
-    """Up to two layouts of each number of nodes; some groups have none, or are not there."""
+    """Up to two layouts for each number of nodes; some groups have none or are missing."""
     found: dict[tuple[Role, ...], list[PoolOption]] = {}
     for roles in sorted({roles for grouping in grouped for roles in grouping}):
         sizes = [PoolSize(kind, nodes, num) for kind, num in enumerate(gpus_per_node) for nodes in (1, 2, 3, 4)]
@@ -51,7 +52,7 @@ def pool_options(draw: st.DrawFn, grouped: Sequence[Grouping], gpus_per_node: Se
 def _by_trying_everything(
     options: Options, grouped: Sequence[Grouping], capacity: Sequence[int], cost: Cost
 ) -> dict[Shape, set[tuple[float, int]]]:
-    """Costs and GPUs of all arrangements of each grouping on kinds of nodes."""
+    """Costs and GPUs of all arrangements, for each grouping on node types."""
     found: dict[Shape, set[tuple[float, int]]] = defaultdict(set)
     for grouping in grouped:
         for chosen in product(*(options.get(roles, ()) for roles in grouping)):
@@ -64,14 +65,14 @@ def _by_trying_everything(
 
 
 def _without_beaten(points: set[tuple[float, int]]) -> set[tuple[float, int]]:
-    """Those than which no other one has both as little cost and as few GPUs."""
+    """The points that no other point beats in both cost and GPUs."""
     return {(c, n) for c, n in points if not any(o <= c and m <= n and (o, m) != (c, n) for o, m in points)}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.data())
-def test_however_few_are_wanted_they_are_the_best_and_their_ties_on_fewer_gpus(data: st.DataObject) -> None:
-    """Of each grouping the cheapest; of what costs at most a tenth more than the cheapest of all the whole front."""
+def test_any_number_of_results_are_the_best_ones_with_their_ties_on_fewer_gpus(data: st.DataObject) -> None:
+    """For each grouping the cheapest; and all that cost at most a tenth more than the cheapest of all."""
     grouped = list(groupings(list(Role)[: data.draw(st.sampled_from([2, 3]))]))
     gpus_per_node = data.draw(st.lists(st.sampled_from([1, 2, 8]), min_size=1, max_size=2))
     options = data.draw(pool_options(grouped, gpus_per_node))
@@ -88,7 +89,7 @@ def test_however_few_are_wanted_they_are_the_best_and_their_ties_on_fewer_gpus(d
         assert ties == {point for point in _without_beaten(everything[shape]) if point[0] <= limit}
 
 
-def test_a_tie_on_fewer_gpus_may_cost_just_a_tenth_more() -> None:
+def test_a_tie_on_fewer_gpus_costs_at_most_a_tenth_more() -> None:
     roles = (Role.ACTOR, Role.ROLLOUT)
     pools = [PoolOption(roles, PoolSize(0, nodes, 1), (), (seconds,)) for nodes, seconds in ((1, 1.1), (2, 1.0))]
     [front] = best_arrangements({roles: pools}, [(roles,)], [2], sum, num_wanted=1)
@@ -100,13 +101,13 @@ def _asked(job: Workload, nodes: int) -> PoolOptions:
 
 
 def _arrangement(asked: PoolOptions, nodes: int, cost: float) -> Arrangement:
-    """All roles on so many nodes, as if a step took so long."""
+    """All roles on this many nodes, with a step of this cost."""
     option = asked.fastest(asked.roles, PoolSize(0, nodes, 8))[0]
     return Arrangement(cost, (option,), Schedule.SYNCHRONOUS)
 
 
-def test_gpus_that_make_next_to_no_difference_stay_free() -> None:
-    """Three nodes instead of four, which is no half, for half a percent; not for five."""
+def test_gpus_that_hardly_help_stay_free() -> None:
+    """Three nodes instead of four are not half, so they may cost half a percent, but not five percent."""
     job = samples.workload(batch_size=96, mini_batch_size=96)
     asked = _asked(job, 4)
     for cost, nodes in ((100.5, 3), (105.0, 4)):
@@ -115,8 +116,8 @@ def test_gpus_that_make_next_to_no_difference_stay_free() -> None:
         assert candidate.plan.placement.num_gpus == 8 * nodes
 
 
-def test_layouts_that_are_simpler_and_need_less_memory_are_taken_where_they_cost_nothing() -> None:
-    """Both models in four copies whose ranks share rows, where one copy and rows of their own are as fast."""
+def test_simpler_layouts_with_less_memory_are_chosen_if_they_cost_nothing() -> None:
+    """Both models have four copies and sequence parallelism, where one copy without it is as fast."""
     asked, size = _asked(samples.workload(), 1), PoolSize(0, 1, 8)
     layout, fastest = TrainLayout(8, 2, sequence_parallel=2), asked.fastest(asked.roles, size)[0]
     choices = [
@@ -134,7 +135,7 @@ def test_layouts_that_are_simpler_and_need_less_memory_are_taken_where_they_cost
     assert candidate.seconds <= 1.01 * found.cost
 
 
-def test_the_fastest_comes_second_where_half_of_its_gpus_are_as_good() -> None:
+def test_the_fastest_comes_second_if_half_of_its_gpus_are_as_good() -> None:
     job = samples.workload(batch_size=96, mini_batch_size=96)
     asked = _asked(job, 4)
     front = [_arrangement(asked, 4, 100.0), _arrangement(asked, 2, 109.0)]
@@ -142,8 +143,8 @@ def test_the_fastest_comes_second_where_half_of_its_gpus_are_as_good() -> None:
     assert [each.plan.placement.num_gpus for each in candidates] == [16, 32]
 
 
-def test_the_fastest_follows_its_own_grouping_where_a_simpler_one_comes_before_that() -> None:
-    """The reference on nodes of its own is fastest on four nodes; on one pool there are fewer pools."""
+def test_the_fastest_follows_its_own_grouping_after_a_simpler_one() -> None:
+    """The reference on its own nodes is fastest with four nodes; one pool is simpler."""
     asked = _asked(samples.workload(batch_size=96, mini_batch_size=96), 4)
     groups = (Role.ACTOR, Role.ROLLOUT), (Role.REF,)
 

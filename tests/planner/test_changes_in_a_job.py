@@ -1,4 +1,4 @@
-"""Changes that the planner proposes, written into the job: the contract takes them, and they are what was planned."""
+"""Changes that the planner proposes are written into the job: it is valid and equals the job that was planned."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def written(job: Wire, change: Change) -> Wire:
 @pytest.mark.parametrize(
     ("case", "is_cpu"), [(name, False) for name in CASES] + [(name, True) for name in CASES_ON_CPUS]
 )
-def test_every_change_can_be_written_and_means_what_was_planned(case: str, is_cpu: bool) -> None:
+def test_every_change_can_be_written_and_is_the_planned_job(case: str, is_cpu: bool) -> None:
     job = valid_job(CASES[case])
     workload, placement = read(job, is_cpu=is_cpu)
     smaller = [changed for ladder in smaller_jobs(workload, placement) for changed in ladder]

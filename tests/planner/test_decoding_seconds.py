@@ -1,4 +1,4 @@
-"""How long engines decode, against going token by token and against the ends of the roofline."""
+"""Time of decoding, compared with a simulation token by token and with the limits of the roofline."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ DENSE = DecodeSpeed(
 )
 EXPERTS = replace(DENSE, experts=2e-2, num_experts=64, experts_per_token=4)
 SHORT_PROMPTS_COMPUTE = replace(DENSE, kv=1e-6, sequence_compute=3e-4, context_compute=0.0)
-"""Products take longest until the cache has grown."""
+"""Compute is the bound until the cache has grown."""
 CONSTANTS = Constants()
 
 
 def by_tokens(speed: DecodeSpeed, prompt: float, lengths: list[int], slots: int, *, refills: bool) -> tuple[float, int]:
-    """One step of decoding after the other."""
+    """Simulates one decoding step after the other."""
     waiting, live = list(lengths), list[list[float]]()
     seconds, steps = 0.0, 0
     while waiting or live:
@@ -58,7 +58,7 @@ def by_tokens(speed: DecodeSpeed, prompt: float, lengths: list[int], slots: int,
 @pytest.mark.parametrize("refills", [True, False])
 @pytest.mark.parametrize("speed", [DENSE, EXPERTS, SHORT_PROMPTS_COMPUTE])
 @pytest.mark.parametrize("slots", [1, 3, 40])
-def test_from_finish_to_finish_is_the_same_as_token_by_token(speed: DecodeSpeed, slots: int, *, refills: bool) -> None:
+def test_jumping_between_finishes_equals_going_token_by_token(speed: DecodeSpeed, slots: int, *, refills: bool) -> None:
     draw = random.Random(slots)
     lengths = [draw.choice([1, 2, 7, draw.randint(1, 400)]) for _ in range(40)]
     found = makespan(speed, 50.0, lengths, slots, refills=refills)
@@ -67,7 +67,7 @@ def test_from_finish_to_finish_is_the_same_as_token_by_token(speed: DecodeSpeed,
     assert found.token_steps == steps
 
 
-def test_both_bounds_occur_in_one_run() -> None:
+def test_memory_and_compute_bounds_occur_in_one_run() -> None:
     lengths = [300] * 20
     found = makespan(SHORT_PROMPTS_COMPUTE, 10.0, lengths, 20)
     working = found.seconds - found.in_overhead
@@ -75,10 +75,10 @@ def test_both_bounds_occur_in_one_run() -> None:
     assert found.seconds == pytest.approx(by_tokens(SHORT_PROMPTS_COMPUTE, 10.0, lengths, 20, refills=True)[0])
 
 
-def test_without_a_limit_it_is_the_sum_over_the_survival_curve() -> None:
+def test_without_a_slot_limit_time_is_the_sum_over_the_survival_curve() -> None:
     lengths = Lengths(1000, location=5.0, scale=0.8)
     drawn = [max(1, round(each)) for each in lengths.spread_over(200)]
-    # Live sequences at each token, and what they have in the cache: that many tokens each.
+    # Running sequences at each token; each has this many tokens in the cache.
     seconds = sum(
         DENSE.step(live, live * (64 + token))
         for token in range(max(drawn))
@@ -88,17 +88,17 @@ def test_without_a_limit_it_is_the_sum_over_the_survival_curve() -> None:
 
 
 @pytest.mark.parametrize("slots", [64, 300, 4000])
-def test_one_that_stands_for_several_is_near_all_of_them(slots: int) -> None:
+def test_simulating_groups_is_close_to_simulating_each_response(slots: int) -> None:
     lengths = Lengths(4096, location=6.5, scale=0.8)
     exact = [*lengths.spread_over(2000)[:-1], lengths.longest_of(2000)]
     order = mixed(exact) if slots < 2000 else exact
     all_of_them = makespan(DENSE, 200.0, order, slots)
     found = decode_time(DENSE, 200.0, lengths, 2000, min(slots, 2000), 2000, refills=True)
-    # With fewer places than responses it matters when the long ones come, which is chance.
+    # With fewer slots than responses the result depends on when the long ones start.
     assert found.seconds == pytest.approx(all_of_them.seconds, rel=0.06 if slots < 2000 else 0.01)
 
 
-def test_a_mixed_order_has_the_same_lengths_evenly() -> None:
+def test_the_mixed_order_spreads_lengths_evenly() -> None:
     ascending = [float(each) for each in range(101)]
     found = mixed(ascending)
     assert sorted(found) == ascending
@@ -112,7 +112,7 @@ def speed_of(work: RolloutWork, tensor_parallel: int = 1, context: float = 0.0) 
 
 def test_one_sequence_reads_all_weights() -> None:
     speed = speed_of(RolloutWork(samples.LLAMA3_8B))
-    # All but the embedding, of which a token reads one row.
+    # All weights but the embedding; a token reads one row of it.
     read = 2 * (
         samples.LLAMA3_8B.num_parameters - samples.LLAMA3_8B.embedding_parameters - samples.LLAMA3_8B.hidden_size
     )
@@ -121,26 +121,26 @@ def test_one_sequence_reads_all_weights() -> None:
     assert speed.step(1, 0) == pytest.approx(by_memory + overhead)
 
 
-def test_many_sequences_with_little_in_the_cache_wait_for_products() -> None:
+def test_many_short_sequences_are_bound_by_compute() -> None:
     speed = speed_of(RolloutWork(samples.LLAMA3_8B))
     by_compute = 5000 * 2 * samples.LLAMA3_8B.matmul_parameters / (989e12 * CONSTANTS.decode_compute_efficiency)
     overhead = CONSTANTS.decode_step_seconds + 5000 * CONSTANTS.decode_sequence_seconds
     assert speed.step(5000, 0) == pytest.approx(by_compute + overhead)
 
 
-def test_long_contexts_wait_for_the_cache() -> None:
+def test_long_contexts_are_bound_by_reading_the_cache() -> None:
     speed = speed_of(RolloutWork(samples.LLAMA3_8B))
-    # 2 x 2 bytes x 32 layers x 1,024 numbers: 128 KiB of each token.
+    # 2 x 2 bytes x 32 layers x 1,024 numbers: 128 KiB per token.
     more = speed.step(100, 2_000_000) - speed.step(100, 1_000_000)
     assert more == pytest.approx(1e6 * 131_072 / (3.35e12 * CONSTANTS.decode_bandwidth_efficiency))
 
 
-def test_two_gpus_read_half_each_and_talk_in_between() -> None:
+def test_two_gpus_read_half_each_and_communicate() -> None:
     one, two = (speed_of(RolloutWork(samples.LLAMA3_8B), each) for each in (1, 2))
     assert two.weights == pytest.approx(one.weights / 2)
     assert two.kv == pytest.approx(one.kv / 2)
     assert two.fixed == pytest.approx(one.fixed + 64 * CONSTANTS.tensor_parallel_seconds)
-    # More GPUs than heads of keys: each has one head.
+    # More GPUs than key/value heads: each GPU has one head.
     assert speed_of(RolloutWork(samples.LLAMA3_8B), 16).kv == pytest.approx(
         speed_of(RolloutWork(samples.LLAMA3_8B), 8).kv
     )
@@ -150,11 +150,11 @@ def test_few_tokens_read_few_experts() -> None:
     speed = EXPERTS
     assert speed.bounds(1, 0)[0] - DENSE.bounds(1, 0)[0] == pytest.approx(2e-2 * 4 / 64)
     assert speed.bounds(1000, 0)[0] - DENSE.bounds(1000, 0)[0] == pytest.approx(2e-2)
-    # Two tokens choose the same expert now and then: 64 (1 - (1 - 4/64)^2) = 7.75 of them.
+    # Two tokens sometimes choose the same expert: 64 (1 - (1 - 4/64)^2) = 7.75 of them are read.
     assert speed.bounds(2, 0)[0] - DENSE.bounds(2, 0)[0] == pytest.approx(2e-2 * 7.75 / 64)
 
 
-def test_windows_bound_what_a_layer_reads() -> None:
+def test_sliding_windows_limit_what_a_layer_reads() -> None:
     half = replace(samples.LLAMA3_8B, sliding_window=128, num_full_attention_layers=16)
     whole, windowed = speed_of(RolloutWork(samples.LLAMA3_8B)), speed_of(RolloutWork(half), context=1000.0)
     assert windowed.kv == pytest.approx(whole.kv / 2)
@@ -168,7 +168,7 @@ def cost(work: RolloutWork, count: int, lengths: Lengths, at_once: float = 256, 
     return generation_cost(work, requests, RolloutLayout(8), Site(card, 8), at_once, CONSTANTS).seconds
 
 
-def test_monotone() -> None:
+def test_more_work_never_takes_less_time() -> None:
     work, lengths = RolloutWork(samples.QWEN3_4B), Lengths(4096, location=6.5, scale=0.8)
     base = cost(work, 2048, lengths)
     assert cost(work, 2048, lengths, speed=2.0) < base
@@ -177,7 +177,7 @@ def test_monotone() -> None:
     assert cost(work, 2048, Lengths(8192, location=7.0, scale=0.8)) > base
 
 
-def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
+def test_prompts_are_read_once_with_prefix_caching() -> None:
     lengths = Lengths(10, math.log(10))
     by_vllm, by_other = (RolloutWork(samples.QWEN3_4B, is_vllm=each, max_sequences=64) for each in (True, False))
     speed = makespan(speed_of(by_vllm), 200.0, [10] * 64, 64).seconds
@@ -189,14 +189,14 @@ def test_prompts_are_read_once_by_an_engine_that_keeps_prefixes() -> None:
     assert cost(by_other, 512, lengths) == pytest.approx(speed + 64 * (layers + head + attention) / 989e12)
 
 
-def test_without_new_ones_in_free_places_batches_wait_for_their_longest() -> None:
+def test_without_refills_a_batch_waits_for_its_longest_response() -> None:
     work = RolloutWork(samples.QWEN3_4B, max_sequences=16)
     lengths = Lengths(4096, location=6.0, scale=0.8)
     batches = cost(replace(work, is_vllm=False), 512, lengths)
     assert batches > 1.3 * cost(work, 512, lengths)
 
 
-def test_the_longest_response_is_named_where_it_is_waited_for() -> None:
+def test_the_longest_response_is_named_as_the_bound() -> None:
     lengths = Lengths(30_000, math.log(200), 1.6)
     requests = Requests(256, 8, 200.0, lengths)
     quick = replace(CONSTANTS, decode_step_seconds=1e-3)

@@ -1,4 +1,4 @@
-"""Where a job has its roles, and the job that has them elsewhere."""
+"""The placement of a job's roles, and the job with another placement."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def placed(spec: RLJobSpec) -> Placement:
     return placement_of(spec, {pool.name: H100 for pool in spec.pools})
 
 
-def test_what_a_job_leaves_open_is_one_copy_on_all_gpus() -> None:
+def test_the_default_layout_is_one_copy_on_all_gpus() -> None:
     [pool] = placed(spec_of(KL)).pools
     assert pool.roles == (Role.ACTOR, Role.ROLLOUT, Role.REF)
     assert pool.layouts[Role.ACTOR] == pool.layouts[Role.REF] == TrainLayout(2, 2, 1)
     assert pool.rollout == RolloutLayout(2, 1)
 
 
-def test_roles_are_where_the_job_puts_them() -> None:
+def test_roles_are_on_the_pools_of_the_job() -> None:
     main, aside = placed(spec_of(TWO_POOLS)).pools
     assert main.roles == (Role.ACTOR, Role.ROLLOUT)
     assert main.layouts == {Role.ACTOR: TrainLayout(8, 4, 1)}
@@ -61,45 +61,45 @@ def test_a_reference_that_is_the_actor_has_its_layout() -> None:
     assert pool.layouts[Role.REF] == pool.layouts[Role.ACTOR] == TrainLayout(2, 1, 2)
 
 
-def test_roles_that_a_job_has_not_have_no_place() -> None:
+def test_absent_roles_are_on_no_pool() -> None:
     assert placed(spec_of({})).pools[0].roles == (Role.ACTOR, Role.ROLLOUT)
 
 
-def test_a_pool_without_a_kind_is_named() -> None:
-    with pytest.raises(PlanError, match=r"^spec.pools aside: its kind of GPU is not known"):
+def test_a_pool_without_a_gpu_type_is_named() -> None:
+    with pytest.raises(PlanError, match=r"^spec.pools aside: unknown GPU type"):
         placement_of(spec_of(TWO_POOLS), {"main": H100})
 
 
-def test_layouts_that_do_not_divide_are_refused() -> None:
+def test_layouts_that_do_not_divide_are_rejected() -> None:
     spec = spec_of({})
     roles = spec.roles
     uneven = spec.model_copy(
         update={"roles": roles.model_copy(update={"actor": roles.actor.model_copy(update={"shard_size": 3})})}
     )
-    with pytest.raises(PlanError, match=r"^spec.roles.actor.shardSize: must divide the GPUs of its pool, 2 \(seen 3\)"):
+    with pytest.raises(PlanError, match=r"^spec.roles.actor.shardSize: must divide .* 2 \(seen 3\)"):
         placed(uneven)
 
 
-def test_heads_of_attention_divide() -> None:
+def test_attention_heads_must_divide() -> None:
     shape = known_model("HuggingFaceTB/SmolLM2-135M")  # nine heads, three of keys and values
     assert shape is not None
     spec = spec_of({"spec.roles.rollout.tensorParallel": 2})
-    with pytest.raises(PlanError, match=r"^spec.roles.rollout.tensorParallel: must divide the 9 heads .*\(seen 2\)"):
+    with pytest.raises(PlanError, match=r"^spec.roles.rollout.tensorParallel: must .* 9 .*\(seen 2\)"):
         check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
     spec = spec_of({"spec.roles.actor.sequenceParallel": 2})
-    with pytest.raises(PlanError, match=r"^spec.roles.actor.sequenceParallel: must divide the 9 heads"):
+    with pytest.raises(PlanError, match=r"^spec.roles.actor.sequenceParallel: must divide the 9 attention heads"):
         check_layouts(workload_of(spec, {Role.ACTOR: shape}), placed(spec))
     other = known_model("Qwen/Qwen3-0.6B")
     assert other is not None
     check_layouts(workload_of(spec, {Role.ACTOR: other}), placed(spec))
 
 
-def test_activations_are_not_kept_of_every_nth_of_fewer_layers() -> None:
+def test_checkpointing_every_nth_layer_needs_n_layers() -> None:
     shape = known_model("Qwen/Qwen3-0.6B")
     assert shape is not None
     edits: Edits = {"spec.training.model": {"source": "a/b", "gradientCheckpointing": True}}
     spec = spec_of(edits | {"spec.training.model.gradientCheckpointingEveryNthLayer": 29})
-    with pytest.raises(PlanError, match=r"EveryNthLayer: must be at most the model's layers, 28 \(seen 29\)"):
+    with pytest.raises(PlanError, match=r"EveryNthLayer: must be at most .* 28 \(seen 29\)"):
         workload_of(spec, {Role.ACTOR: shape})
 
 
@@ -113,7 +113,7 @@ def test_activations_are_not_kept_of_every_nth_of_fewer_layers() -> None:
         {"spec.roles.actor": {"pool": "main", "sequenceParallel": 1}},
     ],
 )
-def test_a_job_with_its_own_placement_is_the_same_job(edits: dict[str, object]) -> None:
+def test_writing_a_jobs_own_placement_changes_nothing(edits: dict[str, object]) -> None:
     spec = spec_of(edits)
     again = spec_with(spec, placed(spec))
     assert placed(again) == placed(spec)
@@ -121,7 +121,7 @@ def test_a_job_with_its_own_placement_is_the_same_job(edits: dict[str, object]) 
     assert again.roles == spec.roles
 
 
-def test_a_job_takes_another_placement_and_leaves_out_what_is_default() -> None:
+def test_another_placement_is_written_without_defaults() -> None:
     spec = spec_of(
         KL
         | {
@@ -146,7 +146,7 @@ def test_a_job_takes_another_placement_and_leaves_out_what_is_default() -> None:
     assert found.training == spec.training
 
 
-def test_what_cannot_run_today_is_not_put_into_a_job() -> None:
+def test_a_placement_that_cannot_run_is_not_written() -> None:
     spec = spec_of({})
     apart = Placement(
         (
@@ -160,7 +160,7 @@ def test_what_cannot_run_today_is_not_put_into_a_job() -> None:
         spec_with(spec, replace(placed(spec), schedule=Schedule.ONE_STEP_OFF))
 
 
-def test_pools_select_nodes_of_their_kind() -> None:
+def test_pools_select_nodes_of_their_gpu_type() -> None:
     selector = {"disk": "fast", "nvidia.com/gpu.product": "old"}
     spec = spec_of({**TWO_POOLS, "spec.pools[0].template.nodeSelector": selector})
     label = ("nvidia.com/gpu.product", "NVIDIA-H100")
@@ -170,8 +170,8 @@ def test_pools_select_nodes_of_their_kind() -> None:
     assert spec_with(spec, placed(spec), {"L4": label}) == spec
 
 
-def test_labels_of_another_kind_and_gpus_of_another_maker_go_with_it() -> None:
-    """No node has both labels, and a node of AMD gives away no nvidia.com/gpu."""
+def test_labels_of_other_types_and_resources_of_other_vendors_are_replaced() -> None:
+    """No node has both labels, and a node with AMD GPUs has no nvidia.com/gpu."""
     selector = {"disk": "fast", "cloud.google.com/gke-accelerator": "nvidia-l4", "amd.com/gpu.product-name": "old"}
     spec = spec_of(
         {

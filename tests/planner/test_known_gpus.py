@@ -1,4 +1,4 @@
-"""Kinds of GPUs by the names that people, labels of nodes and tools give them."""
+"""GPU types by the names that people, node labels and tools give them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ GIB = 2**30
         ("AMD_Instinct_MI300X_OAM", "MI300X"),
     ],
 )
-def test_a_kind_is_found_by_any_of_its_names(name: str, kind: str) -> None:
+def test_a_gpu_type_is_found_by_any_of_its_names(name: str, kind: str) -> None:
     assert gpu_named(name).name == kind
 
 
-def test_every_kind_is_found_by_its_own_name_and_has_sizes_of_a_gpu() -> None:
+def test_every_gpu_type_is_found_by_its_name_and_has_plausible_numbers() -> None:
     for gpu in KNOWN_GPUS:
         assert gpu_named(gpu.name) is gpu
         assert 20 * GIB < gpu.memory_bytes < 200 * GIB
@@ -49,16 +49,16 @@ def test_every_kind_is_found_by_its_own_name_and_has_sizes_of_a_gpu() -> None:
         assert 3e10 < gpu.link_bandwidth < 1e12
 
 
-def test_a_name_that_is_not_known_lists_those_that_are() -> None:
-    with pytest.raises(PlanError, match=r"^--gpu: no GPU of this name is known \(seen 'T4'\); known are A100-40, "):
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(PlanError, match=r"^--gpu: unknown GPU type \(seen 'T4'\); use one of A100-40, "):
         gpu_named("T4")
-    with pytest.raises(PlanError, match=r"\(seen 'H800'\); known are"):
+    with pytest.raises(PlanError, match=r"\(seen 'H800'\); use one of"):
         gpu_named("H800")
-    with pytest.raises(PlanError, match=r"^node n: no GPU of this name .* or a slice, with --gpu-memory"):
+    with pytest.raises(PlanError, match=r"^node n: unknown GPU type .* slice, with --gpu-memory"):
         gpu_named("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "node n")
 
 
-def test_a_worker_on_cpus_is_as_fast_as_its_cores_are_many() -> None:
+def test_the_speed_of_a_cpu_worker_grows_with_its_cores() -> None:
     one, four = cpu_kind(8 * GIB, 1), cpu_kind(8 * GIB, 4)
     assert one.is_cpu
     assert four.flops == 4 * one.flops

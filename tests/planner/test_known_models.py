@@ -1,4 +1,4 @@
-"""The table of well-known models: their parameters are as many as is known of them."""
+"""The table of well-known models gives their published numbers of parameters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from rljob_planner.known_models import known_configs, known_model, similar_names
 
-# Written down from memory, not fetched; tensors that are tied count once. That all digits agree with sums over layers,
-# widths and heads leaves little room for both to be wrong.
+# Written from memory, not fetched; tied tensors count once. All digits agree with sums over layers, widths and heads,
+# so it is unlikely that both are wrong.
 KNOWN_COUNTS = {
     "Qwen/Qwen2.5-0.5B": 494_032_768,
     "Qwen/Qwen2.5-1.5B": 1_543_714_304,
@@ -61,21 +61,21 @@ KNOWN_COUNTS = {
 
 
 @pytest.mark.parametrize("name", KNOWN_COUNTS)
-def test_a_model_has_as_many_parameters_as_it_is_known_for(name: str) -> None:
+def test_models_have_their_published_number_of_parameters(name: str) -> None:
     shape = known_model(name)
     assert shape is not None
     assert shape.num_parameters == KNOWN_COUNTS[name]
 
 
-def test_deepseek_v3_has_them_too_but_for_what_is_no_parameter() -> None:
+def test_deepseek_v3_has_them_without_router_biases() -> None:
     shape = known_model("deepseek-ai/DeepSeek-V3")
     assert shape is not None
-    # The hub counts the biases by which routers choose: one per expert in 58 layers.
+    # The hub counts the routers' biases: one per expert in 58 layers.
     assert shape.num_parameters == 671_026_419_200 - 58 * 256
 
 
 @pytest.mark.parametrize(("name", "billions"), [("Qwen/Qwen3-30B-A3B", 3.04), ("Qwen/Qwen3-235B-A22B", 21.6)])
-def test_a_token_meets_few_of_the_weights_of_a_mixture(name: str, billions: float) -> None:
+def test_a_token_uses_few_of_the_weights_of_a_mixture_of_experts(name: str, billions: float) -> None:
     shape = known_model(name)
     assert shape is not None
     assert shape.matmul_parameters / 1e9 == pytest.approx(billions, rel=0.01)
@@ -90,7 +90,7 @@ def test_every_row_gives_a_shape() -> None:
         assert shape.name == name
 
 
-def test_versions_of_a_size_have_its_shape_and_capitals_do_not_count() -> None:
+def test_variants_share_a_shape_and_case_does_not_matter() -> None:
     base, chat = known_model("Qwen/Qwen2.5-7B"), known_model("qwen/qwen2.5-7b-instruct")
     assert base is not None
     assert chat is not None
@@ -98,7 +98,7 @@ def test_versions_of_a_size_have_its_shape_and_capitals_do_not_count() -> None:
     assert chat.name == "Qwen/Qwen2.5-7B-Instruct"
 
 
-def test_a_name_that_is_not_there_is_answered_with_those_that_are_near() -> None:
+def test_an_unknown_name_gets_similar_names() -> None:
     assert known_model("Qwen/Qwen3-9B") is None
     assert similar_names("qwen3-8b")[0] == "Qwen/Qwen3-8B"
     assert similar_names("Qwen/Qwen3-8")[0] == "Qwen/Qwen3-8B"

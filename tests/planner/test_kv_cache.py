@@ -1,4 +1,4 @@
-"""What a rollout engine makes of its memory, against a published start of vLLM and values by hand."""
+"""Memory of a rollout engine, compared with a published log of vLLM and with values by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
 REPORTED_GIB = 79.2
-"""Of a GPU of 80 GB."""
+"""Total memory of an 80 GB GPU."""
 
 
 def llama(**changes: object) -> RolloutWork:
@@ -24,8 +24,9 @@ def llama(**changes: object) -> RolloutWork:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_the_published_start_of_vllm() -> None:
-    """vLLM's pull request 10511: Llama 3 8B at 0.9 of 80 GB: weights 14.96 GiB, cache 53.29 GiB; no graphs counted."""
+def test_the_cache_equals_a_published_log_of_vllm() -> None:
+    """vLLM's pull request 10511: Llama 3 8B at 0.9 of 80 GB has weights of 14.96 GiB and a cache of 53.29 GiB, without
+    CUDA graphs."""
     space = engine_space(llama(compiles=False), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
     assert space.weights / samples.GIB == pytest.approx(14.96, abs=0.01)
     assert space.activations / samples.GIB == pytest.approx(1.26, abs=0.5)
@@ -42,25 +43,25 @@ def test_the_published_start_of_vllm() -> None:
         ("Qwen/Qwen2.5-7B", 56),
     ],
 )
-def test_keys_and_values_of_a_token(name: str, kibibytes: int) -> None:
-    """4 L kv bytes, as planned by hand from the models' configurations."""
+def test_kv_cache_bytes_per_token(name: str, kibibytes: int) -> None:
+    """4 L kv bytes, by hand from the models' configurations."""
     shape = known_model(name)
     assert shape is not None
     space = engine_space(RolloutWork(shape), RolloutLayout(8, 1), samples.gpu(), CONSTANTS)
     assert space.sequence_bytes(16) == 16 * kibibytes * 1024
 
 
-def test_tensor_parallelism_divides_what_can_be_divided() -> None:
+def test_tensor_parallelism_divides_weights_and_heads() -> None:
     one, eight, sixteen = (engine_space(llama(), RolloutLayout(16, n), samples.gpu(), CONSTANTS) for n in (1, 8, 16))
     assert eight.weights == one.weights / 8
     assert eight.context == 2 * one.context
     assert eight.sequence_bytes(4096) == one.sequence_bytes(4096) / 8
-    # Eight heads of keys and values: none is cut in two.
+    # With eight key/value heads, no head is split.
     assert sixteen.sequence_bytes(4096) == eight.sequence_bytes(4096)
 
 
-def test_layers_with_a_window_keep_no_more_than_that() -> None:
-    """Against a sum over layers."""
+def test_layers_with_a_window_keep_at_most_the_window() -> None:
+    """Compared with a sum over layers."""
     shape = replace(samples.LLAMA3_8B, sliding_window=1000, num_full_attention_layers=8)
     for context in (10, 1000, 1024, 5000):
         blocks = -(-context // 16) * 16
@@ -75,7 +76,7 @@ def test_sequences_at_once_follow_from_the_cache() -> None:
     assert space.lacks == 0
 
 
-def test_a_cache_below_one_longest_sequence_lacks_the_rest() -> None:
+def test_a_cache_smaller_than_one_longest_sequence_has_a_shortage() -> None:
     space = engine_space(
         llama(memory_utilization=0.3, max_model_length=32768), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS
     )
@@ -84,37 +85,37 @@ def test_a_cache_below_one_longest_sequence_lacks_the_rest() -> None:
     assert space.sequences_at_once(1000) == 0
 
 
-def test_the_largest_pass_is_of_tokens_or_of_what_is_sampled() -> None:
+def test_the_largest_pass_is_that_of_tokens_or_of_sampling() -> None:
     tokens = 8192 * 2 * (4 * 14336 + 2 * 4096)
     assert pass_bytes(llama(), RolloutLayout(1, 1)) == tokens
     assert pass_bytes(llama(max_model_length=32768), RolloutLayout(1, 1)) == 4 * tokens
     assert pass_bytes(llama(max_sequences=1024), RolloutLayout(1, 1)) == 1024 * 128256 * 18
 
 
-def test_cpus_have_a_cache_of_the_size_that_the_job_says() -> None:
+def test_cpus_have_the_cache_size_of_the_job() -> None:
     work = RolloutWork(samples.QWEN3_4B, weight_bytes=4, cpu_kv_cache_bytes=3 << 30)
     space = engine_space(work, RolloutLayout(1, 1), samples.gpu(is_cpu=True), CONSTANTS, num_requests=4)
     assert space.kv_cache == 3 << 30
     assert (space.context, space.graphs) == (0, 0)
-    # 4 requests of at most 4,096 tokens are more than a pass takes; logits are of 4 sequences.
+    # The tokens of 4 requests exceed the limit of a pass; there are logits for 4 sequences.
     assert space.activations == 8192 * 4 * (4 * 9728 + 2 * 2560)
 
 
-def test_transformers_has_no_budget_to_fail() -> None:
+def test_transformers_has_no_memory_limit() -> None:
     space = engine_space(llama(is_vllm=False), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
     assert (space.lacks, space.context, space.graphs, space.activations) == (0, 0, 0, 0)
     assert space.sequences_at_once(1000) == 256
 
 
-def test_adapters_take_the_room_of_the_next_rank() -> None:
+def test_adapters_take_memory_for_the_next_larger_rank() -> None:
     lora = LoraShape(rank=20, num_parameters=20_000, num_layers=1)
     space = engine_space(llama(adapter_rank=20), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora)
     assert space.adapters == 2 * 32_000
     assert engine_space(llama(), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora).adapters == 0
 
 
-def test_long_responses_are_met_more_often() -> None:
-    """At a random moment a response has half of its length on average, and more of the moments are in long ones."""
+def test_running_sequences_are_mostly_long_ones() -> None:
+    """At a random moment a running response has half of its length on average, and long ones run more of the time."""
     same, spread = (lengths_of(TokenLengths(50.0, 64, 200.0, 2048, response_cv=cv)) for cv in (0.0, 0.8))
     assert live_context(50.0, same) == pytest.approx(50 + 200 / 2)
     assert live_context(50.0, spread) == pytest.approx(50 + 200 / 2 * (1 + 0.8**2), rel=0.05)

@@ -1,4 +1,4 @@
-"""The planner's phases against what the trainer itself notes of a step at each boundary (docs/memory.md)."""
+"""The planner's memory of each phase equals what the trainer itself measures at each boundary (docs/memory.md)."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A boundary: bytes by owner."""
+class Boundary:
+    """A boundary of a step: bytes by owner."""
 
-    boundary: str
+    name: str
     owners: Mapping[str, int]
     peak: int
-    """Of all owners, since the boundary before."""
+    """Peak of all owners since the boundary before."""
 
 
 @dataclass(frozen=True)
-class NotedStep:
-    """What one rank has noted."""
+class MeasuredStep:
+    """What one rank has measured."""
 
-    first_rollout: list[Mark]
-    """Of a process before its first update."""
-    step: list[Mark]
-    """A rollout, a training step and a save after others."""
+    first_rollout: list[Boundary]
+    """A rollout before the first update."""
+    step: list[Boundary]
+    """A later rollout, a training step and a checkpoint."""
 
 
-def noted_step(root: Path, offloads: bool, context: WorkerContext) -> NotedStep:
-    """`offloads`: all that can be, of all models."""
+def measured_step(root: Path, offloads: bool, context: WorkerContext) -> MeasuredStep:
+    """`offloads`: whether everything that can be offloaded is, for all models."""
     algorithm = Algorithm(type=AlgorithmType.PPO, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS))
     run = replays.replayed_run(
         replace(offload_runs.REPLAY, algorithm=algorithm, critic=Critic(), offloads=offloads), context
@@ -79,21 +79,21 @@ def noted_step(root: Path, offloads: bool, context: WorkerContext) -> NotedStep:
     batch = DataProto({SAMPLE_SEEDS: torch.arange(4)}, ragged={PROMPT_TOKEN_IDS: prompts})
     SPANS.take()
     hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
-    first = _marks()
+    first = _boundaries()
     run.step(0)
     SPANS.take()
     hybrid.generate_sequences(batch, offload_runs.SAMPLING, True)
     run.step(1)
     run.save(root / f"offloads-{offloads}", 2)
-    return NotedStep(first, _marks())
+    return MeasuredStep(first, _boundaries())
 
 
-def _marks() -> list[Mark]:
+def _boundaries() -> list[Boundary]:
     counts = [each for each in SPANS.take() if isinstance(each, Counts)]
     owners = [each for each in counts if each.track == MEMORY_TRACK]
     peaks = [each for each in counts if each.track == MEMORY_PEAK_TRACK]
     return [
-        Mark(
+        Boundary(
             each.after,
             {owner: round(mebibytes * MEBIBYTE) for owner, mebibytes in each.values.items()},
             round(sum(peak.values.values()) * MEBIBYTE),
@@ -103,8 +103,8 @@ def _marks() -> list[Mark]:
 
 
 CASES = ((1, False), (2, True))
-"""Ranks that hold a copy together, and whether all is offloaded that can be."""
-# Nothing is there that the trainer does not count: its engine is transformers', which does not sleep.
+"""Ranks that hold one copy together, and whether everything that can be offloaded is."""
+# transformers generates, which does not sleep, so the trainer counts all memory.
 CONSTANTS = Constants(allocator_factor=1.0)
 OWNERS = {
     "parameters": ("actor parameters",),
@@ -117,12 +117,14 @@ OWNERS = {
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], NotedStep]:
-    """By number of ranks, and whether all is offloaded; of the first rank, which has the most."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], MeasuredStep]:
+    """The first rank's measurements, by the number of ranks and whether everything is offloaded. It has most memory."""
     root = tmp_path_factory.mktemp("steps")
-    runs = [gloo_ranks.RankedRun(partial(noted_step, root / str(ranks), offloads), ranks) for ranks, offloads in CASES]
+    runs = [
+        gloo_ranks.RankedRun(partial(measured_step, root / str(ranks), offloads), ranks) for ranks, offloads in CASES
+    ]
     first = [each[0] for each in gloo_ranks.run_on_ranks(runs)]
-    return {case: step for case, step in zip(CASES, first, strict=True) if isinstance(step, NotedStep)}
+    return {case: step for case, step in zip(CASES, first, strict=True) if isinstance(step, MeasuredStep)}
 
 
 def shape() -> ModelShape:
@@ -130,11 +132,11 @@ def shape() -> ModelShape:
 
 
 def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
-    """As on GPUs: what is offloaded is elsewhere."""
+    """The plan for GPUs, where offloaded state is in other memory."""
     offload = ModelOffload(parameters=offloads, gradients=offloads, optimizer=offloads)
     model = TrainModel(shape(), is_trained=True, compute_bytes=4, offload=offload)
     workload = Workload(
-        name="noted",
+        name="measured",
         batch_size=offload_runs.REPLAY.batch_size,
         group_size=offload_runs.REPLAY.group_size,
         mini_batch_size=offload_runs.REPLAY.mini_batch_size,
@@ -157,63 +159,65 @@ def planned(ranks: int, *, offloads: bool) -> dict[Phase, PhaseMemory]:
 
 
 def by_owner(phase: PhaseMemory) -> dict[str, float]:
-    """Under the names of the trainer, without what is there in passes alone."""
+    """Bytes by the trainer's names of owners, without what exists in passes only."""
     return {
         owner: sum(part.num_bytes for part in phase.parts if part.owner in parts) for owner, parts in OWNERS.items()
     }
 
 
-def after(marks: list[Mark], boundary: str) -> dict[str, int]:
-    """Where it comes twice, at the last: the actor's updates come after the critic's."""
-    [*_, found] = [mark.owners for mark in marks if mark.boundary == boundary]
+def after(boundaries: list[Boundary], name: str) -> dict[str, int]:
+    """The last one of this name: the actor's updates come after the critic's."""
+    [*_, found] = [each.owners for each in boundaries if each.name == name]
     return {owner: found[owner] for owner in OWNERS}
 
 
-def same(phase: PhaseMemory, mark: dict[str, int]) -> bool:
-    """To the byte, but for the engine's tables of positions, which no formula has."""
-    return by_owner(phase) == pytest.approx(mark, abs=1024)
+def same(phase: PhaseMemory, measured: dict[str, int]) -> bool:
+    """Equal to the byte, except for the engine's table of positions, which no formula has."""
+    return by_owner(phase) == pytest.approx(measured, abs=1024)
 
 
-Noted = dict[tuple[int, bool], NotedStep]
+Measurements = dict[tuple[int, bool], MeasuredStep]
 
 
 @pytest.mark.parametrize(("ranks", "offloads"), CASES)
-def test_what_stays_is_that_of_the_trainer_to_the_byte(noted: Noted, ranks: int, offloads: bool) -> None:
-    step, plan = noted[ranks, offloads], planned(ranks, offloads=offloads)
+def test_state_equals_the_trainers_to_the_byte(measured: Measurements, ranks: int, offloads: bool) -> None:
+    step, plan = measured[ranks, offloads], planned(ranks, offloads=offloads)
     assert same(plan[Phase.ENGINE_START], after(step.first_rollout, "generate"))
     assert same(plan[Phase.GENERATION], after(step.step, "generate"))
     assert same(plan[Phase.SYNC], after(step.step, "wake_weights"))
 
 
 @pytest.mark.parametrize(("ranks", "offloads"), CASES)
-def test_an_update_has_gradients_and_then_moments(noted: Noted, ranks: int, offloads: bool) -> None:
-    step, plan = noted[ranks, offloads], planned(ranks, offloads=offloads)[Phase.UPDATE]
+def test_an_update_adds_gradients_and_then_moments(measured: Measurements, ranks: int, offloads: bool) -> None:
+    step, plan = measured[ranks, offloads], planned(ranks, offloads=offloads)[Phase.UPDATE]
     in_passes, in_optimizer = after(step.step, "forward_backward"), after(step.step, "optimizer_step")
     assert in_passes["gradients"] > 0
     assert in_optimizer["optimizer"] == 2 * in_optimizer["gradients"]
     found = by_owner(plan)
     expected = in_optimizer if found["optimizer"] else in_passes
     if offloads and not found["gradients"]:
-        # Sums of micro-batches before are away while a layer is computed: that is where its peak is.
+        # Offloaded sums of earlier micro-batches are in host memory while a layer is computed, which is the peak.
         expected["gradients"] = 0
     assert found == pytest.approx(expected, abs=1024)
-    assert plan.total >= max(mark.peak for mark in step.step if mark.boundary in ("forward_backward", "optimizer_step"))
+    assert plan.total >= max(
+        boundary.peak for boundary in step.step if boundary.name in ("forward_backward", "optimizer_step")
+    )
 
 
 @pytest.mark.parametrize(("ranks", "offloads"), CASES)
-def test_passes_and_saves_have_what_they_need_and_no_more(noted: Noted, ranks: int, offloads: bool) -> None:
-    step, plan = noted[ranks, offloads], planned(ranks, offloads=offloads)
-    saves = [sum(mark.owners[owner] for owner in OWNERS) for mark in step.step if mark.boundary == "save"]
+def test_passes_and_checkpoints_load_only_what_they_need(measured: Measurements, ranks: int, offloads: bool) -> None:
+    step, plan = measured[ranks, offloads], planned(ranks, offloads=offloads)
+    saves = [sum(boundary.owners[owner] for owner in OWNERS) for boundary in step.step if boundary.name == "save"]
     assert plan[Phase.CHECKPOINT].total == pytest.approx(max(saves), abs=1024)
-    peaks = {mark.boundary: mark.peak for mark in step.step}
+    peaks = {boundary.name: boundary.peak for boundary in step.step}
     scoring = max(peaks[name] for name in ("old_logprobs", "ref_logprobs", "values"))
     assert plan[Phase.LOGPROBS].total >= scoring
     assert plan[Phase.CRITIC_UPDATE].total >= peaks["update_critic"]
 
 
-def test_the_actors_embedding_stays_whole_after_a_pass(noted: Noted) -> None:
-    for (ranks, offloads), step in noted.items():
+def test_the_actors_embedding_stays_whole_after_a_pass(measured: Measurements) -> None:
+    for (ranks, offloads), step in measured.items():
         phase = planned(ranks, offloads=offloads)[Phase.CRITIC_UPDATE]
         [gathered] = [part.num_bytes for part in phase.parts if part.owner == "actor gathered parameters"]
-        [other, *_] = [mark.owners["other"] for mark in step.step if mark.boundary == "old_logprobs"]
+        [other, *_] = [boundary.owners["other"] for boundary in step.step if boundary.name == "old_logprobs"]
         assert gathered == other

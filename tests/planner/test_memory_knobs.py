@@ -1,4 +1,4 @@
-"""What would make a job fit: only what does, the cheapest first, as one writes it into a job."""
+"""Changes that make a job fit: only those that do, the cheapest first, written as in a job file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rljob_planner.memory.knobs import Knobs, all_phases, knobs_of, worst_phase
 from rljob_planner.plan import Plan, plan_of
 from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
+from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
 
 
 def second_step() -> tuple[Workload, Placement]:
-    """Whose first rollout fits and whose second does not: see test_memory_phases.py."""
+    """Its first rollout fits and its second does not: see test_memory_phases.py."""
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.85))
     return job, samples.placement(samples.one_pool(job, gpus_per_node=4))
 
@@ -30,30 +31,30 @@ def fields(knobs: Knobs | Plan) -> list[dict[str, str]]:
     return [{change.field: change.value for change in knob.changes} for knob in found]
 
 
-def test_a_job_that_fits_needs_none() -> None:
+def test_a_job_that_fits_gets_no_changes() -> None:
     job = samples.workload()
     assert knobs_of(job, samples.placement(samples.one_pool(job)), CONSTANTS) == Knobs()
 
 
-def test_moments_that_come_after_the_first_step_are_found_and_said() -> None:
+def test_moments_that_exist_from_the_second_step_are_found_and_mentioned() -> None:
     plan = plan_of(*second_step())
     assert plan.verdict is Verdict.TOO_LARGE
     assert plan.worst.phase is Phase.LATER_WAKE
     assert fails_from_second_step(plan.all_phases)
-    assert any("later ones would not" in note for note in plan.notes)
-    # 79.3 GiB less 13.1 of shards and moments, and a tenth to spare, leave 0.725 of 80.
+    assert any("optimizer's moments" in note for note in plan.notes)
+    # 79.3 GiB without 13.1 of shards and moments and without a tenth of reserve leave 0.725 of 80.
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.7"} in fields(plan)
     assert {"spec.training.model.offload.optimizer": "true"} in fields(plan)
 
 
-def test_an_engine_that_never_fits_does_not_fail_from_the_second_step_on() -> None:
+def test_an_engine_that_never_fits_does_not_fail_only_from_the_second_step() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.95))
     phases = all_phases(job, samples.placement(samples.one_pool(job, gpus_per_node=1)), CONSTANTS)
     assert verdict_of(phases) is Verdict.TOO_LARGE
     assert not fails_from_second_step(phases)
 
 
-def test_an_update_that_never_fits_does_not_either() -> None:
+def test_an_update_that_never_fits_does_not_fail_only_from_the_second_step() -> None:
     job, placement = second_step()
     job = replace(job, models={**job.models, Role.ACTOR: samples.trained_model(checkpoints_activations=False)})
     plan = plan_of(job, placement)
@@ -61,18 +62,18 @@ def test_an_update_that_never_fits_does_not_either() -> None:
     assert not fails_from_second_step(plan.all_phases)
 
 
-def test_activations_are_answered_by_recomputation_or_smaller_micro_batches() -> None:
-    """111.7 GB on a GPU of 80 GiB (Qwen3 4B, 16,384 tokens, 8 GPUs); 6.1 MB a token, and 4,096 tokens at least."""
+def test_too_many_activations_get_checkpointing_or_smaller_micro_batches() -> None:
+    """111.7 GB on a GPU of 80 GiB (Qwen3 4B, 16,384 tokens, 8 GPUs); 6.1 MB per token, and at least 4,096 tokens."""
     job = samples.workload(samples.trained_model(checkpoints_activations=False))
     plan = plan_of(job, samples.placement(samples.one_pool(job)))
     assert plan.worst.phase is Phase.UPDATE
     assert {"spec.training.model.gradientCheckpointing": "true"} in fields(plan)
     assert {"spec.training.maxTokensPerMicroBatch": "8192"} in fields(plan)
-    # The longest row is 4,096 tokens: the contract takes no less.
+    # The longest row is 4,096 tokens; the contract accepts no smaller micro-batch.
     assert all(int(each.get("spec.training.maxTokensPerMicroBatch", 4096)) >= 4096 for each in fields(plan))
 
 
-def test_every_proposal_is_worked_out_anew() -> None:
+def test_every_proposal_has_its_own_memory() -> None:
     job, placement = second_step()
     for knob in knobs_of(job, placement, CONSTANTS).fitting:
         phases = all_phases(knob.workload, knob.placement, CONSTANTS)
@@ -81,7 +82,7 @@ def test_every_proposal_is_worked_out_anew() -> None:
         assert (knob.workload, knob.placement) != (job, placement)
 
 
-def test_two_changes_where_one_is_not_enough() -> None:
+def test_two_changes_if_one_is_not_enough() -> None:
     """Qwen3 4B on one GPU: 16 P alone are 64 GB."""
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.8))
     knobs = knobs_of(job, samples.placement(samples.one_pool(job, gpus_per_node=1)), CONSTANTS)
@@ -91,9 +92,9 @@ def test_two_changes_where_one_is_not_enough() -> None:
     assert all(len({change.field for change in knob.changes}) == 2 for knob in gentle)
 
 
-def test_more_changes_where_two_are_not_enough() -> None:
-    """Weights of 8B (16 GB) do not leave room for a cache in half of 24 GiB, and 16 bytes of each number do not fit
-    beside activations of 16,384 tokens: more GPUs, recomputation and a larger share are all needed."""
+def test_more_changes_if_two_are_not_enough() -> None:
+    """Weights of 8B (16 GB) leave no room for a cache in half of 24 GiB, and 16 bytes per parameter do not fit beside
+    the activations of 16,384 tokens: more GPUs, checkpointing and a larger share are all needed."""
     job = samples.workload(
         samples.trained_model(samples.LLAMA3_8B), rollout=replace(samples.workload().rollout, shape=samples.LLAMA3_8B)
     )
@@ -104,7 +105,7 @@ def test_more_changes_where_two_are_not_enough() -> None:
     assert len({change.field for change in knob.changes}) == len(knob.changes)
     phases = all_phases(knob.workload, knob.placement, CONSTANTS)
     assert knob.verdict is verdict_of(phases) is not Verdict.TOO_LARGE
-    # The operator asks for single changes alone.
+    # The operator asks for single changes only.
     assert (
         knobs_of(
             job, samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)), CONSTANTS, with_pairs=False
@@ -113,7 +114,7 @@ def test_more_changes_where_two_are_not_enough() -> None:
     )
 
 
-def test_the_nearest_miss_where_nothing_helps() -> None:
+def test_the_nearest_miss_if_nothing_helps() -> None:
     job = samples.workload(
         samples.trained_model(replace(samples.LLAMA3_8B, num_layers=640)), batch_size=1, mini_batch_size=1, group_size=1
     )
@@ -124,15 +125,15 @@ def test_the_nearest_miss_where_nothing_helps() -> None:
     assert plan.nearest_miss.verdict is Verdict.TOO_LARGE
 
 
-def test_a_cache_that_is_too_small_is_answered_by_a_larger_share() -> None:
+def test_a_cache_that_is_too_small_gets_a_larger_share() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.2, max_model_length=60_000))
     found = fields(knobs_of(job, samples.placement(samples.one_pool(job)), CONSTANTS))
-    # 8.0 + 1.8 + 5.3 + 0.6 GB without the cache, and 8.8 for it, are 0.29 of 85.9.
+    # 8.0 + 1.8 + 5.3 + 0.6 GB without the cache, and 8.8 GB for it, are 0.29 of 85.9 GB.
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.3"} in found
     assert {"spec.roles.rollout.tensorParallel": "2"} in found
 
 
-def test_a_job_with_little_to_spare_is_given_more() -> None:
+def test_a_job_that_hardly_fits_gets_changes() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     placement = samples.placement(samples.one_pool(job))
     assert verdict_of(all_phases(job, placement, CONSTANTS)) is Verdict.TIGHT
@@ -141,7 +142,7 @@ def test_a_job_with_little_to_spare_is_given_more() -> None:
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.8"} in fields(knobs)
 
 
-def test_proposals_are_in_the_order_of_what_they_cost() -> None:
+def test_proposals_are_in_the_order_of_their_cost() -> None:
     plan = plan_of(*second_step())
     drastic = [any(change.is_drastic for change in knob.changes) for knob in plan.knobs]
     assert drastic == sorted(drastic)
@@ -160,7 +161,7 @@ def every_kind() -> Workload:
     return replace(job, models=models)
 
 
-def test_the_fields_are_those_of_a_job() -> None:
+def test_proposed_fields_exist_in_the_contract() -> None:
     job = every_kind()
     pool = samples.one_pool(job, gpus_per_node=8)
     pool = replace(pool, layouts={role: TrainLayout(8, 4) for role in pool.layouts})
@@ -186,7 +187,7 @@ def test_the_fields_are_those_of_a_job() -> None:
     assert all(re.fullmatch(r"[a-zA-Z]+(\[\d*\])?(\.[a-zA-Z]+(\[\d*\])?)*", field) for field in found)
 
 
-def test_gradients_leave_only_with_one_replica() -> None:
+def test_gradients_are_offloaded_only_with_one_replica() -> None:
     job = samples.workload()
     whole = samples.placement(samples.one_pool(job))
     halves = samples.placement(replace(samples.one_pool(job), layouts={role: TrainLayout(8, 4) for role in job.models}))
@@ -201,7 +202,7 @@ def gradients_may_leave(job: Workload, placement: Placement) -> bool:
 
 
 @pytest.mark.parametrize(("nodes", "batch_size", "expected"), [(1, 64, ["2", "4", "8", "16"]), (1, 2, ["2"])])
-def test_more_gpus_are_proposed_only_if_the_batch_spreads_over_them(
+def test_more_gpus_are_proposed_only_if_the_batch_divides_by_them(
     nodes: int, batch_size: int, expected: list[str]
 ) -> None:
     """8 responses per prompt on 8 GPUs of a node."""
@@ -211,15 +212,15 @@ def test_more_gpus_are_proposed_only_if_the_batch_spreads_over_them(
     assert [each.change.value for each in more] == expected
 
 
-def test_gpu_hours_are_of_all_gpus_and_steps() -> None:
+def test_gpu_hours_count_all_gpus_and_steps() -> None:
     job = samples.workload(num_steps=10)
     plan = plan_of(job, samples.placement(samples.one_pool(job, nodes=2)))
     assert plan.gpu_hours.likely == pytest.approx(16 * 10 * plan.step.total.likely / 3600)
     assert plan.run_seconds.high == pytest.approx(10 * plan.step.total.high)
 
 
-def test_waves_are_said() -> None:
-    """32 requests of 24,576 + 8,192 / 2 tokens at a random moment, of 144 KiB: about 3.94 GiB each."""
+def test_sequences_that_wait_are_mentioned() -> None:
+    """32 requests of 24,576 + 8,192 / 2 tokens at a random moment, 144 KiB each: about 3.94 GiB per request."""
     lengths = replace(
         samples.workload().lengths, prompt_mean=24_576.0, prompt_max=24_576, response_mean=8192.0, response_max=8192
     )
@@ -229,4 +230,4 @@ def test_waves_are_said() -> None:
     plan, engine = plan_of(job, samples.placement(pool)), engine_memory(pool, job, CONSTANTS)
     assert engine is not None
     assert plan.sequences_at_once == pytest.approx(engine.space.kv_cache / samples.GIB / 3.94, rel=0.02)
-    assert any("sequences of mean length at once" in note for note in plan.notes)
+    assert any(note == Mentions("KV cache", "sequences of mean length", "gpuMemoryUtilization") for note in plan.notes)

@@ -1,4 +1,4 @@
-"""Memory phase by phase, against values worked out by hand; and what more of anything does to it."""
+"""Memory of each phase, compared with values by hand; and more work never needs less memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def near(gigabytes: float) -> object:
 
 
 def test_the_phases_of_a_shared_pool_by_hand() -> None:
-    """Qwen3 4B on 8 GPUs of 80 GiB: shards of 4, 8 and 2 bytes of an eighth of 4.02e9 numbers; half for the engine."""
+    """Qwen3 4B on 8 GPUs of 80 GiB: shards of 4, 8 and 2 bytes x 4.02e9 / 8; half of the GPU for the engine."""
     found = phases(samples.workload())
     awake = 0.5 * 80 * samples.GIB
     for phase in (Phase.ENGINE_START, Phase.FIRST_WAKE):
@@ -53,22 +53,22 @@ def test_the_phases_of_a_shared_pool_by_hand() -> None:
     assert sync["actor parameters"] == near(P4 * 4 / 8 / 1e9)
     assert sync["actor moments"] == near(P4 * 8 / 8 / 1e9)
     assert sync["rollout weights"] == near(2 * P4 / 1e9)
-    # Twice the embedding, 151,936 x 2,560 numbers, which is more than a bucket.
+    # Twice the embedding, 151,936 x 2,560 numbers, which is larger than a bucket.
     assert sync["buckets"] == 2 * 2 * 151936 * 2560
     assert found[Phase.CHECKPOINT].total == pytest.approx(P4 * 14 / 8 + CONSTANTS.sleeping_engine_bytes, rel=1e-3)
     assert all(phase.limit == 80 * samples.GIB - DRIVER_BYTES for phase in found.values())
 
 
-def test_an_update_is_what_the_trainer_needs_with_its_reserve_beside_the_others() -> None:
-    """16,384 tokens with checkpointing: 17.25 GB of the update itself (reference: a tracker of torch on fake tensors,
-    within 3 %), 7 % more reserved, the reference's 2 P / 8, the engine asleep."""
+def test_an_update_has_its_peak_the_allocators_reserve_and_the_other_roles() -> None:
+    """16,384 tokens with checkpointing: 17.25 GB for the update itself (torch's memory tracker on fake tensors agrees
+    within 3 %), 7 % allocator's reserve, the reference's 2 P / 8, and the sleeping engine."""
     update = phases(samples.workload())[Phase.UPDATE]
     own = sum(number for owner, number in parts(update).items() if owner.startswith("actor "))
     assert own == pytest.approx(17.25e9, rel=0.03)
     assert update.total == pytest.approx(own * 1.07 + 2 * P4 / 8 + CONSTANTS.sleeping_engine_bytes, rel=1e-3)
 
 
-def test_what_is_offloaded_is_away_where_the_table_says_so() -> None:
+def test_offloaded_state_is_off_the_device_in_the_documented_phases() -> None:
     away = ModelOffload(parameters=True, gradients=True, optimizer=True)
     job = samples.workload(samples.trained_model(offload=away), models=None)
     job = replace(
@@ -87,8 +87,8 @@ def test_what_is_offloaded_is_away_where_the_table_says_so() -> None:
     assert "ref parameters" not in parts(found[Phase.UPDATE])
 
 
-def test_first_and_second_rollout_differ_by_the_moments() -> None:
-    """Four GPUs at 0.85: shards and engine are 74 GiB and fit into 79.3, with moments of 7.5 GiB they do not."""
+def test_the_first_and_second_rollout_differ_by_the_moments() -> None:
+    """Four GPUs at 0.85: shards and engine are 74 GiB, which fit into 79.3; with moments of 7.5 GiB they do not."""
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.85))
     found = phases(job, samples.one_pool(job, gpus_per_node=4))
     assert found[Phase.FIRST_WAKE].total == pytest.approx(P4 * 6 / 4 + 0.85 * 80 * samples.GIB, rel=1e-3)
@@ -97,30 +97,30 @@ def test_first_and_second_rollout_differ_by_the_moments() -> None:
     assert found[Phase.LATER_WAKE].spare < 0
 
 
-def test_a_cache_that_is_too_small_does_not_fit_however_much_is_left() -> None:
+def test_a_cache_that_is_too_small_does_not_fit_even_with_free_memory() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.2, max_model_length=60_000))
     start = phases(job)[Phase.ENGINE_START]
     assert start.total < 0.5 * start.limit
-    # 60,000 tokens of 144 KiB are 8.2 GiB.
+    # 60,000 tokens x 144 KiB are 8.2 GiB.
     assert 0 < start.lacks < 60_000 * 144 * 1024
     assert start.spare == -start.lacks
     assert verdict_of((start,)) is Verdict.TOO_LARGE
 
 
-def test_a_critic_has_an_update_of_its_own_and_moments_like_the_actor() -> None:
+def test_a_critic_has_its_own_update_and_moments() -> None:
     job = samples.workload()
     job = replace(job, models={**job.models, Role.CRITIC: samples.critic()}, needs_old_logprobs=True)
     found = phases(job)
     beside = parts(found[Phase.CRITIC_UPDATE])
     assert beside["actor moments"] == near(P4 * 8 / 8 / 1e9)
-    # The embedding of the actor stays whole after its own pass.
+    # The actor's embedding stays gathered after the actor's own pass.
     assert beside["actor gathered parameters"] == 2 * (151936 * 2560 + 2560)
     assert "critic gradients" in beside
     assert parts(found[Phase.LATER_WAKE])["critic moments"] == near(P4 * 8 / 8 / 1e9)
     assert "critic gradients" not in parts(found[Phase.UPDATE])
 
 
-def test_a_pool_has_the_phases_of_its_roles_alone() -> None:
+def test_a_pool_has_only_the_phases_of_its_roles() -> None:
     job = samples.workload()
     scoring = PlacedPool("ref", 1, 4, samples.gpu(), {Role.REF: TrainLayout(4, 4)})
     assert set(phases(job, scoring)) == {Phase.LOGPROBS}
@@ -133,7 +133,7 @@ def test_a_pool_has_the_phases_of_its_roles_alone() -> None:
     assert set(phases(job, training)) == {Phase.SYNC, Phase.UPDATE, Phase.CHECKPOINT}
 
 
-def test_a_reference_that_is_the_actor_takes_nothing_and_is_a_pass_of_the_actor() -> None:
+def test_a_reference_that_is_the_actor_takes_no_memory_but_a_pass() -> None:
     job = samples.workload()
     job = replace(
         job,
@@ -144,19 +144,19 @@ def test_a_reference_that_is_the_actor_takes_nothing_and_is_a_pass_of_the_actor(
     assert "actor parameters" in parts(found[Phase.LOGPROBS])
 
 
-def test_transformers_has_its_weights_always_and_a_cache_of_its_rows() -> None:
+def test_transformers_keeps_its_weights_and_a_cache_of_its_rows() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, is_vllm=False, max_sequences=16))
     found = phases(job)
     assert Phase.LATER_WAKE not in found
     assert parts(found[Phase.UPDATE])["rollout weights"] == near(2 * P4 / 1e9)
     generation = parts(found[Phase.GENERATION])
-    # 16 rows of 1,024 + 3,072 tokens of 144 KiB, one layer of 36 twice; logits of 16 prompts of 1,024 tokens.
+    # 16 rows of 1,024 + 3,072 tokens x 144 KiB, one of 36 layers twice; logits of 16 prompts of 1,024 tokens.
     assert generation["KV cache"] == pytest.approx(16 * 4096 * 144 * 1024 * (1 + 1 / 36))
     assert generation["engine activations"] == 16 * 1024 * 151936 * 2
 
 
-def test_workers_of_a_node_without_gpus_share_its_memory() -> None:
-    """Nothing leaves, weights of the engine stay, and copies for checkpoints are there from the first save on."""
+def test_cpu_workers_of_a_node_share_its_memory() -> None:
+    """Nothing leaves this memory: the engine's weights stay, and so do copies for checkpoints from the first one on."""
     away = ModelOffload(parameters=True, optimizer=True)
     job = samples.workload(samples.trained_model(offload=away, compute_bytes=4))
     job = replace(job, rollout=replace(job.rollout, weight_bytes=4), models={Role.ACTOR: job.models[Role.ACTOR]})
@@ -183,7 +183,7 @@ def test_workers_of_a_node_without_gpus_share_its_memory() -> None:
         (8, replace(samples.LLAMA3_8B, vocabulary_size=1000), 2 * 256 * 2**20),
     ],
 )
-def test_buckets(shard_size: int, shape: ModelShape, expected: int) -> None:
+def test_weight_sync_buckets(shard_size: int, shape: ModelShape, expected: int) -> None:
     job = samples.workload(samples.trained_model(shape))
     pool = replace(samples.one_pool(job), layouts={Role.ACTOR: TrainLayout(8, shard_size)})
     assert parts(phases(job, pool)[Phase.SYNC])["buckets"] == expected
@@ -196,7 +196,7 @@ SHAPES = st.sampled_from(
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Workload, PlacedPool]:
-    """A job of any kind on one pool."""
+    """Any kind of job on one pool."""
     shape = draw(SHAPES)
     model: TrainModel = samples.trained_model(
         shape,
@@ -267,8 +267,8 @@ def test_more_work_never_needs_less(case, change, factor: int) -> None:  # type:
         assert after.spare <= before.spare + 1
 
 
-def test_lengths_of_a_run_are_not_what_memory_is_planned_for() -> None:
-    """The longest row that there may be comes at some time."""
+def test_memory_is_planned_for_the_longest_row() -> None:
+    """Some row will have the maximum length at some time."""
     job = samples.workload()
     short = replace(job, lengths=TokenLengths(256.0, 1024, 100.0, 3072))
     assert phases(short)[Phase.UPDATE].total == phases(job)[Phase.UPDATE].total

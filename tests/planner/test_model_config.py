@@ -1,4 +1,4 @@
-"""Shapes from `config.json`: as many parameters as transformers' own model has, for every family that is known."""
+"""Shapes from `config.json` have as many parameters as transformers' own models, for every known family."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ LLAMA: Config = {
 
 
 def num_parameters(config: PreTrainedConfig) -> int:
-    """Of transformers' model; what is tied counts once."""
+    """Parameters of transformers' model; tied ones count once."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_shape_has_the_parameters_of_transformers_model(name: str) -> None:
+def test_a_shape_has_the_parameters_of_the_transformers_model(name: str) -> None:
     config = tiny_models.ARCHITECTURES[name]()
     expected = num_parameters(config)
-    # What is written into a file leaves out what equals a default.
+    # A written file leaves out values that equal a default.
     for written in (config.to_dict(), config.to_diff_dict()):
         assert shape_of_config(written, name).num_parameters == expected
 
 
 @pytest.mark.parametrize("name", REAL_SIZES)
-def test_a_real_size_has_them_too(name: str) -> None:
+def test_full_size_models_have_them_too(name: str) -> None:
     _, written = known_configs()[name.lower()]
     sizes = {key: value for key, value in written.items() if key != "model_type"}
     config: PreTrainedConfig = AutoConfig.for_model(str(written["model_type"]), **sizes)
     assert shape_of_config(written, name).num_parameters == num_parameters(config)
 
 
-def test_biases_of_attention_and_mlp_are_counted_where_the_file_asks_for_them() -> None:
+def test_biases_of_attention_and_mlp_are_counted() -> None:
     plain = shape_of_config(LLAMA, "llama").num_parameters
     both = shape_of_config({**LLAMA, "attention_bias": True, "mlp_bias": True}, "llama").num_parameters
-    # Two layers: queries, keys, values and outputs of 64 each; two biases of 128 and one of 64 in the MLP.
+    # Two layers: 64 each for queries, keys, values and outputs; two biases of 128 and one of 64 in the MLP.
     assert both - plain == 2 * (4 * 64 + 2 * 128 + 64)
 
 
-def test_the_part_on_text_of_a_model_of_more_is_read() -> None:
+def test_the_text_config_of_a_multimodal_model_is_read() -> None:
     inner = {key: value for key, value in LLAMA.items() if key != "model_type"} | {"head_dim": 16}
     found = shape_of_config({"model_type": "gemma3", "text_config": inner, "vision_config": {}}, "gemma")
     assert (found.num_layers, found.hidden_size, found.head_size) == (2, 64, 16)
@@ -77,26 +77,26 @@ def test_windows_are_counted_by_layer() -> None:
     assert shape_of_config(listed, "mistral").sliding_window is None
 
 
-def test_a_mixture_has_its_dense_layers() -> None:
+def test_a_mixture_of_experts_may_have_dense_layers() -> None:
     moe = {**LLAMA, "model_type": "qwen3_moe", "num_hidden_layers": 6, "num_experts": 4, "num_experts_per_tok": 2}
     found = shape_of_config({**moe, "moe_intermediate_size": 32, "decoder_sparse_step": 2, "mlp_only_layers": [1]}, "m")
-    # Layers 1, 3 and 5 would have experts; layer 1 is taken out.
+    # Layers 1, 3 and 5 would have experts; layer 1 is excluded.
     assert (found.num_dense_layers, found.num_expert_layers) == (4, 2)
     assert (found.mlp_size, found.dense_mlp_size) == (32, 128)
 
 
-def test_latent_attention_keeps_the_narrow_side_of_keys_and_values() -> None:
+def test_latent_attention_caches_the_low_rank_side() -> None:
     found = shape_of_config(tiny_models.ARCHITECTURES["deepseek_v3"]().to_dict(), "deepseek")
     assert found.kv_numbers_per_token == 32 + 16  # kv_lora_rank and qk_rope_head_dim
     plain = shape_of_config({**LLAMA, "num_key_value_heads": 2}, "llama")
     assert plain.kv_numbers_per_token == 2 * 2 * 16
 
 
-def test_a_file_that_lacks_a_size_says_which() -> None:
+def test_a_missing_size_is_named() -> None:
     lacking = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
-    with pytest.raises(PlanError, match=r"^mine: the config.json has no num_hidden_layers; name the config.json"):
+    with pytest.raises(PlanError, match=r"^mine: num_hidden_layers is missing in config.json.*--model-config"):
         shape_of_config(lacking, "mine")
-    with pytest.raises(PlanError, match=r"hidden_size of the config.json must be a whole number, .*seen '64'\)"):
+    with pytest.raises(PlanError, match=r"hidden_size in config.json must be a whole number .*seen '64'\)"):
         shape_of_config({**LLAMA, "hidden_size": "64"}, "mine")
     latent = {"model_type": "deepseek_v3", "kv_lora_rank": 0, "v_head_dim": 0}
     heads = {"qk_rope_head_dim": 0, "qk_nope_head_dim": 0}
@@ -106,30 +106,30 @@ def test_a_file_that_lacks_a_size_says_which() -> None:
         {"num_hidden_layers": 10**8},
         latent | heads,
     ):
-        with pytest.raises(PlanError, match=r"^mine: the config.json is of no model \(seen "):
+        with pytest.raises(PlanError, match=r"^mine: config.json does not describe a model \(seen "):
             shape_of_config({**LLAMA, **wrong}, "mine")
-    with pytest.raises(PlanError, match=r"at most 1,000,000,000 \(seen 10{30}\)"):
+    with pytest.raises(PlanError, match=r"1,000,000,000 \(seen 10{30}\)"):
         shape_of_config({**LLAMA, "vocab_size": 10**30}, "mine")
 
 
 @pytest.mark.parametrize("kind", ["linear_attention", "conv", "sparse"])
-def test_layers_that_are_not_known_are_refused_by_name(kind: str) -> None:
+def test_unknown_layer_types_are_rejected_by_name(kind: str) -> None:
     mixed = {**LLAMA, "model_type": "qwen3", "layer_types": ["full_attention", kind]}
-    with pytest.raises(PlanError, match=rf"^mine: .* layers of this type .*layer_types: '{kind}'\); it knows"):
+    with pytest.raises(PlanError, match=rf"^mine: .* layer type .*layer_types: '{kind}'\); it knows"):
         shape_of_config(mixed, "mine")
     with pytest.raises(PlanError, match=rf"layer_types: '{kind}'"):
         shape_of_config({"model_type": "gemma3", "text_config": mixed}, "mine")
 
 
-def test_quantised_weights_are_refused_as_the_trainer_does() -> None:
+def test_quantised_weights_are_rejected_as_in_the_trainer() -> None:
     quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    expected = r"^mine: its weights are quantised, .* \(config.json, quantization_config: 'fp8'\); choose the"
+    expected = r"^mine: the weights are quantised, .* \(config.json, quantization_config: 'fp8'\)"
     for config in (LLAMA | quantised, {"model_type": "gemma3", "text_config": LLAMA} | quantised):
         with pytest.raises(PlanError, match=expected):
             shape_of_config(config, "mine")
     assert shape_of_config({**LLAMA, "quantization_config": None}, "mine") == shape_of_config(LLAMA, "mine")
 
 
-def test_a_type_that_is_not_known_is_refused_with_those_that_are() -> None:
+def test_an_unknown_model_type_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(PlanError, match=r"model_type: 'qwen3_next'\); it knows cohere, .*qwen3_moe.*--model-config"):
         shape_of_config({**LLAMA, "model_type": "qwen3_next"}, "mine")

@@ -1,4 +1,4 @@
-"""Operations and bytes of passes against what the training engine's own module does, and by hand."""
+"""Operations and bytes of passes, compared with those of the training engine's own module, and by hand."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hid
 QWEN = Qwen3Config(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
 LLAMA = LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False)
 LARGE = Qwen3Config(**SIZES | {"vocab_size": 200_000}, num_attention_heads=4, num_key_value_heads=2)
-"""Its logits of 60 tokens are 46 MiB, which the engine cuts into tiles."""
+"""The logits of 60 tokens are 46 MiB, which the engine computes in tiles."""
 ROW = 32
 TOKENS = 64
 RANKS_1, COPIES, SHARED = ParallelLayout(4), ParallelLayout(2, 2), ParallelLayout(4, 1, 2)
 UNIT_GPU = Gpu("unit", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-"""One byte and one operation in each second."""
+"""One byte and one operation per second."""
 UNIT = Constants(
     training_efficiency={},
     default_efficiency=1.0,
@@ -71,9 +71,9 @@ def train_model(case: memory_oracle.OracleCase) -> TrainModel:
 
 
 def rows(case: memory_oracle.OracleCase) -> Rows:
-    """Of one rank's own tokens: that many rows, or parts of rows."""
+    """The rows, or parts of rows, of one rank."""
     count = case.tokens_of_rank / case.row_tokens
-    # The engine's rows end with a token that is not read.
+    # The engine's rows end with a token that the model does not read.
     response = case.row_tokens + 1 - memory_oracle.PROMPT_TOKENS
     prompt = case.row_tokens - response
     return Rows(count, prompt, response, case.row_tokens**2, case.row_tokens, case.row_tokens)
@@ -103,9 +103,9 @@ def engine() -> dict[str, engine_counts.Counts]:
 
 
 def spared(case: memory_oracle.OracleCase) -> float:
-    """Operations that we count and torch does not make. The product that ends a layer is not computed again, because
-    nothing needs its result: we count it, as published shares of a GPU's speed do. And beside adapters nothing is
-    learned before the first layer, which needs no gradient of what it reads: a share of a layer, of many."""
+    """Operations that we count and torch does not execute. Recomputation skips the last product of a layer, because
+    nothing needs its result; we count it, as published shares of a GPU's speed do. With adapters, the first layer needs
+    no gradient of its input, because nothing before it is trained; we count that gradient for every layer."""
     shape, tokens, found = train_model(case).shape, case.tokens_of_rank, 0.0
     if case.recomputed_every:
         num_layers = -(-shape.num_layers // case.recomputed_every)
@@ -117,7 +117,7 @@ def spared(case: memory_oracle.OracleCase) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_products_are_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
+def test_matrix_products_equal_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model, own = train_model(case), rows(case)
     operations = update_operations(model, own) if case.is_trained else forward_operations(model, own)
@@ -130,13 +130,13 @@ def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[
     model = train_model(case)
     found = update_operations(model, rows(case)) if case.is_trained else forward_operations(model, rows(case))
     again = found.attention / forward_operations(model, rows(case)).attention
-    # torch counts a backward pass of attention as two and a half forward ones, and no mask.
+    # torch counts the backward pass of attention as two and a half forward passes, and ignores the mask.
     counted_as = again + 0.5 if case.is_trained else again
     assert found.attention / again * counted_as * 2 == pytest.approx(engine[name].attention)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_are_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
+def test_bytes_equal_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model, spread = train_model(case), layout(case)
     links = exchange(model, spread, Site(UNIT_GPU, spread.num_gpus), UNIT)
@@ -144,7 +144,7 @@ def test_bytes_are_those_of_the_engine(name: str, engine: dict[str, engine_count
     found = engine[name].num_bytes
     gathered = found[engine_counts.GATHER] * share
     if not case.is_trained:
-        # FSDP2 pads shards to equal rows; these sizes need none.
+        # FSDP2 pads shards to equal numbers of rows; these sizes need no padding.
         assert links.per_pass == pytest.approx(gathered)
         return
     reduced = found[engine_counts.REDUCE] * share
@@ -161,7 +161,7 @@ def test_operations_of_a_small_model_by_hand() -> None:
     # Per layer 8 x (2 x 8 + 2 x 4) + 3 x 8 x 16 = 576 weights, 1,152 in two; a head of 32 x 8 = 256.
     own = Rows(count=10, prompt=3, response=2, square=25, longest=5, shortest=5)
     model = TrainModel(HAND, is_trained=True)
-    # 2 x 1,152 x 50 tokens + 2 x 256 x 20 response tokens; attention 2 layers x 4 x 8 x 10 rows x 25 / 2.
+    # 2 x 1,152 x 50 tokens + 2 x 256 x 20 response tokens; attention: 2 layers x 4 x 8 x 10 rows x 25 / 2.
     assert forward_operations(model, own) == Operations(115_200 + 10_240, 8_000)
     assert update_operations(model, own) == Operations(3 * 125_440, 24_000)
     again = replace(model, checkpoints_activations=True)
@@ -171,8 +171,8 @@ def test_operations_of_a_small_model_by_hand() -> None:
     assert forward_operations(replace(model, head=Head.VALUE), own).products == 115_200
 
 
-def test_logits_in_tiles_are_worked_out_again_by_hand() -> None:
-    # 2**25 bytes are 2**18 tokens of 32 logits in 32 bits.
+def test_recomputed_tiles_of_logits_by_hand() -> None:
+    # 2**25 bytes are the float32 logits of 2**18 tokens with a vocabulary of 32.
     model, lora = TrainModel(HAND, is_trained=True), lora_shape(HAND, 2, None, syncs_alone=False)
     own = Rows(count=2**18, prompt=3, response=2, square=25, longest=5, shortest=5)
     head = 2 * 256 * own.count * own.response
@@ -183,8 +183,8 @@ def test_logits_in_tiles_are_worked_out_again_by_hand() -> None:
     assert update_operations(beside, own, 1).products - update_operations(beside, own, 2).products == head
 
 
-def test_each_gpus_micro_batches_are_what_is_cut_into_tiles() -> None:
-    """Two GPUs have half of the tokens each, and so have two micro-batches of one."""
+def test_tiles_depend_on_the_micro_batches_of_each_gpu() -> None:
+    """Two GPUs have half of the tokens each, as two micro-batches have on one GPU."""
     model, own = TrainModel(HAND, is_trained=True), Rows(2**18, 0, 2, 4, 2, 2)
     slow = Site(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 2)
 
@@ -197,21 +197,21 @@ def test_each_gpus_micro_batches_are_what_is_cut_into_tiles() -> None:
     assert seconds(2**20, 2) == pytest.approx(whole / 2)
 
 
-def test_experts_cost_what_a_token_uses_of_them() -> None:
+def test_experts_cost_only_those_that_a_token_uses() -> None:
     experts = replace(HAND, num_experts=8, experts_per_token=2)
     own = Rows(1, 0, 1, 1, 1, 1)
-    # 192 of attention, two experts of 3 x 8 x 16, a router of 8 x 8; two layers; the head.
+    # 192 for attention, two experts of 3 x 8 x 16, a router of 8 x 8; two layers; the head.
     assert forward_operations(TrainModel(experts, is_trained=False), own).products == 2 * (2 * (192 + 768 + 64) + 256)
 
 
-def test_a_window_bounds_what_a_token_sees() -> None:
+def test_a_sliding_window_limits_what_a_token_sees() -> None:
     one_of_two = replace(HAND, sliding_window=4, num_full_attention_layers=1)
     own = Rows(1, 0, 16, 256, 16, 16)
-    # All of it in one layer: 256 / 2 pairs; in the other 16 x 4 - 4 x 4 / 2.
+    # One layer sees all: 256 / 2 pairs; the other has 16 x 4 - 4 x 4 / 2.
     assert forward_operations(TrainModel(one_of_two, is_trained=False), own).attention == 4 * 8 * (128 + 56)
 
 
-def test_adapters_spare_the_gradients_of_the_base() -> None:
+def test_adapters_save_the_gradients_of_the_base() -> None:
     own = Rows(count=10, prompt=3, response=2, square=25, longest=5, shortest=5)
     lora = lora_shape(HAND, 2, None, syncs_alone=False)
     model = TrainModel(HAND, is_trained=True, lora=lora)
@@ -219,26 +219,26 @@ def test_adapters_spare_the_gradients_of_the_base() -> None:
     assert update_operations(model, own).products == pytest.approx(2 * 125_440 + 3 * adapters)
 
 
-def test_the_longest_row_sets_the_pace_where_workers_have_few() -> None:
+def test_workers_with_few_rows_wait_for_the_longest_row() -> None:
     own = Rows(count=8, prompt=0, response=10, square=100, longest=30, shortest=4)
     assert imbalance(own, 8) == 3.0
     assert imbalance(own, 4) == pytest.approx((30 + 4) / 20)
     assert imbalance(own, 1) == 1.0
-    # With more workers than rows, some have none, and the rest take as long as before.
+    # With more workers than rows, some have none, and the others take as long as before.
     assert imbalance(own, 16) == 6.0
     assert imbalance(replace(own, longest=10), 3) == pytest.approx(3 / (8 / 3))
 
 
-def test_micro_batches_lose_half_a_row_of_room() -> None:
+def test_half_a_row_of_a_micro_batch_stays_empty() -> None:
     own = rows_of(64, 0, Lengths(100, math.log(100)))
     assert num_micro_batches(own, 6400, TrainLayout(1, 1)) == 1
-    # 10.5 rows fit, of which half a row is lost: 64 / 10.
+    # 10.5 rows fit, half a row stays empty: 64 / 10.
     assert num_micro_batches(own, 1050, TrainLayout(1, 1)) == 7
-    # Two ranks share a micro-batch of twice as many tokens, and have twice as many rows.
+    # Two ranks that share rows have micro-batches of twice as many tokens, and twice as many rows.
     assert num_micro_batches(own, 1050, TrainLayout(4, 4, 2)) == num_micro_batches(own, 2100, TrainLayout(2, 2))
 
 
-def test_gathers_are_hidden_behind_products_until_they_are_longer() -> None:
+def test_all_gathers_are_hidden_by_compute_until_they_take_longer() -> None:
     own = rows_of(8, 0, Lengths(100, math.log(100)))
     model, spread = TrainModel(HAND, is_trained=True), TrainLayout(4, 4)
     slow = replace(UNIT_GPU, flops=1e-3)
@@ -250,7 +250,7 @@ def test_gathers_are_hidden_behind_products_until_they_are_longer() -> None:
     assert found.bound_by == "compute"
     quick = replace(UNIT_GPU, flops=no_other, bandwidth=no_other)
     found = update_cost(model, own, 3, 1000, spread, Site(quick, 4), UNIT)
-    # Gathered twice, but the root once; reduced in 32 bits: 3/4 of 2 P + 2 P_layers + 4 P.
+    # Gathered twice, the root once; reduced in float32: 3/4 of 2 P + 2 P_layers + 4 P.
     parameters = HAND.num_parameters
     assert found.seconds == pytest.approx(3 * 0.75 * (6 * parameters + 2 * HAND.layers_parameters), rel=1e-3)
     assert found.bound_by == "the link between GPUs"
@@ -264,13 +264,13 @@ def test_the_optimizer_reads_and_writes_its_shards() -> None:
 
 
 @pytest.mark.parametrize(("num_micro_batches", "num_copies"), [(1, 0), (2, 2), (5, 8)])
-def test_offloaded_gradients_go_and_come_between_micro_batches(num_micro_batches: int, num_copies: int) -> None:
+def test_offloaded_gradients_are_copied_between_micro_batches(num_micro_batches: int, num_copies: int) -> None:
     model = TrainModel(HAND, is_trained=True, offload=ModelOffload(gradients=True))
     _, on_the_link = optimizer_seconds(model, TrainLayout(4, 4), Site(UNIT_GPU, 4), num_micro_batches)
     assert on_the_link == num_copies * 4 * HAND.num_parameters / 4
 
 
-def test_a_frozen_model_that_is_offloaded_comes_for_its_pass() -> None:
+def test_an_offloaded_frozen_model_is_loaded_for_its_pass() -> None:
     own = rows_of(8, 0, Lengths(100, math.log(100)))
     here, away = (TrainModel(HAND, is_trained=False, offload=ModelOffload(parameters=each)) for each in (False, True))
     spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
@@ -278,8 +278,8 @@ def test_a_frozen_model_that_is_offloaded_comes_for_its_pass() -> None:
     assert seconds[1] - seconds[0] == pytest.approx(2 * HAND.num_parameters / 4)
 
 
-def test_a_critic_that_is_offloaded_comes_and_goes_for_values_and_for_its_updates() -> None:
-    """However many updates there are; an actor is brought by the hand-over of weights."""
+def test_an_offloaded_critic_is_copied_for_values_and_for_its_updates() -> None:
+    """Independent of the number of updates; an actor is loaded by the weight sync."""
     own = rows_of(8, 0, Lengths(100, math.log(100)))
     spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
 
@@ -298,16 +298,16 @@ def test_nodes_share_their_networks() -> None:
     node_of_4 = replace(UNIT_GPU, link_bandwidth=100.0, network_bandwidth=5.0)
     site = Site(node_of_4, 4)
     assert site.bandwidth(4, UNIT) == 100.0
-    # Each byte comes into a node once, by any of its four networks.
+    # Each byte enters a node once, over any of its four networks.
     assert site.bandwidth(8, UNIT) == 20.0
-    # Copies of two GPUs: two of a node add up with two of the other. Of four: each by itself.
+    # Replicas of two GPUs: two in each node reduce with two in the other. Replicas of four: one in each node.
     assert site.bandwidth(8, UNIT, 2) == 10.0
     assert site.bandwidth(8, UNIT, 4) == 5.0
     assert site.bandwidth(4, UNIT, 2) == 100.0
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_more_gpus_are_never_slower_while_products_take_longest(num_gpus: int) -> None:
+def test_more_gpus_are_never_slower_while_compute_is_the_bound(num_gpus: int) -> None:
     lengths = Lengths(4000, location=6.0, scale=0.8)
     own = rows_of(256, 200, lengths)
     model = TrainModel(HAND, is_trained=True)

@@ -1,4 +1,4 @@
-"""The search finds what trying every mapping finds: every grouping of roles, number of nodes, kind and layout."""
+"""The search finds what trying everything finds: every grouping of roles, number of nodes, GPU type and layout."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from rljob_planner.workload import (
 from rljob_testing.planner import samples
 
 TWO_HEADS = ModelShape("two heads", 8, 1024, 2, 2, 128, 4096, 32000, ties_head=True)
-"""At most two GPUs share rows or an engine."""
+"""At most two GPUs share rows or one engine."""
 ONE_HEAD = replace(TWO_HEADS, num_heads=1, num_kv_heads=1, head_size=256)
 OTHER = replace(samples.gpu(), name="other", flops=312e12, bandwidth=1.5e12, link_bandwidth=30e9)
 CONSTANTS = Constants()
 Shape = frozenset[tuple[frozenset[Role], int]]
-"""Roles that share a pool, and the number of its group of nodes."""
+"""Roles that share a pool, and the index of its node group."""
 
 
 def _job(roles: Sequence[Role], shape: ModelShape) -> Workload:
@@ -56,8 +56,8 @@ def _job(roles: Sequence[Role], shape: ModelShape) -> Workload:
 
 
 def _by_trying_everything(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shape, float]:
-    """Seconds of the fastest step of each grouping on kinds of nodes. It asks the models of time and memory of whole
-    placements and pools, and knows no stages, sums or bounds."""
+    """Seconds of the fastest step for each grouping on node types. Uses the models of time and memory for whole
+    placements and pools, without stages, sums or bounds."""
     best: dict[Shape, float] = {}
     pools_of = {roles: list(_pools(job, cluster, roles)) for each in _partitions(job.roles) for roles in each}
     for grouping in _partitions(job.roles):
@@ -73,7 +73,7 @@ def _by_trying_everything(job: Workload, cluster: Cluster, schedule: Schedule) -
 
 
 def _partitions(roles: Sequence[Role]) -> list[tuple[tuple[Role, ...], ...]]:
-    """By labels of roles."""
+    """All groupings, from label assignments."""
     found = set()
     for labels in product(range(len(roles)), repeat=len(roles)):
         groups = [tuple(r for r, own in zip(roles, labels, strict=True) if own == label) for label in set(labels)]
@@ -82,7 +82,7 @@ def _partitions(roles: Sequence[Role]) -> list[tuple[tuple[Role, ...], ...]]:
 
 
 def _pools(job: Workload, cluster: Cluster, roles: Sequence[Role]) -> Iterator[tuple[int, PlacedPool]]:
-    """All pools of these roles whose memory fits, of 1, 2, 3, 4, 6 and 8 nodes."""
+    """All pools with these roles whose memory fits, with 1, 2, 3, 4, 6 and 8 nodes."""
     for kind, group in enumerate(cluster):
         for nodes in (each for each in (1, 2, 3, 4, 6, 8) if each <= group.nodes):
             layouts = [list(_layouts(job, role, nodes, group.gpus_per_node)) for role in roles]
@@ -114,7 +114,7 @@ def _layouts(job: Workload, role: Role, nodes: int, per_node: int) -> Iterator[T
 
 
 def _by_search(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shape, float]:
-    """Of all groupings; their pools fit, and their seconds are those of the plan."""
+    """For all groupings; checks that pools fit and that seconds are those of the plan."""
     found: dict[Shape, float] = {}
     asked = PoolOptions(job, cluster, CONSTANTS)
     for arrangement, *_ in best_mappings(asked, schedule, 1000):
@@ -127,7 +127,7 @@ def _by_search(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shap
 
 
 @pytest.mark.parametrize("schedule", Schedule)
-def test_three_roles_on_64_gpus(schedule: Schedule) -> None:
+def test_the_search_equals_trying_everything_for_three_roles_on_64_gpus(schedule: Schedule) -> None:
     job = _job([Role.ACTOR, Role.CRITIC], ONE_HEAD)
     job = replace(job, batch_size=96, mini_batch_size=48)
     cluster = (NodeGroup(8, 8, samples.gpu(8)),)
@@ -136,7 +136,7 @@ def test_three_roles_on_64_gpus(schedule: Schedule) -> None:
     assert _by_search(job, cluster, schedule) == pytest.approx(everything, rel=1e-9)
 
 
-def test_five_roles_on_two_kinds() -> None:
+def test_the_search_equals_trying_everything_for_five_roles_on_two_gpu_types() -> None:
     """Some of the groupings do not fit."""
     job = _job(tuple(Role), ONE_HEAD)
     cluster = (NodeGroup(2, 2, samples.gpu(8)), NodeGroup(1, 1, replace(OTHER, memory_bytes=8 * 2**30)))
@@ -147,9 +147,9 @@ def test_five_roles_on_two_kinds() -> None:
 
 @settings(max_examples=6, deadline=None, phases=[Phase.reuse, Phase.generate])  # to shrink would take minutes
 @given(st.data())
-def test_three_roles_in_any_job(data: st.DataObject) -> None:
-    """Memory from where nothing fits to where everything does; lengths, batches, offload and adapters that change what
-    is worth most."""
+def test_the_search_equals_trying_everything_for_three_roles_in_any_job(data: st.DataObject) -> None:
+    """Memory from values where nothing fits to values where everything fits; lengths, batches, offload and adapters
+    that change which placement is best."""
     third = data.draw(st.sampled_from([Role.REF, Role.CRITIC, Role.REWARD_MODEL]))
     job = _job([Role.ACTOR, third], TWO_HEADS)
     adapters = LoraShape(32, 4_000_000, 56, input_sizes_per_layer=20_000, syncs_alone=True)
@@ -176,8 +176,8 @@ def test_three_roles_in_any_job(data: st.DataObject) -> None:
     assert _by_search(job, cluster, schedule) == pytest.approx(everything, rel=1e-9)
 
 
-def test_what_just_fits_on_cpus_is_found() -> None:
-    """Of a model with more logits than anything else, whose tiles are smaller there than on GPUs."""
+def test_a_placement_that_just_fits_on_cpus_is_found() -> None:
+    """The model mostly has logits, and their tiles are smaller on CPUs than on GPUs."""
     job, on = (
         _job([Role.ACTOR], ModelShape("narrow", 2, 64, 1, 1, 64, 64, 4000, ties_head=True)),
         samples.gpu(64, is_cpu=True),
@@ -188,8 +188,8 @@ def test_what_just_fits_on_cpus_is_found() -> None:
     assert _by_search(job, (NodeGroup(1, 1, just_enough),), Schedule.SYNCHRONOUS)
 
 
-def test_the_grid() -> None:
-    """Every way to group five roles, once; numbers of nodes that batches often divide by, and all of them."""
+def test_groupings_and_numbers_of_nodes() -> None:
+    """Every way to group five roles, once; numbers of nodes that often divide batches, and all of the nodes."""
     assert sorted(tuple(sorted(each)) for each in groupings(list(Role))) == _partitions(list(Role))
     assert len(list(groupings(list(Role)))) == 52
     assert node_counts(64) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]

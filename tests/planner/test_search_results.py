@@ -1,4 +1,4 @@
-"""What a search says: which plan comes first, why others do not, and what to do where nothing fits."""
+"""Results of a search: which placement comes first, why others do not, and what to do if nothing fits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rljob_planner.search.mapping import search
 from rljob_planner.search.pool_options import PoolSize, rollout_layouts, row_shares, shard_sizes, train_layouts
 from rljob_planner.workload import LoraShape, Role, RolloutLayout, RolloutWork, Schedule
 from rljob_testing.jobs.valid_job import valid_job
+from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
 
 TWO_NODES: Cluster = (NodeGroup(2, 8, samples.gpu()),)
@@ -26,8 +27,8 @@ PPO = samples.workload(
 )
 
 
-def test_candidates_fit_and_come_in_order() -> None:
-    """Those within a tenth of the fastest first, however simple; the others by their seconds."""
+def test_candidates_fit_and_are_in_order() -> None:
+    """First those within a tenth of the fastest, by simplicity; then the others, by seconds."""
     result = search(PPO, (NodeGroup(4, 8, samples.gpu()),))
     fastest = min(each.seconds for each in result.candidates)
     assert len(result.candidates) == 10
@@ -39,7 +40,7 @@ def test_candidates_fit_and_come_in_order() -> None:
     assert (result.missed, result.changes) == (None, ())
 
 
-def test_each_candidate_but_the_first_says_why() -> None:
+def test_each_candidate_after_the_first_has_reasons() -> None:
     first, *others = search(PPO, TWO_NODES, schedules=[Schedule.SYNCHRONOUS]).candidates
     assert first.reasons == ()
     assert all(each.reasons for each in others)
@@ -49,8 +50,8 @@ def test_each_candidate_but_the_first_says_why() -> None:
     assert all(" s instead of " in each.reasons[-1] for each in slower)
 
 
-def test_the_best_that_runs_today_is_named_beside_one_that_cannot() -> None:
-    """Where training is on fast GPUs and generation on others beside it, one step off wins."""
+def test_the_best_runnable_placement_is_named_beside_a_better_one() -> None:
+    """If training is on fast GPUs and generation runs on others at the same time, one step off is fastest."""
     slower = replace(samples.gpu(), name="slower", flops=300e12)
     result = search(PPO, (NodeGroup(1, 8, samples.gpu()), NodeGroup(1, 8, slower)))
     first = result.candidates[0]
@@ -62,8 +63,8 @@ def test_the_best_that_runs_today_is_named_beside_one_that_cannot() -> None:
     assert today.plan.placement.pool_of(Role.ACTOR).rollout is not None
 
 
-def test_of_ties_the_simpler_one_is_first() -> None:
-    """One step off on two pools is a little faster than all on one, which this version can run."""
+def test_the_simplest_of_equally_fast_placements_is_first() -> None:
+    """One step off on two pools is a little faster than one pool, which this version can run."""
     result = search(
         samples.workload(samples.trained_model(samples.LLAMA3_8B), max_tokens_per_micro_batch=4096), TWO_NODES
     )
@@ -75,8 +76,8 @@ def test_of_ties_the_simpler_one_is_first() -> None:
     assert result.best_today is first
 
 
-def test_pools_are_named_by_the_job_or_by_their_roles() -> None:
-    """The actor's pool is the first."""
+def test_pools_have_names_of_the_job_or_of_their_roles() -> None:
+    """The actor's pool comes first."""
     names = [pool.name for pool in search(PPO, TWO_NODES).candidates[-1].plan.placement.pools]
     assert len(names) > 1
     assert names[0].startswith("actor")
@@ -88,8 +89,8 @@ def test_pools_are_named_by_the_job_or_by_their_roles() -> None:
     )
 
 
-def test_what_runs_today_is_what_a_job_may_be() -> None:
-    """Batches divide, layouts divide, an engine stays within a node: 24 responses on nodes of 8 GPUs."""
+def test_runnable_placements_follow_the_rules_of_the_contract() -> None:
+    """Batches and layouts divide, an engine stays within a node: 24 responses on nodes of 8 GPUs."""
     job = replace(PPO, batch_size=6, mini_batch_size=6, group_size=4)
     best = search(job, (NodeGroup(4, 8, samples.gpu()),)).best_today
     assert best is not None
@@ -100,7 +101,7 @@ def test_what_runs_today_is_what_a_job_may_be() -> None:
         assert pool.rollout is None or pool.gpus_per_node % pool.rollout.tensor_parallel == 0
 
 
-def test_a_reference_that_is_the_actor_without_adapters_has_its_place_and_layout() -> None:
+def test_a_reference_that_is_the_actor_has_its_pool_and_layout() -> None:
     lora = LoraShape(16, 20_000_000, 252, syncs_alone=True)
     reference = samples.frozen_model(is_actor_without_adapters=True)
     job = samples.workload(
@@ -111,8 +112,8 @@ def test_a_reference_that_is_the_actor_without_adapters_has_its_place_and_layout
         assert layouts[Role.REF] == layouts[Role.ACTOR]
 
 
-def test_no_more_gpus_are_taken_than_help() -> None:
-    """Eight responses of one engine each: more engines than responses generate no faster."""
+def test_gpus_that_do_not_help_are_not_used() -> None:
+    """Eight responses, one per engine: more engines than responses are no faster."""
     job = samples.workload(batch_size=1, mini_batch_size=1, models={Role.ACTOR: samples.trained_model()})
     best = search(
         replace(job, rollout=RolloutWork(samples.QWEN3_4B, max_model_length=4096)), (NodeGroup(16, 8, samples.gpu()),)
@@ -120,8 +121,8 @@ def test_no_more_gpus_are_taken_than_help() -> None:
     assert best.candidates[0].plan.placement.num_gpus < 128
 
 
-def test_a_tie_on_half_of_the_gpus_or_fewer_is_preferred() -> None:
-    """Eight responses at once: what more GPUs save is less than a tenth. The hundreds of a large batch need all."""
+def test_an_equally_fast_placement_on_half_of_the_gpus_is_preferred() -> None:
+    """With eight responses, more GPUs save less than a tenth of a step. Hundreds of responses need all GPUs."""
     small = samples.workload(
         batch_size=8, group_size=1, mini_batch_size=8, models={Role.ACTOR: samples.trained_model()}
     )
@@ -129,7 +130,7 @@ def test_a_tie_on_half_of_the_gpus_or_fewer_is_preferred() -> None:
     assert search(PPO, TWO_NODES).candidates[0].plan.placement.num_gpus == 16
 
 
-def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do() -> None:
+def test_if_nothing_fits_the_nearest_miss_has_its_shortage_and_changes() -> None:
     job = samples.workload(
         samples.trained_model(samples.LLAMA3_8B),
         models={Role.ACTOR: samples.trained_model(samples.LLAMA3_8B), Role.CRITIC: samples.critic(samples.LLAMA3_8B)},
@@ -139,12 +140,12 @@ def test_where_nothing_fits_the_nearest_miss_says_by_how_much_and_what_would_do(
     assert result.missed is not None
     assert result.missed.verdict is Verdict.TOO_LARGE
     lacks = max(-phase.spare for phase in result.missed.all_phases) / 2**30
-    assert f"lacks least, {lacks:.1f} GiB on a GPU" in result.advice[0]
+    assert result.advice[0] == Mentions("Nothing fits", f"{lacks:.1f} GiB too much on a GPU")
     assert any(change.field == "spec.pools[0].nodes" for knob in result.missed.knobs for change in knob.changes)
 
 
-def test_where_nothing_fits_it_says_on_how_many_nodes_something_would() -> None:
-    """On the first that is named, and on none that is smaller."""
+def test_if_nothing_fits_a_sufficient_number_of_nodes_is_named() -> None:
+    """It fits on the named number, and on no smaller one."""
     job = samples.workload(
         samples.trained_model(samples.LLAMA3_8B),
         models={Role.ACTOR: samples.trained_model(samples.LLAMA3_8B), Role.CRITIC: samples.critic(samples.LLAMA3_8B)},
@@ -158,11 +159,12 @@ def test_where_nothing_fits_it_says_on_how_many_nodes_something_would() -> None:
     assert search(job, (NodeGroup(nodes, 2, samples.gpu()),)).missed is None
     assert search(job, (NodeGroup(nodes // 2, 2, samples.gpu()),)).missed is not None
     tiny = search(job, (NodeGroup(1, 2, samples.gpu(1)),)).advice[1]
-    assert tiny == "Nor does anything fit on 16x2xtest: more GPUs alone do not help."
+    assert tiny == Mentions("Nothing fits on 16x2xtest", "more GPUs")
 
 
-def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
-    """Without recomputed activations: with fewer tokens at once, or with them, there is a mapping."""
+def test_if_nothing_fits_a_changed_job_is_searched() -> None:
+    """Without gradient checkpointing. With fewer tokens per micro-batch, or with checkpointing, there is a
+    placement."""
     job = samples.workload(
         samples.trained_model(samples.LLAMA3_8B, checkpoints_activations=False), max_tokens_per_micro_batch=32768
     )
@@ -174,25 +176,25 @@ def test_where_nothing_fits_a_changed_job_is_searched_for() -> None:
     assert found.candidates == search(found.best_today.plan.workload, (NodeGroup(1, 8, samples.gpu()),)).candidates
 
 
-def test_schedules_are_those_asked_for() -> None:
+def test_only_the_given_schedules_are_searched() -> None:
     result = search(PPO, TWO_NODES, schedules=[Schedule.SYNCHRONOUS])
     assert {each.plan.placement.schedule for each in result.candidates} == {Schedule.SYNCHRONOUS}
 
 
-def test_a_cluster_without_gpus_is_refused() -> None:
+def test_a_cluster_without_gpus_is_rejected() -> None:
     for cluster in ((), (NodeGroup(0, 8, samples.gpu()),)):
-        with pytest.raises(PlanError, match="it has no GPUs"):
+        with pytest.raises(PlanError, match="has no GPUs"):
             search(PPO, cluster)
 
 
-def test_a_role_without_any_layout_is_refused() -> None:
-    """A longest row of 4,096 tokens, of which eight GPUs hold no more than 800."""
+def test_a_role_without_any_layout_is_rejected() -> None:
+    """The longest row has 4,096 tokens, and eight GPUs have room for 800."""
     with pytest.raises(PlanError, match=r"spec\.roles\.actor: .*maxTokensPerMicroBatch"):
         search(replace(PPO, max_tokens_per_micro_batch=100), TWO_NODES)
 
 
-def test_responses_that_no_pool_deals_out_evenly_are_said_to_be_the_cause() -> None:
-    """15 of them on 8 GPUs, of a model whose 9 heads are shared by none but 3."""
+def test_responses_that_divide_on_no_pool_are_named_as_the_cause() -> None:
+    """15 responses on 8 GPUs, with a model whose 9 heads divide by 3 only."""
     model = replace(samples.QWEN3_4B, num_heads=9, num_kv_heads=3)
     job = samples.workload(samples.trained_model(model), batch_size=3, mini_batch_size=3, group_size=5)
     with pytest.raises(PlanError) as refused:
@@ -203,9 +205,9 @@ def test_responses_that_no_pool_deals_out_evenly_are_said_to_be_the_cause() -> N
     assert "maxTokensPerMicroBatch" not in str(refused.value)
 
 
-def test_of_layouts_whose_fullest_phase_lacks_as_much_that_which_lacks_nothing_else_is_nearer() -> None:
-    """The updates of rows of 200,000 tokens lack most, however many GPUs an engine is on; eight hold a KV cache for a
-    longest sequence."""
+def test_of_equal_shortages_the_layout_without_another_shortage_is_nearer() -> None:
+    """Updates with rows of 200,000 tokens lack most memory, on any number of GPUs per engine; eight GPUs have room for
+    the KV cache of one longest sequence."""
     model = replace(samples.LLAMA3_8B, num_layers=64, hidden_size=5120, num_heads=64, mlp_size=25600)
     job = samples.workload(samples.trained_model(model), max_tokens_per_micro_batch=200_000)
     job = replace(job, lengths=replace(job.lengths, response_max=198_976), models={Role.ACTOR: job.models[Role.ACTOR]})
@@ -216,13 +218,13 @@ def test_of_layouts_whose_fullest_phase_lacks_as_much_that_which_lacks_nothing_e
     assert missed.placement.pools[0].rollout == RolloutLayout(16, 8)
 
 
-def test_copies_are_on_parts_of_a_node_or_on_whole_nodes() -> None:
+def test_copies_span_a_part_of_a_node_or_whole_nodes() -> None:
     assert shard_sizes(PoolSize(0, 1, 4)) == [1, 2, 4]
     assert shard_sizes(PoolSize(0, 6, 8)) == [1, 2, 4, 8, 16, 24, 48]
 
 
-def test_ranks_that_share_rows_divide_heads_and_hold_the_longest_row() -> None:
-    """32 heads of queries and 8 of keys; the longest row has 4,096 tokens, and 512 responses are dealt out."""
+def test_sequence_parallelism_divides_heads_and_has_room_for_the_longest_row() -> None:
+    """32 query heads and 8 key/value heads; the longest row has 4,096 tokens, and 512 responses are distributed."""
     job = replace(PPO, max_tokens_per_micro_batch=2048)
     found = {layout.sequence_parallel for layout in train_layouts(Role.ACTOR, job, PoolSize(0, 1, 8))}
     assert found == {2, 4, 8}
@@ -230,7 +232,7 @@ def test_ranks_that_share_rows_divide_heads_and_hold_the_longest_row() -> None:
 
 
 def test_on_nodes_of_any_size_the_divisors_of_a_node_are_tried() -> None:
-    """A model with 12 heads of each kind on nodes of 6 GPUs; tensor and sequence parallelism are at most 8."""
+    """A model with 12 heads of each kind on nodes with 6 GPUs; tensor and sequence parallelism are at most 8."""
     job = samples.workload(samples.trained_model(replace(samples.QWEN3_4B, num_heads=12, num_kv_heads=12)))
     for per_node, expected in ((3, {1, 3}), (6, {1, 2, 3, 6}), (12, {1, 2, 3, 4, 6})):
         size = PoolSize(0, 1, per_node)
@@ -256,7 +258,7 @@ GRADIENTS_FIELDS: dict[str, object] = {"spec.training.model.offload.gradients": 
     ids=["PPO", "LoRA", "LoRA with a reference of its own", "offloaded gradients"],
 )
 @pytest.mark.parametrize(("batch", "mini_batch", "group", "per_node"), [(12, 6, 5, 6), (6, 3, 14, 4)])
-def test_every_plan_that_runs_today_makes_a_valid_job(
+def test_every_runnable_plan_makes_a_valid_job(
     fields: dict[str, object], batch: int, mini_batch: int, group: int, per_node: int
 ) -> None:
     sizes: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""A step's seconds: which phases there are, what goes on beside what, and that ranges and knobs go the right way."""
+"""Seconds of a step: its phases, which of them run at the same time, and the direction of ranges and changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def waited(found: StepTime) -> dict[str, float]:
     return {phase.name: phase.waited.likely for phase in found.phases}
 
 
-def test_phases_are_called_as_their_metrics() -> None:
+def test_phases_have_the_names_of_their_metrics() -> None:
     job = replace(ppo(), reward_seconds=1.0)
     phases = {phase.name for phase in step_time(job, samples.placement(samples.one_pool(job))).phases}
     listed = set(re.findall(r"`timing_s/(\w+)`", METRICS.read_text()))
@@ -80,16 +80,16 @@ def test_a_job_with_less_has_fewer_phases() -> None:
     }
 
 
-def test_on_one_pool_everything_adds_up() -> None:
+def test_on_one_pool_phases_add_up() -> None:
     job = ppo()
     found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
     assert found.total.likely == pytest.approx(sum(likely(found).values()))
-    # The model among the rewards is asked first, so the first of the passes waits for it, too.
+    # The reward model is called first, so the first of the passes waits for it, too.
     assert waited(found)["old_logprob"] == pytest.approx(likely(found)["reward"] + likely(found)["old_logprob"])
     assert waited(found)["reward"] == 0.0
 
 
-def test_pools_work_side_by_side_within_a_stage() -> None:
+def test_pools_run_at_the_same_time_within_a_stage() -> None:
     job = ppo()
     actor = pool("a", (Role.ACTOR,), generates=True)
     others = pool("b", (Role.REF, Role.CRITIC)), pool("c", (Role.REWARD_MODEL,), 2)
@@ -99,7 +99,7 @@ def test_pools_work_side_by_side_within_a_stage() -> None:
     passes = max(own["old_logprob"], own["ref"] + own["values"], own["reward"])
     updates = max(own["update_actor"], own["update_critic"])
     assert found.total.likely == pytest.approx(before + passes + updates + own[OTHER])
-    # Reference and critic are one after the other: the values come last of the three.
+    # Reference and critic run one after the other; the values come last of the three.
     assert own["old_logprob"] == pytest.approx(own["ref"])
     assert waits["ref"] == pytest.approx(0.0)
     assert waits["values"] == pytest.approx(own["ref"] + own["values"] - own["old_logprob"])
@@ -109,7 +109,7 @@ def test_pools_work_side_by_side_within_a_stage() -> None:
     assert sum(waits.values()) == pytest.approx(found.total.likely)
 
 
-def test_rewards_of_functions_are_computed_beside_the_passes() -> None:
+def test_reward_functions_run_at_the_same_time_as_the_passes() -> None:
     job = samples.workload(reward_seconds=0.1)
     found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
     assert waited(found)["reward"] == 0.0
@@ -118,7 +118,7 @@ def test_rewards_of_functions_are_computed_beside_the_passes() -> None:
     assert waited(found)["reward"] == pytest.approx(100.0 - likely(found)["ref"])
 
 
-def test_scores_that_say_what_is_learned_from_are_waited_for_first() -> None:
+def test_passes_wait_for_scores_that_decide_what_is_trained_on() -> None:
     job = samples.workload(reward_seconds=5.0, scores_first=True, learned_fraction=0.5)
     found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
     whole = step_time(replace(job, learned_fraction=1.0), samples.placement(samples.one_pool(job)), EXACT)
@@ -128,13 +128,13 @@ def test_scores_that_say_what_is_learned_from_are_waited_for_first() -> None:
     assert likely(found)["generate"] == likely(whole)["generate"]
 
 
-def test_responses_that_are_cut_off_and_left_out_wait_for_no_score() -> None:
-    """The rollout says that of them (trainer, controller/step_rows.py)."""
+def test_filtering_truncated_responses_needs_no_score() -> None:
+    """The rollout reports which responses are truncated (trainer, controller/step_rows.py)."""
     job = samples.workload(reward_seconds=0.01, learned_fraction=0.5)
     assert waited(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["reward"] == 0.0
 
 
-def test_rounds_of_generation() -> None:
+def test_rounds_of_dynamic_sampling_multiply_generation() -> None:
     job = samples.workload()
     twice = step_time(replace(job, generated_per_learned=2.0), samples.placement(samples.one_pool(job)), EXACT)
     assert likely(twice)["generate"] == pytest.approx(
@@ -142,8 +142,8 @@ def test_rounds_of_generation() -> None:
     )
 
 
-def test_greedy_responses_are_one_more_to_each_prompt_in_the_same_call() -> None:
-    """Neither another round, nor scores that the passes wait for."""
+def test_each_prompt_has_one_greedy_response_more_in_the_same_call() -> None:
+    """They are neither another round nor scores that the passes wait for."""
     job = ppo()
     one_more = replace(job, group_size=job.group_size + 1)
     greedy, plain, larger = (
@@ -157,7 +157,7 @@ def test_greedy_responses_are_one_more_to_each_prompt_in_the_same_call() -> None
     assert waited(greedy)["reward"] == 0.0
 
 
-def test_one_step_off_waits_for_the_longer_side() -> None:
+def test_one_step_off_takes_the_longer_of_generation_and_training() -> None:
     job = samples.workload()
     rollout = PlacedPool("r", 1, 8, samples.gpu(), {}, RolloutLayout(8))
     train = pool("t", (Role.ACTOR, Role.REF))
@@ -171,7 +171,7 @@ def test_one_step_off_waits_for_the_longer_side() -> None:
     assert together.total.likely == pytest.approx(sum(own.values()))
 
 
-def test_a_reference_without_adapters_is_computed_where_the_actor_is() -> None:
+def test_a_reference_that_is_the_actor_runs_on_its_pool() -> None:
     lora = LoraShape(8, 10_000_000, 7)
     job = samples.workload(samples.trained_model(lora=lora))
     job = replace(job, models={**job.models, Role.REF: samples.frozen_model(is_actor_without_adapters=True)})
@@ -208,7 +208,7 @@ def test_a_pass_over_whole_mini_batches_is_part_of_the_update() -> None:
 
 
 @pytest.mark.parametrize("make", [samples.workload, ppo])
-def test_ranges_contain_what_is_likely(make) -> None:  # type: ignore[no-untyped-def]
+def test_ranges_contain_the_likely_value(make) -> None:  # type: ignore[no-untyped-def]
     job = make()
     found = step_time(job, samples.placement(samples.one_pool(job)))
     assert found.total.low < found.total.likely < found.total.high
@@ -220,7 +220,7 @@ def test_ranges_contain_what_is_likely(make) -> None:  # type: ignore[no-untyped
     assert found.bound_by.startswith("generate")
 
 
-def test_lengths_that_are_guessed_make_ranges_wider() -> None:
+def test_guessed_lengths_make_ranges_wider() -> None:
     lengths = TokenLengths(256.0, 1024, 1024.0, 3072)
     guessed = replace(lengths, response_mean_low=512.0, response_mean_high=3072.0, assumption="nobody said")
     known, unknown = (
@@ -233,7 +233,7 @@ def test_lengths_that_are_guessed_make_ranges_wider() -> None:
     assert any(phase.assumption.startswith("nobody said") for phase in unknown.phases)
 
 
-def test_small_products_may_take_longer_than_defaults_say() -> None:
+def test_small_matrix_products_have_a_wider_range() -> None:
     job = samples.workload()
     few = samples.workload(max_tokens_per_micro_batch=2048)
     plain, small = (step_time(each, samples.placement(samples.one_pool(job))).phases for each in (job, few))
@@ -243,7 +243,7 @@ def test_small_products_may_take_longer_than_defaults_say() -> None:
     updates = next(each for each in small if each.name == "update_actor")
     assert updates.seconds.high == pytest.approx(2.6 * updates.seconds.likely)
     assert "2 times as long" in updates.assumption
-    # What a machine has shown holds for them, too.
+    # A profile of the machine covers such products, too.
     measured = step_time(few, samples.placement(samples.one_pool(job)), replace(Constants(), source="runs/x")).phases
     assert "2 times" not in next(each for each in measured if each.name == "update_actor").assumption
 
@@ -275,13 +275,13 @@ def sync(actor_changes: dict[str, object] | None = None, *, is_shared: bool = Tr
     return sync_cost(actor, layout, work, RolloutLayout(8), Site(samples.gpu(), 8), EXACT).seconds
 
 
-def test_weights_come_whole_to_every_gpu() -> None:
+def test_a_weight_sync_moves_all_weights_to_every_gpu() -> None:
     parameters = samples.QWEN3_4B.num_parameters
     gathered = 2 * parameters * 7 / 8 / (450e9 * EXACT.link_efficiency)
-    # Of 36 layers four matrices of attention, three of the MLP, four norms; embedding, head, last norm.
+    # 36 layers with four attention matrices, three MLP matrices and four norms; embedding, head, last norm.
     copied = 8 * parameters / 3.35e12 + (36 * 11 + 3) * EXACT.sync_tensor_seconds
     assert sync() == pytest.approx(gathered + copied)
-    # Every fourth step: a quarter, but the weights that sleep in the host's memory come and go in each.
+    # Every fourth step: a quarter, but the weights that sleep in host memory are copied in each step.
     host = 2 * 2 * parameters / 25e9
     assert sync(sync_every_steps=4) == pytest.approx((gathered + copied) / 4 + host)
     shards = 2 * 4 * parameters / 8 / 25e9
@@ -289,7 +289,7 @@ def test_weights_come_whole_to_every_gpu() -> None:
     assert sync(is_shared=False) == pytest.approx(2 * parameters / EXACT.separate_sync_bandwidth)
 
 
-def test_adapters_that_go_alone_are_all_that_goes() -> None:
+def test_a_weight_sync_may_move_only_adapters() -> None:
     lora = LoraShape(8, 10_000_000, 7, syncs_alone=True)
     free = sync() - 399 * EXACT.sync_tensor_seconds
     assert sync({"lora": lora}) == pytest.approx(
@@ -297,7 +297,7 @@ def test_adapters_that_go_alone_are_all_that_goes() -> None:
     )
 
 
-def test_experts_are_loaded_one_by_one() -> None:
+def test_a_weight_sync_loads_experts_one_by_one() -> None:
     experts = replace(samples.QWEN3_4B, num_experts=128, experts_per_token=8, mlp_size=768)
     seconds = sync({"shape": experts}), sync({"shape": experts}, is_vllm=False)
     assert seconds[0] - seconds[1] == pytest.approx(36 * (3 * 128 - 2) * EXACT.sync_tensor_seconds)

@@ -1,4 +1,4 @@
-"""What would make a job faster: only what helps, fits and the contract takes, with what the model says of it."""
+"""Suggestions that make a job faster: only changes that help, fit and are valid, with the model's gain."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import ModelOffload, PlacedPool, Placement, Role, TokenLengths, TrainLayout, Workload
+from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
 
 CONSTANTS = Constants()
@@ -41,8 +42,8 @@ def test_each_gain_is_that_of_the_model_with_the_change() -> None:
         assert each.verdict is not Verdict.TOO_LARGE
 
 
-def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones() -> None:
-    """Of short rows much of a step is per update, and few large updates are another training."""
+def test_free_changes_come_first_then_the_largest_gain() -> None:
+    """With short rows, updates take much of a step; fewer, larger updates would be another training."""
     job = replace(
         samples.workload(samples.trained_model(offload=ModelOffload(optimizer=True))), mini_batch_size=8, lengths=SHORT
     )
@@ -57,8 +58,8 @@ def test_what_costs_nothing_comes_first_and_the_largest_gain_before_smaller_ones
         assert gains == sorted(gains, reverse=True)
 
 
-def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
-    """The critic learns beside the actor there, on as many GPUs as a node has; that is not free."""
+def test_a_separate_pool_is_proposed_with_its_gpus() -> None:
+    """The critic moves to its own pool, with the GPUs of one node; that is not free."""
     job = samples.workload(models={Role.ACTOR: samples.trained_model(), Role.CRITIC: samples.critic()})
     placement = samples.placement(samples.one_pool(job))
     found = by_field(job, placement)
@@ -71,15 +72,15 @@ def test_a_pool_of_its_own_is_proposed_at_its_price() -> None:
 
 
 def own_pools(job: Workload, pool: PlacedPool) -> dict[str, TrainLayout]:
-    """The layout of each role for which a pool of its own is proposed, of GPUs with room for everything."""
+    """The layouts for which a separate pool is proposed, on GPUs with room for everything."""
     placement = samples.placement(replace(pool, gpu=samples.gpu(2000)))
     advice = [each for each in advice_of(job, placement, CONSTANTS) if each.change.field.endswith(".pool")]
     return {each.change.value: each.changed.placement.pools[-1].layouts[Role.CRITIC] for each in advice}
 
 
-def test_a_pool_of_its_own_is_none_that_the_contract_refuses() -> None:
-    """Ranks that share rows go on to: they alone hold the longest, and the responses of an update divide by them. A
-    layout that the job says must divide a node; and the name must be free."""
+def test_a_separate_pool_follows_the_rules_of_the_contract() -> None:
+    """Sequence parallelism is kept: the longest row needs it, and responses of an update divide by it. A layout that
+    the job file sets must divide a node, and the pool's name must be unused."""
     actor = samples.trained_model(samples.LLAMA3_8B)
     job = samples.workload(actor, models={Role.ACTOR: actor, Role.CRITIC: samples.critic()})
     job = replace(job, max_tokens_per_micro_batch=1024, batch_size=512, mini_batch_size=4, group_size=1)
@@ -96,8 +97,8 @@ def test_a_pool_of_its_own_is_none_that_the_contract_refuses() -> None:
     assert found(TrainLayout(16, 16, 4), "critic") == {}
 
 
-def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:
-    """64 prompts x 8 responses on 8 engines are 64 for each."""
+def test_more_sequences_at_once_are_proposed_up_to_the_number_of_requests() -> None:
+    """64 prompts x 8 responses on 8 engines are 64 responses each."""
     job = samples.workload()
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
     advice = by_field(job, samples.placement(samples.one_pool(job)))["spec.training.rollout.maxNumSequences"]
@@ -105,9 +106,9 @@ def test_few_sequences_at_once_are_found_and_no_more_than_there_are() -> None:
     assert advice.phases[0][0] == "generate"
 
 
-def test_recomputed_activations_are_kept_where_there_is_room() -> None:
-    """16,384 tokens of Qwen3-4B keep about 100 GB without checkpointing (see test_memory_*): a GPU of 80 GiB has no
-    room for it, one of 288 has."""
+def test_checkpointing_is_turned_off_if_there_is_room() -> None:
+    """16,384 tokens of Qwen3-4B keep about 100 GB without checkpointing (see test_memory_*): too much for a GPU with 80
+    GiB, not for one with 288."""
     field = "spec.training.model.gradientCheckpointing"
     job = samples.workload()
     assert field not in by_field(job, samples.placement(samples.one_pool(job, samples.gpu(80))))
@@ -117,8 +118,8 @@ def test_recomputed_activations_are_kept_where_there_is_room() -> None:
     assert dict(advice.phases)["update_actor"] > 0
 
 
-def test_offload_is_taken_back_where_there_is_room() -> None:
-    """In a step with few tokens the copies show."""
+def test_offload_is_turned_off_if_there_is_room() -> None:
+    """In a step with few tokens the copies take a visible share."""
     job = samples.workload(samples.trained_model(offload=ModelOffload(parameters=True, gradients=True, optimizer=True)))
     job = replace(job, lengths=SHORT)
     found = by_field(job, samples.placement(samples.one_pool(job, samples.gpu(288))))
@@ -128,8 +129,8 @@ def test_offload_is_taken_back_where_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("in_any_case", [True, False])
-def test_an_only_update_needs_no_pass_for_old_log_probabilities(in_any_case: bool) -> None:
-    """Unless something else asks for them."""
+def test_a_single_update_needs_no_pass_for_old_log_probabilities(in_any_case: bool) -> None:
+    """Unless something else needs the pass."""
     job = replace(samples.workload(), mini_batch_size=32, needs_old_logprobs=True, lengths=SHORT)
     job = replace(job, needs_old_logprobs_in_any_case=in_any_case)
     ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
@@ -152,8 +153,9 @@ def test_a_job_with_nothing_to_gain_gets_no_advice() -> None:
     assert fields == []
 
 
-def test_what_the_contract_refuses_is_not_proposed() -> None:
-    """Gradients of replicas cannot be offloaded, nor deferred; TP divides a node's GPUs and the heads; sizes divide."""
+def test_changes_that_the_contract_rejects_are_not_proposed() -> None:
+    """Gradients with several replicas cannot be offloaded, nor with deferral; TP divides a node's GPUs and the
+    heads."""
     job = samples.workload(samples.trained_model(offload=ModelOffload(gradients=True)))
     pool = samples.one_pool(job)
     for ladder in faster_jobs(job, samples.placement(pool)):
@@ -171,14 +173,14 @@ def test_what_the_contract_refuses_is_not_proposed() -> None:
 
 
 def test_another_precision_is_not_free() -> None:
-    """What is learned changes with it."""
+    """It changes what is learned."""
     job = samples.workload(samples.trained_model(compute_bytes=4))
     ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
     [half] = next(each for each in ladders if each[0].change.field == "spec.training.model.dtype")
     assert (half.change.before, half.change.value, half.changes_learning) == ("Float32", "BFloat16", True)
 
 
-def test_changes_together_are_each_worked_out_after_those_before() -> None:
+def test_combined_changes_build_on_those_before() -> None:
     job = samples.workload(samples.trained_model(offload=ModelOffload(parameters=True, optimizer=True)))
     job = replace(job, rollout=replace(job.rollout, max_sequences=16))
     placement = samples.placement(samples.one_pool(job, tensor_parallel=4))
@@ -191,7 +193,7 @@ def test_changes_together_are_each_worked_out_after_those_before() -> None:
     assert all(each.is_free for each in found)
 
 
-def test_a_run_says_what_phases_do_not() -> None:
+def test_findings_show_what_phases_do_not() -> None:
     job = samples.workload()
     plan = plan_of(job, samples.placement(samples.one_pool(job)), CONSTANTS, with_knobs=False)
     row = {
@@ -203,8 +205,8 @@ def test_a_run_says_what_phases_do_not() -> None:
     }
     facts = facts_of([{**row, "step": float(step)} for step in (1, 2, 3)], 64)
     found = {each.section: each.text for each in findings_of(facts, plan)}
-    assert set(found) == {"balance", "responses that teach nothing"}
-    assert found["responses that teach nothing"].startswith("50% of the responses are not trained on")
+    assert set(found) == {"balance", "responses that are not trained on"}
+    assert found["responses that are not trained on"] == Mentions("50%", "actor/trained_fraction")
     assert "1.40 times" in found["balance"]
     calm = {**row, "actor/trained_fraction": 1.0, "perf/token_imbalance": 1.02}
     facts = facts_of([{**calm, "step": float(step)} for step in (1, 2, 3)], 64)

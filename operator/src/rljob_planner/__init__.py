@@ -1,10 +1,29 @@
-"""What a job needs before it takes a GPU: memory, time, and the best way to lay its roles over GPUs.
+"""The planner: how much memory and time a job needs, and the best placement of its roles on the GPUs of a cluster.
 
-Pure: nothing here reads files, clocks, the network or the environment, and nothing imports more than the standard
-library and the contract. What comes from files, a cluster or the hub is read by `rljob_cli`.
+The package is pure. It reads no files, clock, network or environment, and imports only the standard library, pydantic
+and the contract (`rljob_api`). `rljob_cli` reads files, clusters and the Hugging Face hub.
 
-In the order of reading: `model_shape`, `gpus`, `workload` (the words), `constants` (what no formula gives),
-`plan_types` (the answers); `job`, `job_placement`, `model_config`, `gguf_shape`, `known_models`, `clusters` (from
-what people have to these words); `kv_cache`, `memory`, `timing`, and `plan`, which puts them together; `search` (the
-best placement), `advice` (a run beside its plan), `job_memory` (short answers by a job's file alone).
+Read in this order:
+
+- types: `model_shape`, `gpus`, `workload`; `constants` (numbers that no formula gives); `plan_types` (results)
+- input: `job`, `job_placement`, `model_config`, `gguf_shape`, `known_models`, `clusters`
+- models of memory and time: `kv_cache`, `memory`, `timing`; `plan` puts them together
+- `search` finds the best placement; `advice` compares a run with its plan and suggests changes; `job_memory` answers
+  for a job file alone
+
+Units: memory in bytes (GiB in messages, 1 GiB = 2^30 bytes), time in seconds, lengths in tokens, bandwidths in bytes
+per second, speeds in floating-point operations per second (FLOP/s). Sizes of models and tensors are counts of numbers.
+Memory is that of one GPU: the one of its pool that holds most.
+
+Letters of formulas:
+
+    B  sequences (a prompt with its response each)     T   tokens that one GPU's layers process in a micro-batch
+    L  decoder layers                                  H   hidden size
+    q  query heads x head size                         kv  key/value heads x head size
+    F  width of an MLP (of one expert)                 E   experts of a layer; k of them process a token
+    V  vocabulary size                                 P   parameters of the model; P_l of a layer, P_r of the root
+    W  GPUs that hold one copy in training (shards)    TP  GPUs that hold one copy in the rollout engine
+    m  bytes of a number in training passes            b   bytes of a number in the rollout engine
+
+The root is what belongs to no layer: the embedding, the last norm and the output head.
 """

@@ -1,7 +1,7 @@
-"""What cannot be planned."""
+"""The error of the planner."""
 
 from __future__ import annotations
 
 
 class PlanError(Exception):
-    """The text reads *where: what is wrong (value seen); what to do*."""
+    """A job, model, cluster or run cannot be planned. Messages: *where: what is wrong (value seen); what to do*."""

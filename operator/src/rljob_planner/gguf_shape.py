@@ -1,7 +1,7 @@
-"""A model's shape from the header of a GGUF file, llama.cpp's one-file format (ggml-org/ggml, docs/gguf.md).
+"""Reads a model's shape from the header of a GGUF file, llama.cpp's single-file format (ggml-org/ggml, docs/gguf.md).
 
-The trainer turns such a file into a model of transformers by the same entries (models/gguf_conversion.py). Only the
-header is read: entries of keys and values, then the names and sizes of tensors.
+Only the header is read: key-value entries, then names and sizes of tensors. The trainer converts such files by the same
+entries (models/gguf_conversion.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Buffer = bytes | memoryview
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LONGEST_KEPT = 64
-"""Longer lists of numbers are scores of a vocabulary."""
+"""Longer arrays are skipped; they are scores of the vocabulary."""
 _MAX_ENTRIES = 1_000_000
 
 _MODEL_TYPES = {
@@ -30,7 +30,8 @@ _MODEL_TYPES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }
-"""Of transformers, by `general.architecture`; those that transformers reads from GGUF and the planner knows."""
+"""transformers' `model_type` by GGUF's `general.architecture`, for models that both transformers and the planner
+know."""
 _KEYS = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -51,19 +52,22 @@ Value = int | str | list[object] | None
 
 
 def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
-    """`header` is the file, or as much of its beginning as has the names of all tensors.
+    """The shape of the model in a GGUF file. `header`: the file, or its beginning up to the last tensor's name and
+    size.
 
-    Raises PlanError for what is no GGUF file of version 2 or 3, is cut off, or is a model of an unknown kind."""
+    Raises:
+        PlanError: not a GGUF file of version 2 or 3, truncated, or a model of an unknown architecture.
+    """
     try:
         entries, tensors = _Reader(memoryview(header), name).header()
     except struct.error:
-        raise PlanError(f"{name}: the GGUF header is cut off; name a whole file") from None
+        raise PlanError(f"{name}: the GGUF header is truncated; use a complete file") from None
     architecture = str(entries.get("general.architecture"))
     model_type = _MODEL_TYPES.get(architecture)
     if model_type is None:
         raise PlanError(
-            f"{name}: the planner does not know models of this kind (GGUF, general.architecture: {architecture!r});"
-            " name a config.json of about the same sizes with --model-config FILE"
+            f"{name}: the planner does not know this GGUF architecture (general.architecture: {architecture!r});"
+            " pass the config.json of a model of similar size with --model-config FILE"
         )
     found = {key: entries.get(f"{architecture}.{each}") for each, key in _KEYS.items()}
     config: dict[str, object] = {key: value for key, value in found.items() if value is not None}
@@ -74,18 +78,18 @@ def shape_of_gguf(header: Buffer, name: str) -> ModelShape:
 
 
 class _Reader:
-    """Numbers and texts, one after the other. Raises struct.error behind the end."""
+    """Reads the header value by value. Raises struct.error at the end of the data."""
 
     def __init__(self, data: memoryview, name: str) -> None:
-        self.data, self.name, self.place = data, name, 0
+        self.data, self.name, self.offset = data, name, 0
 
     def header(self) -> tuple[dict[str, Value], dict[str, list[int]]]:
-        """Entries, and the sizes of tensors by their names; sizes are the other way round than torch's."""
+        """Entries by key, and sizes of tensors by name; dimensions are in the reverse of torch's order."""
         magic = bytes(self.take(4))
         if magic != b"GGUF":
-            raise PlanError(f"{self.name}: is no GGUF file (it begins with {magic!r}); name another one")
+            raise PlanError(f"{self.name}: not a GGUF file (it begins with {magic!r}); choose another file")
         if (version := self.number("<I")) not in (2, 3):
-            raise PlanError(f"{self.name}: is of a GGUF version that is not read (seen {version}); name one of 2 or 3")
+            raise PlanError(f"{self.name}: unsupported GGUF version (seen {version}); use a file of version 2 or 3")
         num_tensors, num_entries = self.number("<Q"), self.number("<Q")
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
             raise self.damaged(f"{num_tensors} tensors")
@@ -98,13 +102,13 @@ class _Reader:
         return entries, tensors
 
     def take(self, num_bytes: int) -> memoryview:
-        begin, self.place = self.place, self.place + num_bytes
-        if self.place > len(self.data):
+        begin, self.offset = self.offset, self.offset + num_bytes
+        if self.offset > len(self.data):
             raise struct.error
-        return self.data[begin : self.place]
+        return self.data[begin : self.offset]
 
     def number(self, form: str) -> int:
-        """An integer, or what else `struct` names so."""
+        """A number in one of `struct`'s formats."""
         found: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return found
 
@@ -112,7 +116,7 @@ class _Reader:
         return bytes(self.take(self.number("<Q"))).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value:
-        """A value of a kind of the format; None for a list of many numbers, which is passed over."""
+        """A value of this GGUF type; None for a long array of numbers, which is skipped."""
         if kind == _STRING:
             return self.text()
         if kind in _FORMATS:
@@ -128,4 +132,4 @@ class _Reader:
         return [self.value(inner) for _ in range(length)]
 
     def damaged(self, seen: str) -> PlanError:
-        return PlanError(f"{self.name}: its GGUF header is damaged (seen {seen}); fetch it again")
+        return PlanError(f"{self.name}: the GGUF header is damaged (seen {seen}); download the file again")

@@ -1,10 +1,10 @@
-"""Kinds of GPUs that need no numbers of their own.
+"""GPU types that the planner knows, with their memory and speeds.
 
-Dense BFloat16 and memory bandwidth: torch 2.13 (`_inductor/analysis/device_info.py`), torchtitan (`tools/utils.py`),
-verl (`utils/flops_counter.py`) and data sheets; H100 and L4 without sparsity. Links: NVLink, Infinity Fabric or PCIe of
-one GPU, per direction. Memory is what torch reports as total, which is less than the data sheet's: 79.1 GiB of an H100
-(pytorch/torchtitan issue 1789), 44.4 of an L40S, 22.0 of an A10 and 191.9 of an MI300X stand in messages of public
-issues. Those of A100, H100 NVL, H200, H20, B200, GB200 and L4 are from memory and unchecked.
+Sources. FLOP/s (dense BFloat16) and memory bandwidth: torch 2.13 (`_inductor/analysis/device_info.py`), torchtitan
+(`tools/utils.py`), verl (`utils/flops_counter.py`) and data sheets; H100 and L4 without sparsity. Links: NVLink,
+Infinity Fabric or PCIe of one GPU, per direction. Memory is what torch reports as total, which is less than the data
+sheet says: messages in public issues show 79.1 GiB for an H100 (pytorch/torchtitan issue 1789), 44.4 for an L40S, 22.0
+for an A10 and 191.9 for an MI300X. The memory of A100, H100 NVL, H200, H20, B200, GB200 and L4 has no such source.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rljob_planner.errors import PlanError
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind. Speeds are what the maker states; what is reached of them is in `constants`."""
+    """One GPU type. Speeds are those the vendor states; `constants` has the share that is reached."""
 
     name: str
     memory_bytes: float
-    """What the driver reports in all."""
+    """Total memory, as the driver reports it."""
     flops: float
-    """Dense multiplications and additions in BFloat16, per second; of a CPU in the dtype of its passes, as measured."""
+    """Dense BFloat16 FLOP/s; of a CPU in the dtype of its passes."""
     bandwidth: float
-    """Of its memory, bytes per second."""
+    """Memory bandwidth in bytes per second."""
     link_bandwidth: float = 32e9
-    """To the other GPUs of its node, bytes per second and direction; that of PCIe 4 where nothing is known."""
+    """Bytes per second and direction to the other GPUs of the node; the default is PCIe 4."""
     network_bandwidth: float = 50e9
-    """To other nodes, bytes per second, direction and GPU (a network card of 400 Gb/s each)."""
+    """Bytes per second, direction and GPU to other nodes; the default is one 400 Gb/s network card per GPU."""
     host_bandwidth: float = 25e9
-    """To the host's memory, bytes per second and direction."""
+    """Bytes per second and direction to the host's memory."""
     is_cpu: bool = False
 
 
@@ -45,7 +45,7 @@ class NodeGroup:
 
     @property
     def num_gpus(self) -> int:
-        """Of all its nodes."""
+        """GPUs of all nodes of the group."""
         return self.nodes * self.gpus_per_node
 
 
@@ -53,10 +53,10 @@ Cluster = tuple[NodeGroup, ...]
 
 
 _CORE_FLOPS = 192e9
-"""Of a core, in 32 bits, at most: two vector units that multiply and add 16 numbers, at 3 GHz. What is reached of it
-says a profile."""
+"""Upper bound of float32 FLOP/s per core: two vector units, 16 numbers each, multiply and add, at 3 GHz. A profile has
+the share that is reached."""
 _CORE_BANDWIDTH = 15e9
-"""Likewise."""
+"""Bytes per second and core, a guess; see above."""
 
 
 _TABLE = """
@@ -75,7 +75,8 @@ L4            121  22.0   0.3    32
 A10G          70   22.0   0.6    32   a10
 MI300X        1307 191.9  5.3    448  mi300 instinctmi300x instinctmi300xoam
 """
-"""Of each kind its name, TFLOP/s, GiB of memory, TB/s of it, GB/s of its link, and other names without marks."""
+"""Per type: name, TFLOP/s, GiB of memory, TB/s of memory, GB/s of the link, and other names in lower case without
+punctuation and vendor."""
 _ROWS = [row.split() for row in _TABLE.strip().splitlines()]
 
 
@@ -86,36 +87,40 @@ def _gpu(name: str, teraflops: str, memory_gib: str, bandwidth_tb: str, link_gb:
 
 KNOWN_GPUS: tuple[Gpu, ...] = tuple(_gpu(*row[:5]) for row in _ROWS)
 CPU_NAME = "cpu"
-"""The kind of a job without GPUs."""
+"""The GPU type of a job on CPUs."""
 _ALIASES = {alias: row[0] for row in _ROWS for alias in row[5:]}
-_MAKERS = ("nvidia", "amd", "tesla")
+_VENDORS = ("nvidia", "amd", "tesla")
 
 
 def gpu_named(name: str, where: str = "--gpu") -> Gpu:
-    """The kind of a name: `H100`, `h100-80gb`, or the product that NVIDIA's labels of nodes and its tools say
-    (`NVIDIA-H100-80GB-HBM3`). Raises PlanError, which lists those that are known."""
-    asked, exact = _plain(name), re.sub(r"[^a-z0-9]", "", name.lower())
+    """The GPU type with this name: `H100`, `h100-80gb`, or a product name as in node labels and nvidia-smi
+    (`NVIDIA-H100-80GB-HBM3`).
+
+    Raises:
+        PlanError: the name is not known; the message lists the known ones.
+    """
+    plain, exact = _plain(name), re.sub(r"[^a-z0-9]", "", name.lower())
     known = {_plain(gpu.name): gpu for gpu in KNOWN_GPUS}
-    found = known.get(_plain(_ALIASES.get(exact) or _ALIASES.get(asked, asked)))
+    found = known.get(_plain(_ALIASES.get(exact) or _ALIASES.get(plain, plain)))
     if found is not None:
         return found
     names = ", ".join(gpu.name for gpu in KNOWN_GPUS)
     raise PlanError(
-        f"{where}: no GPU of this name is known (seen {name!r}); known are {names}. Name one of"
-        " them with --gpu, or describe another GPU, or a slice, with --gpu-memory, --gpu-tflops and --gpu-bandwidth"
+        f"{where}: unknown GPU type (seen {name!r}); use one of {names}, or describe another GPU, or a MIG slice, with"
+        " --gpu-memory, --gpu-tflops and --gpu-bandwidth"
     )
 
 
 def _plain(name: str) -> str:
-    """Without the maker, marks and capitals."""
+    """The name in lower case, without vendor and punctuation."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    for maker in _MAKERS:
-        plain = plain.removeprefix(maker)
+    for vendor in _VENDORS:
+        plain = plain.removeprefix(vendor)
     return plain
 
 
 def cpu_kind(memory_bytes: float, cores_per_worker: float) -> Gpu:
-    """A worker on CPU cores. The memory is that of the whole node, which its workers share; speeds are guesses."""
+    """A worker on CPU cores. `memory_bytes` is the memory of the node, which its workers share; speeds are guesses."""
     return Gpu(
         name=CPU_NAME,
         memory_bytes=memory_bytes,

@@ -1,4 +1,5 @@
-"""From a job to what the planner works with, as the trainer reads the job (trainer, controller/model_roles.py)."""
+"""Turns a job's spec and the shapes of its models into a `Workload`, the way the trainer reads the spec (trainer,
+controller/model_roles.py)."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ from rljob_planner.workload import (
 )
 
 REPLACED_GROUPS = 0.4
-"""Share of groups that dynamic sampling replaces: a guess, not a measurement. A run says it."""
+"""Share of groups that dynamic sampling is assumed to replace: a guess. A run's metrics have the real share."""
 ROUND_MARGIN = 1.25
-"""Of prompts in a second round over those that should do (trainer, controller/dynamic_sampling.py)."""
+"""Prompts that a second round asks for / groups that are missing (trainer, controller/dynamic_sampling.py)."""
 MIN_STEPS_TO_COMPILE = 300
-"""Of a job on CPUs (trainer, engines/rollout/select.py)."""
+"""Steps from which a job on CPUs compiles its rollout model (trainer, engines/rollout/select.py)."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a job has a model from, and the field that says so."""
+    """Where a model comes from, and the field of the job file that says so."""
 
     source: str
     revision: str | None
@@ -45,14 +46,15 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """What is known of lengths beyond the job's limits; means in tokens."""
+    """Mean lengths in tokens, where the user knows them. The maxima are in the job file."""
 
     prompt_mean: float | None = None
     response_mean: float | None = None
 
 
 def model_sources(spec: RLJobSpec) -> dict[Role, ModelSource]:
-    """Of the roles that have a model of their own: the actor, and critic and reward model where the job has them."""
+    """The source of each model: of the actor, and of critic and reward model if the job has them. The reference starts
+    as the actor's model, so it has no source of its own."""
     training, policy = spec.training, spec.training.model
     sources = {Role.ACTOR: ModelSource(policy.source, policy.revision, "spec.training.model.source")}
     if Role.CRITIC.value not in absent_roles(spec):
@@ -74,9 +76,11 @@ def workload_of(
     is_cpu: bool = False,
     lengths: LengthOptions | None = None,
 ) -> Workload:
-    """What a step of the job does. `shapes` has those of `model_sources`; a critic without one is of the actor's.
+    """The work of a step. `shapes` has a shape for each role of `model_sources`; a critic without one has the actor's.
 
-    Raises PlanError where a shape is missing."""
+    Raises:
+        PlanError: a shape is missing, or an option is out of its range.
+    """
     training = spec.training
     algorithm = resolve_algorithm(training.algorithm)
     models = _models(spec, shapes, is_cpu=is_cpu)
@@ -88,9 +92,9 @@ def workload_of(
         or algorithm.kl.is_in_reward
         or algorithm.advantage.type is AdvantageType.OPTIMAL_TOKEN_BASELINE
     )
-    assumptions, generated = list(_worst_cases(spec, models)), 1.0
+    assumptions, generated = list(_assumptions(spec, models)), 1.0
     if has_dynamic_sampling(training.algorithm):
-        assumptions.insert(0, f"Dynamic sampling is taken to replace {REPLACED_GROUPS:.0%} of the groups.")
+        assumptions.insert(0, f"Dynamic sampling is assumed to replace {REPLACED_GROUPS:.0%} of the groups.")
         generated += min(1.0, ROUND_MARGIN * REPLACED_GROUPS / (1 - REPLACED_GROUPS))
     return Workload(
         name=name,
@@ -116,16 +120,17 @@ def workload_of(
 
 
 def _lengths(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
-    """Caps are the job's. A mean that is not known is half of its cap; for responses anything from a quarter to all of
-    it is then taken to be possible."""
+    """Maxima come from the job. An unknown mean is assumed to be half of the maximum; for responses the range of
+    seconds then covers means from a quarter of the maximum to all of it."""
     caps = {"prompt": spec.training.dataset.max_prompt_tokens, "response": spec.training.rollout.max_new_tokens}
     given = {"prompt": known.prompt_mean, "response": known.response_mean}
     means = {}
     for name, cap in caps.items():
-        means[name] = mean = cap / 2 if (told := given[name]) is None else told
+        means[name] = mean = cap / 2 if (chosen := given[name]) is None else chosen
         if not 0 < mean <= cap:
             raise PlanError(
-                f"--mean-{name}: must be above 0 and at most the job's limit, {cap} (seen {mean:g}); correct it"
+                f"--mean-{name}: must be greater than 0 and at most the job's limit of {cap} tokens (seen {mean:g});"
+                " correct the value"
             )
     guesses = [name for name, mean in given.items() if mean is None]
     names, options = (" and ".join(each.format(name) for name in guesses) for each in ("{}s", "--mean-{}"))
@@ -137,27 +142,31 @@ def _lengths(spec: RLJobSpec, known: LengthOptions) -> TokenLengths:
         response_max=longest,
         response_mean_low=longest / 4 if is_guess else None,
         response_mean_high=float(longest) if is_guess else None,
-        assumption=f"{names} are taken to be half of their limit on average; {options} can say more" if guesses else "",
+        assumption=(
+            f"mean lengths of {names} are assumed to be half of their limit; set {options} for a better estimate"
+            if guesses
+            else ""
+        ),
     )
 
 
 def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool) -> dict[Role, TrainModel]:
-    """Of the train roles that the job has (trainer, controller/engine_settings.py)."""
+    """The models of the job's train roles (trainer, controller/engine_settings.py)."""
     model, absent, policy = spec.training.model, absent_roles(spec), shapes.get(Role.ACTOR)
     if policy is None or (Role.REWARD_MODEL not in shapes and Role.REWARD_MODEL.value not in absent):
         missing = Role.ACTOR if policy is None else Role.REWARD_MODEL
-        raise PlanError(f"{missing}: the shape of its model is not there; name it with --model-config FILE")
+        raise PlanError(f"{missing}: the shape of the model is unknown; pass its config.json with --model-config FILE")
     nth = model.gradient_checkpointing_every_nth_layer
     if nth > policy.num_layers:
         raise PlanError(
-            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the model's layers,"
-            f" {policy.num_layers} (seen {nth}); lower it"
+            "spec.training.model.gradientCheckpointingEveryNthLayer: must be at most the number of the model's layers,"
+            f" {policy.num_layers} (seen {nth}); reduce it"
         )
     is_wide = model.dtype is Dtype.FLOAT32 or (model.dtype is Dtype.AUTO and is_cpu)
     frozen = TrainModel(policy, is_trained=False, compute_bytes=4 if is_wide else 2)
     is_shared, lora = reference_is_the_actor(spec), _lora(spec, policy, is_cpu=is_cpu)
     critic = (spec.training.critic or Critic()).model
-    scores_leave = any(each.reward_model is not None and each.reward_model.offload for each in spec.training.rewards)
+    offloads_scores = any(each.reward_model is not None and each.reward_model.offload for each in spec.training.rewards)
     models = {
         Role.ACTOR: replace(
             frozen,
@@ -186,7 +195,7 @@ def _models(spec: RLJobSpec, shapes: Mapping[Role, ModelShape], *, is_cpu: bool)
             frozen,
             shape=shapes.get(Role.REWARD_MODEL, policy),
             head=Head.SCORE,
-            offload=ModelOffload(parameters=scores_leave),
+            offload=ModelOffload(parameters=offloads_scores),
         ),
     }
     return {role: each for role, each in models.items() if role.value not in absent}
@@ -197,18 +206,19 @@ def _offload(given: TrainOffload) -> ModelOffload:
 
 
 def _lora(spec: RLJobSpec, shape: ModelShape, *, is_cpu: bool) -> LoraShape | None:
-    """How adapters reach the engine is `select_lora_sync` of the trainer (engines/rollout/select.py)."""
+    """Whether a weight sync sends the adapters alone is decided as in the trainer (engines/rollout/select.py,
+    `select_lora_sync`)."""
     wanted = spec.training.model.lora
     if wanted is None:
         return None
-    goes_alone = wanted.sync is LoraSync.ADAPTER or (
+    syncs_alone = wanted.sync is LoraSync.ADAPTER or (
         wanted.sync is LoraSync.AUTO and not is_cpu and not shape.has_experts and _has_vllm(spec)
     )
-    return lora_shape(shape, wanted.rank, wanted.targets, syncs_alone=goes_alone)
+    return lora_shape(shape, wanted.rank, wanted.targets, syncs_alone=syncs_alone)
 
 
 def _has_vllm(spec: RLJobSpec) -> bool:
-    """`Auto` is vLLM: what else is installed where the job will run is not known here."""
+    """`Auto` counts as vLLM, because the planner cannot know what is installed where the job will run."""
     return spec.training.rollout.engine is not RolloutEngine.HUGGING_FACE
 
 
@@ -230,25 +240,28 @@ def _rollout(spec: RLJobSpec, actor: TrainModel, *, is_cpu: bool) -> RolloutWork
     )
 
 
-def _worst_cases(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator[str]:
-    """What only the trainer knows, and what it will not like."""
+def _assumptions(spec: RLJobSpec, models: Mapping[Role, TrainModel]) -> Iterator[str]:
+    """Sentences on models that are counted in case they are needed, and on rows that the model is too short for."""
     algorithm = resolve_algorithm(spec.training.algorithm)
     if Role.REF in models and algorithm.kl.coefficient == 0:
-        yield "A function of the job's own may ask for the reference's log-probabilities: a reference is counted."
+        yield "A reference is counted, because the job's own function may ask for its log-probabilities."
     if Role.CRITIC in models and algorithm.advantage.type is AdvantageType.FUNCTION:
-        yield "A function of the job's own may ask for values: a critic is counted."
+        yield "A critic is counted, because the job's own function may ask for values."
     longest = spec.training.dataset.max_prompt_tokens + spec.training.rollout.max_new_tokens
     for role in (Role.ACTOR, Role.CRITIC):
         positions = models[role].shape.max_positions if role in models else None
         if positions is not None and longest > positions:
             name = models[role].shape.name
-            yield f"{name} has {positions:,} positions, and the longest row of the job {longest:,} tokens."
+            yield (
+                f"{name} has {positions:,} positions, and the job's longest row has {longest:,} tokens: reduce"
+                " maxPromptTokens or maxNewTokens."
+            )
             return
 
 
 def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, syncs_alone: bool) -> LoraShape:
-    """Adapters of a rank beside the linear layers that `targets` name by the ends of their names; beside all where it
-    is None. Matrices that some families have as one are counted one by one."""
+    """The adapters of this rank beside the linear layers that `targets` names (by the last part of the module name),
+    or beside all linear layers if it is None. Fused matrices count as separate ones."""
     ends = None if targets is None else {target.rpartition(".")[2] for target in targets}
     chosen = [each for names, *each in _linear_layers(shape) if ends is None or ends.intersection(names.split())]
     return LoraShape(
@@ -261,8 +274,8 @@ def lora_shape(shape: ModelShape, rank: int, targets: Sequence[str] | None, *, s
 
 
 def _linear_layers(shape: ModelShape) -> Iterator[tuple[str, int, int, int]]:
-    """Those that adapters can stand beside: names in the families of transformers, inputs, outputs, and how many
-    decoder layers have it."""
+    """Linear layers that can have adapters: module names in transformers' model families, inputs, outputs, and the
+    number of decoder layers that have this layer. Experts have no adapters."""
     hidden, query, kv, layers = shape.hidden_size, shape.query_size, shape.kv_size, shape.num_layers
     yield "q_proj qkv_proj", hidden, query, layers
     yield "k_proj qkv_proj", hidden, kv, layers

@@ -1,8 +1,8 @@
-"""Memory of a job by what its file alone says: for whoever has no options, no files and no network, such as the
-operator.
+"""Estimates the memory of a job from its spec alone, for callers without options, files or network: the operator and
+`rljob explain`.
 
-The kind of GPUs is that of nodes which a pool must have, the model's shape that of the built-in table. Where one of
-the two is not known there, nothing is known here.
+The GPU type of a pool comes from the node labels that the pool requires, the model's shape from the built-in table
+(`known_models`). If one of the two is unknown, there is no estimate.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rljob_planner.plan_types import Part, PhaseMemory, Verdict, fails_from_seco
 from rljob_planner.workload import PlacedPool, Role, Workload
 
 _UNLIMITED = Gpu("unknown", 1e18, 1e15, 1e12, 1e11)
-"""In the place of kinds that are not known: everything fits there."""
-_MAX_TOLD = 2
-"""Of the changes that would make a job fit."""
+"""Stands for unknown GPU types; everything fits."""
+_MAX_SUGGESTIONS = 2
+"""Changes that the warning about a shortage suggests at most."""
 
 
 def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
-    """The kind of GPU that the pool selects by labels, of several kinds one of `among`. None also where it is not
-    known."""
+    """The GPU type that the pool requires by node labels; of several types one that is in `among`. None if the pool
+    requires none or an unknown one."""
     try:
         return selected_gpu(pool, among=among)
     except PlanError:
@@ -47,9 +47,12 @@ def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
 
 
 def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
-    """The plan of the job. Phases, verdict and worst phase are only of the pools whose kind of GPU is known; the other
-    pools count as unlimited. None if no kind, or not every model, is known. Raises PlanError for a job that the planner
-    does not accept."""
+    """The plan of the job. Phases, verdict and worst phase cover only pools with a known GPU type; the other pools
+    count as unlimited. None if no GPU type is known, or if a model is not in the table.
+
+    Raises:
+        PlanError: the planner cannot plan this job.
+    """
     shapes, kinds = known_shapes(spec), _kinds(spec)
     if shapes is None or all(kind is _UNLIMITED for kind in kinds.values()):
         return None
@@ -66,16 +69,16 @@ def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:
 
 
 def known_shapes(spec: RLJobSpec) -> Mapping[Role, ModelShape] | None:
-    """Of all models of a job; None where one of them is not in the table."""
-    found = {role: known_model(place.source) for role, place in model_sources(spec).items()}
+    """The shapes of all models of the job; None if one of them is not in the table."""
+    found = {role: known_model(each.source) for role, each in model_sources(spec).items()}
     known = {role: shape for role, shape in found.items() if shape is not None}
     return known if len(known) == len(found) else None
 
 
 def memory_shortage(spec: RLJobSpec) -> str:
-    """That a job's GPU memory cannot be enough, and which one change would do; empty where it is, or where nothing is
-    known. An estimate: what it says is no reason to refuse a job. Takes milliseconds, for the operator does nothing
-    else meanwhile."""
+    """A warning that the job's GPU memory is too small, with changes that would make it fit; empty if it is large
+    enough or unknown. It is an estimate, so it is no reason to reject a job. Takes milliseconds: the operator blocks on
+    it."""
     try:
         outlook = memory_outlook(spec, with_knobs=False)
     except PlanError:
@@ -84,37 +87,37 @@ def memory_shortage(spec: RLJobSpec) -> str:
         return ""
     worst = outlook.worst
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
-    text = f"by an estimate the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
+    text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
     if fails_from_second_step(outlook.all_phases):
-        text += "; the first step would fit, and later ones would not, because of the optimizer's moments"
-    found = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[:_MAX_TOLD]
+        text += "; the first step would fit, later steps would not, because the optimizer's moments are then in memory"
+    found = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[:_MAX_SUGGESTIONS]
     if not found:
-        return f"{text}; see `rljob plan`"
-    text += f"; what would do: {'; or '.join(told(knob) for knob in found)}"
+        return f"{text}; run `rljob plan` for changes that make it fit"
+    text += f"; to make it fit, set {'; or '.join(told(knob) for knob in found)}"
     has_gentle = any(not change.is_drastic for knob in found for change in knob.changes)
-    return text if has_gentle else f"{text}; or perhaps two smaller changes: see `rljob plan`"
+    return text if has_gentle else f"{text}; `rljob plan` may find two smaller changes that are enough together"
 
 
 def shown(phase: PhaseMemory) -> str:
-    """What a phase has and needs."""
+    """The memory that a phase needs, and that it has."""
     if phase.lacks and phase.total <= phase.limit:
-        return f"{phase.phase}: the KV cache lacks {phase.lacks / GIB:.1f} GiB for one longest sequence"
-    return f"{phase.phase} takes {phase.total / GIB:.1f} of {phase.limit / GIB:.1f} GiB on each GPU"
+        return f"in {phase.phase} the KV cache is {phase.lacks / GIB:.1f} GiB too small for one sequence of full length"
+    return f"{phase.phase} needs {phase.total / GIB:.1f} of {phase.limit / GIB:.1f} GiB per GPU"
 
 
 def told(knob: Knob) -> str:
-    """The changes as one writes them, and what comes of them."""
+    """The changes as one writes them into the job file, and the largest memory with them."""
     changes = " and ".join(f"{change.field}: {change.value}" for change in knob.changes)
     return f"{changes} ({knob.worst.total / GIB:.1f} GiB at most)"
 
 
 PROCESS_BYTES = 1.1e9
-"""Of one worker's libraries: 1,067 MiB on CPUs (docs/memory.md). Where a profile has measured it, that."""
+"""Host memory of one worker's libraries: 1,067 MiB on CPUs (docs/memory.md). A profile may have a measured value."""
 
 
 def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[Part, ...]:
-    """Of all workers of one node. Pinned buffers may take up to twice as much as what is offloaded, which is not
-    counted, nor is Ray's object store."""
+    """Host memory of all workers on one node of the pool, by owner. Not counted: Ray's object store, and pinned
+    buffers, which may take twice the size of what is offloaded."""
     workers = pool.gpus_per_node
     parts = [Part("libraries", workers * (constants.process_bytes or PROCESS_BYTES))]
     for role, layout in pool.layouts.items():
@@ -131,32 +134,36 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tu
 
 
 def host_memory_told(spec: RLJobSpec) -> dict[str, str]:
-    """By pool a sentence on why a pod of it may have run out of its own memory, as on GPUs. Nothing where the shape of
-    a model is not known. Raises PlanError for what the planner does not take."""
+    """For each pool of GPU nodes a sentence on how much host memory its pods need and how to reduce it, by the pool's
+    name. Empty if the shape of a model is unknown.
+
+    Raises:
+        PlanError: the planner cannot plan this job.
+    """
     shapes = known_shapes(spec)
     if shapes is None:
         return {}
     workload, placement = workload_of(spec, shapes), placement_of(spec, _kinds(spec))
     return {
-        pool.name: _host_told(place, pool, placed, workload)
-        for place, (pool, placed) in enumerate(zip(spec.pools, placement.pools, strict=True))
+        pool.name: _host_memory_text(index, pool, placed, workload)
+        for index, (pool, placed) in enumerate(zip(spec.pools, placement.pools, strict=True))
     }
 
 
-def _host_told(place: int, pool: Pool, placed: PlacedPool, workload: Workload) -> str:
+def _host_memory_text(index: int, pool: Pool, placed: PlacedPool, workload: Workload) -> str:
     parts = host_parts(placed, workload, Constants())
     text = pool.resources.limits.get("memory") or pool.resources.requests.get("memory")
-    limit = f", and may have {float(bytes_of(text)) / GIB:.1f}" if text is not None else ""
-    advice = [f"raise spec.pools[{place}].resources.limits.memory"]
+    limit = f" and may use {float(bytes_of(text)) / GIB:.1f} GiB" if text is not None else ""
+    advice = [f"increase spec.pools[{index}].resources.limits.memory"]
     for role in placed.layouts:
         for field, model in offload_changes(workload, role, is_on=False):
             smaller = host_parts(placed, workload.with_model(role, model), Constants())
             left = sum(part.num_bytes for part in smaller)
-            advice.append(f"{field}: false ({left / GIB:.1f} GiB)")
+            advice.append(f"set {field}: false ({left / GIB:.1f} GiB)")
     largest = sorted(parts, key=lambda part: -part.num_bytes)
     shares = ", ".join(f"{part.owner} {part.num_bytes / GIB:.1f}" for part in largest)
     total = sum(part.num_bytes for part in parts) / GIB
     return (
-        f"by an estimate a pod of pool {pool.name} has at least {total:.1f} GiB in its own"
-        f" memory{limit} (GiB: {shares}); what would do: {', or '.join(advice)}"
+        f"by estimate, a pod of pool {pool.name} needs at least {total:.1f} GiB of host memory{limit} (in GiB:"
+        f" {shares}); {', or '.join(advice)}"
     )

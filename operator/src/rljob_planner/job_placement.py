@@ -1,4 +1,4 @@
-"""Where a job has its roles, and a job that has them elsewhere."""
+"""Turns a job's pools and roles into a `Placement`, and writes a placement back into the job's spec."""
 
 from __future__ import annotations
 
@@ -15,33 +15,38 @@ from rljob_planner.workload import TRAIN_ROLES, PlacedPool, Placement, Role, Rol
 
 
 def placement_of(spec: RLJobSpec, gpus: Mapping[str, Gpu]) -> Placement:
-    """The pools of the job as they are, with the kind of GPU of each by its name. A layout that a job leaves open is
-    that of the trainer (engines/train/layout.py): all GPUs of the pool hold one copy together.
+    """The job's pools as they are in the spec. `gpus`: the GPU type of each pool, by the pool's name. A layout that the
+    spec leaves out has the trainer's default (engines/train/layout.py): all GPUs of the pool hold one copy together.
 
-    Raises PlanError for a pool without a kind, a role whose pool is not there, and a layout that does not divide."""
+    Raises:
+        PlanError: a pool has no GPU type, a role names a pool that does not exist, or a size does not divide.
+    """
     placed, absent = spec.placed_roles(), absent_roles(spec)
     names = [pool.name for pool in spec.pools]
     roles = [role for role in Role if role.value not in absent]
     for role in roles:
         if placed[role.value] not in names:
             raise PlanError(
-                f"spec.roles.{role.value}.pool: there is no pool of this name (seen {placed[role.value]!r});"
-                f" name one of {', '.join(names)}"
+                f"spec.roles.{role.value}.pool: no pool has this name (seen {placed[role.value]!r});"
+                f" use one of {', '.join(names)}"
             )
     return Placement(tuple(_placed_pool(spec, pool, gpus, roles) for pool in spec.pools))
 
 
 def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label] | None = None) -> RLJobSpec:
-    """The job with these pools and roles. A pool selects nodes of its kind of GPU where `labels` has the kind's name;
-    else a pool whose name the job has keeps its other fields. Values equal to their default are left out, but what the
-    file says already of a pool's name or of one rank per row stays written. Roles that the job does not have keep their
-    fields.
+    """The spec with the pools and roles of this placement.
 
-    Raises PlanError for a placement that this version of the trainer cannot run."""
+    `labels`: a node label by the GPU type's name; a pool of that type then selects nodes with this label. Other fields
+    of a pool that the spec already has stay, and so do the fields of roles that the job does not have. Defaults are
+    left out, unless the spec already writes the pool's name or a sequenceParallel of 1.
+
+    Raises:
+        PlanError: this version of the trainer cannot run the placement.
+    """
     if not placement.runs_today:
         raise PlanError(
-            "the plan: it has actor and rollout on pools of their own, or generates beside training, which this version"
-            " cannot run; choose one that has both on one pool"
+            "the plan: actor and rollout are on different pools, or generation and training run at the same time, which"
+            " this version cannot run; choose a placement with both on one pool, taking turns"
         )
     before = {pool.name: pool for pool in spec.pools}
     pools: list[Pool] = []
@@ -60,18 +65,18 @@ def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label]
 
 
 def _on_nodes_with(label: Label, pool: Pool) -> Pool:
-    """The pool without labels of other kinds, and with GPUs of the label's maker."""
+    """The pool with this label and the GPU resource of its vendor, without labels of other GPU types."""
     name, value = label
     others = {key: old for key, old in pool.template.node_selector.items() if key not in SELECTORS}
     template = pool.template.model_copy(update={"node_selector": {**others, name: value}})
-    maker, other = ("amd.com/", "nvidia.com/") if name in AMD_LABELS else ("nvidia.com/", "amd.com/")
-    resource = f"{maker}gpu" if pool.gpu_resource.startswith(other) else pool.gpu_resource
+    vendor, other = ("amd.com/", "nvidia.com/") if name in AMD_LABELS else ("nvidia.com/", "amd.com/")
+    resource = f"{vendor}gpu" if pool.gpu_resource.startswith(other) else pool.gpu_resource
     return pool.model_copy(update={"template": template, "gpu_resource": resource})
 
 
 def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: list[Role]) -> PlacedPool:
     if pool.name not in gpus:
-        raise PlanError(f"spec.pools {pool.name}: its kind of GPU is not known; name it with --gpu NAME or --cluster")
+        raise PlanError(f"spec.pools {pool.name}: unknown GPU type; name it with --gpu NAME or --cluster")
     placed = spec.placed_roles()
     here = [role for role in roles if placed[role.value] == pool.name]
     num_gpus = pool.nodes * pool.gpus_per_node
@@ -79,21 +84,21 @@ def _placed_pool(spec: RLJobSpec, pool: Pool, gpus: Mapping[str, Gpu], roles: li
     rollout = None
     if Role.ROLLOUT in here:
         parallel = spec.roles.rollout.tensor_parallel
-        _refuse_uneven("rollout", "tensorParallel", parallel, pool.gpus_per_node, "the gpusPerNode of its pool")
+        _check_divides("rollout", "tensorParallel", parallel, pool.gpus_per_node, "the gpusPerNode of its pool")
         rollout = RolloutLayout(num_gpus, parallel)
     return PlacedPool(pool.name, pool.nodes, pool.gpus_per_node, gpus[pool.name], layouts, rollout)
 
 
 def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
     is_actor = role is Role.REF and reference_is_the_actor(spec)
-    place = spec.roles.actor if is_actor else spec.roles.train_role(role.value)
-    shard_size, shares = place.shard_size or num_gpus, place.num_sequence_ranks
-    _refuse_uneven(role.value, "shardSize", shard_size, num_gpus, "the GPUs of its pool")
-    _refuse_uneven(role.value, "sequenceParallel", shares, num_gpus, "the GPUs of its pool")
-    return TrainLayout(num_gpus, shard_size, shares, keeps_shard_size=place.shard_size is not None)
+    written = spec.roles.actor if is_actor else spec.roles.train_role(role.value)
+    shard_size, shares = written.shard_size or num_gpus, written.num_sequence_ranks
+    _check_divides(role.value, "shardSize", shard_size, num_gpus, "the GPUs of its pool")
+    _check_divides(role.value, "sequenceParallel", shares, num_gpus, "the GPUs of its pool")
+    return TrainLayout(num_gpus, shard_size, shares, keeps_shard_size=written.shard_size is not None)
 
 
-def _refuse_uneven(role: str, field: str, value: int, total: int, what: str) -> None:
+def _check_divides(role: str, field: str, value: int, total: int, what: str) -> None:
     if total % value:
         raise PlanError(f"spec.roles.{role}.{field}: must divide {what}, {total} (seen {value}); choose a divisor")
 
@@ -107,7 +112,7 @@ def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> Tr
     is_written = spec.roles.train_role(role.value).sequence_parallel == 1
     shares = layout.sequence_parallel if is_written or layout.sequence_parallel > 1 else None
     if role is Role.REF and spec.training.model.lora is not None:
-        # By what the file says of its layout a reference is the actor's model, or one of its own.
+        # With LoRA, the layout fields decide whether the reference is the actor's model or a copy of its own.
         if reference_is_the_actor(spec):
             return TrainRole(pool=name, sequence_parallel=1 if is_written else None)
         shard_size = layout.shard_size
@@ -118,8 +123,12 @@ def _role(spec: RLJobSpec, role: Role, pool: PlacedPool, name: str | None) -> Tr
 
 
 def check_layouts(workload: Workload, placement: Placement) -> None:
-    """What no rule of the contract can say, because it takes the model: the heads of attention divide. Raises PlanError
-    where they do not (trainer, engines/train/layout.py; vLLM, config/model.py)."""
+    """Checks that the attention heads of each model divide by its sequence or tensor parallelism (trainer,
+    engines/train/layout.py; vLLM, config/model.py). The contract cannot check it without the model's shape.
+
+    Raises:
+        PlanError: they do not divide.
+    """
     for pool in placement.pools:
         for role, layout in pool.layouts.items():
             field = f"spec.roles.{role.value}.sequenceParallel"
@@ -132,6 +141,6 @@ def check_layouts(workload: Workload, placement: Placement) -> None:
 def _check_heads(field: str, size: int, shape: ModelShape) -> None:
     if not shape.spreads_over(size):
         raise PlanError(
-            f"{field}: must divide the {shape.num_heads} heads of attention of {shape.name}, and divide or be a"
-            f" multiple of its {shape.num_kv_heads} heads of keys and values (seen {size}); choose another one"
+            f"{field}: must divide the {shape.num_heads} attention heads of {shape.name}, and divide its"
+            f" {shape.num_kv_heads} key/value heads or be a multiple of them (seen {size}); choose another value"
         )

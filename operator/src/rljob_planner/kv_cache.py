@@ -1,13 +1,14 @@
-"""What a rollout engine makes of its memory: weights, what a process of it takes, and the space for keys and values.
+"""Memory of a rollout engine on one GPU: weights, the process itself, and what is left for the KV cache.
 
-Below `memory` and `timing`, which both need it: how many sequences are decoded at once follows from the space.
+The size of the KV cache limits how many sequences are decoded at the same time, so `memory` and `timing` both use this
+module.
 
-Sources: the trainer's engines/rollout/vllm_engine.py (what vLLM is started with) and hf_engine.py; vLLM 0.32, where the
-cache gets what weights, context, libraries, the largest pass and the graphs leave of `gpu_memory_utilization` x all of
-the GPU's memory (its v1/worker/gpu_worker.py, `determine_available_memory`); vLLM's pull request 10511 has an
-example of such numbers.
+Sources: the trainer's engines/rollout/vllm_engine.py (the options that vLLM is started with) and hf_engine.py; vLLM
+0.32, v1/worker/gpu_worker.py, `determine_available_memory`: KV cache = `gpu_memory_utilization` x total GPU memory -
+weights - context and libraries - activations of the largest pass - CUDA graphs. vLLM's pull request 10511 has an
+example with numbers.
 
-Legend: as in `model_shape`, and T tensor parallelism, b bytes of a number.
+The package's docstring explains the letters of formulas.
 """
 
 from __future__ import annotations
@@ -22,42 +23,45 @@ from rljob_planner.plan_types import Part
 from rljob_planner.workload import LoraShape, PlacedPool, Role, RolloutLayout, RolloutWork, TrainModel, Workload
 
 BLOCK_TOKENS = 16
-"""vLLM gives a sequence's keys and values room in blocks of so many tokens."""
+"""Tokens of one block: vLLM allocates the keys and values of a sequence in whole blocks."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""As in the trainer's engines/rollout/vllm_engine.py: the next larger one is taken."""
+"""Adapter ranks that vLLM reserves memory for; a rank is rounded up to one of these (trainer,
+engines/rollout/vllm_engine.py)."""
 _SAMPLER_BYTES = 16
-"""For each sequence and word of the vocabulary beside the logits: these in 32 bits, sorted ones, and where those were
-(what vLLM's sampler holds at once in the pass by which it measures)."""
+"""Bytes per sequence and vocabulary entry, beside the logits, in the sampler of vLLM's profiling pass: float32 logits,
+sorted logits, and the sorting order."""
 
 
 @dataclass(frozen=True)
 class EngineSpace:
-    """Bytes of one GPU while the engine is awake."""
+    """Memory of the engine on one GPU while it is awake, in bytes."""
 
     weights: float
     adapters: float
     context: float
-    """Context, libraries, workspace; communication between GPUs."""
+    """CUDA context, libraries, workspace, and buffers for communication between GPUs."""
     activations: float
-    """Of the largest pass."""
+    """Activations of the largest forward pass."""
     graphs: float
     kv_cache: float
-    """What is left of what the engine may take; below 0 where nothing is."""
+    """The rest of the engine's share of the GPU; negative if the other parts are larger than the share."""
     rollout: RolloutWork
     layout: RolloutLayout
 
     @property
     def lacks(self) -> float:
-        """What the cache needs more for one longest sequence: without it vLLM does not start."""
+        """Bytes that the cache lacks to hold one longest sequence (vLLM then does not start); 0 if it is large
+        enough."""
         longest = self.sequence_bytes(self.rollout.max_model_length)
         return max(0.0, longest - self.kv_cache) if self.rollout.is_vllm else 0.0
 
     def sequence_bytes(self, context: float) -> float:
-        """Keys and values of a sequence of so many tokens."""
+        """Bytes of the keys and values of a sequence with `context` tokens."""
         return sequence_kv_bytes(self.rollout, self.layout, context)
 
     def sequences_at_once(self, mean_context: float) -> float:
-        """How many are decoded side by side where they are so long on average; no fewer than 1, where it fits."""
+        """Sequences of this mean length that the cache holds, at most `max_sequences`. At least 1; 0 if vLLM cannot
+        start."""
         if self.lacks:
             return 0.0
         return max(1.0, min(float(self.rollout.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
@@ -71,20 +75,20 @@ def engine_space(
     lora: LoraShape | None = None,
     num_requests: int | None = None,
 ) -> EngineSpace:
-    """Of one GPU that holds a T-th of a copy. `lora`: the adapters of the model in training. `num_requests`: that one
-    engine gets in a step; on CPUs, where vLLM does not measure with the largest pass there may be, none is larger."""
+    """The memory of an engine on one of its TP GPUs. `lora`: the actor's adapters. `num_requests`: sequences that the
+    engine gets in a step; on CPUs, where vLLM runs no profiling pass, no forward pass has more."""
     shape, parallel, each, is_vllm = rollout.shape, layout.tensor_parallel, rollout.weight_bytes, rollout.is_vllm
     on_gpu = is_vllm and not gpu.is_cpu
     weights = each * shape.num_parameters / parallel
     adapters = 0.0
     if rollout.adapter_rank is not None and lora is not None:
-        # Room for one, whose rank is rounded up.
+        # vLLM reserves memory for one adapter, with the rank rounded up.
         room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), lora.rank)
         adapters = each * lora.num_parameters * room / lora.rank / parallel
     context = constants.engine_context_bytes * (1 if parallel == 1 else 2) if on_gpu else 0.0
     graphs = constants.graph_bytes if on_gpu and rollout.compiles else 0.0
     activations = pass_bytes(rollout, layout, num_requests if gpu.is_cpu else None) if is_vllm else 0.0
-    # transformers' cache grows with its rows.
+    # The cache of transformers grows with the number of rows and their length.
     all_rows = rollout.max_sequences * sequence_kv_bytes(rollout, layout, rollout.max_model_length)
     kv_cache = float(rollout.cpu_kv_cache_bytes) if is_vllm else all_rows
     if on_gpu:
@@ -94,13 +98,14 @@ def engine_space(
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
-    """2 kv b / T, and no less than one head of keys and one of values."""
+    """2 kv b / TP: bytes per layer and token on one GPU. Each GPU holds at least one key head and one value head."""
     parallel = min(layout.tensor_parallel, max(1, shape.num_kv_heads))
     return number_bytes * shape.kv_numbers_per_token / parallel
 
 
 def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: float) -> float:
-    """Of a sequence of so many tokens, in whole blocks. Layers with a window keep that."""
+    """Bytes of the keys and values of a sequence with `context` tokens, in whole blocks. Layers with a sliding window
+    keep at most the window."""
     shape, (num_full, num_windows) = rollout.shape, rollout.shape.attention_layers
     seen = num_full * math.ceil(context / BLOCK_TOKENS)
     if num_windows:
@@ -109,8 +114,8 @@ def sequence_kv_bytes(rollout: RolloutWork, layout: RolloutLayout, context: floa
 
 
 def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | None = None) -> float:
-    """Activations of the largest pass: (4F + 2H) b of each token, which with T GPUs are cut up; or where that is more,
-    logits and what is made of them to sample, of all sequences that are decoded at once."""
+    """Activations of the largest forward pass, in bytes: (4F + 2H) b / TP per token. Or, if that is more, the logits of
+    all running sequences with the sampler's copies of them."""
     shape, each = rollout.shape, rollout.weight_bytes
     of_experts = shape.mlp_size * (shape.experts_per_token if shape.has_experts else 1) + shape.shared_expert_size
     tokens, sequences = rollout.max_batched_tokens, rollout.max_sequences
@@ -122,28 +127,29 @@ def pass_bytes(rollout: RolloutWork, layout: RolloutLayout, num_requests: int | 
 
 
 GIB = 2**30
-_AS_SEEN = "as seen of vLLM; no formula"
+_AS_SEEN = "measured on vLLM; no formula"
 GPU_BUCKET_BYTES = 256 * 2**20
 CPU_BUCKET_BYTES = 32 * 2**20
-"""As in the trainer's weights/buckets.py."""
+"""Bytes of weights that a weight sync gathers at once, on GPUs and on CPUs (trainer, weights/buckets.py)."""
 ROLLOUT_WEIGHTS = "rollout weights"
 KV_CACHE = "KV cache"
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Of the engine on one GPU of a pool: with vLLM the whole budget while it is awake, whatever of it is used."""
+    """Memory of a rollout engine on one GPU of a pool. An awake vLLM takes its whole share, whether it uses it or
+    not."""
 
     space: EngineSpace
     awake: tuple[Part, ...]
     asleep: tuple[Part, ...]
-    """While models are trained and scored with. On CPUs, and with transformers, weights stay."""
+    """While models are trained or score. On CPUs, and with transformers, the weights stay in memory."""
     with_weights: tuple[Part, ...]
-    """Before the cache wakes."""
+    """During a weight sync: the weights are awake, the KV cache is not."""
 
 
 def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) -> EngineMemory | None:
-    """None where the rollout is elsewhere."""
+    """The memory of the pool's rollout engine; None if the rollout is on another pool."""
     rollout, layout, lengths = workload.rollout, pool.rollout, workload.lengths
     if layout is None:
         return None
@@ -152,20 +158,20 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
     formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {layout.tensor_parallel}"
     weights = Part(ROLLOUT_WEIGHTS, space.weights + space.adapters, formula)
     if not rollout.is_vllm:
-        # It decodes rows of one length side by side (hf_engine.py): at most all of a batch, as long as they may be, one
-        # layer's cache twice while it grows; and logits of all tokens of the prompts before.
+        # transformers decodes rows of equal length together (hf_engine.py). Worst case: all rows of a batch at full
+        # length, with one layer's cache held twice while it grows, and before that the logits of all prompt tokens.
         rows = min(rollout.max_sequences, requests)
         whole_rows = rows * space.sequence_bytes(lengths.longest_row) * (1 + 1 / rollout.shape.num_layers)
         logits = rows * lengths.prompt_max * rollout.shape.vocabulary_size * rollout.weight_bytes
-        own = (
+        own_parts = (
             weights,
             Part(KV_CACHE, whole_rows, f"{rows} rows of {lengths.longest_row} tokens"),
             Part("engine activations", logits, f"logits of {rows} prompts of {lengths.prompt_max} tokens"),
         )
-        return EngineMemory(space, own, (weights,), (weights,))
+        return EngineMemory(space, own_parts, (weights,), (weights,))
     others = (
         Part("engine context", space.context, _AS_SEEN),
-        Part("engine activations", space.activations, f"{rollout.max_batched_tokens} tokens in a pass"),
+        Part("engine activations", space.activations, f"{rollout.max_batched_tokens:,} tokens in a pass"),
         Part("engine graphs", space.graphs, _AS_SEEN),
     )
     without = (weights.num_bytes + sum(part.num_bytes for part in others)) / GIB
@@ -179,8 +185,8 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
 
 
 def bucket_part(pool: PlacedPool, workload: Workload, actor: TrainModel | None) -> Part:
-    """What a hand-over of weights holds beyond shards and the engine's own: two buckets, or twice the largest tensor
-    (weights/buckets.py). Where one GPU holds all there is nothing to gather, and one tensor in another dtype."""
+    """The buffers of a weight sync: two buckets, or twice the largest tensor if that is larger (weights/buckets.py). If
+    one GPU holds the whole actor, nothing is gathered: then at most one tensor, converted to the engine's dtype."""
     rollout = workload.rollout
     each = rollout.weight_bytes
     layout = pool.layouts.get(Role.ACTOR)

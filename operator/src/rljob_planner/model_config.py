@@ -1,7 +1,7 @@
-"""A model's shape from its `config.json`, as transformers 5.19 builds the model from it.
+"""Reads a model's shape from its `config.json`, the way transformers 5.19 builds the model from it.
 
-What a configuration leaves out is what transformers' class for its `model_type` has. The sums of `model_shape` are
-those of transformers' own models, to the last parameter: `tests/planner/test_model_config.py` compares them.
+Keys that the file leaves out have the default of transformers' class for its `model_type`. The numbers of parameters
+equal those of transformers' models exactly; `tests/planner/test_model_config.py` compares them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class _Family:
-    """What models of a `model_type` have in common, unless a key of the configuration says it."""
+    """What models of one `model_type` have in common. A key of the configuration may override it."""
 
     ties_head: bool = False
     num_norms: int = 2
-    """Of a layer."""
+    """Norms per layer."""
     qk_norm: Literal["none", "heads", "whole"] = "none"
-    """One scale for all heads, two times the head size; or one for every number of queries and keys."""
+    """Norms of queries and keys: none; one scale per number of a head, shared by all heads; or one scale per number of
+    all heads."""
     qk_norm_key: str | None = None
-    """The key by which it is turned on; None: it is always there."""
+    """The key that turns these norms on; None: they are always there."""
     attention_bias: Literal["none", "inputs", "all"] = "none"
-    """Of queries, keys and values, or of the output, too."""
+    """Which projections have a bias: none; queries, keys and values; or these and the output."""
     attention_bias_key: str | None = "attention_bias"
-    """The key that turns all biases of the attention on or off, or those of its inputs where those are the default."""
+    """The key that turns these biases on or off. If `attention_bias` is none, it turns on all of them."""
     mlp_bias_key: str | None = None
+    """The key that turns biases of the MLP on."""
     every_nth_layer_is_full: int | None = None
-    """Of layers with a sliding window; None: no layer is full, unless `layer_types` says so."""
+    """In models with sliding windows: every nth layer has full attention; None: no layer, unless `layer_types` says
+    so."""
     window_key: str | None = None
-    """The key without which a window is not used."""
+    """The key that turns sliding windows on; None: a window in the configuration is always used."""
     defaults: Config = field(default_factory=dict)
+    """Values of keys that the configuration may leave out."""
 
 
 _PLAIN = _Family(attention_bias_key=None)
@@ -78,63 +82,63 @@ _FAMILIES: Mapping[str, _Family] = {
 
 
 def shape_of_config(config: Config, name: str) -> ModelShape:
-    """The shape that a `config.json` describes; that of its `text_config`, where it is one of more than text.
+    """The shape that a `config.json` describes; for a multimodal model, that of its `text_config`.
 
-    Raises PlanError where the `model_type` or a type of layers is not known here, where the weights are quantised, and
-    where a key is missing or no number.
+    Raises:
+        PlanError: unknown `model_type` or layer type, quantised weights, or a key that is missing or not a number.
     """
-    _refuse_quantised(config, name)
+    _reject_quantised(config, name)
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        # The part on text is of the whole's type where it says none (`gemma3` -> `gemma3_text`).
+        # A text part without a type has the type of the whole model (`gemma3` -> `gemma3_text`).
         return shape_of_config({**outer, "model_type": f"{config.get('model_type')}_text", **nested}, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise PlanError(
-            f"{name}: the planner does not know models of this type (config.json, model_type: {model_type!r});"
-            f" it knows {', '.join(sorted(_FAMILIES))}; --model-config FILE can name the config.json of a model of one"
-            " of these types and of about the same sizes"
+            f"{name}: the planner does not know this model type (config.json, model_type: {model_type!r}); it knows"
+            f" {', '.join(sorted(_FAMILIES))}; for an estimate, pass the config.json of a known model of similar size"
+            " with --model-config FILE"
         )
-    _refuse_unknown_layers(config, name)
+    _reject_unknown_layers(config, name)
     reader = _Reader(config, _FAMILIES[model_type], name)
     shape = _with_experts(reader, _dense(reader))
     return _with_latent_attention(reader, shape) if model_type.startswith("deepseek") else shape
 
 
 class _Reader:
-    """Asks a configuration, and what its family has where it says nothing."""
+    """Reads keys of a configuration, with the defaults of its family."""
 
     def __init__(self, config: Config, family: _Family, name: str) -> None:
         self.family, self.name, self.is_gpt_oss = family, name, config.get("model_type") == "gpt_oss"
         self.config: Config = {**family.defaults, **config}
 
     def number(self, key: str) -> int:
-        """Raises PlanError where there is none."""
+        """A number that must be there. Raises PlanError if it is missing."""
         found = self.optional(key)
         if found is None:
             raise PlanError(
-                f"{self.name}: the config.json has no {key}; name the config.json of the model itself with"
+                f"{self.name}: {key} is missing in config.json; pass the config.json of the model itself with"
                 " --model-config FILE"
             )
         return found
 
     def optional(self, *keys: str) -> int | None:
-        """The first of these that is there and not null."""
+        """The first of these keys that is there and not null."""
         for key in keys:
             value = self.config.get(key)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
                 raise PlanError(
-                    f"{self.name}: {key} of the config.json must be a whole number, at most {_LARGEST:,} (seen"
-                    f" {value!r}); correct it"
+                    f"{self.name}: {key} in config.json must be a whole number from 0 to {_LARGEST:,} (seen {value!r});"
+                    " correct it"
                 )
             return value
         return None
 
     def flag(self, key: str | None, otherwise: bool) -> bool:
-        """What a key says; `otherwise` where there is no such key."""
+        """A boolean; `otherwise` if it is missing."""
         value = self.config.get(key) if key is not None else None
         return value if isinstance(value, bool) else otherwise
 
@@ -143,7 +147,7 @@ class _Reader:
         return tuple(value) if isinstance(value, list | tuple) else ()
 
     def no_model(self, seen: str) -> PlanError:
-        return PlanError(f"{self.name}: the config.json is of no model (seen {seen}); correct it")
+        return PlanError(f"{self.name}: config.json does not describe a model (seen {seen}); correct it")
 
 
 def _dense(reader: _Reader) -> ModelShape:
@@ -159,9 +163,9 @@ def _dense(reader: _Reader) -> ModelShape:
     query, kv = heads * head_size, kv_heads * head_size
     has_qk_norm = family.qk_norm != "none" and (family.qk_norm_key is None or reader.flag(family.qk_norm_key, False))
     has_bias = reader.flag(family.attention_bias_key, family.attention_bias != "none")
-    # Of the output, too, unless the family has it at its inputs only.
+    # The output has a bias, too, unless the family has biases at the inputs only.
     bias = query + 2 * kv + (0 if family.attention_bias == "inputs" else hidden)
-    # Biases of the MLP; norms of queries and keys beyond those of one head; sinks of attention.
+    # Biases of the MLP; norms of queries and keys with a scale for all heads, beyond those of one; attention sinks.
     others = 2 * mlp + hidden if reader.flag(family.mlp_bias_key, False) else 0
     others += query + kv - 2 * head_size if has_qk_norm and family.qk_norm == "whole" else 0
     others += heads if reader.is_gpt_oss else 0
@@ -187,7 +191,7 @@ def _dense(reader: _Reader) -> ModelShape:
 
 
 def _with_experts(reader: _Reader, dense: ModelShape) -> ModelShape:
-    """The same model where it is no mixture of experts."""
+    """The shape with its experts; unchanged if the model has none."""
     count = reader.optional("num_local_experts", "num_experts", "n_routed_experts") or 0
     if not count:
         return dense
@@ -206,13 +210,13 @@ def _with_experts(reader: _Reader, dense: ModelShape) -> ModelShape:
         shared_expert_size=shared or (reader.optional("n_shared_experts") or 0) * width,
         num_dense_layers=min(num_dense, dense.num_layers),
         dense_mlp_size=dense.mlp_size,
-        # What all tokens share has a gate where it has a width of its own.
+        # A shared expert with a width of its own has a gate.
         other_expert_layer_parameters=biases + (dense.hidden_size if shared else 0),
     )
 
 
 def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
-    """The window, and how many layers have none; None and None where all layers see everything."""
+    """The window in tokens, and how many layers have full attention; None and None if all layers have."""
     family = reader.family
     window = reader.optional("sliding_window")
     if window is None or (family.window_key is not None and not reader.flag(family.window_key, False)):
@@ -228,8 +232,8 @@ def _windows(reader: _Reader, layers: int) -> tuple[int | None, int | None]:
 
 
 def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
-    """DeepSeek-V2 and V3: queries, keys and values through narrow matrices, of which the cache holds the narrow side
-    (arXiv 2405.04434, section 2.1)."""
+    """DeepSeek-V2 and V3: queries, keys and values go through low-rank matrices, and the KV cache holds the low-rank
+    side (arXiv 2405.04434, section 2.1)."""
     hidden, heads, query_rank = plain.hidden_size, plain.num_heads, reader.optional("q_lora_rank") or 0
     rotary, value, latent = (reader.number(key) for key in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
     head_size = reader.number("qk_nope_head_dim") + rotary
@@ -250,24 +254,24 @@ def _with_latent_attention(reader: _Reader, plain: ModelShape) -> ModelShape:
     )
 
 
-def _refuse_quantised(config: Config, name: str) -> None:
-    """As the trainer does (`read_config` of engines/train/model.py)."""
+def _reject_quantised(config: Config, name: str) -> None:
+    """Quantised weights cannot be trained; the trainer rejects them, too (`read_config` of engines/train/model.py)."""
     quantisation = config.get("quantization_config")
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
         raise PlanError(
-            f"{name}: its weights are quantised, and codes cannot be trained (config.json, quantization_config:"
-            f" {str(method)[:60]!r}); choose the model in 16 or 32 bits"
+            f"{name}: the weights are quantised, so they cannot be trained (config.json, quantization_config:"
+            f" {str(method)[:60]!r}); choose a version of the model in 16 or 32 bits"
         )
 
 
-def _refuse_unknown_layers(config: Config, name: str) -> None:
-    """Their parameters, their cache and their seconds would be those of attention."""
+def _reject_unknown_layers(config: Config, name: str) -> None:
+    """The formulas are for attention; other layers have other parameters, caches and speeds."""
     types = config.get("layer_types")
     unknown = [str(each)[:60] for each in types if each not in _KNOWN_LAYERS] if isinstance(types, list | tuple) else []
     if unknown:
         raise PlanError(
-            f"{name}: the planner does not know layers of this type (config.json, layer_types: {unknown[0]!r});"
-            f" it knows {' and '.join(_KNOWN_LAYERS)}; --model-config FILE can name the config.json of a model with"
-            " these and of about the same sizes"
+            f"{name}: the planner does not know this layer type (config.json, layer_types: {unknown[0]!r}); it knows"
+            f" {' and '.join(_KNOWN_LAYERS)}; for an estimate, pass the config.json of a model of similar size that has"
+            " only these with --model-config FILE"
         )

@@ -1,7 +1,6 @@
-"""How large a model is, tensor by tensor: all that memory and time depend on.
+"""The shape of a model, tensor by tensor. Memory and time are computed from it.
 
-Legend of formulas: L layers, H hidden size, q = query heads x head size, kv = key and value heads x head size, F width
-of an MLP, E experts, k experts of a token, V vocabulary.
+The package's docstring explains the letters of formulas. Sources: transformers' model classes (see `model_config`).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 MLP_MATRICES = 3
-"""Of an MLP: gate, up and down projection."""
+"""The matrices of an MLP: gate, up and down projection."""
 
 
 class TensorSize(NamedTuple):
-    """`copies` equal tensors; `columns`: numbers of a row, of whatever shape."""
+    """`copies` equal tensors with `rows` rows of `columns` numbers each; more dimensions count as columns."""
 
     rows: int
     columns: int = 1
@@ -24,22 +23,22 @@ class TensorSize(NamedTuple):
 
 
 Unit = tuple[TensorSize, ...]
-"""What FSDP2 gathers together."""
+"""Tensors that FSDP2 gathers together: those of one decoder layer, or of the root."""
 
 
 def shard_elements(unit: Iterable[TensorSize], num_shards: int = 1) -> int:
-    """On the first of so many ranks, each of which gets whole rows."""
+    """Numbers of the unit on rank 0 of `num_shards` ranks. FSDP2 splits by rows, so rank 0 has most: ceil(rows / W)."""
     return sum(-(-each.rows // num_shards) * each.columns * each.copies for each in unit)
 
 
 def gathered_elements(unit: Iterable[TensorSize], num_shards: int) -> int:
-    """On every rank while they are whole, with what fills them up."""
+    """Numbers of the unit on each rank while it is gathered, with the padding that makes shards equal."""
     return num_shards * shard_elements(unit, num_shards)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of equal layers, with or without experts."""
+    """The sizes of a decoder model, dense or with experts. All layers are equal, except that only some have experts."""
 
     name: str
     num_layers: int
@@ -48,82 +47,84 @@ class ModelShape:
     num_kv_heads: int
     head_size: int
     mlp_size: int
-    """Width of the MLP; with experts that of one expert."""
+    """F: width of the MLP, or of one expert."""
     vocabulary_size: int
     ties_head: bool
-    """Whether embedding and output head are one tensor."""
+    """Whether the embedding and the output head share one tensor."""
     has_qk_norm: bool = False
     attention_bias_size: int = 0
-    """Numbers of all biases of a layer's attention."""
+    """Number of all attention biases in a layer."""
     num_norms_per_layer: int = 2
     num_experts: int = 0
     experts_per_token: int = 0
     shared_expert_size: int = 0
-    """Width of the MLP that all tokens of a layer with experts use; 0 where there is none."""
+    """Width of the shared expert, which processes all tokens in each layer with experts; 0 if there is none."""
     num_dense_layers: int = 0
-    """Of a model with experts: layers that have one MLP, of `dense_mlp_size`."""
+    """In a model with experts: the number of layers without experts; their MLP has width `dense_mlp_size`."""
     dense_mlp_size: int = 0
     sliding_window: int | None = None
+    """Tokens that attention sees in layers with a sliding window."""
     num_full_attention_layers: int | None = None
-    """Layers whose attention sees everything; None: all of them (or none has a window)."""
+    """Layers whose attention sees all tokens; None: all layers."""
     max_positions: int | None = None
     other_layer_parameters: int = 0
-    """Of each layer: what is in none of the sums below, such as biases of the MLP."""
+    """Parameters per layer that the other fields do not give, such as MLP biases."""
     other_expert_layer_parameters: int = 0
-    """The same, of layers with experts alone."""
+    """The same for layers with experts only."""
     attention_matrix_parameters: int = 0
-    """Of a layer whose attention has other matrices than four (DeepSeek's latent attention); 0: H (2q + 2kv)."""
+    """Attention parameters of a layer if they are not the usual four matrices (DeepSeek's latent attention); 0: the
+    usual H (2q + 2kv)."""
     kv_cache_size: int = 0
-    """Numbers that such a layer keeps of a token; 0: 2kv."""
+    """Numbers per token in the KV cache of such a layer; 0: the usual 2kv."""
 
     @property
     def query_size(self) -> int:
-        """q."""
+        """q: query heads x head size."""
         return self.num_heads * self.head_size
 
     @property
     def kv_size(self) -> int:
-        """kv."""
+        """kv: key/value heads x head size."""
         return self.num_kv_heads * self.head_size
 
     @property
     def kv_numbers_per_token(self) -> int:
-        """What a layer keeps of a token in the KV cache."""
+        """Numbers that a layer keeps per token in the KV cache."""
         return self.kv_cache_size or 2 * self.kv_size
 
     @property
     def attention_layers(self) -> tuple[int, int]:
-        """Layers that see all of a sequence, and those with a window."""
+        """The number of layers with full attention, and of layers with a sliding window."""
         if self.sliding_window is None or self.num_full_attention_layers is None:
             return self.num_layers, 0
         return self.num_full_attention_layers, self.num_layers - self.num_full_attention_layers
 
     def spreads_over(self, num_gpus: int) -> bool:
-        """Whether so many GPUs can share the heads of attention: each has as many, and keys and values for them
-        (trainer, engines/train/layout.py; vLLM, config/model.py)."""
+        """Whether `num_gpus` GPUs can divide the attention heads evenly: query heads are split; key/value heads are
+        split or replicated (trainer, engines/train/layout.py; vLLM, config/model.py)."""
         kv_heads = self.num_kv_heads
         return self.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
     @property
     def has_experts(self) -> bool:
-        """Whether it is a mixture of experts."""
+        """Whether the model is a mixture of experts."""
         return self.num_experts > 0
 
     @property
     def num_expert_layers(self) -> int:
-        """Of all layers those with experts."""
+        """Layers with experts."""
         return self.num_layers - self.num_dense_layers if self.has_experts else 0
 
     @property
     def dense_width(self) -> int:
-        """F of a layer without experts."""
+        """F in layers without experts."""
         return self.dense_mlp_size or self.mlp_size
 
     def layer_tensors(self, *, has_experts: bool) -> Unit:
-        """Of one decoder layer."""
+        """The tensors of one decoder layer."""
         hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
         matrices = TensorSize(query, hidden), TensorSize(kv, hidden, 2), TensorSize(hidden, query)
-        # Biases of queries, keys and values as Qwen2 has them; what is more belongs to the output.
+        # Qwen2 has biases for queries, keys and values; if there are more, they belong to the output projection.
         rest = self.attention_bias_size - query - 2 * kv
         biases = TensorSize(query), TensorSize(kv, 1, 2), TensorSize(rest)
         norms = (
@@ -148,7 +149,7 @@ class ModelShape:
         return TensorSize(width, self.hidden_size, 2), TensorSize(self.hidden_size, width)
 
     def layers_elements(self, num_shards: int = 1) -> int:
-        """Of all layers, on the first of so many ranks."""
+        """Parameters of all layers on rank 0 of `num_shards` ranks."""
         counts = {False: self.num_layers - self.num_expert_layers, True: self.num_expert_layers}
         return sum(
             count * shard_elements(self.layer_tensors(has_experts=has_experts), num_shards)
@@ -157,8 +158,8 @@ class ModelShape:
         )
 
     def root_tensors(self, *, has_token_head: bool = True) -> Unit:
-        """Embedding, last norm, and head. Another head than that of tokens (output_head.py) has one row, which every
-        rank holds."""
+        """Embedding, last norm and output head. A head that is not for tokens (value, score: output_head.py) has one
+        row, and every rank holds it."""
         embedding = TensorSize(self.vocabulary_size, self.hidden_size)
         rest = TensorSize(self.hidden_size)
         if not has_token_head:
@@ -167,27 +168,27 @@ class ModelShape:
 
     @cached_property
     def layers_parameters(self) -> int:
-        """Of all layers."""
+        """Parameters of all layers."""
         return self.layers_elements()
 
     @property
     def embedding_parameters(self) -> int:
-        """V H."""
+        """V H: parameters of the embedding."""
         return self.vocabulary_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """With an output head for tokens."""
+        """P, with the output head for tokens."""
         return self.layers_parameters + shard_elements(self.root_tensors())
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that one token is multiplied with: k experts, the head once, no embedding."""
+        """Weights that each token is multiplied with: k experts and the output head, not the embedding."""
         return self.layer_matmul_parameters + self.embedding_parameters
 
     @cached_property
     def layer_matmul_parameters(self) -> int:
-        """The same without the head."""
+        """The same without the output head."""
         hidden, layers, sparse = self.hidden_size, self.num_layers, self.num_expert_layers
         attention = self.attention_matrix_parameters or hidden * 2 * (self.query_size + self.kv_size)
         width = self.experts_per_token * self.mlp_size + self.shared_expert_size
@@ -196,6 +197,7 @@ class ModelShape:
 
     @property
     def largest_tensor_parameters(self) -> int:
-        """What a hand-over of weights holds whole at least: the embedding, or the fused experts of one layer."""
+        """Parameters of the largest tensor in a weight sync: the embedding, or the fused gate and up projections of
+        all experts of a layer."""
         experts = self.num_experts * self.hidden_size * self.mlp_size * (MLP_MATRICES - 1)
         return max(self.embedding_parameters, experts)

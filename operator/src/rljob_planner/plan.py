@@ -1,4 +1,4 @@
-"""A job on its GPUs, worked out: memory phase by phase, what would make it fit, and the time of it all."""
+"""The plan of a job on its GPUs: memory of each phase, changes that make the job fit, and time."""
 
 from __future__ import annotations
 
@@ -20,52 +20,57 @@ DEFAULTS = Constants()
 
 @dataclass(frozen=True)
 class Plan:
-    """What is expected of a job."""
+    """The expected memory and time of a job on given GPUs."""
 
     workload: Workload
     placement: Placement
     phases: Mapping[str, tuple[PhaseMemory, ...]]
-    """By pool, in the order of a run."""
+    """Peak memory of each phase, by the pool's name; phases are in the order of a run."""
     verdict: Verdict
     worst: PhaseMemory
-    """Of all pools that with least to spare."""
+    """The phase with the least free memory, over all pools."""
     knobs: tuple[Knob, ...]
-    """Where it does not fit, or hardly: what makes it fit, the cheapest first, each with the seconds of its step."""
+    """Changes that make the job fit, if it does not fit or hardly fits. The cheapest comes first; each has the seconds
+    of its step."""
     nearest_miss: Knob | None
-    """Where nothing that is tried makes it fit: what comes closest."""
+    """The change that comes closest, if no change that was tried makes the job fit."""
     step: StepTime
     sequences_at_once: float
-    """That one engine decodes side by side, on average; of Hugging Face's engine the most."""
+    """Sequences that one engine decodes at the same time: the mean with vLLM, the maximum with transformers."""
     notes: tuple[str, ...]
-    """What is to be known beside the numbers, as sentences."""
+    """Sentences that explain or limit the numbers."""
 
     @property
     def all_phases(self) -> tuple[PhaseMemory, ...]:
-        """Of all pools."""
+        """The phases of all pools."""
         return tuple(phase for each in self.phases.values() for phase in each)
 
     @property
     def run_seconds(self) -> Seconds:
-        """Of all steps; saves and evaluations apart."""
+        """Seconds of all steps, without checkpoints and evaluations."""
         return self.step.total.times(self.workload.num_steps)
 
     @property
     def gpu_hours(self) -> Seconds:
-        """Of all steps on all GPUs, those that wait, too; in hours."""
+        """Hours of all steps x all GPUs; idle GPUs count."""
         return self.run_seconds.times(self.placement.num_gpus / 3600)
 
 
 def plan_of(
     workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_knobs: bool = True
 ) -> Plan:
-    """Raises KeyError where a role has no place. Knobs take the most of its time."""
+    """The plan of a job on this placement. `with_knobs` searches changes that make it fit; that takes most of the time.
+
+    Raises:
+        KeyError: a role of the job is in no pool.
+    """
     phases = {pool.name: phases_of(pool, workload, constants) for pool in placement.pools}
     everything = tuple(phase for each in phases.values() for phase in each)
     knobs = knobs_of(workload, placement, constants) if with_knobs else Knobs()
     home = placement.pool_of(Role.ROLLOUT)
     engine = engine_memory(home, workload, constants)
     assert engine is not None, "the pool of the rollout has an engine"
-    assert home.rollout is not None, "and its layout"
+    assert home.rollout is not None, "the pool of the rollout has its layout"
     requests = workload.requests_per_engine(home.rollout)
     context = live_context(workload.lengths.prompt_mean, lengths_of(workload.lengths))
     at_once = min(engine.space.sequences_at_once(context), float(requests))
@@ -84,7 +89,8 @@ def plan_of(
 
 
 def _priced(knobs: Knobs, constants: Constants) -> tuple[Knob, ...]:
-    """Within those that take one change, and no other GPUs nor another kind of training, the fastest first."""
+    """Changes with the seconds of their step. First those that are not drastic, then fewer changes, then those that fit
+    with room to spare, then the fastest."""
 
     def cost(knob: Knob, seconds: Seconds) -> tuple[bool, int, bool, float]:
         is_drastic = any(change.is_drastic for change in knob.changes)
@@ -100,15 +106,20 @@ def _notes(
 ) -> Iterator[str]:
     if fails_from_second_step(phases):
         yield (
-            "The first step would fit and later ones would not: the optimizer's moments exist from the first update "
-            "on, beside the engine that wakes up. Where they are the actor's, the trainer ends such a job before it "
-            "begins."
+            "The first step would fit, later steps would not: from the first update on, the optimizer's moments are in"
+            " memory when the rollout engine wakes up. If the moments are the actor's, the trainer stops such a job"
+            " before its first step."
         )
     if workload.rollout.is_vllm and 0 < at_once < min(requests, workload.rollout.max_sequences):
+        field = "cpuKvCache" if placement.pool_of(Role.ROLLOUT).gpu.is_cpu else "gpuMemoryUtilization"
         yield (
-            f"The KV cache of an engine holds {at_once:.0f} sequences of mean length at once, of {requests} that it"
-            " gets in a step: the others wait, or are preempted."
+            f"The KV cache of one rollout engine holds {at_once:.0f} sequences of mean length, and the engine gets"
+            f" {requests} per step: the others wait or are preempted. To hold more, increase"
+            f" spec.training.rollout.{field}."
         )
     if not placement.runs_today:
-        yield "This version of the trainer cannot run it: actor and rollout are not on one pool, taking turns."
+        yield (
+            "This version of the trainer cannot run this placement: actor and rollout must be on the same pool and take"
+            " turns."
+        )
     yield from workload.assumptions

@@ -1,4 +1,4 @@
-"""What a plan is made of: memory phase by phase, in bytes of the fullest GPU, and seconds of the parts of a step."""
+"""The parts of a plan: memory of each phase, in bytes on the fullest GPU, and seconds of each phase of a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Parts of a run with a peak of their own. Names of boundaries are those of docs/memory.md."""
+    """The phases of a run that have a memory peak of their own; docs/memory.md says what is in memory in each."""
 
     ENGINE_START = "engine start"
     FIRST_WAKE = "first wake-up"
@@ -22,78 +22,82 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """One owner's share."""
+    """The memory of one owner."""
 
     owner: str
     """`actor parameters`, `KV cache`, `ref activations`, ..."""
     num_bytes: float
     formula: str = ""
-    """With numbers put in, for `--explain`: `4 x 8.2e9 / 8`."""
+    """The formula with its numbers, for `--explain`: `4 x 8.2e9 / 8`."""
 
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """What is on one GPU of a pool at the peak of a phase."""
+    """The memory of one GPU of a pool at the peak of a phase, in bytes."""
 
     phase: Phase
     pool: str
     parts: tuple[Part, ...]
     limit: float
-    """What the GPU has for it."""
+    """Memory that the job may use."""
     lacks: float = 0.0
-    """What a part with a limit of its own has too little of: the engine's KV cache, for one longest sequence."""
+    """Bytes that the KV cache lacks to hold one longest sequence; 0 if it is large enough."""
 
     @property
     def total(self) -> float:
-        """Of all parts."""
+        """Sum of all parts."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
     def spare(self) -> float:
-        """Below 0 where it does not fit."""
+        """Free memory; negative if the phase does not fit."""
         room = self.limit - self.total
         return min(room, -self.lacks) if self.lacks else room
 
 
+TIGHT_SHARE = 0.1
+"""Share of free memory below which a job hardly fits."""
+
+
 class Verdict(StrEnum):
-    """Of a pool or a whole placement."""
+    """Whether a pool or a placement fits."""
 
     FITS = "fits"
-    """A tenth or more is spare."""
+    """At least a tenth of the memory is free in every phase."""
     TIGHT = "tight"
     TOO_LARGE = "does not fit"
 
 
 def verdict_of(phases: tuple[PhaseMemory, ...]) -> Verdict:
-    """The worst of them."""
+    """The verdict on the phase with the least free memory."""
     if any(each.spare < 0 for each in phases):
         return Verdict.TOO_LARGE
-    return Verdict.TIGHT if any(each.spare < 0.1 * each.limit for each in phases) else Verdict.FITS
+    return Verdict.TIGHT if any(each.spare < TIGHT_SHARE * each.limit for each in phases) else Verdict.FITS
 
 
 def fails_from_second_step(phases: tuple[PhaseMemory, ...]) -> bool:
-    """Whether a first step fits, and only what comes with the optimizer's moments, from the second one on, does not."""
+    """Whether the first step fits and later ones do not, because the optimizer's moments exist from the second on."""
     too_large = {phase.phase for phase in phases if phase.spare < 0}
     return Phase.LATER_WAKE in too_large and too_large <= {Phase.LATER_WAKE, Phase.GENERATION, Phase.SYNC}
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Of a train engine's passes: what is there beyond the state that stays."""
+    """The peak memory of a train engine's passes on one GPU, in bytes."""
 
     resident: float
     """Shards that stay on the device between passes: parameters, and moments unless they are offloaded."""
     transient: float
-    """What comes on top of that at the worst moment: gradients, gathered parameters, activations."""
+    """Memory that is added at the peak: gradients, gathered parameters, activations."""
     bound_by: str
-    """The worst moment: `activations of a layer`, `output head`, `end of backward`, `optimizer step`."""
+    """The moment of the peak: `activations of a layer`, `output head`, `end of backward`, `optimizer step`."""
     parts: tuple[Part, ...] = ()
-    """All of it, for people; their sum is `resident` + `transient`."""
+    """The parts by owner; they sum to `resident` + `transient`."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """A range: what is not known is not hidden in one number."""
+    """An estimate of a time, with a range that shows how uncertain it is."""
 
     low: float
     likely: float
@@ -103,7 +107,7 @@ class Seconds:
         return Seconds(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, factor: float) -> Seconds:
-        """Each end by the same factor."""
+        """All three multiplied by `factor`."""
         return Seconds(self.low * factor, self.likely * factor, self.high * factor)
 
 
@@ -119,17 +123,17 @@ class PhaseTime:
     """`compute`, `memory bandwidth`, `network`, `the longest response`, ..."""
     assumption: str
     formula: str
-    """With numbers put in, for `--explain`."""
+    """The formula with its numbers, for `--explain`."""
     waited: Seconds
-    """What the metric of this name shows where pools work beside each other: what is still waited for after the phases
-    before it."""
+    """What the metric of this name shows: the time that the controller still waits for this phase after the phases
+    before it. Less than `seconds` if the phase runs at the same time as one on another pool."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step: phases of one pool follow each other; what pools do beside each other is counted once."""
+    """The time of a step. The phases of one pool follow each other; phases that run at the same time count once."""
 
     phases: tuple[PhaseTime, ...]
     total: Seconds
     bound_by: str
-    """The phase that most of it goes to, and what bounds that."""
+    """The longest phase and what bounds it: `generate: memory bandwidth`."""

@@ -1,4 +1,4 @@
-"""What a job does in a step (models, tokens, passes), and where its roles are."""
+"""A job as the planner sees it: the work of a step (`Workload`) and where its roles run (`Placement`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_planner.model_shape import ModelShape, TensorSize, Unit, shard_elemen
 
 
 class Role(StrEnum):
-    """As in `spec.roles`."""
+    """The roles of `spec.roles`."""
 
     ACTOR = "actor"
     ROLLOUT = "rollout"
@@ -21,15 +21,16 @@ class Role(StrEnum):
 
 
 TRAIN_ROLES = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
-"""Those that a train engine serves."""
+"""The roles that a train engine (FSDP2) serves."""
 MASTER_BYTES = 4
-"""Of a trained number, of a gradient, and of each moment."""
+"""Bytes of a trained parameter, of its gradient, and of each of its two moments: all are float32."""
 WHOLE_LOGITS_BYTES = 32 * 2**20
-"""Logits of a micro-batch, in 32 bits, that are not cut into tiles (trainer, engines/train/token_logprobs.py)."""
+"""Up to this size, in float32, the logits of a micro-batch are not computed in tiles (trainer,
+engines/train/token_logprobs.py)."""
 
 
 class Head(StrEnum):
-    """What a model says of a token."""
+    """What a model predicts at each token: the next token, a value (critic), or a score (reward model)."""
 
     TOKENS = "tokens"
     VALUE = "value"
@@ -38,27 +39,27 @@ class Head(StrEnum):
 
 @dataclass(frozen=True)
 class LoraShape:
-    """Adapters beside linear layers."""
+    """The LoRA adapters of a model."""
 
     rank: int
     num_parameters: int
     num_layers: int
-    """Linear layers that have one."""
+    """The number of linear layers with an adapter, over all decoder layers."""
     input_sizes_per_layer: int = 0
-    """Sum of the widths of what the adapted linear layers of one decoder layer read."""
+    """Sum of the input widths of the adapted linear layers in one decoder layer."""
     syncs_alone: bool = False
-    """Whether the rollout engine gets the adapters by themselves."""
+    """Whether a weight sync sends only the adapters; otherwise it sends merged weights."""
 
     def tensors(self, num_decoder_layers: int) -> Unit:
-        """Of a decoder layer: beside each adapted linear layer A [rank, inputs] and B [outputs, rank] (lora.py). Of B
-        only the number of all elements is known, which is that of the shards where W divides outputs."""
+        """The adapters of one decoder layer: A [rank, inputs] and B [outputs, rank] per adapted linear layer (trainer,
+        lora.py). All B count as one column of numbers, so their shards are exact where W divides the outputs."""
         rest = -(-self.num_parameters // num_decoder_layers) - self.rank * self.input_sizes_per_layer
         return TensorSize(self.rank, self.input_sizes_per_layer), TensorSize(max(0, rest))
 
 
 @dataclass(frozen=True)
 class ModelOffload:
-    """What is on the host while nothing needs it."""
+    """State that is in host memory while no pass needs it."""
 
     parameters: bool = False
     gradients: bool = False
@@ -67,130 +68,135 @@ class ModelOffload:
 
 @dataclass(frozen=True)
 class TrainModel:
-    """A model that a train engine holds."""
+    """A model in a train engine."""
 
     shape: ModelShape
     is_trained: bool
     head: Head = Head.TOKENS
     compute_bytes: int = 2
-    """Of a number in the passes; a frozen model's shards have it, too."""
+    """m: bytes of a number in passes, and in the shards of a frozen model."""
     checkpoints_activations: bool = False
     checkpoints_every_nth_layer: int = 1
+    """With `checkpoints_activations`: 1 recomputes every layer, 2 every second layer, ..."""
     lora: LoraShape | None = None
     offload: ModelOffload = field(default_factory=ModelOffload)
     defers_reduction: bool = False
+    """Whether gradients are reduced over ranks only after the last micro-batch of an update."""
     is_actor_without_adapters: bool = False
-    """A reference that is the actor's own model: takes no memory."""
+    """Whether this is a reference that is the actor without its adapters; it takes no memory."""
 
     @property
     def is_wholly_trained(self) -> bool:
-        """Not only adapters beside it."""
+        """Whether all weights are trained, not only adapters."""
         return self.is_trained and self.lora is None
 
     @property
     def root_tensors(self) -> Unit:
-        """Of what is in no layer, with this head."""
+        """Embedding, last norm and this model's head."""
         return self.shape.root_tensors(has_token_head=self.head is Head.TOKENS)
 
     @property
     def layer_adapters(self) -> Unit:
-        """Of one decoder layer."""
+        """The adapters of one decoder layer."""
         return () if self.lora is None else self.lora.tensors(self.shape.num_layers)
 
     def base_elements(self, num_shards: int = 1) -> int:
-        """Parameters without adapters, on the first of so many ranks."""
+        """Parameters without adapters, on rank 0 of `num_shards` ranks."""
         return self.shape.layers_elements(num_shards) + shard_elements(self.root_tensors, num_shards)
 
     def adapter_elements(self, num_shards: int) -> int:
-        """The same of adapters."""
+        """Parameters of adapters, on rank 0 of `num_shards` ranks."""
         return self.shape.num_layers * shard_elements(self.layer_adapters, num_shards)
 
     @property
     def num_parameters(self) -> int:
-        """With this head in the place of that for tokens, without adapters."""
+        """P with this model's head, without adapters."""
         return self.shape.layers_parameters + shard_elements(self.root_tensors)
 
     @property
     def num_adapters(self) -> int:
-        """Numbers of all of them."""
+        """Parameters of all adapters."""
         return 0 if self.lora is None else self.lora.num_parameters
 
     @property
     def num_learned(self) -> int:
-        """Numbers that have a gradient and moments."""
+        """Parameters with a gradient and moments."""
         return (self.num_adapters or self.num_parameters) if self.is_trained else 0
 
     @property
     def whole_logits_tokens(self) -> int:
-        """Up to so many tokens of a micro-batch and rank have logits that are not cut into tiles."""
+        """The most tokens of a micro-batch per rank whose logits are not computed in tiles."""
         return WHOLE_LOGITS_BYTES // (4 * self.shape.vocabulary_size)
 
 
 @dataclass(frozen=True)
 class RolloutWork:
-    """Generation."""
+    """The model that generates, and the settings of its engine."""
 
     shape: ModelShape
     weight_bytes: int = 2
-    """Of a number."""
+    """b: bytes of a weight."""
     is_vllm: bool = True
-    """Else Hugging Face's engine, which keeps no space for its cache, and reads every prompt for each response."""
+    """False: transformers generates. It reserves no KV cache, and reads the prompt again for each response."""
     compiles: bool = True
     max_sequences: int = 256
-    """That one engine decodes at once."""
+    """The most sequences that one engine decodes at the same time."""
     max_model_length: int = 4096
+    """The longest sequence, prompt and response, in tokens."""
     memory_utilization: float = 0.5
-    """Share of a GPU's memory, while it generates."""
+    """Share of the GPU's memory that vLLM may use while it is awake."""
     cpu_kv_cache_bytes: int = 1 << 30
+    """Size of the KV cache on CPUs."""
     sync_every_steps: int = 1
     adapter_rank: int | None = None
-    """Of adapters beside the weights."""
+    """LoRA rank if the engine keeps adapters beside the weights."""
 
     @property
     def max_batched_tokens(self) -> int:
-        """Tokens that one pass of vLLM may have (trainer, engines/rollout/vllm_engine.py)."""
+        """The most tokens in one forward pass of vLLM (trainer, engines/rollout/vllm_engine.py)."""
         return max(8192, self.max_model_length)
 
     @property
     def keeps_weights_asleep(self) -> bool:
-        """In the host's memory, between steps (trainer, controller/model_roles.py)."""
+        """Whether weights stay in host memory while the engine sleeps (trainer, controller/model_roles.py)."""
         return self.sync_every_steps > 1 or self.adapter_rank is not None
 
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """How long prompts and responses are, in tokens."""
+    """Lengths of prompts and responses, in tokens."""
 
     prompt_mean: float
     prompt_max: int
     response_mean: float
-    """As they come out: what is cut off counts with the length that it is cut to."""
+    """Mean after truncation at `response_max`."""
     response_max: int
-    """`rollout.maxNewTokens`: where responses are cut off."""
+    """`rollout.maxNewTokens`, where responses are truncated."""
     response_cv: float = 0.8
-    """Standard deviation over mean, before they are cut off (log-normal)."""
+    """Coefficient of variation (standard deviation / mean) before truncation; the distribution is log-normal."""
     clipped_share: float | None = None
-    """Of responses those that are cut off, where it is known; counts instead of `response_cv`."""
+    """Share of truncated responses, if known; used instead of `response_cv`."""
     response_mean_low: float | None = None
-    """Where the mean is a guess: what it may be at least, by which ranges of seconds are wider."""
+    """Lower bound of the mean if the mean is a guess; it widens the range of seconds."""
     response_mean_high: float | None = None
+    """Upper bound, likewise."""
     assumption: str = ""
-    """Where they are from, as a sentence."""
+    """A sentence on where these lengths come from."""
 
     @property
     def longest_row(self) -> int:
-        """Prompt and response."""
+        """Tokens of the longest prompt with the longest response."""
         return self.prompt_max + self.response_max
 
     @property
     def mean_row(self) -> float:
-        """Prompt and response."""
+        """Tokens of a mean prompt with a mean response."""
         return self.prompt_mean + self.response_mean
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A job without its places."""
+    """The work of a step of a job, independent of where its roles run."""
 
     name: str
     batch_size: int
@@ -204,72 +210,73 @@ class Workload:
     max_tokens_per_micro_batch: int
     lengths: TokenLengths
     models: Mapping[Role, TrainModel]
-    """Of the train roles that the job has."""
+    """The models of the job's train roles."""
     rollout: RolloutWork
     needs_old_logprobs: bool
-    """Whether there is a pass for them: an only update's own forward pass gives them else."""
+    """Whether log-probabilities of the policy need a pass of their own. With one update per step, the update's own
+    forward pass gives them."""
     needs_old_logprobs_in_any_case: bool = True
-    """Whether something else than several updates per step asks for them."""
+    """Whether they would need one with one update per step, too."""
     needs_whole_pass: bool = False
-    """A pass without gradient over each mini-batch (Clip-Cov, KL-Cov)."""
+    """Whether each mini-batch has a further pass without gradient (Clip-Cov, KL-Cov)."""
     checkpoint_every_steps: int | None = None
     evaluation_every_steps: int | None = None
-    """0: only before the first and after the last step; None: there are no evaluations."""
+    """0: only before the first and after the last step; None: no evaluations."""
     scores_first: bool = False
-    """Whether scores say what is learned from, and so are waited for before the passes."""
+    """Whether scores decide which responses are trained on; the controller then waits for them before the passes."""
     learned_fraction: float = 1.0
-    """Of the responses those that are learned from; more are generated where dynamic sampling replaces the others."""
+    """Share of the responses that are trained on. With dynamic sampling, new responses replace the others."""
     generated_per_learned: float = 1.0
-    """Rounds of dynamic sampling, as a factor on generation."""
+    """Factor on generation: prompts that dynamic sampling generates for / batch size."""
     has_greedy_responses: bool = False
-    """One more to each prompt, beside the others, which is scored and not learned from (ReMax)."""
+    """Whether each prompt has one greedy response more, which is scored and not trained on (ReMax)."""
     assumptions: tuple[str, ...] = ()
-    """What is taken for granted beside lengths, for people."""
+    """Further assumptions, as sentences."""
     reward_seconds: float = 0.0
-    """Per step, beside the reward model; waited for after the passes beside which scores are computed."""
+    """Seconds of a step's reward functions, without the reward model. Passes run at the same time."""
 
     def with_model(self, role: Role, model: TrainModel) -> Workload:
-        """With another model in a role."""
+        """The same workload with another model in a role."""
         return replace(self, models={**self.models, role: model})
 
     @property
     def num_responses(self) -> int:
-        """Of a step, over all workers."""
+        """Responses of a step that are candidates for training, over all workers."""
         return self.batch_size * self.group_size
 
     @property
     def num_requests(self) -> int:
-        """Responses that are generated at once, over all engines."""
+        """Responses that a step generates, over all engines, before dynamic sampling asks for more."""
         return self.num_responses + (self.batch_size if self.has_greedy_responses else 0)
 
     def requests_per_engine(self, layout: RolloutLayout) -> int:
-        """Responses that one engine makes in a step, at most."""
+        """Responses of a step on one engine, at most."""
         return -(-self.num_requests // max(1, layout.num_engines))
 
     @property
     def num_updates(self) -> int:
-        """Optimizer updates per step."""
+        """Optimizer steps per training step."""
         return self.num_epochs_per_batch * (self.batch_size // self.mini_batch_size)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Those that the job has, in the order of `Role`."""
+        """The job's roles, in the order of `Role`."""
         return tuple(role for role in Role if role is Role.ROLLOUT or role in self.models)
 
 
 @dataclass(frozen=True)
 class TrainLayout:
-    """As the trainer's ParallelLayout: `shard_size` GPUs hold a copy together."""
+    """How a model in training is distributed over the GPUs of its pool: `shard_size` GPUs hold one copy (W)."""
 
     num_gpus: int
     shard_size: int
     sequence_parallel: int = 1
     keeps_shard_size: bool = field(default=False, compare=False)
-    """Whether the job's file says it: a larger pool then has more copies, and no larger ones."""
+    """Whether the job file sets the shard size; on a larger pool there are then more copies, not larger ones."""
 
     @property
     def is_left_open(self) -> bool:
-        """Whether it is that of a role of which a job says nothing."""
+        """Whether the layout is the default, for a role that the job file does not mention."""
         return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.keeps_shard_size
 
     @property
@@ -279,26 +286,32 @@ class TrainLayout:
 
     @property
     def num_data_ranks(self) -> int:
-        """Parts that batches are split into."""
+        """Ranks with different rows; GPUs that share rows by sequence parallelism are one data rank."""
         return self.num_gpus // self.sequence_parallel
+
+    def resized(self, num_gpus: int) -> TrainLayout:
+        """The layout on another number of GPUs. If all GPUs held one copy, all of the new ones do, unless the job file
+        sets the shard size."""
+        keeps = self.keeps_shard_size or self.num_replicas > 1
+        return replace(self, num_gpus=num_gpus, shard_size=self.shard_size if keeps else num_gpus)
 
 
 @dataclass(frozen=True)
 class RolloutLayout:
-    """`tensor_parallel` GPUs hold a copy together."""
+    """How the rollout model is distributed over the GPUs of its pool: `tensor_parallel` GPUs hold one copy (TP)."""
 
     num_gpus: int
     tensor_parallel: int = 1
 
     @property
     def num_engines(self) -> int:
-        """Copies of the model."""
+        """Rollout engines; each has one copy of the model."""
         return self.num_gpus // self.tensor_parallel
 
 
 @dataclass(frozen=True)
 class PlacedPool:
-    """Equal nodes, and the roles that share their GPUs."""
+    """A pool of equal nodes, with the layout of each role on its GPUs."""
 
     name: str
     nodes: int
@@ -306,55 +319,63 @@ class PlacedPool:
     gpu: Gpu
     layouts: Mapping[Role, TrainLayout]
     rollout: RolloutLayout | None = None
-    """None where the rollout is elsewhere."""
+    """None: the rollout is on another pool."""
 
     @property
     def num_gpus(self) -> int:
-        """Of all nodes."""
+        """GPUs of all nodes of the pool."""
         return self.nodes * self.gpus_per_node
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """In the order of `Role`."""
+        """The roles on this pool, in the order of `Role`."""
         return tuple(role for role in Role if role in self.layouts or (role is Role.ROLLOUT and self.rollout))
 
 
 class Schedule(StrEnum):
-    """What of a step goes on beside what."""
+    """Whether generation and training take turns or run at the same time."""
 
     SYNCHRONOUS = "synchronous"
     ONE_STEP_OFF = "one step off"
-    """Generation of the next step beside the training of this one; needs the rollout on a pool of its own."""
+    """The next step's responses are generated while this step trains; the rollout needs a pool of its own."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """All roles of a job."""
+    """The pools of a job, with all its roles."""
 
     pools: tuple[PlacedPool, ...]
     schedule: Schedule = Schedule.SYNCHRONOUS
 
     def with_pool(self, old: PlacedPool, new: PlacedPool) -> Placement:
-        """With one of its pools changed."""
+        """The same placement with `new` in the place of the pool `old`."""
         return replace(self, pools=tuple(new if pool is old else pool for pool in self.pools))
 
     def pool_of(self, role: Role) -> PlacedPool:
-        """The one with this role. Raises KeyError."""
+        """The pool with this role.
+
+        Raises:
+            KeyError: no pool has it.
+        """
         for pool in self.pools:
             if role in pool.roles:
                 return pool
         raise KeyError(role)
 
     def layout_of(self, role: Role) -> TrainLayout:
-        """Of a train role. Raises KeyError."""
+        """The layout of a train role.
+
+        Raises:
+            KeyError: no pool has the role.
+        """
         return self.pool_of(role).layouts[role]
 
     @property
     def num_gpus(self) -> int:
-        """Of all pools."""
+        """GPUs of all pools."""
         return sum(pool.num_gpus for pool in self.pools)
 
     @property
     def runs_today(self) -> bool:
-        """Whether this version of the trainer can run it: actor and rollout on one pool, one after the other."""
+        """Whether this version of the trainer can run it: actor and rollout share a pool and take turns."""
         return self.schedule is Schedule.SYNCHRONOUS and self.pool_of(Role.ACTOR) is self.pool_of(Role.ROLLOUT)

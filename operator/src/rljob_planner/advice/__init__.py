@@ -1,3 +1,3 @@
-"""A run beside what was planned for it, and what to change: `run_facts`, `comparison`, `tuning`; constants that are
-fitted to runs: `calibration`. Folders are read by the command line.
+"""Compares a run with its plan (`run_facts`, `comparison`), suggests changes (`tuning`), and fits constants to runs
+(`calibration`). The command line reads the folders of runs.
 """

@@ -1,17 +1,17 @@
-"""Constants by what was measured: of one machine's own runs, or of published ones.
+"""Fits the planner's constants to measurements: of runs on one machine, or published ones.
 
-Each constant that is fitted is multiplied by a factor (or, where its default is 0, gets an amount), and the sum of
-squares is made smallest of
+A constant is multiplied by a factor or, if its default is 0, gets an amount. The fit minimizes the sum of the squares
+of
 
-    weight x ln(predicted / measured) / noise    for each phase and the whole step that was measured
-    ln(factor) / width                           for each constant: how far from its default it is believed to be
+    weight x ln(predicted / measured) / noise    for each measured phase, and for the whole step
+    ln(factor) / width                           for each constant; the width says how far it may be from its default
 
-so what the measurements say nothing about stays as it was. Beyond one noise a measurement's part grows evenly and not
-as the square (Huber's loss): a step that went wrong, or a machine that is unlike the others, does not decide. The
-minimum is found by moving one constant after the other (a pattern search, which needs no derivatives).
+so constants that the measurements say nothing about keep their defaults. Errors larger than the noise count linearly
+instead of squared (Huber's loss), so that a disturbed step or an unusual machine does not dominate. A pattern search,
+which needs no derivatives, finds the minimum.
 
-Of a run each step is a measurement of its own, because steps differ in what they learn from, and that tells what a step
-costs in any case from what each token costs.
+Each step of a run is a measurement of its own. Steps train on different numbers of tokens, which separates the fixed
+cost of a step from the cost of a token.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import Placement, Role, Workload
 
 LEAST_STEPS = 3
-"""Of a run beside the first one: with fewer the median says little."""
+"""Steps after the first one that a run needs; the median of fewer says little."""
 LARGEST_MISS = 1.5
-"""How many times longer or shorter than a run's own step the fitted constants may find it; also how much longer than
-the usual step one may be that is not left out as disturbed."""
+"""Largest accepted ratio between the predicted and the measured step of a run, in both directions. Steps that take
+longer than the median step by more than this factor are left out as disturbed."""
 _LARGEST_SHARE = 0.02
-"""Of a step: what fixed seconds of a pass or an update are believed to be, at most."""
+"""Largest fixed seconds of a pass or an update that are plausible, as a share of a step."""
 _FIRST_MOVE, _LAST_MOVE = 1.0, 1e-3
-"""How far a value is moved at once, in its widths."""
+"""Sizes of the first and the last move of a value, in widths."""
 _MAX_ROUNDS = 1000
-"""Bound of the pattern search's time; each round computes the loss at most 2 n + 1 times for n values."""
+"""Limit of the search; each round computes the loss at most 2n + 1 times for n values."""
 _CLOSE_ENOUGH = 1e-5
-"""Moves become smaller when they lower the loss by less than this share of it."""
+"""Moves become smaller if they lower the loss by less than this share."""
 _LEAST_SECONDS = 1e-3
+"""Shorter times count as this long, because logarithms of tiny times would dominate."""
 _LARGEST = 3.0
-"""Of the logarithm of a factor: what is further than 20 times from its default is not believed."""
+"""Largest logarithm of a factor: constants change by a factor of 20 at most."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A step, or the mean of several of one run. Seconds by the names of `timing_s/...`; the whole step is `step`."""
+    """Measured seconds of a step, or means over several, by the names of `timing_s/...`; the whole step is `step`."""
 
     workload: Workload
     placement: Placement
@@ -59,7 +60,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run, by the name of its folder, and the job that it is of, as its file says it."""
+    """A run to calibrate with: the name of its folder, its measurements, and its job."""
 
     name: str
     facts: RunFacts
@@ -69,16 +70,15 @@ class CalibrationRun:
 
 @dataclass(frozen=True)
 class Adjustable:
-    """Constants that a fit may change together by a factor or, where there is a unit, by an amount in seconds."""
+    """Constants that a fit changes together: by a factor or, if `unit` is set, by an amount in seconds."""
 
     width: float
-    """Standard deviation of the logarithm of the factor, or of the amount as a multiple of `unit`, before anything is
-    measured."""
+    """Standard deviation that is assumed before the fit: of the logarithm of the factor, or of the amount in units."""
     fields: tuple[str, ...]
     unit: float = 0.0
 
     def applied(self, constants: Constants, value: float) -> Constants:
-        """`value`: the logarithm of the factor, or the amount in units."""
+        """The constants with this change. `value`: logarithm of the factor, or amount in units."""
 
         def changed(each: float, limit: float) -> float:
             return each + max(0.0, value) * self.unit if self.unit else min(limit, each * math.exp(value))
@@ -93,13 +93,13 @@ class Adjustable:
         return Constants(**found)
 
     def bounded(self, value: float) -> float:
-        """An amount is not below 0."""
+        """The value within its bounds; an amount is not negative."""
         return max(0.0, value) if self.unit else min(_LARGEST, max(-_LARGEST, value))
 
 
 FORWARD_EFFICIENCY = Adjustable(0.3, ("forward_efficiency",))
 PASS_EFFICIENCY = Adjustable(0.5, ("training_efficiency", "forward_efficiency"))
-"""Of updates and passes together."""
+"""For updates and for passes without backward."""
 DECODE_STEP = Adjustable(0.7, ("decode_step_seconds", "expert_decode_step_seconds"))
 DECODE_SEQUENCE = Adjustable(0.7, ("decode_sequence_seconds",))
 DECODE_BANDWIDTH = Adjustable(0.2, ("decode_bandwidth_efficiency",))
@@ -111,32 +111,34 @@ PER_SYNC = Adjustable(1.0, ("wake_seconds",), unit=1.0)
 
 
 def cpu_constants() -> Constants:
-    """Of workers on CPU cores before a run has shown more: nothing is launched there, and calls cost hundredths of a
-    second. As seen on a machine of two cores."""
+    """Defaults for workers on CPU cores, before a run is calibrated: no kernel launches, and calls take hundredths of a
+    second. Measured on a machine with two cores."""
     return Constants(
         decode_step_seconds=2e-3, decode_sequence_seconds=5e-5, step_seconds=0.02, process_bytes=PROCESS_BYTES
     )
 
 
 def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constants:
-    """`constants` fitted to these runs, of one machine or cluster.
+    """The constants, fitted to these runs of one machine or cluster.
 
-    Raises PlanError for a run with too few steps, for runs on different kinds of devices, and where the fitted
-    constants do not predict the step that they were fitted to."""
+    Raises:
+        PlanError: a run has too few steps, the runs are on different GPU types, or the fitted constants do not predict
+            the steps that they were fitted to.
+    """
     kinds = {pool.gpu.name for run in runs for pool in run.placement.pools}
     if len(kinds) != 1:
         raise PlanError(
-            f"--calibrate: the runs are on different kinds of GPU ({', '.join(sorted(kinds))}); give one kind"
+            f"--calibrate: the runs are on different GPU types ({', '.join(sorted(kinds))}); calibrate each type alone"
         )
     for run in runs:
         if len(run.facts.steps) < LEAST_STEPS:
             raise PlanError(
-                f"{run.name}: has too few steps to calibrate by ({run.facts.num_steps}, the first counted); let it do"
-                f" {LEAST_STEPS + 1} or more"
+                f"{run.name}: too few steps to calibrate (seen {run.facts.num_steps}, with the first); run at least"
+                f" {LEAST_STEPS + 1}"
             )
     is_cpu = any(pool.gpu.is_cpu for run in runs for pool in run.placement.pools)
-    # A pass without backward that no step has is as efficient as an update is. On CPUs products bound decoding, too,
-    # and sequences cost the host's time, which is the device's.
+    # If no step has a pass without backward, its efficiency follows that of updates. On CPUs compute limits decoding,
+    # too, and work per sequence takes time from the same cores.
     fixed = _LARGEST_SHARE * min(run.facts.step.median for run in runs)
     small = [replace(each, unit=min(each.unit, fixed)) for each in (PER_PASS, PER_UPDATE)]
     adjustables = [PASS_EFFICIENCY, FORWARD_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP, *small, PER_SYNC]
@@ -155,7 +157,7 @@ def calibrated(runs: Sequence[CalibrationRun], constants: Constants) -> Constant
 
 
 def observations_of(run: CalibrationRun) -> tuple[Observation, ...]:
-    """One for each step. A step that took far longer than the others was disturbed, and is left out."""
+    """One observation per step, without steps that took far longer than the others."""
     found = []
     for step in run.facts.steps:
         if step.seconds <= LARGEST_MISS * run.facts.step.median:
@@ -165,19 +167,20 @@ def observations_of(run: CalibrationRun) -> tuple[Observation, ...]:
 
 
 def _check_fit(run: CalibrationRun, fitted: Constants) -> None:
-    """A constant moves so far from its default and no further, so a fit to seconds that cannot be is no fit."""
+    """Raises PlanError if the fit misses the measured step: constants are bounded, so implausible times cannot be
+    fitted."""
     predicted = step_time(observed_workload(run.workload, run.facts), run.placement, fitted).total.likely
     measured = run.facts.step.median
     if not measured / LARGEST_MISS <= predicted <= measured * LARGEST_MISS:
         raise PlanError(
-            f"{run.name}: no believable constants explain its steps (a step takes {predicted:.3g} s by the nearest"
-            f" ones, and took {measured:.3g} s); check timing_s/step in its metrics and the kind of GPU, or leave the"
-            " run out"
+            f"{run.name}: no plausible constants explain the time of its steps (measured {measured:.3g} s per step, the"
+            f" best fit predicts {predicted:.3g} s); check timing_s/step in its metrics and the GPU type, or leave out"
+            " the run"
         )
 
 
 def _process_bytes(runs: Sequence[CalibrationRun], constants: Constants) -> float:
-    """What a worker's process has beyond what the model knows of: libraries, and what they keep."""
+    """Mean memory of a worker process that the model does not explain: libraries, and what they keep."""
     bare, found = replace(constants, process_bytes=0.0), []
     for run in (run for run in runs if "process" in run.facts.memory):
         workload, pool = workload_for_memory(run.workload, run.facts), run.placement.pool_of(Role.ACTOR)
@@ -192,9 +195,9 @@ def fit(
     adjustables: Sequence[Adjustable],
     noise: float = 0.05,
 ) -> Constants:
-    """The constants nearest to these with which the observations are predicted best. `noise`: how far, as a share,
-    measurements are from what a right model predicts. Their `spread` is twice the root mean square of what is left of
-    the steps' (or, without, the phases') logarithms, between 0.1 and what it was."""
+    """The constants, changed as little as needed to predict the observations well. `noise`: relative error of a
+    measurement that a correct model would still have. The new `spread` is twice the root mean square of the remaining
+    errors of steps (or of phases, if no step was measured), from 0.1 to the old value."""
     if not observations:
         return constants
     kinds = {pool.gpu.name for each in observations for pool in each.placement.pools}
@@ -227,7 +230,7 @@ class _Problem:
         return found
 
     def loss(self, values: Sequence[float]) -> float:
-        """Squares of the beliefs, and Huber's loss of what was measured. Parts of a step count by their share of it."""
+        """Squared changes of the constants, and Huber's loss of the measurements, weighted by their share of a step."""
         constants = self.constants_at(values)
         found = sum((value / each.width) ** 2 for each, value in zip(self.adjustables, values, strict=True))
         for each in self.observations:
@@ -238,16 +241,16 @@ class _Problem:
         return found
 
     def least(self) -> list[float]:
-        """The values with the least loss that a pattern search finds (Hooke and Jeeves 1961). Every value is moved up
-        or down in turn. The next round begins ahead, where the same moves once more would lead, and from the values
-        themselves when that does not help. When no move helps, moves become half as large."""
+        """The values with the smallest loss that a pattern search finds (Hooke and Jeeves 1961). A round moves each
+        value up or down. The next round starts where the same moves would lead once more; if that does not help, it
+        starts at the values themselves. If no move helps, moves become half as large."""
         values, size = [0.0] * len(self.adjustables), _FIRST_MOVE
         before, loss = values, self.loss(values)
         for _ in range(_MAX_ROUNDS):
             if size <= _LAST_MOVE:
                 break
-            places = zip(self.adjustables, values, before, strict=True)
-            ahead = [each.bounded(2 * now - old) for each, now, old in places]
+            moves = zip(self.adjustables, values, before, strict=True)
+            ahead = [each.bounded(2 * now - old) for each, now, old in moves]
             tried, less = self.moved(ahead, self.loss(ahead), size)
             if less < (1 - _CLOSE_ENOUGH) * loss:
                 before, values, loss = values, tried, less
@@ -258,10 +261,10 @@ class _Problem:
         return values
 
     def moved(self, values: list[float], loss: float, size: float) -> tuple[list[float], float]:
-        """With each value moved by `size` widths in the direction that lowers the loss, if one does."""
-        for place, each in enumerate(self.adjustables):
+        """The values after moving each one by `size` widths, in the direction that lowers the loss, if one does."""
+        for index, each in enumerate(self.adjustables):
             for move in (size * each.width, -size * each.width):
-                tried = [*values[:place], each.bounded(values[place] + move), *values[place + 1 :]]
+                tried = [*values[:index], each.bounded(values[index] + move), *values[index + 1 :]]
                 if (less := self.loss(tried)) < loss:
                     values, loss = tried, less
                     break
@@ -269,7 +272,7 @@ class _Problem:
 
 
 def _errors(observation: Observation, constants: Constants) -> dict[str, float]:
-    """ln(predicted / measured) of what was measured and is predicted."""
+    """ln(predicted / measured) of each phase that has both."""
     time = step_time(observation.workload, observation.placement, constants)
     predicted = {each.name: each.waited.likely for each in time.phases} | {STEP: time.total.likely}
     return {

@@ -1,6 +1,6 @@
-"""A run beside what the model says of it: seconds by phase, bytes by owner and boundary.
+"""Compares a run with its plan: seconds of each phase, bytes of each owner and at each boundary of a step.
 
-Where what was measured has no exact counterpart, none is made up: such a row has one side only.
+A phase that was predicted or measured but not both has a row with one value.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from rljob_planner.timing.step import OTHER, PHASES
 from rljob_planner.workload import RolloutLayout, Workload
 
 CPU_BLOCK_TOKENS = 128
-"""vLLM on CPUs gives a sequence's keys and values room in blocks of so many tokens (0.32; fewer where they are latent,
-more in some hybrids)."""
+"""Tokens of one block of vLLM's KV cache on CPUs (0.32; fewer for latent attention, more for some hybrid models)."""
 _STATE = ("parameters", "moments", "rollout weights")
-"""Ends of the names of what is there after an update, too."""
+"""Ends of the names of owners that stay in memory after an update."""
 _REUSED = "engine activations"
-"""Fits into what is kept."""
+"""An owner whose memory comes from what the process's allocator has kept."""
 _UPDATES = (Phase.UPDATE, Phase.CRITIC_UPDATE)
 
 
 def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: RolloutLayout | None) -> float:
-    """Of the fullest worker of a pool; `layout` where it generates. With `process_bytes` of the constants, which is in
-    the phases."""
+    """Predicted host memory of the fullest worker process of a pool on CPUs, with libraries
+    (`Constants.process_bytes`). `layout`: the rollout's, if the pool generates."""
     written = written_cache_bytes(workload, layout) if layout is not None else 0.0
     caches = [part.num_bytes for phase in phases for part in phase.parts if part.owner == KV_CACHE]
-    # A sleeping cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
+    # A sleeping KV cache keeps its pages until the system needs them (`engines/rollout/vllm_engine`).
     lends = workload.rollout.is_vllm and workload.rollout.max_model_length < CPU_BLOCK_TOKENS
     lent = min([written, *caches]) if lends else 0.0
-    # What an update frees the process's allocator keeps: taken to be all of it, also tensors that are large enough to
-    # go back to the system.
+    # The process's allocator keeps what an update frees. This assumes all of it, although large tensors may be returned
+    # to the system.
     updates = [phase for phase in phases if phase.phase in _UPDATES]
     freed = [sum(part.num_bytes for part in phase.parts if not _stays(part.owner)) for phase in updates]
     kept = max(freed, default=0.0)
@@ -50,28 +49,30 @@ def process_bytes(phases: Sequence[PhaseMemory], workload: Workload, layout: Rol
 
 
 def written_cache_bytes(workload: Workload, layout: RolloutLayout) -> float:
-    """Of the KV cache, however large that is. vLLM takes a block that is not full again as soon as it is free, and a
-    full one, for its prefix, after all others (`vllm/v1/core/block_pool.py`, `free_blocks`)."""
+    """Bytes of the KV cache that are ever written; infinite for transformers. vLLM reuses a block that is not full as
+    soon as it is free, and a full one, which is kept for its prefix, after all others (`vllm/v1/core/block_pool.py`,
+    `free_blocks`)."""
     rollout, lengths = workload.rollout, workload.lengths
     if not rollout.is_vllm:
         return math.inf
-    own = math.ceil(workload.num_requests / layout.num_engines)
+    per_engine = math.ceil(workload.num_requests / layout.num_engines)
     full, last = divmod(lengths.mean_row, CPU_BLOCK_TOKENS)
-    blocks = own * int(full) + min(own, rollout.max_sequences) * (last > 0)
+    blocks = per_engine * int(full) + min(per_engine, rollout.max_sequences) * (last > 0)
     per_token = kv_bytes_per_layer_token(rollout.shape, layout, rollout.weight_bytes) * rollout.shape.num_layers
     return blocks * CPU_BLOCK_TOKENS * per_token
 
 
 def _stays(owner: str) -> bool:
-    """State, and what a process has in any case."""
+    """Whether the owner's memory is state, or the process's own, and stays after an update."""
     if "gathered" in owner or "whole" in owner:
         return False
     return owner.endswith(_STATE) or owner == "process" or "checkpoints" in owner or "on the host" in owner
 
 
 STEP = "step"
-"""The name of the whole step among its phases."""
+"""Name of the row of the whole step."""
 PROCESS = "process"
+"""Name of the row of the worker process."""
 _BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
     Phase.LATER_WAKE: ("after_wake_kv_cache",),
     Phase.SYNC: ("during_sync_weights",),
@@ -81,7 +82,7 @@ _BOUNDARIES: Mapping[Phase, tuple[str, ...]] = {
     Phase.UPDATE: ("during_forward_backward", "during_optimizer_step"),
     Phase.CHECKPOINT: ("during_save",),
 }
-"""Of the names of docs/memory.md; of several the largest counts."""
+"""Boundaries of docs/memory.md that measure a phase; the largest value counts."""
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "actor parameters": ("parameters",),
     "actor gradients": ("gradients",),
@@ -92,14 +93,14 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "rewardModel parameters": ("reward_model",),
 }
 _COUNTED_ON_CPUS = ("parameters", "moments", "gradients", "rollout weights", "KV cache")
-"""Ends of the owners that counters see on CPUs; the process's own size has all else, too."""
+"""Ends of the names of owners that the counters see on CPUs; only the size of the process has the rest."""
 _OF_PASSES = ("gathered", "whole")
-"""What is there within passes only, and no owner's."""
+"""Parts of the names of owners that exist within passes only."""
 
 
 @dataclass(frozen=True)
 class ComparedTime:
-    """A phase of a step, or the step."""
+    """Predicted and measured seconds of a phase, or of the step."""
 
     name: str
     predicted: Seconds | None
@@ -108,7 +109,7 @@ class ComparedTime:
 
     @property
     def ratio(self) -> float | None:
-        """Predicted over measured."""
+        """Predicted / measured."""
         if self.predicted is None or self.measured is None or self.measured.median <= 0:
             return None
         return self.predicted.likely / self.measured.median
@@ -116,7 +117,7 @@ class ComparedTime:
 
 @dataclass(frozen=True)
 class ComparedMemory:
-    """One owner or one moment, in bytes of the fullest worker."""
+    """Predicted and measured bytes of an owner or at a boundary, on the fullest worker."""
 
     name: str
     predicted: float
@@ -124,7 +125,7 @@ class ComparedMemory:
 
     @property
     def ratio(self) -> float | None:
-        """Predicted over measured."""
+        """Predicted / measured."""
         return self.predicted / self.measured if self.measured > 0 else None
 
 
@@ -142,10 +143,10 @@ def compared_times(step: StepTime, facts: RunFacts) -> tuple[ComparedTime, ...]:
 
 
 def compared_memory(phases: Sequence[PhaseMemory], facts: RunFacts, process: float) -> tuple[ComparedMemory, ...]:
-    """Of the actor's pool, whose memory the metrics have: owners first, then boundaries, then the worker's process,
-    for which `process` bytes are predicted.
+    """Compares memory of the actor's pool, the pool that the metrics measure: owners, then boundaries, then the worker
+    process, for which `process` bytes are predicted.
 
-    On GPUs a process has what the host keeps, which is not planned, so that is not compared."""
+    The process is compared on CPUs only; on GPUs its memory is host memory, which the plan does not cover."""
     found = (*_owners(phases, facts), *_boundaries(phases, facts))
     measured = facts.memory.get("process", 0.0)
     if facts.has_gpu or not measured:

@@ -1,7 +1,7 @@
-"""What a run has shown: seconds by phase, lengths, memory, balance, from the lines of its metrics.jsonl.
+"""Measurements of a run: seconds of each phase, lengths, memory and balance, from the lines of its metrics.jsonl.
 
-The names are those of docs/metrics.md (trainer, observability/metrics.py). The first step is left out of medians: it
-loads, compiles and touches memory for the first time.
+docs/metrics.md explains the names (trainer, observability/metrics.py). Medians leave out the first step, which loads,
+compiles and allocates memory for the first time.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ _LEAST_SIGMA, _LARGEST_SIGMA = 0.01, 2.0
 
 @dataclass(frozen=True)
 class ObservedLengths:
-    """In tokens, of the responses of a step or of several; and how many of these were needed, and learned from."""
+    """Lengths of a step, or means over several steps, in tokens; and how many responses were generated and used."""
 
     prompt_mean: float
     response_mean: float
-    """After the cut."""
+    """After truncation."""
     response_max: float
-    """Of a step; of several the mean of their longest."""
+    """The longest response of a step; over several steps, the mean of their longest."""
     clip_ratio: float
-    """Share that was cut off."""
+    """Share of truncated responses."""
     learned_fraction: float = 1.0
+    """Share of the responses that were trained on."""
     generated_per_learned: float = 1.0
-    """Prompts that were generated for, by those of the batch; above 1 with dynamic sampling."""
+    """Prompts that were generated for / batch size; above 1 with dynamic sampling."""
 
     @classmethod
     def together(cls, steps: Sequence[ObservedLengths]) -> ObservedLengths:
-        """Means of several steps with as many responses each; at least one."""
+        """Means over several steps with equally many responses; at least one step."""
         return cls(*map(fmean, zip(*map(astuple, steps), strict=True)))
 
     def token_lengths(self, planned: TokenLengths, num_responses: int) -> TokenLengths:
-        """With the limits that were planned, and their means where the run says none; `num_responses` are those of a
-        step."""
+        """The planner's description of these lengths. Limits come from `planned`, and so do means that the run does not
+        have. `num_responses`: responses per step."""
         prompt = _within(planned.prompt_max, self.prompt_mean, planned.prompt_mean)
         response = _within(planned.response_max, self.response_mean, planned.response_mean)
         longest = _within(planned.response_max, self.response_max, response)
@@ -56,22 +57,22 @@ class ObservedLengths:
             clipped_share=clipped,
             assumption=(
                 f"as in the run: mean {response:,.0f}, longest {longest:,.0f},"
-                f" {clipped:.1%} cut off at {planned.response_max:,}"
+                f" {clipped:.1%} truncated at {planned.response_max:,}"
             ),
         )
 
 
 def _within(limit: int, length: float, otherwise: float) -> float:
-    """Tokens, of which there is at least one; metrics that lack a length have 0."""
+    """The length, from 1 to `limit`; `otherwise` if the metrics do not have it (0)."""
     return min(float(limit), max(1.0, length)) if length > 0 else otherwise
 
 
 def _sigma(mean: float, longest: float, num_responses: int) -> float:
-    """Standard deviation of the logarithms, of so many responses none of which is cut off.
+    """Standard deviation of the logarithm of the lengths of n responses, none of which is truncated.
 
-    The longest is about the quantile 1 - 1 / 2n, as in timing/lengths.py. With z that quantile of the standard normal
-    distribution, longest = exp(m + z s) and mean = exp(m + s^2 / 2) give s = z - sqrt(z^2 - 2 ln(longest / mean));
-    where that has no solution, s = z is the nearest."""
+    The longest is approximately the quantile 1 - 1 / 2n, as in timing/lengths.py. With z, that quantile of the standard
+    normal distribution, longest = exp(m + z s) and mean = exp(m + s^2 / 2) give s = z - sqrt(z^2 - 2 ln(longest /
+    mean)). If there is no solution, s = z is the nearest."""
     if mean <= 0 or longest <= mean:
         return _LEAST_SIGMA
     z = _STANDARD.inv_cdf(1 - 0.5 / max(2, num_responses))
@@ -81,18 +82,19 @@ def _sigma(mean: float, longest: float, num_responses: int) -> float:
 
 
 MetricsLine = Mapping[str, float]
-"""One row: the step (from 1) under `step`, and metrics by name."""
+"""One line of metrics.jsonl: the step (from 1) under `step`, and metrics by name."""
 
 BESIDE_REWARDS = (OLD_LOGPROB, REF, VALUES)
-"""Those that are waited for while rewards are computed."""
+"""Phases during which rewards are computed."""
 NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
-"""Up to this long, or this share of those passes, it takes to ask for scores and to fetch what is there."""
+"""A wait for rewards of at most this many seconds, or this share of those phases, counts as none: asking for scores and
+fetching them takes as long."""
 STEP_SECONDS = "timing_s/step"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One number of several steps."""
+    """A number over several steps."""
 
     median: float
     low: float
@@ -100,40 +102,40 @@ class Measured:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """At least one value."""
+        """Median, minimum and maximum of at least one value."""
         return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """One step."""
+    """Measurements of one step."""
 
     step: int
-    """From 1."""
+    """Number of the step, from 1."""
     seconds: float
     phases: Mapping[str, float]
-    """Those of PHASES that the step had, and OTHER."""
+    """Seconds of the phases that the step had, by the names of PHASES and OTHER."""
     lengths: ObservedLengths
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run's metrics say."""
+    """Measurements of a run."""
 
     num_steps: int
-    """That were done."""
+    """Finished steps."""
     steps: tuple[StepFacts, ...]
-    """Without the first where there are others."""
+    """All steps without the first; the first if it is the only one."""
     memory: Mapping[str, float]
-    """Bytes, the largest of all steps but the first: `parameters`, `during_generate`, `after_sleep`, `process`, ..."""
+    """Largest bytes over all steps but the first: `parameters`, `during_generate`, `after_sleep`, `process`, ..."""
     first_memory: Mapping[str, float]
-    """The same of the first step, which begins without the optimizer's moments."""
+    """The same for the first step, which starts without the optimizer's moments."""
     token_imbalance: float | None
-    """Tokens of the busiest worker over those of the mean one; mean of the steps."""
+    """Tokens of the busiest worker / mean over the workers; mean over the steps."""
     has_gpu: bool
-    """Whether workers computed on GPUs: these alone say what else torch has given out."""
+    """Whether workers computed on GPUs; only they report other memory that torch has allocated."""
     longest_prompt: float = 0.0
-    """Tokens; 0 where the run does not tell."""
+    """Tokens of the longest prompt; 0 if the metrics do not have it."""
 
     @property
     def step(self) -> Measured:
@@ -142,21 +144,21 @@ class RunFacts:
 
     @property
     def phases(self) -> dict[str, Measured]:
-        """Seconds by phase, in the order of PHASES; a phase that some steps lack counts as 0 in them."""
+        """Seconds of each phase, in the order of PHASES; a phase that a step does not have counts as 0."""
         names = [name for name in (*PHASES, OTHER) if any(name in each.phases for each in self.steps)]
         return {name: Measured.of([each.phases.get(name, 0.0) for each in self.steps]) for name in names}
 
     @property
     def lengths(self) -> ObservedLengths:
-        """Means over the steps, also of the longest response of each."""
+        """Means over the steps."""
         return ObservedLengths.together([each.lengths for each in self.steps])
 
 
 def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
-    """The facts of a run with so many prompts per step. Several lines of one step are one.
+    """The measurements of a run with `batch_size` prompts per step. Several lines of one step are merged.
 
     Raises:
-        PlanError: no step has its seconds.
+        PlanError: there is no finished step.
     """
     merged: dict[int, dict[str, float]] = {}
     for line in lines:
@@ -165,8 +167,8 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
     rows = [merged[step] for step in sorted(merged) if merged[step].get(STEP_SECONDS, 0.0) > 0]
     if not rows:
         raise PlanError(
-            f"metrics.jsonl: no finished step is in it ({len(lines)} lines); wait for the second step of the run, "
-            "or name the folder of another"
+            f"metrics.jsonl: no finished step (seen {len(lines)} lines); wait until the run has finished its second"
+            " step, or choose another run"
         )
     later = rows[1:] or rows
     imbalances = [row["perf/token_imbalance"] for row in later if "perf/token_imbalance" in row]
@@ -182,7 +184,7 @@ def facts_of(lines: Sequence[MetricsLine], batch_size: int) -> RunFacts:
 
 
 def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Workload:
-    """The job's work with what the run, or one step of it, has shown in the place of what was assumed."""
+    """The job's work with measured lengths and rewards of the run, or of one step, in place of assumptions."""
     phases = {name: each.median if isinstance(each, Measured) else each for name, each in facts.phases.items()}
     seen = facts.lengths
     return replace(
@@ -195,9 +197,9 @@ def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Worklo
 
 
 def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
-    """The same as `observed_workload`, with rows as long as they were on average in the step that learned from most
-    tokens: a plan is for the longest rows there may be, and a run has hardly had these. The engine is built for the
-    longest prompt of the data: that of the run, where it tells."""
+    """The same as `observed_workload`, for a comparison of memory. Rows are as long as the mean row of the step that
+    trained on most tokens, because runs hardly ever have the longest rows that a plan assumes. The engine's longest
+    sequence has the longest prompt of the run, if the metrics have it."""
     steps = [each.lengths for each in facts.steps]
     fullest = max(steps, key=lambda each: each.learned_fraction * (each.prompt_mean + each.response_mean))
     observed = observed_workload(workload, facts)
@@ -213,20 +215,20 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
 
 
 def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
-    """All that rewards took. `timing_s/reward` is what was still waited for after the passes beside which they were
-    computed (trainer, controller/training_step.py). Where that is nothing, they took no longer than those: 0."""
+    """Seconds of all rewards. `timing_s/reward` has only what the controller still waited after the passes that ran at
+    the same time (trainer, controller/training_step.py). If it did not wait, rewards took no longer than those: 0."""
     waited = phases.get(REWARD, 0.0)
     if workload.scores_first:
         return waited
-    beside = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
-    is_nothing = beside > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * beside)
-    return 0.0 if is_nothing else waited + beside
+    in_passes = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
+    is_no_wait = in_passes > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * in_passes)
+    return 0.0 if is_no_wait else waited + in_passes
 
 
 def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
     seconds = row[STEP_SECONDS]
     phases = {name: max(0.0, row[f"timing_s/{name}"]) for name in PHASES if f"timing_s/{name}" in row}
-    # A rollout on GPUs and CPUs alike has its two parts beside the call's own time.
+    # Only these are subtracted; the other timings are parts of them.
     phases[OTHER] = max(0.0, seconds - sum(phases.values()))
     prompts = row.get("dynamic_sampling/prompts", float(batch_size))
     return StepFacts(

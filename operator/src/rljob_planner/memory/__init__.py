@@ -1,7 +1,7 @@
-"""What is on a GPU in each phase of a run, owner by owner, and what to change where it is too much.
+"""Memory of one GPU in each phase of a run, by owner, and changes that reduce it.
 
-`phases` has the whole: begin there, beside the table of docs/memory.md. It adds up `train_state` (tensors, their
-shards, what stays), `train_activations` (bytes of a token), `train_passes` (the peak of a pass on top), and the
-engine's memory (`rljob_planner.kv_cache`). `changes` lists the fields that need less memory, or less time; `knobs`
-tries them until it fits.
+Begin with `phases`, next to the table of docs/memory.md. It adds up `train_state` (shards of parameters, gradients and
+moments), `train_passes` (the peak of a pass on top of them, from `train_activations`: bytes per token), and the rollout
+engine's memory (`rljob_planner.kv_cache`). `changes` lists fields of the job file that reduce memory or time; `knobs`
+searches them for changes that make the job fit.
 """

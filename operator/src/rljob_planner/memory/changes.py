@@ -1,8 +1,8 @@
-"""Changes of a job as one writes them into its file, each with the job that comes of it: those that need less memory
-(`smaller_jobs`, for `knobs`), and those that may make its steps shorter (`faster_jobs`, for `advice.tuning`).
+"""Changes of single fields of a job file, each with the job that has the change.
 
-Only such as the contract takes: what must divide divides (crds: placement_rules.py,
-batch_size_rules.py). What a change does to memory and seconds is worked out anew by whoever asks.
+`smaller_jobs` are changes that need less memory (for `knobs`), `faster_jobs` those that may make steps shorter (for
+`advice.tuning`). All of them are valid for the contract: sizes divide where they must (crds: placement_rules.py,
+batch_size_rules.py). The caller computes memory and time of the changed job.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ MODEL_FIELDS = {
     Role.REWARD_MODEL: "spec.training.rewards[].rewardModel",
 }
 LORA_RANK = 16
+"""Rank of the adapters that are proposed."""
 _MOST_TIMES = 8
-"""As many ranks may share rows as now, in what is tried."""
+"""Sequence parallelism is raised at most by this factor."""
 Job = tuple[Workload, Placement]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field of a job's file; values as one writes them."""
+    """A new value for one field of a job file; values are as in the file."""
 
     field: str
     value: str
@@ -46,7 +47,7 @@ class Change:
 
     @property
     def is_drastic(self) -> bool:
-        """Whether it takes more GPUs, or what is learned is not the same any more."""
+        """Whether the change needs more GPUs or trains adapters instead of all weights."""
         return self.field.endswith((".nodes", ".lora"))
 
 
@@ -58,24 +59,25 @@ class Changed:
     workload: Workload
     placement: Placement
     section: str = ""
-    """Of docs/tuning.md."""
+    """The section of docs/tuning.md that explains the change."""
     changes_learning: bool = False
+    """Whether the job would learn something else."""
 
 
 def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
-    """For each field that may help, its values from the gentlest on. The fields come in the order of what they cost:
-    nothing or little time, more time, more GPUs, another kind of training."""
+    """Changes that need less memory: for each field its values, the smallest change first. Fields are in the order of
+    their cost: little time, more time, more GPUs, adapters instead of full training."""
     for setting in _settings(workload, placement):
         yield from (setting.changed(values) for values in setting.smaller if values)
 
 
 def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
-    """For each field its values, the nearest to the present one first."""
+    """Changes that may make steps shorter: for each field its values, the nearest to the present one first."""
     yield from (each.changed(each.faster) for each in _settings(workload, placement) if each.faster)
 
 
 def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[PlacedPool, Role, TrainLayout]]:
-    """Without a reference that is the actor: its layout is that one's."""
+    """All layouts, without that of a reference that is the actor's model; it shares the actor's layout."""
     for pool in placement.pools:
         for role, layout in pool.layouts.items():
             if not workload.models[role].is_actor_without_adapters:
@@ -83,7 +85,7 @@ def own_layouts(workload: Workload, placement: Placement) -> Iterator[tuple[Plac
 
 
 def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[tuple[str, TrainModel]]:
-    """The fields by which something of a model is offloaded (or not) that was not (or was), and the model with each."""
+    """Fields that turn offload on (or off) where it is off (or on), each with the changed model."""
     model = workload.models[role]
     names = ("optimizer", "parameters", "gradients") if model.is_trained else ("parameters",)
     fields = {Role.REF: "offload.reference", Role.REWARD_MODEL: "offload"}
@@ -97,9 +99,9 @@ def offload_changes(workload: Workload, role: Role, *, is_on: bool) -> Iterator[
 
 
 def is_allowed(workload: Workload, role: Role, layout: TrainLayout) -> bool:
-    """Whether the contract accepts this layout of a role (batch_size_rules.py, placement_rules.py): its ranks hold a
-    longest row together, the responses of a batch and of an update divide by the ranks of a trained model, and a model
-    whose gradients are offloaded has one copy."""
+    """Whether the contract accepts this layout (batch_size_rules.py, placement_rules.py): a micro-batch has room for
+    the longest row; the responses of a batch and of an update divide by the data ranks of a trained model; and a model
+    with offloaded gradients has one copy."""
     model = workload.models[role]
     if workload.max_tokens_per_micro_batch * layout.sequence_parallel < workload.lengths.longest_row:
         return False
@@ -110,23 +112,26 @@ def is_allowed(workload: Workload, role: Role, layout: TrainLayout) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order, 1 and the number itself among them."""
+    """All divisors in ascending order, with 1 and the number itself."""
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """A field, and the values that may help."""
+    """A field of the job file, and values that may help."""
 
     field: str
     now: int
     job: Callable[[int], Job]
+    """The job with a value of the field."""
     smaller: Sequence[Sequence[int]] = ()
-    """Values that need less memory, the gentlest first; some fields help in both directions."""
+    """Lists of values that need less memory, the smallest change first. Some fields have one list in each direction."""
     faster: Sequence[int] = ()
+    """Values that may make steps shorter, the smallest change first."""
     section: str = ""
     changes_learning: bool = False
     text: Callable[[int], str] = str
+    """How a value is written in the file."""
 
     def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
         changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
@@ -144,12 +149,12 @@ def _settings(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_engine(workload: Workload, placement: Placement) -> _Settings:
-    rollout, pool, place = workload.rollout, placement.pool_of(Role.ROLLOUT), "spec.training.rollout"
+    rollout, pool, path = workload.rollout, placement.pool_of(Role.ROLLOUT), "spec.training.rollout"
 
     def job(changed: RolloutWork) -> Job:
         return replace(workload, rollout=changed), placement
 
-    def space(value: int) -> Job:
+    def with_memory(value: int) -> Job:
         if pool.gpu.is_cpu:
             return job(replace(rollout, cpu_kv_cache_bytes=value))
         return job(replace(rollout, memory_utilization=value / 1e4))
@@ -159,23 +164,25 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
         now = rollout.cpu_kv_cache_bytes
         lower = [now >> power for power in range(1, 8) if now >> power >= 2**20]
         higher = [now << power for power in range(1, 8)]
-        yield _Setting(f"{place}.cpuKvCache", now, space, (lower, higher), higher, section, text=_mebibytes)
+        yield _Setting(f"{path}.cpuKvCache", now, with_memory, (lower, higher), higher, section, text=_mebibytes)
     elif rollout.is_vllm:
+        # In ten-thousandths, because a setting's values are whole numbers.
         now = round(1e4 * rollout.memory_utilization)
         lower = [each for each in range(9000, 500, -500) if each < now]
         higher = [each for each in range(1000, 9500, 500) if each > now]
-        yield _Setting(f"{place}.gpuMemoryUtilization", now, space, (lower, higher), higher, section, text=_share)
+        field = f"{path}.gpuMemoryUtilization"
+        yield _Setting(field, now, with_memory, (lower, higher), higher, section, text=_share)
     assert pool.rollout is not None, "the pool of the rollout has its layout"
-    now, own = rollout.max_sequences, workload.requests_per_engine(pool.rollout)
+    now, requests = rollout.max_sequences, workload.requests_per_engine(pool.rollout)
     fewer = [now >> power for power in range(1, 8) if now >> power >= 4]
-    more = [now << power for power in range(1, 5) if now << power < 2 * own]
-    field, section = f"{place}.maxNumSequences", "sequences at once"
+    more = [now << power for power in range(1, 5) if now << power < 2 * requests]
+    field, section = f"{path}.maxNumSequences", "sequences at once"
     yield _Setting(field, now, lambda value: job(replace(rollout, max_sequences=value)), (fewer,), more, section)
-    # Saves and evaluations are of the newest weights (crds: algorithm_rules.py).
+    # Checkpoints and evaluations need a weight sync in the same step (crds: algorithm_rules.py).
     fixed = [each for each in (workload.checkpoint_every_steps, workload.evaluation_every_steps) if each is not None]
     now = rollout.sync_every_steps
     rarer = [each for each in (2 * now, 4 * now) if not any(other % each for other in fixed)]
-    field, section = f"{place}.syncEverySteps", "hand-overs of weights"
+    field, section = f"{path}.syncEverySteps", "weight sync"
     syncs = {each: job(replace(rollout, sync_every_steps=each)) for each in rarer}
     yield _Setting(field, now, syncs.__getitem__, (), rarer, section, True)
 
@@ -183,7 +190,7 @@ def _of_engine(workload: Workload, placement: Placement) -> _Settings:
 def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     now = workload.max_tokens_per_micro_batch
     shares = [layout.sequence_parallel for pool in placement.pools for layout in pool.layouts.values()]
-    # Each role's ranks must hold the longest row together.
+    # The ranks that share a row must have room for the longest one.
     least = -(-workload.lengths.longest_row // min(shares, default=1))
     fewer = [each for each in (*(now >> power for power in range(1, 20) if now >> power > least), least) if each < now]
     more, section = [now << power for power in range(1, 6)], "tokens of a micro-batch"
@@ -194,7 +201,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     ranks = [layout.num_data_ranks for _, role, layout in layouts if workload.models[role].is_trained]
 
     def job(value: int) -> Job:
-        # An only update gives old log-probabilities itself.
+        # With one update per step, the update's own forward pass gives the old log-probabilities.
         several = value < batch or workload.num_epochs_per_batch > 1
         needs_old = workload.needs_old_logprobs and (several or workload.needs_old_logprobs_in_any_case)
         return replace(workload, mini_batch_size=value, needs_old_logprobs=needs_old), placement
@@ -215,10 +222,11 @@ def _of_shards(workload: Workload, placement: Placement) -> _Settings:
 
 
 def _of_models(workload: Workload, placement: Placement) -> _Settings:
-    """Checkpointing, offload, reduction of gradients, dtype. Frozen models first, whose offload costs least."""
+    """Gradient checkpointing, offload, deferred reduction and dtype. Frozen models come first: offload of them costs
+    least."""
 
     def switch(field: str, role: Role, model: TrainModel, *, is_on: bool, section: str = "") -> _Setting:
-        """To true or false, for less memory; with a section, which tells of it, for fewer seconds."""
+        """Sets the field to true or false: with a section to save time, without one to save memory."""
         job, values = (workload.with_model(role, model), placement), [int(is_on)]
         smaller, faster = ((), values) if section else ((values,), ())
         return _Setting(field, int(not is_on), lambda _: job, smaller, faster, section, text=_truth)
@@ -252,7 +260,7 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
     now, is_on, section = model.checkpoints_every_nth_layer, model.checkpoints_activations, "gradient checkpointing"
 
     def job(nth: int) -> Job:
-        """0: none is recomputed."""
+        """The job that recomputes every nth layer; none for 0."""
         changed = replace(model, checkpoints_activations=nth > 0, checkpoints_every_nth_layer=max(1, nth))
         return workload.with_model(role, changed), placement
 
@@ -260,9 +268,9 @@ def _of_checkpointing(workload: Workload, placement: Placement, role: Role) -> _
         yield _Setting(field, 0, lambda _: job(now), ([1],), (), section, text=_truth)
         return
     if now == 1:
-        # With the other field the contract refuses it.
+        # The contract rejects `false` together with gradientCheckpointingEveryNthLayer above 1.
         yield _Setting(field, 1, job, (), [0], section, text=_truth)
-    # A critic's model has no such field.
+        # The critic's model has no such field.
     wider = (2, 3, 4, 6, 8) if role is Role.ACTOR else ()
     rarer = [each for each in wider if now < each <= model.shape.num_layers]
     yield _Setting(f"{field}EveryNthLayer", now, job, ([1],) if now > 1 else (), rarer, section)
@@ -292,7 +300,7 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
 
 def _of_pools(workload: Workload, placement: Placement) -> _Settings:
     """More nodes."""
-    for place, pool in enumerate(placement.pools):
+    for index, pool in enumerate(placement.pools):
         larger = {factor * pool.nodes: _larger(pool, factor) for factor in (2, 4, 8, 16)}
         jobs = {nodes: (workload, placement.with_pool(pool, each)) for nodes, each in larger.items()}
         allowed = [
@@ -300,37 +308,33 @@ def _of_pools(workload: Workload, placement: Placement) -> _Settings:
             for nodes, each in larger.items()
             if all(is_allowed(workload, role, layout) for role, layout in each.layouts.items())
         ]
-        yield _Setting(f"spec.pools[{place}].nodes", pool.nodes, jobs.__getitem__, (allowed,))
+        yield _Setting(f"spec.pools[{index}].nodes", pool.nodes, jobs.__getitem__, (allowed,))
 
 
 def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     actor, pool = workload.models[Role.ACTOR], placement.pool_of(Role.ACTOR)
     if actor.lora is not None or actor.shape.has_experts:
         return
-    is_alone = workload.rollout.is_vllm and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
-    lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=is_alone)
+    syncs_alone = workload.rollout.is_vllm and not placement.pool_of(Role.ROLLOUT).gpu.is_cpu
+    lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=syncs_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
     if reference is not None and beside is not None and beside.is_left_open:
         if reference.offload.parameters:
-            # The contract refuses it: such a reference is the actor's own model.
+            # The contract rejects it: such a reference is the actor's own model, which is not offloaded alone.
             return
         models[Role.REF] = replace(reference, lora=lora, is_actor_without_adapters=True)
         layouts = {**pool.layouts, Role.REF: pool.layouts[Role.ACTOR]}
         placement = placement.with_pool(pool, replace(pool, layouts=layouts))
-    rollout = replace(workload.rollout, adapter_rank=LORA_RANK if is_alone else None)
+    rollout = replace(workload.rollout, adapter_rank=LORA_RANK if syncs_alone else None)
     job = replace(workload, models=models, rollout=rollout), placement
     yield _Setting("spec.training.model.lora", 0, lambda _: job, ([LORA_RANK],), text=_lora)
 
 
 def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
-    """With so many times as many nodes. A model that all GPUs held together is held by all of them then, unless the
-    file says by how many."""
+    """The pool with `factor` times as many nodes."""
     num_gpus = pool.num_gpus * factor
-    layouts = {}
-    for role, layout in pool.layouts.items():
-        keeps = layout.keeps_shard_size or layout.num_replicas > 1
-        layouts[role] = replace(layout, num_gpus=num_gpus, shard_size=layout.shard_size if keeps else num_gpus)
+    layouts = {role: layout.resized(num_gpus) for role, layout in pool.layouts.items()}
     rollout = None if pool.rollout is None else RolloutLayout(num_gpus, pool.rollout.tensor_parallel)
     return replace(pool, nodes=pool.nodes * factor, layouts=layouts, rollout=rollout)
 
@@ -338,8 +342,8 @@ def _larger(pool: PlacedPool, factor: int) -> PlacedPool:
 def _with_layouts(
     workload: Workload, placement: Placement, pool: PlacedPool, role: Role, layouts: Mapping[int, TrainLayout]
 ) -> dict[int, Job]:
-    """The job with each of these layouts of a role that the contract accepts, under the layout's number. A reference
-    that is the actor gets the actor's layout."""
+    """The job with each of these layouts of a role that the contract accepts, by the layout's number. A reference that
+    is the actor's model gets the actor's layout."""
     reference = workload.models.get(Role.REF)
     both = role is Role.ACTOR and reference is not None and reference.is_actor_without_adapters
     roles = (role, Role.REF) if both else (role,)

@@ -1,4 +1,4 @@
-"""What to change in a job whose memory does not fit, or hardly does: each proposal is worked out anew, not guessed."""
+"""Searches changes that make a job fit that does not fit, or hardly fits. Memory is computed again for each change."""
 
 from __future__ import annotations
 
@@ -9,55 +9,58 @@ from itertools import combinations
 from rljob_planner.constants import Constants
 from rljob_planner.memory.changes import Change, Changed, smaller_jobs
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
+from rljob_planner.plan_types import TIGHT_SHARE, PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import Placement, Workload
 
 MAX_PAIRS = 6
+"""Pairs of changes that are proposed at most."""
 MAX_CHANGES = 4
-"""That are put together where no two are enough."""
-TIGHT_SHARE = 0.1
-"""As `verdict_of`."""
+"""Changes that are combined at most, if no pair is enough."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """Changes, one or two most often, and what comes of them together."""
+    """One or more changes, and the job with them."""
 
     changes: tuple[Change, ...]
     workload: Workload
     placement: Placement
     worst: PhaseMemory
-    """Of all pools and phases the one with least to spare."""
+    """The phase with the least free memory, over all pools."""
     verdict: Verdict
     missing: float
-    """What all phases together have too little, in bytes."""
+    """Bytes that all phases lack together."""
     step_seconds: Seconds | None = None
-    """Of a step with it, where somebody has worked that out."""
+    """Seconds of a step with the changes, if they were computed."""
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """What there is to change."""
+    """The result of a search."""
 
     fitting: tuple[Knob, ...] = ()
-    """With these it fits; the cheapest first."""
+    """Changes that make the job fit. Gentle ones come before drastic ones (more GPUs, LoRA)."""
     nearest_miss: Knob | None = None
-    """Where nothing does: what comes closest."""
+    """If nothing makes it fit: the change that comes closest."""
 
 
 def worst_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
-    """That with least to spare, as a share of what there is. Raises ValueError where there are no phases."""
+    """The phase with the smallest share of free memory.
+
+    Raises:
+        ValueError: there are no phases.
+    """
     return min(phases, key=lambda phase: phase.spare / phase.limit)
 
 
 def all_phases(workload: Workload, placement: Placement, constants: Constants) -> tuple[PhaseMemory, ...]:
-    """Of all pools."""
+    """The phases of all pools."""
     return tuple(phase for pool in placement.pools for phase in phases_of(pool, workload, constants))
 
 
 def knobs_of(workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True) -> Knobs:
-    """Nothing for a job that has a tenth of its memory to spare. Pairs, and more where no two are enough, take ten
-    times as long as single changes."""
+    """Changes that make the job fit; none if a tenth of the memory is free already. `with_pairs` combines changes if no
+    single one is enough; that takes ten times as long."""
     return _Search(workload, placement, constants).found(with_pairs=with_pairs)
 
 
@@ -91,8 +94,8 @@ class _Search:
         return Knobs(fitting, None if fitting else self.closest)
 
     def _pair(self, one: str, other: str) -> list[Knob]:
-        """The gentlest values of two fields with which it fits, if any do: of one beside the strongest of the other,
-        then of the other beside that."""
+        """The gentlest values of two fields that make the job fit together, if there are any: first that of `one`
+        beside the strongest value of `other`, then that of `other` beside it."""
         for changed in _ladder(one, self.workload, self.placement):
             beside = _ladder(other, changed.workload, changed.placement)
             if beside and self._is_better(self._knob(beside[-1], changed.change)):
@@ -102,7 +105,8 @@ class _Search:
     def _together(
         self, workload: Workload, placement: Placement, missing: float, changes: tuple[Change, ...] = ()
     ) -> list[Knob]:
-        """Up to MAX_CHANGES fields, each time that which leaves the least missing. Not all combinations are tried."""
+        """Greedy: adds, up to MAX_CHANGES fields, the change that leaves the fewest bytes missing. Does not try all
+        combinations."""
         fields = {change.field for change in changes}
         ladder = [each for every in smaller_jobs(workload, placement) for each in every]
         knobs = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
@@ -129,18 +133,18 @@ class _Search:
         return order.index(knob.verdict) < order.index(self.verdict)
 
     def _gentlest(self, ladder: Sequence[Knob]) -> list[Knob]:
-        """Of the values of one field the first that leaves a tenth, or else the first that fits."""
+        """Of the values of one field: the first that leaves a tenth free, or else the first that fits."""
         better = [knob for knob in ladder if self._is_better(knob)]
         roomy = [knob for knob in better if knob.verdict is Verdict.FITS]
         return (roomy or better)[:1]
 
 
 def _key(change: Change) -> str:
-    """One field may have values upwards and downwards: they are two."""
+    """The ladder of a change. A field that may go up or down has two ladders."""
     is_up = change.field.endswith("gpuMemoryUtilization") and float(change.value) > float(change.before)
     return f"{change.field} up" if is_up else change.field
 
 
 def _ladder(key: str, workload: Workload, placement: Placement) -> tuple[Changed, ...]:
-    """Empty where another change has made this one impossible."""
+    """The values of one ladder; empty if another change has made it impossible."""
     return next((each for each in smaller_jobs(workload, placement) if _key(each[0].change) == key), ())

@@ -1,8 +1,8 @@
-"""What is on one GPU of a pool in each phase of a run: the table of docs/memory.md with numbers in it.
+"""The memory of one GPU of a pool in each phase of a run: the table of docs/memory.md with numbers.
 
-Read it beside that table: `_in_rollout_mode` and `_in_trainer_mode` are its two kinds of rows. Actor, reference,
-critic, reward model and engine share one process (the trainer's controller/model_roles.py, groups/fused_worker.py) and
-take turns (workers/hybrid.py, controller/training_step.py).
+`_in_rollout_mode` and `_in_trainer_mode` are the two kinds of rows of that table. Actor, reference, critic, reward
+model and rollout engine share one process (the trainer's controller/model_roles.py, groups/fused_worker.py) and take
+turns (workers/hybrid.py, controller/training_step.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from rljob_planner.workload import (
 )
 
 DRIVER_BYTES = 0.7 * 2**30
-"""Of what a driver reports nobody gets about so much (a process's first context, what the driver itself takes)."""
+"""Memory that the driver reports but nobody can allocate: the first context of a process, and the driver's own."""
 COPY_BYTES = 12
-"""Of each trained number a checkpoint is written from: itself and two moments, in 32 bits."""
+"""Bytes per trained parameter of the copy that a checkpoint is written from: parameter and two moments, in float32."""
 
 
 def phases_of(pool: PlacedPool, workload: Workload, constants: Constants) -> tuple[PhaseMemory, ...]:
-    """Those that this pool has, in the order of a run."""
+    """The memory of each phase that this pool has, in the order of a run."""
     return tuple(_PoolMemory(pool, workload, constants).phases())
 
 
 def limit_of(pool: PlacedPool) -> float:
-    """Of one worker. On CPUs the workers of a node share its memory."""
+    """Memory that one worker may use, in bytes. On CPUs the workers of a node share its memory."""
     if pool.gpu.is_cpu:
         return pool.gpu.memory_bytes / pool.gpus_per_node
     return pool.gpu.memory_bytes - DRIVER_BYTES
@@ -56,7 +56,7 @@ class _PoolMemory:
         self.pool, self.workload, self.constants = pool, workload, constants
         self.layouts, self.is_cpu = pool.layouts, pool.gpu.is_cpu
         models = {role: workload.models[role] for role in TRAIN_ROLES if role in pool.layouts}
-        # On CPUs what is offloaded is in the same memory.
+        # On CPUs, offloaded tensors are in the same memory.
         here = ModelOffload()
         self.models = {role: replace(each, offload=here) if self.is_cpu else each for role, each in models.items()}
         self.engine = engine_memory(pool, workload, constants)
@@ -71,7 +71,8 @@ class _PoolMemory:
     def phases(self) -> Iterator[PhaseMemory]:
         engine, workload = self.engine, self.workload
         if engine is not None:
-            # What is offloaded has left the device, and there are no moments; transformers' engine has no cache yet.
+            # At the start, offloaded tensors have left the device and there are no moments yet. transformers' cache is
+            # still empty.
             awake = engine.awake if workload.rollout.is_vllm else engine.asleep
             start = (*self._in_rollout_mode(has_moments=False), *awake)
             yield self._phase(Phase.ENGINE_START, start, lacks=engine.space.lacks, has_copies=False)
@@ -79,7 +80,7 @@ class _PoolMemory:
                 yield self._phase(Phase.FIRST_WAKE, start, has_copies=False)
                 yield self._phase(Phase.LATER_WAKE, (*self._in_rollout_mode(), *awake))
         if engine is not None or Role.ACTOR in self.models:
-            # Buckets go from the actor's shards, which are all there, to the engine's weights.
+            # Each bucket is gathered from the actor's shards, which are all on the device, into the engine's weights.
             weights = () if engine is None else engine.with_weights
             buckets = bucket_part(self.pool, workload, workload.models.get(Role.ACTOR))
             yield self._phase(Phase.SYNC, (*self._in_trainer_mode(), *weights, buckets))
@@ -90,11 +91,11 @@ class _PoolMemory:
         for phase, role in ((Phase.CRITIC_UPDATE, Role.CRITIC), (Phase.UPDATE, Role.ACTOR)):
             if role in self.models:
                 yield self._pass(phase, role, self._peak(train_peak, role, workload.mini_batch_size))
-        # Moments that are offloaded come to be copied; actor and critic one after the other.
+        # Offloaded moments are loaded to be copied; actor and critic are saved one after the other.
         yield from _largest([self._saving(role) for role, model in self.models.items() if model.is_trained])
 
     def _scores(self, role: Role) -> bool:
-        """Whether it makes passes without a backward here."""
+        """Whether the role runs passes without backward on this pool."""
         return self.actor_scores if role is Role.ACTOR else not self.models[role].is_actor_without_adapters
 
     def _scoring(self, role: Role) -> PhaseMemory:
@@ -111,31 +112,32 @@ class _PoolMemory:
         return peak(self.models[role], layout, tokens, is_cpu=self.is_cpu)
 
     def _pass(self, phase: Phase, role: Role, peak: Peak) -> PhaseMemory:
-        own, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
+        parts, reserved = list(_owned(role, peak.parts)), self.constants.allocator_factor - 1
         if reserved and not self.is_cpu:
             reserve = reserved * (peak.resident + peak.transient)
-            own.append(Part("allocator's reserve", reserve, f"{reserved:.2f} of these"))
+            parts.append(Part("allocator's reserve", reserve, f"{reserved:.2f} x the memory of the pass"))
         if role is not Role.ACTOR and self.actor_scores:
-            # After passes without a backward FSDP2 leaves what is not in a layer whole (engines/train/engine.py).
+            # After a pass without backward, FSDP2 leaves the root's parameters gathered (engines/train/engine.py).
             actor = self.models[Role.ACTOR]
             num, each = shard_elements(actor.root_tensors), actor.compute_bytes
-            own.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
-        return self._phase(phase, (*own, *self._in_trainer_mode(but=role), *self.asleep))
+            parts.append(Part("actor gathered parameters", float(each * num), f"{each} x {num}"))
+        return self._phase(phase, (*parts, *self._in_trainer_mode(but=role), *self.asleep))
 
     def _in_rollout_mode(self, *, has_moments: bool = True) -> tuple[Part, ...]:
-        """Of all models here, what does not leave the device."""
+        """State of all models that stays on the device while the engine generates: all that is not offloaded."""
         return tuple(part for role in self.models for part in self._state(role, has_moments=has_moments))
 
     def _in_trainer_mode(self, but: Role | None = None) -> tuple[Part, ...]:
-        """The same with the actor's parameters; without one model, which does something."""
+        """State that stays on the device during passes: the same with the actor's parameters. `but`: a role that is
+        left out, because its pass counts its state."""
         others = (role for role in self.models if role is not but)
         return tuple(part for role in others for part in self._state(role, has_parameters=role is Role.ACTOR))
 
     def _state(
         self, role: Role, *, has_parameters: bool = False, has_moments: bool = True, fetches_moments: bool = False
     ) -> list[Part]:
-        """What of a model's state is on the device between passes. `has_parameters`: they are there even if they are
-        offloaded; `fetches_moments`: likewise. `has_moments`: there are any."""
+        """Parameters and moments of a model that are on the device between passes. `has_parameters`, `fetches_moments`:
+        they are there even if offloaded. `has_moments`: they exist (from the first update on)."""
         model = self.models[role]
         parameters, moments = _state_parts(role, model, self.layouts[role])
         has_parameters = has_parameters or not model.offload.parameters
@@ -151,14 +153,14 @@ class _PoolMemory:
         has_copies: bool = True,
         is_saving: bool = False,
     ) -> PhaseMemory:
-        beside = self._on_this_host(has_copies=has_copies, is_saving=is_saving) if self.is_cpu else ()
-        found = tuple(part for part in (*parts, *beside) if part.num_bytes)
+        on_host = self._on_this_host(has_copies=has_copies, is_saving=is_saving) if self.is_cpu else ()
+        found = tuple(part for part in (*parts, *on_host) if part.num_bytes)
         return PhaseMemory(phase, self.pool.name, found, limit_of(self.pool), lacks)
 
     def _on_this_host(self, *, has_copies: bool, is_saving: bool) -> Iterable[Part]:
-        """What a GPU's worker has in the host's memory takes the same memory on CPUs."""
+        """Parts that are in host memory even if workers have GPUs. On CPUs they take the workers' memory."""
         if self.constants.process_bytes:
-            yield Part("process", self.constants.process_bytes, f"without tensors, by {self.constants.source}")
+            yield Part("process", self.constants.process_bytes, f"without tensors ({self.constants.source})")
         every = self.workload.checkpoint_every_steps
         stays = has_copies and every is not None and every < self.workload.num_steps
         for role, model in self.models.items():
@@ -176,7 +178,7 @@ def _largest(phases: list[PhaseMemory]) -> list[PhaseMemory]:
 
 @lru_cache(maxsize=4096)
 def _state_parts(role: Role, model: TrainModel, layout: TrainLayout) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Parameters and moments, wherever they are."""
+    """Parameters and moments, whether offloaded or not."""
     return _owned(role, [parameters_part(model, layout)]), _owned(role, [moments_part(model, layout)])
 
 

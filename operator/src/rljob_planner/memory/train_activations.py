@@ -1,10 +1,10 @@
-"""What the passes of a train engine hold of each token, layer by layer, and what their output head holds.
+"""Activations that a train engine's passes hold: bytes per token in a decoder layer, and bytes of the output head.
 
-A layer is one of transformers' (5.19): norms in 32 bits, rotary positions, attention that keeps no matrix of scores
-(the trainer's attention_kernels.py), an MLP with a gate, or experts as two grouped products. Terms are what autograd
+The layer is that of transformers 5.19: norms in float32, rotary positions, attention that keeps no matrix of scores
+(trainer, attention_kernels.py), a gated MLP or experts as two grouped products. The terms are the tensors that autograd
 saves, in the order of the layer's forward pass; they equal what torch's memory tracker finds (docs/planning.md).
 
-Legend: as in `model_shape`, and m bytes of a number in the passes; all sizes in bytes of one token, unless they say so.
+The package's docstring explains the letters of formulas. Sizes are in bytes per token, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import Head, TrainModel
 
 _SUM_BYTES = 4
-"""Of a number in norms, softmax and sums over tiles."""
+"""Bytes of a number in norms, softmax and sums over tiles (float32)."""
 GPU_TILE_BYTES = 128 * 2**20
 CPU_TILE_BYTES = 4 * 2**20
-"""These two: token_logprobs.py."""
+"""Size of a tile of logits, on GPUs and on CPUs (trainer, engines/train/token_logprobs.py)."""
 
 
 class LayerBytes(NamedTuple):
-    """Of one token in one decoder layer."""
+    """Bytes per token in one decoder layer."""
 
     kept: float
-    """From its forward to its backward pass."""
+    """Saved from its forward to its backward pass."""
     in_mlp: float
-    """On top of that, where the backward pass of its MLP needs most."""
+    """On top of `kept`, at the peak of the MLP's backward pass."""
     in_attention: float
-    """In the place of `kept`, where that of its attention needs most; the MLP's part is gone then."""
+    """In place of `kept`, at the peak of the attention's backward pass; what the MLP kept is freed by then."""
     at_end: float
-    """In the place of `kept`, in its first norm, which comes last."""
+    """In place of `kept`, in the backward pass of the layer's first norm, which comes last."""
     forward: float
-    """At most within a forward pass that keeps nothing, the layer's input included."""
+    """The peak of a forward pass without backward, with the layer's input."""
 
 
 def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) -> LayerBytes:
-    """`exchanges_heads`: over sequence ranks (sequence_parallel.py), where output projections read a copy."""
+    """The bytes of one kind of layer. `exchanges_heads`: with sequence parallelism, whose exchange makes a copy of the
+    output projection's input (sequence_parallel.py)."""
     shape, m, is_whole = model.shape, model.compute_bytes, model.is_wholly_trained
     hidden, query, keys = shape.hidden_size, shape.query_size, shape.kv_size
-    # A norm keeps its input in 32 bits; what its weight is multiplied by where that is trained; what it gives.
+    # A norm keeps its input in float32, the normalized input if its weight is trained, and its result.
     norm = _SUM_BYTES * hidden + (2 if is_whole else 1) * m * hidden
     attention = m * (2 * query + 2 * keys) + _SUM_BYTES * shape.num_heads
     if shape.has_qk_norm:
@@ -66,36 +67,36 @@ def layer_bytes(model: TrainModel, *, has_experts: bool, exchanges_heads: bool) 
 
 
 def _experts(shape: ModelShape, m: int, *, is_whole: bool) -> tuple[float, float, float]:
-    """Of k experts, whose inputs and outputs are copies, of the router's choice, and of the MLP for all tokens: kept,
-    on top in the backward pass, and of a forward pass."""
+    """Bytes per token of the MLP of a layer with experts: kept; on top in the backward pass; in a forward pass. It has
+    k experts with copies of their inputs and outputs, the router's choice, and the shared expert."""
     chosen = shape.experts_per_token
     width = chosen * shape.mlp_size + shape.shared_expert_size
     copies = m * chosen * shape.hidden_size
     choice = _SUM_BYTES * shape.num_experts + (4 * 8 + 2 * m + _SUM_BYTES) * chosen
-    # Frozen experts, which have no adapters, need no inputs of their two products.
+    # Frozen experts have no adapters, so their two products need not keep their inputs.
     kept = 4 * m * width + 2 * copies if is_whole else 3 * m * width + copies
     return kept + choice, 3 * copies, max(4 * copies, copies + 4 * m * width) + choice
 
 
 class HeadBytes(NamedTuple):
-    """Of all tokens together: what there is beside what layers keep."""
+    """Bytes of the output head for all tokens of a micro-batch, beside what the layers keep."""
 
     backward: float
     norm: float
-    """In the backward pass of the last norm, after that."""
+    """In the backward pass of the last norm, which follows."""
     forward: float
 
 
 def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes:
-    """All tokens count as tokens of responses. Tiles are as large as they ever are, so that more tokens never need
-    less: how they divide tokens and vocabulary makes them up to half as large."""
+    """The bytes of the output head for `num_tokens` tokens; all count as response tokens. Tiles have their largest
+    size, so that more tokens never need less memory; real tiles may be up to half as large."""
     shape, m = model.shape, model.compute_bytes
     hidden = shape.hidden_size * num_tokens
     is_whole = model.is_wholly_trained
     norm = (_SUM_BYTES + (m if is_whole else 0)) * hidden
     after = (6 if is_whole else 5) * _SUM_BYTES * hidden
     if model.head is not Head.TOKENS:
-        # In 32 bits (token_model.py).
+        # Value and score heads compute in float32 (token_model.py).
         return HeadBytes(norm + (m + 2 * _SUM_BYTES) * hidden, after, (2 * m + 2 * _SUM_BYTES) * hidden)
     if num_tokens <= model.whole_logits_tokens:
         logits = 3 * _SUM_BYTES * num_tokens * shape.vocabulary_size
@@ -106,10 +107,10 @@ def head_bytes(model: TrainModel, num_tokens: int, *, is_cpu: bool) -> HeadBytes
     of_hidden, product, sums = (m + _SUM_BYTES) * hidden, 0, 0
     if m < _SUM_BYTES:
         of_hidden += m * hidden
-        # The logits of a product in 16 bits, and later their gradient.
+        # The logits of a tile in 16 bits, and later their gradient.
         product = m * tile
         if num_tokens > side:
-            # Of a gradient of the weight, over tiles of other tokens.
+            # Sums of the weight's gradient over the tiles of other tokens.
             sums = (
                 _SUM_BYTES * shape.hidden_size * min(shape.vocabulary_size, 2 * side, 4 * elements // shape.hidden_size)
             )

@@ -1,13 +1,18 @@
-"""Peaks of a train engine's passes: the largest of a few moments of an update, or of a pass without a backward pass.
+"""Peak memory of a train engine's passes: the largest of a few moments of an update, or of a pass without backward.
 
-Moments, in the order of an update, and where the trainer makes them (engines/train): the root's parameters are gathered
-(`sharded_model.py`: one unit for what is in no layer, which FSDP2 leaves whole until the end); the output head's
-backward pass in tiles (`token_logprobs.py`, `logit_tiles.py`), then the last norm's; a layer's MLP, attention and end,
-while the next layer's parameters are gathered already and the last one's gradients are still being reduced in 32 bits;
-the root's gradients; AdamW, which is fused and needs nothing on top (`optimizer.py`). A second micro-batch finds
-gradients of the first, unless they are offloaded (`offload.py`).
+The moments of an update in their order, with the trainer's files (engines/train):
 
-Legend: as in `model_shape`, and P parameters, W ranks that hold a copy together, m bytes of a number in the passes.
+1. The root's parameters are gathered; FSDP2 leaves them whole until the end (`sharded_model.py`: one unit).
+2. The output head runs its backward pass in tiles (`token_logprobs.py`, `logit_tiles.py`), then the last norm.
+3. Each layer, from the last to the first, runs the backward pass of its MLP, its attention and its first norm.
+   Meanwhile the parameters of the layer before are gathered, and the gradients of the layer after are reduced in
+   float32.
+4. The root's gradients are reduced.
+5. AdamW updates the parameters; it is fused and needs no more memory (`optimizer.py`).
+
+From the second micro-batch on, gradients of the first are in memory, unless they are offloaded (`offload.py`).
+
+The package's docstring explains the letters of formulas.
 """
 
 from __future__ import annotations
@@ -29,17 +34,17 @@ from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel, 
 
 
 class _Moment(NamedTuple):
-    """Bytes beside the state that is there all the time."""
+    """Bytes at one moment of a pass, beside the state that stays on the device."""
 
     name: str
     activations: float = 0.0
     gathered: float = 0.0
-    """Whole parameters."""
+    """Gathered (whole) parameters."""
     whole_gradients: float = 0.0
     gradients: float = 0.0
-    """Shards, or what deferred reduction has in their place."""
+    """Shards of gradients, or what deferred reduction keeps in their place."""
     moments: float = 0.0
-    """Those that are offloaded come for the optimizer step."""
+    """Offloaded moments, which are loaded for the optimizer step."""
 
     @property
     def total(self) -> float:
@@ -48,29 +53,33 @@ class _Moment(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def train_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Peak:
-    """Of an update of several micro-batches, after the first update, on the fullest rank. `micro_batch_tokens`: those
-    that a rank's layers work on; all of them count as tokens of responses. On CPUs tiles of logits are smaller."""
+    """The peak of an update with several micro-batches, after the first update, on the fullest rank.
+
+    `micro_batch_tokens`: T, tokens that a rank's layers process in one micro-batch; all count as response tokens. On
+    CPUs tiles of logits are smaller.
+    """
     passes = _Passes(model, layout, micro_batch_tokens, is_cpu=is_cpu)
     return passes.peak(passes.of_update())
 
 
 @lru_cache(maxsize=4096)
 def scoring_peak(model: TrainModel, layout: TrainLayout, micro_batch_tokens: int, *, is_cpu: bool = False) -> Peak:
-    """Of passes without a backward pass. There are moments, unless they are offloaded, and no gradients."""
+    """The peak of passes without backward. Moments are in memory unless they are offloaded; gradients are not."""
     passes = _Passes(model, layout, micro_batch_tokens, is_cpu=is_cpu)
     return passes.peak(passes.of_scoring())
 
 
 def tokens_of_rank(workload: Workload, layout: TrainLayout, num_prompts: int) -> int:
-    """That a rank's layers work on in the largest micro-batch of a pass over so many prompts with their responses, as
-    `plan_micro_batches` (engines/train/micro_batching.py) fills them."""
+    """T for the largest micro-batch of a pass over `num_prompts` prompts with their responses, filled as in
+    `plan_micro_batches` (engines/train/micro_batching.py)."""
     rows = -(-num_prompts * workload.group_size // layout.num_data_ranks)
     tokens = min(workload.max_tokens_per_micro_batch * layout.sequence_parallel, rows * workload.lengths.longest_row)
     return -(-tokens // layout.sequence_parallel)
 
 
 class _Passes:
-    """Sizes in bytes; pairs are of a layer without and with experts."""
+    """Computes the moments. All sizes are in bytes. Lists of two have a layer without experts, then one with
+    experts."""
 
     def __init__(self, model: TrainModel, layout: TrainLayout, num_tokens: int, *, is_cpu: bool) -> None:
         self.model, self.layout, self.num_tokens, self.is_cpu = model, layout, num_tokens, is_cpu
@@ -81,39 +90,40 @@ class _Passes:
         self.gradient_shards = float(MASTER_BYTES * trained_shard_elements(model, layout))
         self.root = m * gathered_elements(model.root_tensors, shards)
         self.units = [m * (each + adapters) for each in base]
-        """Parameters of a layer, whole."""
+        """Parameters of a whole layer."""
         self.trained = [adapters, adapters] if model.lora is not None else base
         self.has_buffers = shards > 1
-        """One rank by itself copies what it gathers without one."""
+        """Whether gathering needs a buffer; a single rank copies without one."""
         self.input = m * shape.hidden_size * num_tokens
         exchanges = layout.sequence_parallel > 1
         self.layers = [layer_bytes(model, has_experts=each, exchanges_heads=exchanges) for each in kinds]
         self.head = head_bytes(model, num_tokens, is_cpu=is_cpu)
         rows = shape.vocabulary_size if model.head is Head.TOKENS else 1
         self.head_gradient = m * rows * shape.hidden_size if model.is_wholly_trained else 0
-        """Whole, from where the backward pass begins."""
-        # By what all layers read (rotary positions, places, tokens), and by each layer.
+        """The whole gradient of the output head, from the start of the backward pass."""
+        # Kept from the forward to the backward pass before each layer: inputs that all layers share (rotary positions,
+        # token positions, tokens), and what each layer keeps.
         self.kept = [num_tokens * float(2 * m * shape.head_size + 4 * 8)]
         for number in range(shape.num_layers):
-            own = self.input if self.is_recomputed(number) else self.layers[self.kind(number)].kept * num_tokens
+            own = self.input if self.is_recomputed(number) else self.layers[self.has_experts(number)].kept * num_tokens
             self.kept.append(self.kept[-1] + own)
 
-    def kind(self, number: int) -> bool:
+    def has_experts(self, number: int) -> bool:
         return self.model.shape.has_experts and number >= self.model.shape.num_dense_layers
 
     def is_recomputed(self, number: int) -> bool:
         return self.model.checkpoints_activations and number % self.model.checkpoints_every_nth_layer == 0
 
     def peak(self, passing: Iterator[_Moment]) -> Peak:
-        """The largest of these moments with the state beside it, and how its parts come about."""
+        """The largest of these moments together with the state, and its parts by owner."""
         model, layout, tokens, m = self.model, self.layout, self.num_tokens, self.model.compute_bytes
         moment = max(passing, key=lambda each: each.total)
         parameters, moments = parameters_part(model, layout), moments_part(model, layout)
         own_moments = 0 if model.offload.optimizer else moments.num_bytes
         resident = (0 if model.offload.parameters else parameters.num_bytes) + own_moments
-        whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at the {moment.name}"
-        gathered = f"{m} x {self.root / m:.4g} in no layer, layers, and buffers"
-        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} at the {moment.name}"
+        whole = f"{m} bytes each, {MASTER_BYTES} in sums over ranks, at {moment.name}"
+        gathered = f"{m} x {self.root / m:.4g} of the root + layers + buffers"
+        activations = f"{tokens:,} tokens x {moment.activations / tokens:,.0f} bytes at {moment.name}"
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
@@ -133,7 +143,8 @@ class _Passes:
         for share, head in self.heads():
             yield _Moment("output head", share * kept + head.backward, at_head, self.head_gradient, gradients)
         yield _Moment("last norm", kept + self.head.norm, at_head, self.head_gradient, gradients)
-        # Before the last layers less is kept. With offloaded gradients, of which more and more come, the first tells.
+        # Fewer activations are kept before earlier layers, so only the last layers can be the peak. Offloaded gradients
+        # grow during the backward pass, so with them the first layer can be the peak, too.
         every = self.model.checkpoints_every_nth_layer if self.model.checkpoints_activations else 1
         first = {0} if self.model.offload.gradients else set[int]()
         for number in sorted(first.union(range(max(0, num_layers - every - 2), num_layers))):
@@ -146,45 +157,45 @@ class _Passes:
     def of_scoring(self) -> Iterator[_Moment]:
         last = self.model.shape.num_layers - 1
         yield self.gathering(0.0)
-        for kind in {self.kind(0), self.kind(last)}:
-            # As with the root, but that a layer's own parameters have gone by then.
+        for kind in {self.has_experts(0), self.has_experts(last)}:
+            # As in `gathering`, but this layer's sharded copy in the buffer is freed by now.
             unit = self.units[kind]
             buffer = unit if self.has_buffers else 0
             yield _Moment("gathering a layer", 2 * self.input, self.root + unit + 2 * buffer)
             forward = self.layers[kind].forward * self.num_tokens
             yield _Moment("activations of a layer", forward, self.root + unit + buffer)
         for _, head in self.heads():
-            yield _Moment("output head", head.forward, self.root + self.units[self.kind(last)])
+            yield _Moment("output head", head.forward, self.root + self.units[self.has_experts(last)])
 
     def gathering(self, gradients: float) -> _Moment:
-        """The buffer in which the root's parameters came is there until those of a layer have been copied out of theirs
-        (torch, `FSDPParamGroup.wait_for_unshard`)."""
-        gathered = self.root + self.units[self.kind(0)]
+        """Gathering the root. Its buffer stays until the first layer's parameters are copied out of theirs (torch,
+        `FSDPParamGroup.wait_for_unshard`)."""
+        gathered = self.root + self.units[self.has_experts(0)]
         return _Moment("gathering the root", self.input, (2 if self.has_buffers else 1) * gathered, 0.0, gradients)
 
     def of_layer(self, number: int) -> Iterator[_Moment]:
-        kind, model, tokens = self.kind(number), self.model, self.num_tokens
+        kind, model, tokens = self.has_experts(number), self.model, self.num_tokens
         layer, m, gradients = self.layers[kind], model.compute_bytes, self.gradients(number + 1)
         before = self.kept[number]
-        itself = before + layer.kept * tokens
+        in_layer = before + layer.kept * tokens
         gathered = self.root + self.units[kind] + self.next_layer(number)
         reduced = 0 if number == model.shape.num_layers - 1 else self.reduced(number + 1)
         if self.is_recomputed(number):
-            # Its own input is kept, too. In 32 bits its first norm keeps the same tensor. With adapters the second
-            # forward pass stops behind the layer's last product, where their last tensor is saved.
+            # The layer's own input is kept, too; in float32 its first norm keeps the same tensor. With adapters, the
+            # recomputation stops after the layer's last product, where autograd saves the adapters' last tensor.
             before += self.input
-            beside = 1 if m < MASTER_BYTES else 0
-            itself += self.input * (beside if model.lora is None else 3)
+            num_copies = 1 if m < MASTER_BYTES else 0
+            in_layer += self.input * (num_copies if model.lora is None else 3)
         whole = self.head_gradient + reduced
-        own = m * self.trained[kind]
-        # The down projection's, which come first in a dense layer.
-        first = 0 if kind or model.lora is not None else m * model.shape.hidden_size * model.shape.dense_width
-        yield _Moment("MLP of a layer", itself + layer.in_mlp * tokens, gathered, whole + first, gradients)
-        yield _Moment("attention of a layer", before + layer.in_attention * tokens, gathered, whole + own, gradients)
-        yield _Moment("end of a layer", before + layer.at_end * tokens, gathered, whole + own, gradients)
+        all_gradients = whole + m * self.trained[kind]
+        # The gradient of the down projection comes first in a dense layer.
+        down_gradient = 0 if kind or model.lora is not None else m * model.shape.hidden_size * model.shape.dense_width
+        yield _Moment("MLP of a layer", in_layer + layer.in_mlp * tokens, gathered, whole + down_gradient, gradients)
+        yield _Moment("attention of a layer", before + layer.in_attention * tokens, gathered, all_gradients, gradients)
+        yield _Moment("end of a layer", before + layer.at_end * tokens, gathered, all_gradients, gradients)
 
     def end_of_backward(self) -> Iterator[_Moment]:
-        """The root's gradients."""
+        """The reduction of the root's gradients."""
         model, shards, root = self.model, self.layout.shard_size, self.model.root_tensors
         gradients = gradient_bytes(model, self.layout)
         trained = model.compute_bytes * shard_elements(root)
@@ -192,31 +203,31 @@ class _Passes:
         yield _Moment("end of backward", 0.0, self.root, both + self.reduced(0), gradients)
         in_sums = MASTER_BYTES * gathered_elements(root, shards)
         if model.defers_reduction:
-            # What the micro-batches have added up, and its sum over ranks; that of layers is reduced by now.
+            # The sum over micro-batches, and its sum over ranks; the layers' gradients are reduced by now.
             yield _Moment("end of backward", 0.0, 0.0, 2 * in_sums, self.gradient_shards)
         else:
-            # Whole gradients go when they are copied, before there is room for the sum.
+            # The whole gradients are freed after they are copied, before memory for the sum is allocated.
             yield _Moment("end of backward", 0.0, 0.0, in_sums + max(trained, in_sums / shards), gradients)
 
     def gradients(self, number: int) -> float:
-        """Shards when the backward pass has come to this layer, in the second micro-batch. Offloaded ones are those of
-        this micro-batch alone, of the layers that it has passed."""
+        """Shards of gradients when the backward pass of the second micro-batch has come to layer `number`. Offloaded
+        ones are those of this micro-batch alone, for the layers that it has passed."""
         if not self.model.offload.gradients:
             return gradient_bytes(self.model, self.layout)
         return self.gradient_shards * (1 - number / self.model.shape.num_layers)
 
     def heads(self) -> Iterator[tuple[float, HeadBytes]]:
-        """Of all tokens; and of the most that have whole logits, with their share of all."""
+        """The head for all tokens; and for the most tokens whose logits are not tiled, with their share of all."""
         yield 1.0, self.head
         fewer = self.model.whole_logits_tokens
         if fewer < self.num_tokens and self.model.head is Head.TOKENS:
             yield fewer / self.num_tokens, head_bytes(self.model, fewer, is_cpu=self.is_cpu)
 
     def next_layer(self, number: int) -> float:
-        """Gathered ahead, in its buffer."""
-        return self.units[self.kind(number - 1)] if number and self.has_buffers else 0
+        """Parameters of the layer that is gathered ahead, in its buffer."""
+        return self.units[self.has_experts(number - 1)] if number and self.has_buffers else 0
 
     def reduced(self, number: int) -> float:
-        """The sums of a layer's gradients over ranks, in 32 bits, until those of the layer before begin. Where
-        reduction is deferred they take the place of whole gradients."""
-        return 0 if self.model.defers_reduction else MASTER_BYTES * self.trained[self.kind(number)]
+        """A layer's gradients summed over ranks, in float32, until the layer before is reduced. With deferred reduction
+        they take the place of whole gradients."""
+        return 0 if self.model.defers_reduction else MASTER_BYTES * self.trained[self.has_experts(number)]

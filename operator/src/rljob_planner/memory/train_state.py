@@ -1,9 +1,9 @@
-"""What of a train engine stays on its device: shards of parameters, gradients, moments.
+"""The state that a train engine keeps on its device: shards of parameters, gradients and moments.
 
-Sources, all in the trainer's engines/train: `sharded_model.py` (a trained model's shards have 32 bits, a frozen one's
-and what is frozen beside adapters the dtype of the passes), `optimizer.py` (AdamW, two moments in 32 bits of what is
-trained), `offload.py`, `engine_memory.py` (whose accounting these formulas must equal: tests/planner), docs/memory.md.
-All is of one rank.
+Sources, in the trainer's engines/train: `sharded_model.py` (shards of a trained model are float32; those of a frozen
+model, or of frozen weights beside adapters, have the dtype of the passes), `optimizer.py` (AdamW: two float32 moments
+per trained parameter), `offload.py`, `engine_memory.py` (tests/planner checks that these formulas equal its
+accounting), docs/memory.md. All sizes are those of one rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rljob_planner.workload import MASTER_BYTES, TrainLayout, TrainModel
 
 
 def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
-    """Numbers that have a gradient and moments."""
+    """Numbers of a rank's shards that have a gradient and moments."""
     if not model.is_trained:
         return 0
     elements = model.base_elements if model.lora is None else model.adapter_elements
@@ -21,15 +21,15 @@ def trained_shard_elements(model: TrainModel, layout: TrainLayout) -> int:
 
 
 def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
-    """At the end of a micro-batch. Where reduction is deferred, what all micro-batches but the last of an update leave:
-    whole gradients."""
+    """Bytes of gradients at the end of a micro-batch: shards, or whole gradients where reduction is deferred. Deferred
+    gradients stay whole until the last micro-batch of the update."""
     if model.defers_reduction:
         return MASTER_BYTES * model.num_learned
     return MASTER_BYTES * trained_shard_elements(model, layout)
 
 
 def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """Shards of the base and of adapters."""
+    """Shards of the base model and of its adapters."""
     formula = f"{_base_bytes(model)} x {model.num_parameters:.4g} / {layout.shard_size}"
     if model.lora is not None:
         formula += f" + {MASTER_BYTES} x {model.lora.num_parameters:.4g} / {layout.shard_size}"
@@ -39,13 +39,13 @@ def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
-    """Both of each trained number. There are none before the first update."""
+    """Shards of both moments. They exist from the first update on."""
     formula = f"{2 * MASTER_BYTES} x {model.num_learned:.4g} / {layout.shard_size}"
     return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 
 def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
-    """What offload sends to the host's memory, at most. Pinned buffers take up to twice as much (docs/memory.md)."""
+    """State that offload moves to host memory, at most. Pinned buffers take up to twice as much (docs/memory.md)."""
     gradients = Part("gradients", MASTER_BYTES * trained_shard_elements(model, layout))
     parts = {
         parameters_part(model, layout): model.offload.parameters,
@@ -56,5 +56,5 @@ def host_bytes(model: TrainModel, layout: TrainLayout) -> tuple[Part, ...]:
 
 
 def _base_bytes(model: TrainModel) -> int:
-    """Of a number that is not an adapter's."""
+    """Bytes of a parameter that is not an adapter's."""
     return MASTER_BYTES if model.is_trained and model.lora is None else model.compute_bytes

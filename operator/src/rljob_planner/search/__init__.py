@@ -1,5 +1,5 @@
-"""The best placement of roles over the GPUs of a cluster.
+"""Finds the best placement of a job's roles on the GPUs of a cluster.
 
-`mapping` has the whole. It asks `pool_options` what roles may cost together on a pool, `arrangements` for the best
-pools of each grouping of roles, and `ranking` for their order and what is to be said of them.
+Begin with `mapping`. It uses `pool_options` (memory and time of roles that share a pool), `arrangements` (the best
+pools for each grouping of roles) and `ranking` (the order of the results, and why each is not the first).
 """

@@ -1,8 +1,9 @@
-"""The best arrangements of roles: every grouping of them, every kind and number of nodes for each group.
+"""The best arrangements of roles on pools: tries every grouping of roles, and every node type and number for each
+group.
 
-The enumeration is HybridFlow's (arXiv 2409.19256v2, section 6): the cost of a step depends on the slowest pool of each
-stage. A branch is left where its lower bound (what is chosen, and for the rest the fastest that there is, stage by
-stage) is no better than what is known, so the result is that of trying everything.
+The enumeration is HybridFlow's (arXiv 2409.19256v2, section 6): the time of a step depends on the slowest pool of each
+stage. It is a branch-and-bound search, so the result is that of trying everything. The lower bound of a branch takes
+the chosen pools, and for the other groups the fastest option of each stage.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule
 
 TIE_SHARE = 0.1
-"""Plans whose steps are no longer than the fastest one's by this share are as good as it: the model is no finer."""
+"""Steps that are longer than the fastest by at most this share count as equal; the model is not more exact."""
 Grouping = tuple[tuple[Role, ...], ...]
-"""Roles that share a pool, pool by pool."""
+"""Groups of roles; each group shares a pool."""
 Cost = Callable[[StageSeconds], float]
-"""Of the longest seconds of each stage. It must not fall where one of them rises."""
+"""The cost of an arrangement, from the longest seconds of each stage. It must not decrease if a stage takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A pool for each group of roles."""
+    """A pool option for each group of roles."""
 
     cost: float
     """Seconds of a step."""
@@ -35,12 +36,12 @@ class Arrangement:
 
     @property
     def num_gpus(self) -> int:
-        """Of all pools."""
+        """GPUs of all pools."""
         return sum(option.size.num_gpus for option in self.options)
 
     @property
     def shape(self) -> tuple[Schedule, frozenset[tuple[tuple[Role, ...], int]]]:
-        """What is grouped on which kinds of nodes."""
+        """Schedule, groups of roles, and the node type of each group."""
         return self.schedule, frozenset((each.roles, each.size.kind) for each in self.options)
 
     @property
@@ -51,20 +52,20 @@ class Arrangement:
 
     @property
     def complications(self) -> tuple[int, int, int, int]:
-        """Pools, kinds of GPUs, roles with sequence parallelism, GPUs."""
+        """Criteria of simplicity, lower is simpler: pools, GPU types, roles with sequence parallelism, GPUs."""
         num_shared = sum(choice.num_sequence_parallel for each in self.options for choice in each.choices)
         return len(self.options), len({each.size.kind for each in self.options}), num_shared, self.num_gpus
 
 
 def groupings(roles: Sequence[Role]) -> Iterator[Grouping]:
-    """All ways to group roles: 1, 2, 5, 15, 52 for one to five of them."""
+    """All ways to group roles: 1, 2, 5, 15 or 52 for one to five roles."""
     if not roles:
         yield ()
         return
     first, rest = roles[0], roles[1:]
     for smaller in groupings(rest):
-        for place, group in enumerate(smaller):
-            yield ((first, *group), *smaller[:place], *smaller[place + 1 :])
+        for index, group in enumerate(smaller):
+            yield ((first, *group), *smaller[:index], *smaller[index + 1 :])
         yield ((first,), *smaller)
 
 
@@ -77,8 +78,8 @@ def best_arrangements(
     num_wanted: int,
     schedule: Schedule = Schedule.SYNCHRONOUS,
 ) -> list[list[Arrangement]]:
-    """Of the best groupings on kinds of nodes, best first, at most `num_wanted`: the cheapest arrangement, and after it
-    those on fewer GPUs that are ties of the cheapest of all. `capacity` is the number of nodes of each kind."""
+    """For the best `num_wanted` groupings on node types, best first: the cheapest arrangement, then those on fewer GPUs
+    whose cost is close to the cheapest of all (TIE_SHARE). `capacity`: the number of nodes of each type."""
     parts = {roles: _by_kind(each) for roles, each in options.items()}
     shapes = [
         _Shape(chosen, cost, schedule)
@@ -86,7 +87,7 @@ def best_arrangements(
         if all(roles in parts for roles in grouping)
         for chosen in product(*(parts[roles] for roles in grouping))
     ]
-    # What looks best comes first.
+    # The most promising come first, so that later ones can be pruned early.
     shapes.sort(key=lambda shape: shape.bound)
     found: list[list[Arrangement]] = []
     for shape in shapes:
@@ -99,7 +100,7 @@ def best_arrangements(
 
 
 def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
-    """Smallest first, without those that one with no more nodes beats or equals in every stage."""
+    """Options by node type, smallest first, without those that an option with no more nodes equals or beats."""
     kinds: dict[int, list[PoolOption]] = {}
     for option in sorted(options, key=lambda each: (each.size.nodes, sum(each.seconds))):
         kept = kinds.setdefault(option.size.kind, [])
@@ -109,7 +110,7 @@ def _by_kind(options: Iterable[PoolOption]) -> list[list[PoolOption]]:
 
 
 class _Shape:
-    """The arrangements of one grouping on given kinds. `parts`: the options of each group, on one kind of nodes."""
+    """The arrangements of one grouping on given node types. `parts`: the options of each group, on one node type."""
 
     def __init__(self, parts: Sequence[Sequence[PoolOption]], cost: Cost, schedule: Schedule) -> None:
         self._parts, self._cost, self._schedule = parts, cost, schedule
@@ -118,14 +119,14 @@ class _Shape:
         self._front: list[Arrangement] = []
 
     def best(self, capacity: Sequence[int], limit: float, best_of_all: float) -> list[Arrangement]:
-        """The cheapest, then those on fewer GPUs. Empty where nothing is of use: no cost from `limit` on is, unless it
-        is a tie of the cheapest of all, which is `best_of_all` so far."""
+        """The cheapest arrangement, then those on fewer GPUs. Only costs below `limit`, or close to the cheapest of
+        all, are of use; `best_of_all` is the cheapest so far. Empty if there is none."""
         self._limit, self._best_of_all = limit, best_of_all
         self._choose((), list(capacity), 0)
         return sorted(self._front, key=lambda each: each.cost)
 
     def _choose(self, chosen: tuple[PoolOption, ...], free: list[int], num_gpus: int) -> None:
-        """The next group's pool, that with the lowest bound first."""
+        """Chooses the pool of the next group; the pool with the lowest bound is tried first."""
         seconds = [each.seconds for each in chosen]
         if len(chosen) == len(self._parts):
             found = Arrangement(self._cost(longest(seconds)), chosen, self._schedule)
@@ -134,10 +135,10 @@ class _Shape:
             return
         part, rest = self._parts[len(chosen)], self._fastest[len(chosen) + 1 :]
         kind = part[0].size.kind
-        places = [place for place, option in enumerate(part) if option.size.nodes <= free[kind]]
-        bounds = [(self._cost(longest((*seconds, part[place].seconds, *rest))), place) for place in places]
-        for bound, place in sorted(bounds):
-            option = part[place]
+        indices = [index for index, option in enumerate(part) if option.size.nodes <= free[kind]]
+        bounds = [(self._cost(longest((*seconds, part[index].seconds, *rest))), index) for index in indices]
+        for bound, index in sorted(bounds):
+            option = part[index]
             total = num_gpus + option.size.num_gpus
             if self._is_of_use(bound, total):
                 free[kind] -= option.size.nodes

@@ -1,10 +1,10 @@
-"""What roles that share a pool may cost there: seconds stage by stage, for the layouts whose memory fits.
+"""The options for roles that share a pool: layouts whose memory fits, and their seconds in each stage of a step.
 
-A pool is 1, 2, 3, 4, 6, 8, 12, 16, ... whole nodes of one kind, or all of them. Tensor and sequence parallelism stay
+A pool has 1, 2, 3, 4, 6, 8, 12, 16, ... whole nodes of one type, or all of them. Tensor and sequence parallelism stay
 within a node.
 
-A stage is a part of a step that all pools go through together: it lasts as long as the slowest of them. Within a pool
-the roles of a stage take turns. Seconds are those of `timing.step`, and memory is that of `memory.phases`.
+A stage is a part of a step that all pools start together; it takes as long as its slowest pool. On one pool the roles
+of a stage take turns. Seconds are computed by `timing.step`, memory by `memory.phases`.
 """
 
 from __future__ import annotations
@@ -40,62 +40,64 @@ MOST_PARALLEL = 8
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Whole nodes of one kind."""
+    """A number of whole nodes of one type."""
 
     kind: int
-    """The number of its group of nodes in the cluster."""
+    """The index of the node group in the cluster."""
     nodes: int
     gpus_per_node: int
 
     @property
     def num_gpus(self) -> int:
-        """Of all nodes."""
+        """GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChoice:
-    """A role in a layout, on a pool of its own; actor and rollout that share their GPUs are one choice."""
+    """A layout of one role, as if it had the pool for itself. Actor and rollout on the same GPUs are one choice."""
 
     layouts: Mapping[Role, TrainLayout]
     rollout: RolloutLayout | None
     phases: tuple[PhaseMemory, ...]
     seconds: StageSeconds = NO_SECONDS
+    """Seconds in each stage of a step."""
 
     @property
     def most_bytes(self) -> float:
-        """Of one GPU, with what its engine lacks."""
+        """The most memory that a phase needs on one GPU, with what the KV cache is too small by."""
         return max(phase.total + phase.lacks for phase in self.phases)
 
     @property
     def lacking_bytes(self) -> float:
-        """Of one GPU, what phases lack in all: one that lacks nothing else is nearer to what fits."""
+        """Bytes that all phases lack together on one GPU."""
         return sum(max(0.0, -phase.spare) for phase in self.phases)
 
     @property
     def num_sequence_parallel(self) -> int:
-        """Roles whose ranks share rows."""
+        """Roles with sequence parallelism."""
         return sum(layout.sequence_parallel > 1 for layout in self.layouts.values())
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """All that can be better or worse in another layout: copies, shared rows, seconds and memory."""
+        """All criteria by which layouts are compared; lower is better: copies, shared rows, seconds, memory."""
         shards = (-layout.shard_size for layout in self.layouts.values())
         return (*shards, self.num_sequence_parallel, *self.seconds, *(phase.total for phase in self.phases))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOption:
-    """Roles that share a pool."""
+    """A layout for each of the roles that share a pool."""
 
     roles: tuple[Role, ...]
     size: PoolSize
     choices: tuple[RoleChoice, ...]
     seconds: StageSeconds
+    """Seconds in each stage of a step; roles take turns."""
 
 
 class PoolOptions:
-    """Of one job on one cluster; what was worked out once is kept."""
+    """All options of one job on one cluster. Results are cached."""
 
     def __init__(self, workload: Workload, cluster: Cluster, constants: Constants) -> None:
         self.workload = workload
@@ -105,7 +107,7 @@ class PoolOptions:
         reference = workload.models.get(Role.REF)
         self._reference_is_actor = reference is not None and reference.is_actor_without_adapters
         self.roles = tuple(role for role in workload.roles if role is not Role.REF or not self._reference_is_actor)
-        """That have a place of their own: a reference that is the actor without adapters is where the actor is."""
+        """Roles that need a pool; a reference that is the actor's model runs where the actor is."""
         self._lengths = lengths_of(workload.lengths)
         self._of_functions = stage_seconds({REWARD: workload.reward_seconds}, workload)
         self.fastest = cache(self._fastest)
@@ -113,7 +115,7 @@ class PoolOptions:
         self._fitting = cache(self._fitting_choices)
 
     def _fastest(self, roles: tuple[Role, ...], size: PoolSize) -> list[PoolOption]:
-        """Of all layouts that fit those that no other one beats in every stage."""
+        """Options that fit and that no other one beats in every stage."""
         kept: list[PoolOption] = []
         combinations = product(*(self._fitting(unit, size) for unit in units_of(roles)))
         options = [_option(roles, size, each) for each in combinations]
@@ -123,8 +125,8 @@ class PoolOptions:
         return kept
 
     def smallest(self, roles: tuple[Role, ...], size: PoolSize) -> PoolOption | None:
-        """The layouts that need least memory, whether or not they fit, without their seconds. None where the job's
-        rules leave none."""
+        """The option that needs least memory, whether it fits or not, without its seconds. None if the contract allows
+        no layout."""
         units = [self.choices(unit, size) for unit in units_of(roles)]
         if not all(units):
             return None
@@ -132,17 +134,17 @@ class PoolOptions:
             roles, size, [min(unit, key=lambda each: (each.most_bytes, each.lacking_bytes)) for unit in units]
         )
 
-    def roomier(self, option: PoolOption, place: int) -> Iterator[PoolOption]:
-        """The same with another layout of one of its choices, in which fewer roles share rows, or which needs less
-        memory; the simplest first, then by memory."""
+    def roomier(self, option: PoolOption, index: int) -> Iterator[PoolOption]:
+        """The same option with another layout for one of its choices: with less sequence parallelism, or with less
+        memory. Simpler layouts come first, then those with less memory."""
 
         def burden(choice: RoleChoice) -> tuple[int, float]:
             return choice.num_sequence_parallel, choice.most_bytes
 
-        now = option.choices[place]
-        for choice in sorted(self._fitting(units_of(option.roles)[place], option.size), key=burden):
+        now = option.choices[index]
+        for choice in sorted(self._fitting(units_of(option.roles)[index], option.size), key=burden):
             if choice.rollout == now.rollout and burden(choice) < burden(now):
-                choices = (*option.choices[:place], choice, *option.choices[place + 1 :])
+                choices = (*option.choices[:index], choice, *option.choices[index + 1 :])
                 other = _option(option.roles, option.size, choices)
                 if self._fits(other):
                     yield other
@@ -151,18 +153,18 @@ class PoolOptions:
         return len(option.choices) == 1 or all(phase.spare >= 0 for phase in self.phases(option))
 
     def phases(self, option: PoolOption) -> tuple[PhaseMemory, ...]:
-        """The memory of such a pool."""
+        """The memory of a pool with this option."""
         return phases_of(self.pool("pool", option), self.workload, self.constants)
 
     def pool(self, name: str, option: PoolOption) -> PlacedPool:
-        """As the rest of the planner knows it."""
+        """The pool with this option."""
         layouts = {role: layout for choice in option.choices for role, layout in choice.layouts.items()}
         rollout = next((choice.rollout for choice in option.choices if choice.rollout), None)
         size = option.size
         return PlacedPool(name, size.nodes, size.gpus_per_node, self.cluster[size.kind].gpu, layouts, rollout)
 
     def _choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """All that the job's rules leave, without their seconds."""
+        """All layouts that the contract accepts, without their seconds."""
         found = []
         trained = [role for role in unit if role is not Role.ROLLOUT]
         engines = list(rollout_layouts(self.workload, size)) if Role.ROLLOUT in unit else [None]
@@ -176,7 +178,7 @@ class PoolOptions:
         return found
 
     def _fitting_choices(self, unit: tuple[Role, ...], size: PoolSize) -> list[RoleChoice]:
-        """Those that fit on a pool of their own, and that no other one beats in every respect."""
+        """Layouts that fit on a pool of their own and that no other one beats by every criterion."""
         fit = [each for each in self.choices(unit, size) if all(phase.spare >= 0 for phase in each.phases)]
         found = [replace(each, seconds=self._seconds(each, size)) for each in fit]
         found.sort(key=lambda each: (sum(each.seconds), each.num_sequence_parallel, each.most_bytes))
@@ -187,11 +189,11 @@ class PoolOptions:
         return kept
 
     def step_seconds(self, schedule: Schedule, stages: StageSeconds) -> float:
-        """Of a step whose stages take so long on their slowest pools."""
+        """Seconds of a step, from the seconds of each stage on its slowest pool."""
         return total_seconds(self.stages(stages), schedule) + self.constants.step_seconds
 
     def stages(self, stages: StageSeconds) -> StageSeconds:
-        """With what no pool does: rewards that are functions."""
+        """The same with reward functions, which run on no pool."""
         return longest([stages, self._of_functions])
 
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
@@ -201,30 +203,30 @@ class PoolOptions:
 
 
 def _option(roles: tuple[Role, ...], size: PoolSize, choices: Sequence[RoleChoice]) -> PoolOption:
-    """Within a pool the roles of a stage take turns."""
+    """The option of these choices; on one pool the roles of a stage take turns."""
     seconds = tuple(map(sum, zip(*(choice.seconds for choice in choices), strict=True)))
     return PoolOption(roles, size, tuple(choices), seconds)
 
 
 def units_of(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
-    """What is chosen together: actor and rollout that share their GPUs, because of the hand-over of weights."""
+    """Groups of roles whose layouts are chosen together: actor and rollout, because the weight sync depends on both."""
     both = tuple(role for role in roles if role in (Role.ACTOR, Role.ROLLOUT))
     rest: list[tuple[Role, ...]] = [(role,) for role in roles if role not in both]
     return [both, *rest] if both else rest
 
 
 def is_no_worse(seconds: StageSeconds, other: StageSeconds) -> bool:
-    """In every stage."""
+    """Whether no stage takes longer."""
     return all(map(le, seconds, other))
 
 
 def longest(seconds: Iterable[StageSeconds]) -> StageSeconds:
-    """Of each stage the most."""
+    """The maximum of each stage."""
     return tuple(map(max, zip(*seconds, strict=True)))
 
 
 def pool_sizes(cluster: Cluster) -> list[PoolSize]:
-    """Of each kind, the smallest first."""
+    """All pool sizes, smallest first for each node type."""
     return [
         PoolSize(kind, nodes, group.gpus_per_node)
         for kind, group in enumerate(cluster)
@@ -233,14 +235,14 @@ def pool_sizes(cluster: Cluster) -> list[PoolSize]:
 
 
 def node_counts(num_nodes: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `num_nodes`, and that."""
+    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `num_nodes`, which is included."""
     powers = [2**power for power in range(num_nodes.bit_length())]
     counts = {num_nodes, *powers, *(3 * power for power in powers)}
     return sorted(count for count in counts if 0 < count <= num_nodes)
 
 
 def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[TrainLayout]:
-    """Those that the contract accepts."""
+    """Layouts that the contract accepts."""
     layouts = (
         TrainLayout(size.num_gpus, shards, shares)
         for shares in row_shares(role, workload, size)
@@ -250,23 +252,23 @@ def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[Tr
 
 
 def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
-    """How many GPUs may share the rows of a role: they are of one node, and divide heads."""
+    """Sizes of sequence parallelism for a role."""
     return _sizes_within_a_node(workload.models[role].shape, size)
 
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
-    """Only vLLM has tensor parallelism."""
+    """Layouts of the rollout. Only vLLM has tensor parallelism."""
     has_parallelism = workload.rollout.is_vllm
     for parallel in _sizes_within_a_node(workload.rollout.shape, size) if has_parallelism else [1]:
         yield RolloutLayout(size.num_gpus, parallel)
 
 
 def _sizes_within_a_node(shape: ModelShape, size: PoolSize) -> list[int]:
-    """Of tensor or sequence parallelism: they divide a node and the heads of attention."""
+    """Sizes of tensor or sequence parallelism: they divide the GPUs of a node, and the attention heads."""
     return [each for each in divisors(size.gpus_per_node) if each <= MOST_PARALLEL and shape.spreads_over(each)]
 
 
 def shard_sizes(size: PoolSize) -> list[int]:
-    """GPUs that may hold a copy of a model together: a part of a node, or whole nodes."""
+    """Numbers of GPUs that may hold one copy of a model: a part of a node, or whole nodes."""
     over = [size.gpus_per_node * nodes for nodes in divisors(size.nodes)[1:]]
     return [*divisors(size.gpus_per_node), *over]

@@ -1,6 +1,6 @@
 """How long each phase of a step takes, and what bounds it.
 
-`step` has the whole: what follows what, and what goes on beside what. It asks `generation` (with `lengths` of
-responses), `passes` (forward passes, updates, the optimizer) and `communication` (links, FSDP2, the hand-over of
-weights).
+Begin with `step`: which phases follow each other and which run at the same time. It uses `generation` (with `lengths`
+of responses), `passes` (passes without backward, updates, the optimizer) and `communication` (links, FSDP2, weight
+sync).
 """

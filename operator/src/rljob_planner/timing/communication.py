@@ -1,10 +1,10 @@
-"""What the GPUs of a model in training tell each other.
+"""Communication between the GPUs of a model: FSDP2, sequence parallelism, and the weight sync.
 
-FSDP2 (trainer, engines/train/sharded_model.py): every layer is gathered before its forward and again before its
-backward pass, in the dtype of the passes; its gradients are reduced and scattered in 32 bits, after each micro-batch
-or, where the job defers it, after the last one. Replicas add up their shards once per update (engine.py,
-set_requires_all_reduce). Ranks that share tokens exchange heads for tokens in every layer's attention
-(sequence_parallel.py); nothing is computed meanwhile.
+Sources, in the trainer's engines/train. FSDP2 (sharded_model.py) gathers each layer before its forward pass and again
+before its backward pass, in the dtype of the passes. It reduces and scatters gradients in float32 after each
+micro-batch or, if the job defers it, after the last one. Replicas sum their shards once per update (engine.py,
+set_requires_all_reduce). With sequence parallelism, ranks exchange heads for tokens in each layer's attention
+(sequence_parallel.py); they compute nothing during that exchange.
 """
 
 from __future__ import annotations
@@ -27,33 +27,36 @@ LONGEST_RESPONSE = "the longest response"
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one role and stage."""
+    """The time of one phase of a step, on one pool."""
 
     seconds: float
     bound_by: str
-    """What most of it is waited for."""
+    """Name of what takes most of the time: COMPUTE, NETWORK, ..."""
     formula: str
+    """The formula with its numbers, for `--explain`."""
 
 
 NO_COST = Cost(0.0, FIXED, "")
 
 
 def longest(*parts: tuple[str, float]) -> str:
-    """The name of what takes most seconds."""
+    """The name of the part that takes most seconds."""
     return max(parts, key=lambda part: part[1])[0]
 
 
 @dataclass(frozen=True)
 class Site:
-    """GPUs of one kind on equal nodes."""
+    """The GPU type and the size of a pool's nodes."""
 
     gpu: Gpu
     gpus_per_node: int
 
     def bandwidth(self, num_gpus: int, constants: Constants, distance: int = 1) -> float:
-        """Bytes per second that each GPU receives when every `distance`-th of so many neighbours gathers or reduces.
-        Across nodes every byte comes once into each node, by the network of all of its GPUs that take part, and goes on
-        over their link."""
+        """Bytes per second into each GPU when it gathers from, or reduces with, every `distance`-th of `num_gpus` GPUs.
+
+        Across nodes, each byte enters a node once, over the networks of all participating GPUs of the node, and is then
+        passed on over their links.
+        """
         link = self.gpu.link_bandwidth * constants.link_efficiency
         if num_gpus <= self.gpus_per_node:
             return link
@@ -61,35 +64,35 @@ class Site:
         return min(link, in_a_node * self.gpu.network_bandwidth * constants.network_efficiency)
 
     def link_name(self, num_gpus: int) -> str:
-        """For people."""
+        """The name of the slower of the two connections: network or link."""
         return NETWORK if num_gpus > self.gpus_per_node else LINK
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Seconds on the links of one GPU."""
+    """Seconds that one GPU spends on communication."""
 
     per_pass: float
-    """Gathers of a forward pass."""
+    """All-gathers of a forward pass over one micro-batch."""
     per_backward: float
-    """Gathers and reductions of a backward pass."""
+    """All-gathers and reduce-scatters of a backward pass over one micro-batch."""
     per_update: float
-    """What comes once, after the last micro-batch."""
+    """Reductions that run once per update, after the last micro-batch."""
     per_token: float
-    """Exchanges of heads for tokens, for each token of a GPU's own piece, forward; nothing is computed beside them."""
+    """Exchange of heads for tokens in a forward pass, per token of a GPU's own piece; nothing is computed during it."""
 
 
 def exchange(model: TrainModel, layout: TrainLayout, site: Site, constants: Constants) -> Exchange:
-    """Of a model on a layout."""
+    """The communication of a model with this layout."""
     shape, shards, copies, parallel = model.shape, layout.shard_size, layout.num_replicas, layout.sequence_parallel
     whole = (shards - 1) / shards / site.bandwidth(shards, constants)
-    learned = MASTER_BYTES * (model.num_adapters or model.num_parameters)
+    trained = MASTER_BYTES * (model.num_adapters or model.num_parameters)
     among_copies = site.bandwidth(layout.num_gpus, constants, shards)
-    over_copies = 2 * (copies - 1) / copies * learned / shards / among_copies
+    over_copies = 2 * (copies - 1) / copies * trained / shards / among_copies
     kv_size = shape.kv_size * max(1.0, parallel / shape.num_kv_heads)
     heads = model.compute_bytes * shape.num_layers * 2 * (shape.query_size + kv_size)
-    reduced = learned * whole
-    # The root stays whole between forward and backward pass.
+    reduced = trained * whole
+    # The root stays gathered between the forward and the backward pass.
     again = model.compute_bytes * (shape.layers_parameters + model.num_adapters) * whole
     return Exchange(
         per_pass=model.compute_bytes * (model.num_parameters + model.num_adapters) * whole,
@@ -100,9 +103,9 @@ def exchange(model: TrainModel, layout: TrainLayout, site: Site, constants: Cons
 
 
 _COPY_BYTES_PER_NUMBER = 4
-"""Of a copy within a GPU's memory in 16 bits: read and written."""
+"""Bytes that copying a 16-bit number within a GPU's memory moves: one read, one write."""
 _NUM_COPIES = 2
-"""Out of the gathered bucket, and into the engine."""
+"""Copies of each weight: out of the gathered bucket, and into the engine."""
 
 
 def sync_cost(
@@ -113,10 +116,10 @@ def sync_cost(
     site: Site,
     constants: Constants,
 ) -> Cost:
-    """Of one step, on the GPUs of the rollout. `layout` is the actor's where it is on the same GPUs, else None. A job
-    that syncs every n-th step pays an n-th."""
-    goes_alone = actor.lora is not None and actor.lora.syncs_alone
-    whole = actor.num_adapters if goes_alone else actor.shape.num_parameters
+    """The weight sync of one step, on the rollout's GPUs. `layout`: the actor's, if it is on the same GPUs, else None.
+    A job that syncs every nth step pays 1/n per step."""
+    syncs_alone = actor.lora is not None and actor.lora.syncs_alone
+    whole = actor.num_adapters if syncs_alone else actor.shape.num_parameters
     moved = work.weight_bytes * whole
     nth, wake = work.sync_every_steps, constants.wake_seconds
     every = f", every {nth} steps" if nth > 1 else ""
@@ -142,7 +145,7 @@ def sync_cost(
 
 
 def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
-    """That the engine is given: by the hub's names, or for transformers' engine fused as in its modules."""
+    """Tensors that the engine loads: named as on the hub for vLLM; fused as in its modules for transformers."""
     if actor.lora and actor.lora.syncs_alone:
         return 2 * actor.lora.num_layers
     shape, matrices, sparse = actor.shape, MLP_MATRICES, actor.shape.num_expert_layers
@@ -153,8 +156,8 @@ def _num_tensors(actor: TrainModel, work: RolloutWork) -> int:
 
 
 def _host_bytes(actor: TrainModel, layout: TrainLayout, work: RolloutWork, rollout: RolloutLayout) -> float:
-    """Over the link of one GPU in a step: the engine's weights there and back, where they sleep in the host's memory;
-    the actor's shards there and back, where they are offloaded."""
+    """Bytes over one GPU's link to the host in a step, there and back: the engine's weights if they sleep in host
+    memory, and the actor's shards if they are offloaded."""
     moved = 0.0
     if work.keeps_weights_asleep:
         moved += 2 * work.weight_bytes * work.shape.num_parameters / rollout.tensor_parallel

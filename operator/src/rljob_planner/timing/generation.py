@@ -1,11 +1,11 @@
-"""Generation: how fast one engine decodes, and how long all engines take for a step's responses.
+"""Time of generation: how fast one engine decodes, and how long all engines take for a step's responses.
 
-A step of decoding reads all weights and the whole cache, or waits for its products, whichever takes longer (a
-roofline); exchanges between the GPUs of an engine and the host's part come on top. The prompts' own pass is bound by
-products and made once per prompt where the engine keeps prefixes (vLLM), else for every response. How many sequences
-are under way at once is limited by the job and by the cache (`kv_cache`).
+Decoding one token of all running sequences reads all weights and the whole KV cache, or is limited by compute: the
+longer of the two counts (roofline model). All-reduces between the engine's GPUs and the host's work are added. The pass
+over the prompts is limited by compute. It runs once per prompt if the engine caches prefixes (vLLM), otherwise once per
+response. The job and the KV cache limit how many sequences run at the same time (`kv_cache`).
 
-Responses are dealt out to engines in equal numbers; all wait for the one that has the longest response.
+Engines get equal numbers of responses; all wait for the engine with the longest response.
 """
 
 from __future__ import annotations
@@ -24,57 +24,66 @@ from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
+"""Golden ratio; multiples of it modulo 1 are spread evenly."""
 _FEW = 1 / 8
-"""Below this share of the most sequences at once a device waits for the longest ones."""
+"""If fewer sequences than this share of the largest number run, the engine waits for the longest responses."""
 
 
 @dataclass(frozen=True)
 class DecodeSpeed:
-    """One engine's; all in seconds. A step of `live` sequences with `context` cached tokens together takes
+    """The speed of one engine; times are in seconds. A decoding step gives each running sequence one token. With `live`
+    sequences, which have `context` cached tokens together, it takes
 
-    max(weights + context x kv, live x sequence_compute + context x context_compute) + fixed + live x per_sequence
+    max(weights + live x sequence_kv + context x kv, live x sequence_compute + context x context_compute)
+        + fixed + live x per_sequence
     """
 
     weights: float
-    """To read all weights but those of experts."""
+    """Reading all weights but the experts'."""
     experts: float
+    """Reading the weights of all experts."""
     num_experts: int
     experts_per_token: int
     kv: float
+    """Reading one cached token in the layers with full attention."""
     sequence_kv: float
-    """To read what a sequence has in the cache of layers with a full sliding window."""
+    """Reading the cache of a sequence of mean length in the layers with a sliding window."""
     sequence_compute: float
+    """Matrix products of one token."""
     context_compute: float
+    """Attention to one cached token."""
     fixed: float
+    """The host's work and the latency of all-reduces, per step."""
     per_sequence: float
+    """The host's work and the data of all-reduces, per running sequence."""
 
     def bounds(self, live: float, context: float) -> tuple[float, float]:
-        """Of a step: reading, with the weights that so many tokens need (E (1 - (1 - k / E)^live) of the experts), and
-        computing."""
+        """Seconds of one step for reading memory, and for computing. Of the experts, the expected share
+        1 - (1 - k / E)^live is read."""
         reading = self.weights + live * self.sequence_kv + context * self.kv
         if self.num_experts:
             reading += self.experts * (1 - (1 - self.experts_per_token / self.num_experts) ** live)
         return reading, live * self.sequence_compute + context * self.context_compute
 
     def step(self, live: float, context: float) -> float:
-        """Seconds of one step."""
+        """Seconds of one decoding step."""
         return max(self.bounds(live, context)) + self.overhead(live)
 
     def overhead(self, live: float) -> float:
-        """Of a step: what neither memory nor products take."""
+        """Seconds of one step that neither memory nor compute takes."""
         return self.fixed + live * self.per_sequence
 
     def steps(self, live: float, context: float, count: int) -> tuple[float, float]:
-        """Seconds of `count` steps, each of which adds `live` tokens to the context, without overhead; and those of
-        them in which the products take longest."""
+        """Seconds of `count` steps, each of which adds `live` tokens to the context, without overhead; and the part of
+        them in steps that compute limits."""
         reading, computing = self.bounds(live, context)
         slope, steeper = live * self.kv, live * self.context_compute
-        # Before and behind the place where the two lines cross, one of them is larger throughout.
+        # Both times grow linearly. Before the point where the lines cross one is larger, after it the other.
         crossing = (reading - computing) / (steeper - slope) if steeper != slope else 0.0
         edge = min(count, max(0, math.ceil(crossing)))
         total = by_compute = 0.0
         for begin, end in ((0, edge), (edge, count)):
-            # Of a line over whole numbers: so many times its middle.
+            # The sum of a linear function over whole numbers: their count x the value in the middle.
             middle = (begin + end - 1) / 2
             memory, compute = (end - begin) * (reading + slope * middle), (end - begin) * (computing + steeper * middle)
             total += max(memory, compute)
@@ -84,17 +93,17 @@ class DecodeSpeed:
 
 @dataclass(frozen=True)
 class Makespan:
-    """Seconds of decoding, and what of them goes where."""
+    """Seconds of decoding all responses of an engine, and what they are spent on."""
 
     seconds: float
     in_compute: float
-    """In steps that products bound."""
+    """In steps that compute limits."""
     in_overhead: float
-    """Launches, scheduling, exchanges between GPUs."""
+    """Kernel launches, scheduling, communication between GPUs."""
     in_tail: float
-    """With less than an eighth of the most sequences at once under way."""
+    """In steps with few running sequences (`_FEW`)."""
     token_steps: int
-    """Tokens that are decoded one after the other."""
+    """Decoding steps."""
 
 
 def makespan(
@@ -106,9 +115,12 @@ def makespan(
     weight: float = 1.0,
     refills: bool = True,
 ) -> Makespan:
-    """Of responses that are admitted in the order of `lengths`, at most `slots` at once; each begins with `prompt`
-    cached tokens. With `refills` a place that is free is taken at once (vLLM), else when all are (the Hugging Face
-    engine, which decodes batch after batch). Each stands for `weight` responses of the same length."""
+    """The time to decode these responses, started in the order of `lengths` (in tokens) with at most `slots` at once.
+
+    `prompt`: cached tokens that each response begins with. `refills`: a free slot is filled at once (vLLM), otherwise
+    when all slots are free (transformers decodes batch after batch). `weight`: responses that each entry of `lengths`
+    stands for.
+    """
     running: list[tuple[int, float]] = []
     position, admitted = 0, 0
     seconds = in_compute = in_overhead = in_tail = context = 0.0
@@ -116,8 +128,8 @@ def makespan(
     while running or admitted < len(lengths):
         if refills or not running:
             while admitted < len(lengths) and len(running) < slots:
-                own = max(1, round(lengths[admitted]))
-                heapq.heappush(running, (position + own, prompt + own))
+                length = max(1, round(lengths[admitted]))
+                heapq.heappush(running, (position + length, prompt + length))
                 context += prompt
                 admitted += 1
         live, count = len(running), running[0][0] - position
@@ -136,35 +148,35 @@ def makespan(
 
 
 def mixed(ascending: Sequence[float]) -> list[float]:
-    """The same lengths in an order in which long and short ones are spread evenly, as prompts come; the longest is
-    neither first nor last."""
+    """The same lengths with long and short ones evenly mixed, as in a batch of prompts. The longest is neither first
+    nor last."""
     last = len(ascending) - 1
-    places = sorted(range(len(ascending)), key=lambda place: ((place - last) * _GOLDEN + 0.5) % 1)
-    return [ascending[place] for place in places]
+    order = sorted(range(len(ascending)), key=lambda index: ((index - last) * _GOLDEN + 0.5) % 1)
+    return [ascending[index] for index in order]
 
 
 EXCHANGES_PER_LAYER = 2
-"""Of tensor parallelism: after attention and after the MLP."""
-_MOST_FOLLOWED = 256
-"""Responses that are followed one by one; each of more stands for several."""
+"""All-reduces per layer with tensor parallelism: after attention and after the MLP."""
+_MAX_SIMULATED = 256
+"""Responses that are simulated one by one; of more responses, several are simulated as one."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What a step generates."""
+    """The responses that a step generates."""
 
     count: float
-    """Responses, over all engines."""
+    """Responses of all engines."""
     per_prompt: int
     prompt: float
-    """Mean tokens."""
+    """Mean prompt length in tokens."""
     lengths: Lengths
 
 
 def decode_speed(
     work: RolloutWork, layout: RolloutLayout, site: Site, constants: Constants, mean_context: float
 ) -> DecodeSpeed:
-    """Of one engine, whose sequences have `mean_context` tokens on average."""
+    """The speed of one engine whose sequences have `mean_context` tokens on average."""
     shape, parallel = work.shape, layout.tensor_parallel
     experts = shape.num_expert_layers * shape.num_experts * MLP_MATRICES * shape.hidden_size * shape.mlp_size
     others = shape.layers_parameters - experts + shape.embedding_parameters
@@ -191,7 +203,8 @@ def decode_speed(
 
 
 def live_context(prompt: float, lengths: Lengths) -> float:
-    """Tokens of a sequence at a random moment of its decoding: long ones are met more often, E[r^2] / 2 E[r]."""
+    """Mean number of cached tokens of a running sequence: prompt + E[r^2] / (2 E[r]) for response lengths r. Long
+    responses run longer, so they count more."""
     return prompt + lengths.mean_square / (2 * max(1.0, lengths.mean))
 
 
@@ -203,39 +216,40 @@ def generation_cost(
     sequences_at_once: float,
     constants: Constants,
 ) -> Cost:
-    """All responses of a step. `sequences_at_once`: of one engine, by its memory and the job's own limit."""
+    """Generation of all responses of a step. `sequences_at_once`: how many fit into one engine's memory."""
     is_vllm = work.is_vllm
-    own = max(1, math.ceil(requests.count / layout.num_engines))
-    slots = max(1, min(own, work.max_sequences, int(sequences_at_once)))
+    per_engine = max(1, math.ceil(requests.count / layout.num_engines))
+    slots = max(1, min(per_engine, work.max_sequences, int(sequences_at_once)))
     context = live_context(requests.prompt, requests.lengths)
     speed = decode_speed(work, layout, site, constants, context)
-    decoding = decode_time(speed, requests.prompt, requests.lengths, own, slots, int(requests.count), refills=is_vllm)
-    prompts = max(1.0, own / requests.per_prompt) if is_vllm else float(own)
-    reading = prompts * _prompt_seconds(work, requests.prompt, layout, site, constants)
+    prompt, lengths = requests.prompt, requests.lengths
+    decoding = decode_time(speed, prompt, lengths, per_engine, slots, int(requests.count), refills=is_vllm)
+    prompts = max(1.0, per_engine / requests.per_prompt) if is_vllm else float(per_engine)
+    reading = prompts * _prompt_seconds(work, prompt, layout, site, constants)
     each = decoding.seconds / max(1, decoding.token_steps)
     formula = (
-        f"{own} responses on each of {layout.num_engines} engines, {slots} at once:"
-        f" {decoding.token_steps:,} tokens one after the other x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
-        f" (with all under way {1e3 * speed.step(slots, slots * context):.3g} ms,"
-        f" with one {1e3 * speed.step(1, context):.3g} ms) + prompts {reading:.3g} s"
+        f"{per_engine} responses on each of {layout.num_engines} engines, {slots} at once:"
+        f" {decoding.token_steps:,} decoding steps x {1e3 * each:.3g} ms = {decoding.seconds:.3g} s"
+        f" (with {slots} running {1e3 * speed.step(slots, slots * context):.3g} ms,"
+        f" with one running {1e3 * speed.step(1, context):.3g} ms) + prompts {reading:.3g} s"
     )
     return Cost(decoding.seconds + reading, _bound_by(decoding, reading), formula)
 
 
 @lru_cache(maxsize=4096)
 def decode_time(
-    speed: DecodeSpeed, prompt: float, lengths: Lengths, own: int, slots: int, total: int, *, refills: bool
+    speed: DecodeSpeed, prompt: float, lengths: Lengths, per_engine: int, slots: int, total: int, *, refills: bool
 ) -> Makespan:
-    """Of an engine with `own` responses, the longest of all `total` ones among them."""
-    weight = max(1, math.ceil(own / _MOST_FOLLOWED))
-    followed = max(1, round(own / weight))
-    ascending = [*lengths.spread_over(followed)[:-1], lengths.longest_of(max(total, own))]
-    order = mixed(ascending) if slots < own else ascending
-    return makespan(speed, prompt, order, max(1, round(slots / weight)), weight=own / followed, refills=refills)
+    """Decoding of an engine's `per_engine` responses; one of them is the longest of all `total` responses."""
+    weight = max(1, math.ceil(per_engine / _MAX_SIMULATED))
+    simulated = max(1, round(per_engine / weight))
+    ascending = [*lengths.spread_over(simulated)[:-1], lengths.longest_of(max(total, per_engine))]
+    order = mixed(ascending) if slots < per_engine else ascending
+    return makespan(speed, prompt, order, max(1, round(slots / weight)), weight=per_engine / simulated, refills=refills)
 
 
 def _prompt_seconds(work: RolloutWork, prompt: float, layout: RolloutLayout, site: Site, constants: Constants) -> float:
-    """Of one prompt's own pass. The Hugging Face engine computes logits for all of its tokens."""
+    """Seconds of the pass over one prompt. transformers computes logits for all of its tokens, vLLM for the last."""
     shape = work.shape
     weights = shape.layer_matmul_parameters if work.is_vllm else shape.matmul_parameters
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=shape.has_experts)

@@ -1,8 +1,8 @@
-"""How long responses are: a log-normal distribution that is cut off at the longest allowed length.
+"""The distribution of response lengths: log-normal, truncated at the job's limit.
 
-Log-normal with a coefficient of variation of 0.6 to 1 fits the logs of three runs of verl; of models that reason at
-length and near the cap 0.35 does. What a response would have been beyond the cap counts as the cap: rollout engines
-stop there, and those responses are the `clipped share`.
+A coefficient of variation of 0.6 to 1 fits the logs of three verl runs; 0.35 fits models with long reasoning near the
+limit. A response that would be longer counts with the limit, because rollout engines stop there; the share of such
+responses is `clipped_share`.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from rljob_planner.workload import TokenLengths
 
 _NORMAL = NormalDist()
 _NUM_MOMENT_POINTS = 512
-"""Of equal weight, by which the mean of squares is found."""
+"""Points of equal weight from which the mean of the squares is computed."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of responses, in tokens. `location` and `scale` are mean and standard deviation of the logarithm; with a scale of
-    0 all have the same length."""
+    """Lengths of responses in tokens. `location` and `scale`: mean and standard deviation of the natural logarithm,
+    before truncation; with scale 0 all responses have the same length. `cap`: the limit."""
 
     cap: int
     location: float = 0.0
     scale: float = 0.0
 
     def quantile(self, share: float) -> float:
-        """So long that `share` (between 0 and 1) of the responses are at most as long."""
+        """The length that a share (between 0 and 1) of the responses does not exceed."""
         deviation = self.scale * _NORMAL.inv_cdf(share) if self.scale else 0.0
         return min(float(self.cap), math.exp(self.location + deviation))
 
     @cached_property
     def mean(self) -> float:
-        """Of responses as they come out."""
+        """Mean length after truncation."""
         return _clipped_mean(self.location, self.scale, self.cap)
 
     @cached_property
     def mean_square(self) -> float:
-        """Of the squares, which attention goes by."""
+        """Mean of the squared lengths; the cost of attention depends on it."""
         return sum(each * each for each in self.spread_over(_NUM_MOMENT_POINTS)) / _NUM_MOMENT_POINTS
 
     @property
     def clipped_share(self) -> float:
-        """Of responses those that are cut off."""
+        """Share of truncated responses."""
         if self.scale == 0:
             return 1.0 if math.exp(self.location) >= self.cap else 0.0
         return 1.0 - _NORMAL.cdf((math.log(self.cap) - self.location) / self.scale)
 
     def longest_of(self, count: int) -> float:
-        """What the longest of so many responses is expected to be (the median of it, nearly)."""
+        """The expected length of the longest of `count` responses (approximately its median)."""
         return self.quantile(1 - 0.5 / max(1, count))
 
     def spread_over(self, count: int) -> tuple[float, ...]:
-        """So many responses that stand for the distribution, ascending: one from the middle of each equal share."""
-        return tuple(self.quantile((place + 0.5) / count) for place in range(count))
+        """`count` lengths that represent the distribution, ascending: the middle of each equal share."""
+        return tuple(self.quantile((index + 0.5) / count) for index in range(count))
 
 
 @lru_cache(maxsize=256)
 def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
-    """The distribution that a job's lengths describe; with `mean` in the place of theirs."""
+    """The distribution that a job's lengths describe; `mean` replaces their mean."""
     cap = lengths.response_max
     wanted = lengths.response_mean if mean is None else mean
     if wanted >= cap:
@@ -79,7 +79,8 @@ def lengths_of(lengths: TokenLengths, mean: float | None = None) -> Lengths:
 
 
 def _clipped_mean(location: float, scale: float, cap: float) -> float:
-    """Of min(X, cap), with X log-normal: exp(m + s^2 / 2) F((ln cap - m - s^2) / s) + cap (1 - F((ln cap - m) / s))."""
+    """Mean of min(X, cap) for a log-normal X: exp(m + s^2 / 2) F((ln cap - m - s^2) / s) + cap (1 - F((ln cap - m) /
+    s)), with location m, scale s and the standard normal distribution function F."""
     if scale == 0:
         return min(cap, math.exp(location))
     edge = (math.log(cap) - location) / scale
@@ -88,13 +89,15 @@ def _clipped_mean(location: float, scale: float, cap: float) -> float:
 
 
 def _location(mean: float, scale: float, cap: float) -> float:
-    """That with which responses have this mean. Near the cap all but few are cut off, and the search ends there."""
+    """The location with which the truncated mean is `mean`. Found by bisection, which ends where nearly all responses
+    are truncated."""
     if scale == 0:
         return math.log(max(mean, 1e-9))
     return _bisected(lambda each: _clipped_mean(each, scale, cap) - mean, math.log(mean) - 10, math.log(cap) + 10)
 
 
 def _bisected(rising: Callable[[float], float], low: float, high: float) -> float:
+    """The zero of an increasing function."""
     for _ in range(60):
         middle = (low + high) / 2
         if rising(middle) < 0:

@@ -1,14 +1,17 @@
-"""Passes of models in training: forward ones (log-probabilities, values, scores) and updates.
+"""Time of passes of models in training: forward passes (log-probabilities, values, scores) and updates.
 
-Operations are those that bench/rljob_bench/model_shape.py counts: two per multiplied parameter and token; in causal
-attention four per element of a query head and token that is seen; of the output head only response tokens, and once
-more in a backward pass whose logits are cut into tiles (trainer, engines/train/token_logprobs.py). A backward pass is
-two forward ones, or one beside adapters, whose base has no gradients of its weights; what is computed again
-(engines/train/sharded_model.py) is one more of those layers. docs/planning.md says what reached shares stand for.
+Floating-point operations, as bench/rljob_bench/model_shape.py counts them:
 
-Gathering goes on beside computing, so of each micro-batch the longer of the two counts. Workers have equal numbers of
-rows and nearly equal numbers of tokens (controller/balanced_order.py); where each has few rows, the longest one sets
-the pace.
+- matrix products: 2 per weight and token; the output head only for response tokens
+- causal attention: 4q per layer and pair of a token and a token that it sees
+- backward pass: twice the forward pass; once with adapters, because the base's weights have no gradient
+- gradient checkpointing: the forward pass of recomputed layers once more (trainer, engines/train/sharded_model.py)
+- tiled logits: the forward pass of the head once more (trainer, engines/train/token_logprobs.py)
+
+docs/planning.md explains the share of a GPU's speed that is reached.
+
+All-gathers run while the GPU computes, so the longer of the two counts. Workers have equal numbers of rows and nearly
+equal numbers of tokens (controller/balanced_order.py). If each has few rows, all wait for the longest row.
 """
 
 from __future__ import annotations
@@ -23,36 +26,39 @@ from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel
 
 ADAMW_BYTES = 28
-"""Of each weight and update: parameter, gradient and both moments are read, all but the gradient written, in 32 bits
-(trainer, engines/train/optimizer.py)."""
+"""Bytes that AdamW moves per parameter: it reads parameter, gradient and both moments, and writes all but the gradient,
+in float32 (trainer, engines/train/optimizer.py)."""
 NORM_BYTES = 4
-"""Gradients are read once more for their norm."""
+"""Bytes per parameter to read the gradients once more for their norm."""
 MOMENT_BYTES = 8
+"""Bytes of the two moments of a parameter."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a pass is over."""
+    """The rows (prompts with their responses) of a pass. Lengths are in tokens."""
 
     count: float
-    """Of all workers."""
+    """Rows of all workers."""
     prompt: float
+    """Mean prompt length."""
     response: float
-    """Mean tokens."""
+    """Mean response length."""
     square: float
-    """Mean of the squares of whole rows."""
+    """Mean of the squared row lengths."""
     longest: float
-    """The longest row that is expected among them."""
+    """Expected length of the longest row."""
     shortest: float
+    """Expected length of the shortest row."""
 
     @property
     def tokens(self) -> float:
-        """Of prompts and responses."""
+        """Tokens of all rows."""
         return self.count * (self.prompt + self.response)
 
 
 def rows_of(count: float, prompt: float, lengths: Lengths) -> Rows:
-    """So many responses with their prompts, all of which are as long."""
+    """`count` responses with prompts of equal length."""
     mean = lengths.mean
     square = prompt * prompt + 2 * prompt * mean + lengths.mean_square
     edge = 0.5 / max(1.0, count)
@@ -60,21 +66,23 @@ def rows_of(count: float, prompt: float, lengths: Lengths) -> Rows:
 
 
 class Operations(NamedTuple):
-    """Of a pass, by the share of a GPU's speed that they reach."""
+    """Floating-point operations of a pass. The two kinds reach different shares of a GPU's speed."""
 
     products: float
+    """Matrix products with weights."""
     attention: float
+    """Products of queries, keys and values."""
 
 
 def forward_operations(model: TrainModel, rows: Rows) -> Operations:
-    """Of one pass over the rows."""
+    """A forward pass over the rows."""
     layers, head, attention = _forward(model, rows)
     return Operations(layers + head, attention)
 
 
 def update_operations(model: TrainModel, rows: Rows, num_parts: int = 1) -> Operations:
-    """Of forward and backward pass, with what is computed again. `num_parts`: micro-batches of all ranks together, by
-    which the rows are divided."""
+    """Forward and backward pass, with recomputation. `num_parts`: micro-batches of all ranks together, into which the
+    rows are divided."""
     layers, head, attention = _forward(model, rows)
     num_layers, nth = model.shape.num_layers, model.checkpoints_every_nth_layer
     again = math.ceil(num_layers / nth) / num_layers if model.checkpoints_activations else 0.0
@@ -85,12 +93,12 @@ def update_operations(model: TrainModel, rows: Rows, num_parts: int = 1) -> Oper
 
 
 def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
-    """Operations of layers without attention, of the head, of attention."""
+    """Operations of the layers without attention, of the head, and of attention."""
     shape = model.shape
     layers = 2 * (shape.layer_matmul_parameters + model.num_adapters) * rows.tokens
     head = 2 * shape.embedding_parameters * rows.count * rows.response if model.head is Head.TOKENS else 0.0
-    # Pairs of a row's tokens of which one sees the other: half of the square, and with a window no more than that of
-    # each token.
+    # Pairs of tokens in a row of which one sees the other: half of the square. With a window each token sees at most
+    # that many.
     pairs = in_window = rows.square / 2
     num_full, num_windows = shape.attention_layers
     row, window = rows.prompt + rows.response, shape.sliding_window or 0
@@ -101,24 +109,24 @@ def _forward(model: TrainModel, rows: Rows) -> tuple[float, float, float]:
 
 
 def imbalance(rows: Rows, num_ranks: int) -> float:
-    """Tokens of the worker that has most, over the mean. It has the longest row, beside which it gets the shortest."""
-    own = rows.count / num_ranks
+    """Tokens of the busiest worker / mean. The busiest worker has the longest row; its other rows are the shortest."""
+    mean_rows = rows.count / num_ranks
     mean = rows.prompt + rows.response
-    if own <= 0 or mean <= 0:
+    if mean_rows <= 0 or mean <= 0:
         return 1.0
-    held = math.ceil(own)
-    return max(1.0, (rows.longest + (held - 1) * rows.shortest) / (own * mean), held / own)
+    whole_rows = math.ceil(mean_rows)
+    return max(1.0, (rows.longest + (whole_rows - 1) * rows.shortest) / (mean_rows * mean), whole_rows / mean_rows)
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """Of each worker. Rows of like length are put together while they fit (engines/train/micro_batching.py): half a row
-    of room is lost on average."""
+    """Micro-batches of each worker. Rows of similar length fill a micro-batch while they fit (engines/train/micro_batching.py);
+    half a row of it stays empty on average."""
     budget = max_tokens * layout.sequence_parallel
-    own = math.ceil(rows.count / layout.num_data_ranks)
+    rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)
-    if own * mean * imbalance(rows, layout.num_data_ranks) <= budget:
+    if rows_per_rank * mean * imbalance(rows, layout.num_data_ranks) <= budget:
         return 1
-    return math.ceil(own / max(1.0, budget / mean - 0.5))
+    return math.ceil(rows_per_rank / max(1.0, budget / mean - 0.5))
 
 
 def pass_cost(
@@ -129,14 +137,15 @@ def pass_cost(
     efficiency = constants.forward_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
     computing, formula = _computing(forward_operations(model, rows), rows, layout, site, constants, efficiency)
-    talking = count * links.per_pass
+    communicating = count * links.per_pass
     others = {
-        "heads for tokens": links.per_token * rows.tokens / layout.num_gpus,
+        "exchange of heads": links.per_token * rows.tokens / layout.num_gpus,
         "host": _parameter_copies(model, layout, site),
         "fixed": count * constants.pass_seconds,
     }
-    bound_by = longest((COMPUTE, computing), (site.link_name(layout.shard_size), talking), (HOST, others["host"]))
-    return Cost(max(computing, talking) + sum(others.values()), bound_by, _formula(formula, count, talking, others))
+    bound_by = longest((COMPUTE, computing), (site.link_name(layout.shard_size), communicating), (HOST, others["host"]))
+    formula = _formula(formula, count, communicating, others)
+    return Cost(max(computing, communicating) + sum(others.values()), bound_by, formula)
 
 
 def update_cost(
@@ -148,17 +157,17 @@ def update_cost(
     site: Site,
     constants: Constants,
 ) -> Cost:
-    """So many optimizer updates, each over `rows`."""
+    """`num_updates` optimizer steps, each over `rows`."""
     links = exchange(model, layout, site, constants)
     efficiency = constants.training_efficiency_of(site.gpu.name, has_experts=model.shape.has_experts)
     count = num_micro_batches(rows, max_tokens, layout)
     operations = update_operations(model, rows, count * layout.num_gpus)
     computing, formula = _computing(operations, rows, layout, site, constants, efficiency)
-    talking = count * (links.per_pass + links.per_backward)
+    communicating = count * (links.per_pass + links.per_backward)
     passes = 3 if model.checkpoints_activations else 2
     optimizer, copied = optimizer_seconds(model, layout, site, count)
     others = {
-        "heads for tokens": passes * links.per_token * rows.tokens / layout.num_gpus,
+        "exchange of heads": passes * links.per_token * rows.tokens / layout.num_gpus,
         "once per update": links.per_update,
         "AdamW": optimizer,
         "host": copied,
@@ -166,35 +175,36 @@ def update_cost(
     }
     bound_by = longest(
         (COMPUTE, computing),
-        (site.link_name(layout.shard_size), talking),
+        (site.link_name(layout.shard_size), communicating),
         (MEMORY_BANDWIDTH, optimizer),
         (HOST, copied),
         (site.link_name(layout.num_gpus), links.per_update),
     )
-    once = max(computing, talking) + sum(others.values())
-    formula = _formula(formula, count, talking, others)
+    once = max(computing, communicating) + sum(others.values())
+    formula = _formula(formula, count, communicating, others)
     formula = f"{num_updates} updates x ({formula})" if num_updates > 1 else formula
-    brought = _parameter_copies(model, layout, site)
-    return Cost(num_updates * once + brought, bound_by, formula + (f" + host {brought:.3g} s" if brought else ""))
+    loading = _parameter_copies(model, layout, site)
+    return Cost(num_updates * once + loading, bound_by, formula + (f" + host {loading:.3g} s" if loading else ""))
 
 
 def optimizer_seconds(
     model: TrainModel, layout: TrainLayout, site: Site, num_micro_batches: int
 ) -> tuple[float, float]:
-    """Of one update: in the GPU's memory, and on the link to the host for what is offloaded (engines/train/offload.py:
-    moments come and go; gradients go after each micro-batch but the last, and come back in the next one)."""
-    own = (model.num_adapters or model.num_parameters) / layout.shard_size
-    moved = 2 * MOMENT_BYTES * own if model.offload.optimizer else 0.0
+    """Seconds of one optimizer step: in the GPU's memory, and on the link to the host for offloaded state. Moments are
+    loaded and stored; gradients are stored after each micro-batch but the last and loaded for the next one
+    (engines/train/offload.py)."""
+    elements = (model.num_adapters or model.num_parameters) / layout.shard_size
+    moved = 2 * MOMENT_BYTES * elements if model.offload.optimizer else 0.0
     if model.offload.gradients:
-        moved += 2 * MASTER_BYTES * own * (num_micro_batches - 1)
+        moved += 2 * MASTER_BYTES * elements * (num_micro_batches - 1)
     host = 0.0 if site.gpu.is_cpu else moved / site.gpu.host_bandwidth
-    return (ADAMW_BYTES + NORM_BYTES) * own / site.gpu.bandwidth, host
+    return (ADAMW_BYTES + NORM_BYTES) * elements / site.gpu.bandwidth, host
 
 
 def _parameter_copies(model: TrainModel, layout: TrainLayout, site: Site) -> float:
-    """Parameters that are offloaded and come for each call (engines/train/engine.py, workers/critic.py). A frozen
-    model's come from what the host keeps, so one way counts; a critic's go back. An actor's come once in a step, which
-    is in `weight_sync`."""
+    """Seconds to load offloaded parameters for a call (engines/train/engine.py, workers/critic.py). A frozen model's
+    are only loaded, because the host keeps its copy; a critic's are also stored. The actor's are loaded once per step,
+    which `weight_sync` counts."""
     if not model.offload.parameters or site.gpu.is_cpu or (model.is_trained and model.head is not Head.VALUE):
         return 0.0
     moved = 2 * MASTER_BYTES if model.is_trained else model.compute_bytes
@@ -204,7 +214,7 @@ def _parameter_copies(model: TrainModel, layout: TrainLayout, site: Site) -> flo
 def _computing(
     operations: Operations, rows: Rows, layout: TrainLayout, site: Site, constants: Constants, share: float
 ) -> tuple[float, str]:
-    """Seconds of the worker that has most, and how they come about. `share`: of the GPU's speed, reached in
+    """Seconds of the busiest worker, and their formula. `share`: the reached share of the GPU's speed in matrix
     products."""
     of_attention, uneven = constants.attention_efficiency, imbalance(rows, layout.num_data_ranks)
     worked = operations.products / share + operations.attention / of_attention
@@ -218,7 +228,7 @@ def _computing(
     )
 
 
-def _formula(computing: str, count: int, talking: float, others: dict[str, float]) -> str:
-    """`talking`: gathers and reductions of so many micro-batches, which go on meanwhile."""
+def _formula(computing: str, count: int, communicating: float, others: dict[str, float]) -> str:
+    """`communicating`: seconds of all-gathers and reductions, which overlap with computing."""
     terms = [f"{name} {seconds:.3g} s" for name, seconds in others.items() if seconds]
-    return " + ".join([f"max({computing}, gathers of {count} micro-batches {talking:.3g} s)", *terms])
+    return " + ".join([f"max({computing}, all-gathers of {count} micro-batches {communicating:.3g} s)", *terms])

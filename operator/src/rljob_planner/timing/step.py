@@ -1,11 +1,11 @@
-"""The seconds of a step, put together as the trainer's controller does it (controller/training_step.py).
+"""The time of a step, composed as in the trainer's controller (controller/training_step.py).
 
-    weights to the rollout -> generation -> passes (old log-probs | reference | values | scores)
-                                         -> updates (critic | actor)
+    weight sync -> generation -> passes (old log-probs | reference | values | scores) -> updates (critic | actor)
 
-Calls of one stage are begun together: on one pool they follow each other, on several they go on side by side. Scores
-are computed beside the passes, and waited for before them where they say what is learned from. One step off, the
-rollout generates for the next step while everything else works on this one, and both then wait for the weights.
+The calls of one stage start together. On one pool they run one after the other, on several pools at the same time.
+Scores are computed at the same time as the passes. If they decide what is trained on, the passes wait for them. With
+schedule "one step off", the rollout generates for the next step while all else works on this one; then both wait for
+the weight sync.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rljob_planner.workload import Placement, Role, RolloutLayout, Schedule, Tra
 
 
 def rollout_cost(workload: Workload, lengths: Lengths, layout: RolloutLayout, site: Site, constants: Constants) -> Cost:
-    """Generation of a step, with the rounds of dynamic sampling."""
+    """Generation of a step, with all rounds of dynamic sampling."""
     work, prompt = workload.rollout, workload.lengths.prompt_mean
     actor = workload.models.get(Role.ACTOR)
     space = engine_space(work, layout, site.gpu, constants, actor.lora if actor else None)
@@ -43,7 +43,7 @@ def rollout_cost(workload: Workload, lengths: Lengths, layout: RolloutLayout, si
 def scoring_cost(
     role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: Site, constants: Constants
 ) -> Cost:
-    """The role's pass without gradient: old log-probabilities, the reference's, values, scores."""
+    """The role's pass without backward: old log-probabilities, the reference's, values, or scores."""
     if role is Role.ACTOR and not workload.needs_old_logprobs:
         return NO_COST
     count = workload.num_responses * workload.learned_fraction
@@ -57,7 +57,7 @@ def scoring_cost(
 def training_cost(
     role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: Site, constants: Constants
 ) -> Cost:
-    """All updates of the role in a step; nothing for roles that do not learn."""
+    """All updates of the role in a step; no cost for frozen models."""
     model = workload.models[role]
     if not model.is_trained:
         return NO_COST
@@ -67,7 +67,7 @@ def training_cost(
     cost = update_cost(model, rows, updates, budget, layout, site, constants)
     if role is Role.ACTOR and workload.needs_whole_pass:
         whole = pass_cost(model, rows, budget, layout, site, constants)
-        formula = f"{cost.formula} + {updates} whole passes x ({whole.formula})"
+        formula = f"{cost.formula} + {updates} mini-batch passes x ({whole.formula})"
         return replace(cost, seconds=cost.seconds + updates * whole.seconds, formula=formula)
     return cost
 
@@ -76,37 +76,37 @@ WEIGHT_SYNC, GENERATE, REWARD = "weight_sync", "generate", "reward"
 OLD_LOGPROB, REF, VALUES = "old_logprob", "ref", "values"
 UPDATE_CRITIC, UPDATE_ACTOR = "update_critic", "update_actor"
 OTHER = "other"
-"""Of the step's seconds what is in no phase."""
+"""Seconds of a step that belong to no phase."""
 ALONE = "the host"
-"""Where rewards that are functions are computed: beside every pool."""
+"""Where reward functions run: on the host, at the same time as every pool."""
 
 _PASSES = {OLD_LOGPROB: Role.ACTOR, REF: Role.REF, VALUES: Role.CRITIC}
 _UPDATES = {UPDATE_CRITIC: Role.CRITIC, UPDATE_ACTOR: Role.ACTOR}
 _NARROW, _FEW_TOKENS, _SMALL_FACTOR = 1024, 4096, 2.0
-"""Hidden size and tokens of a micro-batch below which passes may take so many times as long as the defaults say: a GPU
-then waits for launches and memory more than for products."""
+"""Below this hidden size, or below these tokens per micro-batch, passes may take up to _SMALL_FACTOR times as long as
+the default constants say: such a GPU mostly waits for kernel launches and memory."""
 PHASES = (WEIGHT_SYNC, GENERATE, OLD_LOGPROB, REF, VALUES, REWARD, UPDATE_CRITIC, UPDATE_ACTOR)
-"""In the order in which the controller waits for them; none of them is within another."""
+"""In the order in which the controller waits for them; phases do not overlap in the metrics."""
 StageSeconds = tuple[float, ...]
 """Seconds of the stages of a step: weight sync, generation, scores, passes, updates."""
 SYNC, GENERATION = range(2)
 
 
 def stages_of(workload: Workload) -> tuple[tuple[str, ...], ...]:
-    """The phases of each stage, in the order in which their calls begin. The reward model is called before the passes;
-    scores are a stage of their own where they decide what is trained on."""
+    """The phases of each stage, in the order in which their calls start. The reward model is called before the passes.
+    Scores are a stage of their own if they decide what is trained on."""
     passes = tuple(_PASSES)
     scores_and_passes = ((REWARD,), passes) if workload.scores_first else ((), (REWARD, *passes))
     return (WEIGHT_SYNC,), (GENERATE,), *scores_and_passes, tuple(_UPDATES)
 
 
 def stage_seconds(seconds: Mapping[str, float], workload: Workload) -> StageSeconds:
-    """The sum of each stage: the phases of a stage take turns on one pool."""
+    """Seconds of each stage: on one pool the phases of a stage run one after the other."""
     return tuple(sum(seconds.get(name, 0.0) for name in stage) for stage in stages_of(workload))
 
 
 def total_seconds(stages: StageSeconds, schedule: Schedule) -> float:
-    """Of a step, from the seconds of its stages, each on its slowest pool."""
+    """Seconds of a step, from the seconds of each stage on its slowest pool."""
     if schedule is Schedule.SYNCHRONOUS:
         return sum(stages)
     rest = sum(stages) - stages[SYNC] - stages[GENERATION]
@@ -121,8 +121,8 @@ def pool_costs(
     site: Site,
     constants: Constants,
 ) -> dict[str, Cost]:
-    """The phases of a step that one pool works on, with what each costs there. `layouts` and `rollout` are those of the
-    roles on this pool."""
+    """The cost of each phase that runs on one pool, by the phase's name. `layouts` and `rollout`: those of the roles on
+    this pool."""
     found: dict[str, Cost] = {}
     if rollout is not None:
         actor = layouts.get(Role.ACTOR)
@@ -132,12 +132,12 @@ def pool_costs(
     calls += [(name, role, training_cost) for name, role in _UPDATES.items()]
     for name, role, cost in calls:
         model = workload.models.get(role)
-        # A reference that is the actor without its adapters is computed where the actor is.
+        # A reference that is the actor without its adapters runs where the actor is.
         layout = layouts.get(Role.ACTOR if model is not None and model.is_actor_without_adapters else role)
         if model is not None and layout is not None:
             found[name] = cost(role, workload, lengths, layout, site, constants)
     if REWARD in found and found[REWARD].seconds < workload.reward_seconds:
-        # The functions among the rewards take longer, and they are waited for.
+        # Reward functions take longer than the reward model, so they set the time of this phase.
         del found[REWARD]
     return {name: each for name, each in found.items() if each is not NO_COST}
 
@@ -148,17 +148,21 @@ class _Task(NamedTuple):
 
 
 def step_time(workload: Workload, placement: Placement, constants: Constants | None = None) -> StepTime:
-    """Of one step, saving and evaluation apart. Raises KeyError where a role has no place."""
+    """The time of one step, without checkpoints and evaluations.
+
+    Raises:
+        KeyError: a role of the job is in no pool.
+    """
     used = constants or Constants()
     known = workload.lengths
-    # Where the mean of responses is a guess, it may be shorter and longer.
+    # If the mean response length is a guess, shorter and longer ones are computed, too.
     means = (known.response_mean_low, None, known.response_mean_high)
     lengths = [lengths_of(known, mean) for mean in means]
     by_lengths = {each: _tasks(workload, placement, used, each) for each in dict.fromkeys(lengths)}
     cases = [by_lengths[each] for each in lengths]
     likely = cases[1]
     ends = {name: _ends(name, [each[name].cost.seconds for each in cases], workload, used) for name in likely}
-    waits = [_waits({name: end[place] for name, end in ends.items()}, likely, workload) for place in range(3)]
+    waits = [_waits({name: end[index] for name, end in ends.items()}, likely, workload) for index in range(3)]
     kinds = {pool.name: pool.gpu.name for pool in placement.pools}
     phases = [
         PhaseTime(
@@ -184,7 +188,7 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
 
 
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
-    """All phases that the job has, in the order in which the controller waits for them."""
+    """All phases of the job, in the order in which the controller waits for them."""
     found: dict[str, _Task] = {}
     for role in workload.roles:
         is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
@@ -199,14 +203,14 @@ def _tasks(workload: Workload, placement: Placement, constants: Constants, lengt
 
 
 def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:
-    """Low, likely and high end of a phase: by the lengths that are possible, and by what is not known of speeds."""
+    """Low, likely and high seconds of a phase: over the possible lengths, widened by the uncertainty of speeds."""
     spread = constants.spread
     upwards = (1 + spread) * (_SMALL_FACTOR if _has_small_products(name, workload, constants) else 1)
     return min(seconds) * (1 - spread), seconds[1], max(seconds) * upwards
 
 
 def _has_small_products(name: str, workload: Workload, constants: Constants) -> bool:
-    """Whether defaults promise too much: shares of a GPU's speed are of wide models and full micro-batches."""
+    """Whether the default constants are too optimistic: they are for wide models and full micro-batches."""
     role = (_PASSES | _UPDATES).get(name)
     if role is None or role not in workload.models or constants.source != Constants().source:
         return False
@@ -215,7 +219,7 @@ def _has_small_products(name: str, workload: Workload, constants: Constants) -> 
 
 
 def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: Workload) -> dict[str, float]:
-    """What the controller waits for each phase, after those before it."""
+    """Seconds that the controller waits for each phase after the phases before it."""
     found: dict[str, float] = {}
     for stage in stages_of(workload):
         ends: dict[str, float] = {}
@@ -231,21 +235,19 @@ def _waits(seconds: Mapping[str, float], tasks: Mapping[str, _Task], workload: W
 
 
 def _assumption(name: str, task: _Task, kind: str, workload: Workload, constants: Constants) -> str:
-    """What the phase's seconds stand on, beside its formula."""
+    """The assumptions of a phase's estimate."""
     if name == GENERATE:
         has_experts = workload.rollout.shape.has_experts
         step = constants.expert_decode_step_seconds if has_experts else constants.decode_step_seconds
-        reached = (
-            f"{constants.decode_bandwidth_efficiency:.0%} of the memory's bandwidth, {1e3 * step:.3g} ms per token"
-        )
+        reached = f"{constants.decode_bandwidth_efficiency:.0%} of the memory bandwidth, {1e3 * step:.3g} ms per token"
         return "; ".join(each for each in (workload.lengths.assumption, reached, constants.source) if each)
     role = (_PASSES | _UPDATES).get(name)
     if role is None:
-        return f"what the job says ({constants.source})" if task.pool == ALONE else f"links as in {constants.source}"
+        return f"as the job says ({constants.source})" if task.pool == ALONE else f"link speeds from {constants.source}"
     shape = workload.models[role].shape
     of_kind = constants.training_efficiency_of if name in _UPDATES else constants.forward_efficiency_of
     whose = "the cores' guessed speed" if kind == CPU_NAME else "the GPU's stated speed"
     reached = f"{of_kind(kind, has_experts=shape.has_experts):.0%} of {whose} in products ({constants.source})"
     if _has_small_products(name, workload, constants):
-        return f"{reached}, which is too much to ask of so small products: up to {_SMALL_FACTOR:g} times as long"
+        return f"{reached}; may take up to {_SMALL_FACTOR:g} times as long, because the matrix products are small"
     return reached

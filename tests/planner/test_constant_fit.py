@@ -1,4 +1,4 @@
-"""Constants that are fitted to steps: those that made the steps come back, and what was not seen stays as it was."""
+"""The fit of constants to steps recovers the true constants, and keeps those that no step measures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fit(seen: Sequence[Observation], noise: float = 0.05) -> Constants:
 
 
 def jobs() -> list[Workload]:
-    """Of other sizes and lengths, so that what is fixed shows beside what grows."""
+    """Jobs of different sizes and lengths, so that fixed costs can be told from growing ones."""
     base = samples.workload(needs_old_logprobs=True)
     sizes = ((32, 8, 300.0), (64, 64, 1000.0), (256, 32, 600.0), (128, 128, 1500.0))
     return [
@@ -59,7 +59,7 @@ def predicted(job: Workload, constants: Constants) -> float:
     return step_time(job, samples.placement(samples.one_pool(job)), constants).total.likely
 
 
-def test_constants_come_back() -> None:
+def test_the_fit_recovers_the_true_constants() -> None:
     found = fit([observed(job) for job in jobs()], noise=0.003)
     assert found.training_efficiency_of(KIND) == pytest.approx(0.45, rel=0.02)
     assert found.forward_efficiency_of(KIND) == pytest.approx(0.25, rel=0.02)
@@ -71,7 +71,7 @@ def test_constants_come_back() -> None:
     assert found.spread == 0.1
 
 
-def test_one_step_brings_others_near() -> None:
+def test_one_step_improves_other_predictions() -> None:
     *others, seen = jobs()
     found = fit([observed(seen)])
     for job in others:
@@ -80,7 +80,7 @@ def test_one_step_brings_others_near() -> None:
         assert abs(after) < max(0.06, abs(before))
 
 
-def test_what_was_not_seen_stays() -> None:
+def test_constants_without_measurements_keep_their_defaults() -> None:
     job = jobs()[0]
     only = Observation(job, samples.placement(samples.one_pool(job)), {"update_actor": 20.0})
     found = fit([only])
@@ -91,21 +91,21 @@ def test_what_was_not_seen_stays() -> None:
     assert fit([]) is DEFAULT
 
 
-def test_defaults_that_are_right_stay_nearly() -> None:
+def test_correct_defaults_hardly_change() -> None:
     found = fit([observed(job, DEFAULT) for job in jobs()])
     assert found.training_efficiency_of(KIND) == pytest.approx(DEFAULT.default_efficiency, rel=1e-3)
     assert found.decode_step_seconds == pytest.approx(DEFAULT.decode_step_seconds, rel=1e-3)
     assert (found.pass_seconds, found.update_seconds, found.wake_seconds) == pytest.approx((0, 0, 0), abs=1e-3)
 
 
-def test_a_step_that_went_wrong_does_not_decide() -> None:
+def test_an_outlier_does_not_dominate_the_fit() -> None:
     good = [observed(job, DEFAULT) for job in jobs()]
     found = fit([*good, observed(jobs()[0], DEFAULT, factor=5.0)])
     for job in jobs():
         assert predicted(job, found) == pytest.approx(predicted(job, DEFAULT), rel=0.12)
 
 
-def test_only_what_may_change_changes() -> None:
+def test_only_adjustable_constants_change() -> None:
     other = replace(DEFAULT, training_efficiency={KIND: 0.45}, decode_step_seconds=6e-3, step_seconds=5.0)
     found = calibration.fit(DEFAULT, [observed(job, other) for job in jobs()], (UPDATES, calibration.DECODE_STEP))
     assert found.step_seconds == DEFAULT.step_seconds
@@ -114,8 +114,8 @@ def test_only_what_may_change_changes() -> None:
     assert found.decode_step_seconds == pytest.approx(6e-3, rel=0.15)
 
 
-def test_the_range_is_as_wide_as_what_is_left() -> None:
-    # Four steps of one job that nothing tells apart, and that took other times.
+def test_the_spread_follows_from_the_remaining_errors() -> None:
+    # Nothing distinguishes these four steps of one job, but their times differ.
     job = jobs()[1]
     unlike = [observed(job, DEFAULT, factor) for factor in (0.8, 0.9, 1.1, 1.25)]
     assert 0.1 < fit(unlike).spread <= DEFAULT.spread

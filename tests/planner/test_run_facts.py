@@ -1,4 +1,4 @@
-"""What is read out of the lines of a run's metrics.jsonl."""
+"""Measurements of a run from the lines of its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob_testing.planner import samples
 
 
 def line(step: int, seconds: float, **others: float) -> dict[str, float]:
-    """The parts of a step that are in no phase take a tenth of a second."""
+    """A tenth of a second of each step belongs to no phase."""
     phases = {"timing_s/generate": seconds / 2, "timing_s/update_actor": seconds / 2 - 0.1}
     lengths = {
         "prompt_length/mean": 10.0,
@@ -23,7 +23,7 @@ def line(step: int, seconds: float, **others: float) -> dict[str, float]:
     return {"step": float(step), "timing_s/step": seconds, **phases, **lengths, **others}
 
 
-def test_the_first_step_is_left_out_and_phases_are_medians() -> None:
+def test_phases_are_medians_without_the_first_step() -> None:
     facts = facts_of([line(1, 100.0), line(2, 4.0), line(3, 8.0), line(4, 6.0)], batch_size=8)
     assert facts.num_steps == 4
     assert [each.step for each in facts.steps] == [2, 3, 4]
@@ -34,25 +34,25 @@ def test_the_first_step_is_left_out_and_phases_are_medians() -> None:
     assert facts.lengths.response_mean == pytest.approx(23.0)
 
 
-def test_several_lines_of_a_step_are_one_and_a_late_save_is_no_step() -> None:
+def test_lines_of_a_step_are_merged_and_a_late_checkpoint_is_no_step() -> None:
     lines = [line(1, 5.0), {"step": 1.0, "timing_s/eval": 3.0}, line(2, 4.0), {"step": 2.0, "timing_s/save_wait": 0.5}]
     facts = facts_of([*lines, {"step": 3.0, "timing_s/save_wait": 9.0}], batch_size=8)
     assert facts.num_steps == 2
     assert facts.step.median == 4.0
 
 
-def test_a_single_step_counts_though_it_is_the_first() -> None:
+def test_a_single_step_counts_although_it_is_the_first() -> None:
     assert facts_of([line(1, 5.0)], batch_size=8).step.median == 5.0
 
 
-def test_a_run_without_a_step_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"metrics.jsonl: no finished step is in it \(1 lines\)"):
+def test_a_run_without_a_finished_step_is_rejected() -> None:
+    with pytest.raises(PlanError, match=r"^metrics.jsonl: no finished step \(seen 1 lines\)"):
         facts_of([{"step": 0.0, "eval/greedy_score": 0.5}], batch_size=8)
-    with pytest.raises(PlanError, match=r"metrics.jsonl: no finished step is in it \(2 lines\)"):
+    with pytest.raises(PlanError, match=r"^metrics.jsonl: no finished step \(seen 2 lines\)"):
         facts_of([line(1, 0.0), line(2, -1.0)], batch_size=8)
 
 
-def test_memory_is_the_largest_of_all_steps_and_that_of_the_first_is_kept_apart() -> None:
+def test_memory_is_the_maximum_over_steps_with_the_first_step_apart() -> None:
     name = "memory/after_wake_kv_cache_bytes_max"
     facts = facts_of([line(1, 1, **{name: 10}), line(2, 1, **{name: 30}), line(3, 1, **{name: 20})], batch_size=8)
     assert facts.memory == {"after_wake_kv_cache": 30}
@@ -61,7 +61,7 @@ def test_memory_is_the_largest_of_all_steps_and_that_of_the_first_is_kept_apart(
     assert facts_of([line(1, 1, **{"memory/other_bytes_max": 5})], batch_size=8).has_gpu
 
 
-def test_what_is_learned_from_and_generated_goes_into_the_workload() -> None:
+def test_trained_and_generated_responses_go_into_the_workload() -> None:
     more = {"actor/trained_fraction": 0.5, "dynamic_sampling/prompts": 96.0, "timing_s/reward": 0.05}
     facts = facts_of([line(1, 1), line(2, 10, **more), line(3, 10, **more)], batch_size=64)
     found = observed_workload(samples.workload(), facts)
@@ -72,8 +72,8 @@ def test_what_is_learned_from_and_generated_goes_into_the_workload() -> None:
     assert found.lengths.response_mean == pytest.approx(22.5)
 
 
-def test_rewards_took_what_was_waited_for_and_the_passes_beside_them() -> None:
-    """`timing_s/reward` is what is left of them after the passes, so a run's own workload waits as long as the run."""
+def test_reward_time_is_the_wait_plus_the_passes_at_the_same_time() -> None:
+    """`timing_s/reward` is what remains of rewards after the passes, so the workload waits as long as the run did."""
     passes = {"timing_s/old_logprob": 2.0, "timing_s/ref": 1.5, "timing_s/values": 0.5}
 
     def seconds(waited: float, beside: dict[str, float], *, scores_first: bool = False) -> float:
@@ -86,20 +86,20 @@ def test_rewards_took_what_was_waited_for_and_the_passes_beside_them() -> None:
     assert seconds(3.0, passes) == 7.0
     assert seconds(3.0, {"timing_s/ref": 1.5}) == 4.5
     assert seconds(3.0, {}) == 3.0
-    # They were done within the passes: at most 4 s, and nobody waits for them.
+    # Rewards were finished during the passes: they took at most 4 s, and the controller did not wait.
     assert seconds(0.07, passes) == 0.0
-    # Scores that say what is learned from are waited for before any pass.
+    # The passes wait for scores that decide what is trained on.
     assert seconds(3.0, passes, scores_first=True) == 3.0
 
 
 def test_memory_is_compared_with_the_tokens_of_the_fullest_step() -> None:
-    """Of three steps the second learns from most: 0.8 x (10 + 22) tokens of each response of the batch."""
+    """The second of three steps trains on most tokens: 0.8 x (10 + 22) tokens per response of the batch."""
     shares = (1.0, 0.8, 0.5)
     lines = [line(at, 1, **{"actor/trained_fraction": share}) for at, share in enumerate(shares, start=1)]
     found = workload_for_memory(samples.workload(), facts_of(lines, batch_size=64))
     assert found.lengths.longest_row in (26, 27)
     assert found.lengths.longest_row >= 0.8 * 32
-    # The engine's longest row is that of the job, prompts of up to 1,024 tokens, or of the run's longest prompt.
+    # The engine's longest row has the job's longest prompt, 1,024 tokens, or the run's longest prompt.
     assert found.rollout.max_model_length == 4096
     told = [{**each, "prompt_length/max": float(longest)} for each, longest in zip(lines, (12, 15, 11), strict=True)]
     assert workload_for_memory(samples.workload(), facts_of(told, batch_size=64)).rollout.max_model_length == 15 + 3072

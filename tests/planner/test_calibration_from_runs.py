@@ -1,4 +1,4 @@
-"""Constants by runs: runs of a machine that is made up, whose constants nobody told the fit, are predicted by it."""
+"""Calibration with runs of a simulated machine: the fit does not know its constants, and still predicts its steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def here(made: Workload) -> Placement:
 
 
 def run_of(made: Workload, shares: tuple[float, ...] = (1.0, 1.0, 0.4, 0.8, 0.6, 1.0)) -> CalibrationRun:
-    """As the metrics of a run on that machine would be: steps that learn from different shares of their responses."""
+    """The measurements of a run on that machine, whose steps train on different shares of their responses."""
     cap, lines = made.lengths.response_max, list[MetricsLine]()
     placement = here(made)
     for step, share in enumerate(shares, start=1):
@@ -83,7 +83,7 @@ def test_other_batch_sizes_and_lengths_than_calibrated_are_predicted() -> None:
         assert ratio(run_of(other), found) == pytest.approx(1.0, abs=0.15), other.batch_size
 
 
-def test_what_was_seen_of_one_kind_says_nothing_of_others() -> None:
+def test_a_calibrated_gpu_type_does_not_change_other_types() -> None:
     found = calibrated([run_of(job(16))], Constants())
     assert set(found.training_efficiency) == {"cpu"}
     assert found.source == "runs/made-up"
@@ -91,7 +91,7 @@ def test_what_was_seen_of_one_kind_says_nothing_of_others() -> None:
     assert found.spread < Constants().spread
 
 
-def test_the_process_has_what_tensors_do_not_explain() -> None:
+def test_process_memory_is_what_tensors_do_not_explain() -> None:
     run = run_of(job(16))
     as_it_was = workload_for_memory(run.workload, run.facts)
     there = phases_of(run.placement.pools[0], as_it_was, replace(THERE, process_bytes=2 * samples.GIB))
@@ -101,7 +101,7 @@ def test_the_process_has_what_tensors_do_not_explain() -> None:
     assert calibrated([run], Constants()).process_bytes == Constants().process_bytes
 
 
-def test_steps_that_were_disturbed_are_left_out() -> None:
+def test_disturbed_steps_are_left_out() -> None:
     run = run_of(job(16))
     slow = replace(run.facts.steps[2], seconds=10 * run.facts.steps[2].seconds)
     disturbed = replace(run, facts=replace(run.facts, steps=(*run.facts.steps[:2], slow, *run.facts.steps[3:])))
@@ -109,13 +109,13 @@ def test_steps_that_were_disturbed_are_left_out() -> None:
     assert len(observations_of(disturbed)) == 4
 
 
-def test_a_run_that_says_too_little_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"^runs/made-up: has too few steps to calibrate by \(3, the first counted\)"):
+def test_a_run_with_too_few_steps_is_rejected() -> None:
+    with pytest.raises(PlanError, match=r"^runs/made-up: too few steps .*seen 3"):
         calibrated([run_of(job(16), shares=(1.0, 1.0, 0.5))], Constants())
 
 
-def test_runs_on_different_kinds_are_refused() -> None:
+def test_runs_on_different_gpu_types_are_rejected() -> None:
     run = run_of(job(16))
     pool = replace(run.placement.pools[0], gpu=replace(CPU, name="other"))
-    with pytest.raises(PlanError, match="different kinds of GPU"):
+    with pytest.raises(PlanError, match="different GPU types"):
         calibrated([run, replace(run, placement=Placement((pool,)))], Constants())

@@ -1,4 +1,4 @@
-"""The lengths of a run's responses, from the few numbers that its metrics have of them."""
+"""The distribution of a run's response lengths, from the few numbers in its metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from rljob_planner.advice.run_facts import ObservedLengths
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.workload import TokenLengths
+from rljob_testing.messages import Mentions
 
 
 def drawn(mu: float, sigma: float, limit: int, count: int, seed: int = 0) -> list[int]:
@@ -18,7 +19,7 @@ def drawn(mu: float, sigma: float, limit: int, count: int, seed: int = 0) -> lis
 
 
 def seen(lengths: list[int], limit: int) -> ObservedLengths:
-    """As the trainer's metrics have it."""
+    """The numbers in the trainer's metrics."""
     return ObservedLengths(20.0, fmean(lengths), max(lengths), sum(each >= limit for each in lengths) / len(lengths))
 
 
@@ -27,8 +28,8 @@ def planned(limit: int) -> TokenLengths:
 
 
 @pytest.mark.parametrize(("mu", "sigma"), [(5.0, 0.5), (6.0, 0.7), (6.5, 0.9), (6.9, 0.4)])
-def test_a_log_normal_that_is_cut_off_is_found_again(mu: float, sigma: float) -> None:
-    """Mean, mean of squares (which attention goes by), the half that is shorter, and what is cut off, of 5,000."""
+def test_a_truncated_log_normal_is_recovered(mu: float, sigma: float) -> None:
+    """Compares mean, mean of squares (which attention depends on), median and truncated share of 5,000 lengths."""
     limit = 1024
     lengths = sorted(drawn(mu, sigma, limit, 5000))
     found = lengths_of(seen(lengths, limit).token_lengths(planned(limit), len(lengths)))
@@ -39,8 +40,8 @@ def test_a_log_normal_that_is_cut_off_is_found_again(mu: float, sigma: float) ->
     assert found.longest_of(5000) == pytest.approx(max(lengths), rel=0.3)
 
 
-def test_without_a_cut_the_longest_says_how_far_they_spread() -> None:
-    """Of 20 steps with 500 responses each."""
+def test_without_truncation_the_longest_response_gives_the_spread() -> None:
+    """20 steps with 500 responses each."""
     steps = [seen(drawn(4.0, 0.6, 10_000, 500, seed), 10_000) for seed in range(20)]
     observed = ObservedLengths.together(steps)
     assert observed.clip_ratio == 0
@@ -56,11 +57,11 @@ def test_equal_lengths_stay_equal(observed: ObservedLengths) -> None:
     assert found.longest_of(512) == pytest.approx(observed.response_mean, rel=0.05)
 
 
-def test_the_limits_of_the_job_stay_and_the_assumption_says_what_was_seen() -> None:
+def test_limits_stay_and_the_assumption_shows_the_measured_lengths() -> None:
     found = ObservedLengths(40.0, 100.0, 400.0, 0.0).token_lengths(planned(512), 512)
     assert (found.prompt_mean, found.prompt_max, found.response_mean, found.response_max) == (40.0, 64, 100.0, 512)
     assert found.response_mean_low is None
-    assert found.assumption == "as in the run: mean 100, longest 400, 0.0% cut off at 512"
+    assert found.assumption == Mentions("mean 100", "longest 400", "0.0% truncated at 512")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_the_limits_of_the_job_stay_and_the_assumption_says_what_was_seen() -> N
         (ObservedLengths(1e-300, 1e-300, 1e-300, 1e-300), 1.0, 1.0),
     ],
 )
-def test_lengths_that_cannot_be_are_those_that_were_planned_or_their_limits(
+def test_impossible_lengths_become_the_planned_ones_or_the_limits(
     observed: ObservedLengths, prompt: float, response: float
 ) -> None:
     found = observed.token_lengths(planned(1024), 512)

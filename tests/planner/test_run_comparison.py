@@ -1,4 +1,4 @@
-"""Predicted beside measured: each phase, owner and boundary with its own counterpart."""
+"""Comparison of a run with its plan: each phase, owner and boundary with its own measurement."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def seconds(likely: float) -> Seconds:
     return Seconds(likely / 2, likely, likely * 2)
 
 
-def test_each_phase_stands_beside_its_own_and_the_step_comes_last() -> None:
-    """Where pools work beside each other the metric has what is still waited for, and so has the prediction."""
+def test_each_phase_has_its_row_and_the_step_comes_last() -> None:
+    """If pools run at the same time, the metric is the remaining wait, and so is the prediction."""
     phases = (
         PhaseTime("generate", "main", seconds(8), "compute", "", "", waited=seconds(8)),
         PhaseTime("ref", "other", seconds(5), "compute", "", "", waited=seconds(1)),
@@ -40,7 +40,7 @@ def memory_row(step: int, **owners: float) -> dict[str, float]:
     return row | {f"memory/{name}_bytes_max": value for name, value in owners.items()}
 
 
-def test_owners_and_boundaries_stand_beside_the_counters_of_the_same_thing() -> None:
+def test_owners_and_boundaries_are_compared_with_their_counters() -> None:
     job = samples.workload()
     phases = phases_of(samples.one_pool(job), job, Constants())
     shards, moments = 4 * job.rollout.shape.num_parameters / 8, 8 * job.rollout.shape.num_parameters / 8
@@ -54,8 +54,8 @@ def test_owners_and_boundaries_stand_beside_the_counters_of_the_same_thing() -> 
     assert rows["later wake-ups"].predicted - rows["first wake-up"].predicted == pytest.approx(moments, rel=1e-3)
 
 
-def test_on_cpus_activations_are_in_the_process_and_in_no_counter() -> None:
-    """Counters there are of owners' tensors alone (trainer, observability/memory.py)."""
+def test_on_cpus_no_counter_has_activations() -> None:
+    """The counters have tensors of owners only (trainer, observability/memory.py)."""
     job = samples.workload()
     constants = Constants(process_bytes=7.0 * samples.GIB)
     phases = phases_of(samples.one_pool(job, samples.gpu(2000, is_cpu=True)), job, constants)
@@ -63,7 +63,7 @@ def test_on_cpus_activations_are_in_the_process_and_in_no_counter() -> None:
     row = memory_row(2, during_forward_backward=1.0, process=100 * samples.GIB)
     facts = facts_of([row, {**row, "step": 3.0}], 64)
     rows = {each.name: each for each in compared_memory(phases, facts, 90.0 * samples.GIB)}
-    # All but the cache, which is asleep: parameters, moments and gradients of one rank of eight, and weights.
+    # All but the sleeping cache: parameters, moments and gradients of one of eight ranks, and weights.
     num = job.rollout.shape.num_parameters
     assert rows["update"].predicted == pytest.approx((4 + 8 + 4) * num / 8 + 2 * num + 2 * num / 8, rel=0.01)
     assert rows["update"].predicted < update.total - 7 * samples.GIB

@@ -1,5 +1,5 @@
-"""The planner's formulas against the training engine's own accounting, to the byte, on one and on two ranks; and its
-peaks against what a CPU allocates."""
+"""The planner's formulas equal the training engine's own accounting, to the byte, on one and on two ranks; and its
+peaks equal what a CPU allocates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rljob_trainer.engines.train.token_batch import MicroBatch
 from rljob_trainer.engines.train.token_logprobs import TokenDistribution
 
 UNEVEN = {**tiny_models.COMMON, "vocab_size": 121, "num_hidden_layers": 3}
-"""Its embedding cannot be halved."""
+"""Its embedding does not divide by two."""
 CONFIGS = {
     "qwen3": Qwen3Config(**UNEVEN, head_dim=tiny_models.HEAD_SIZE, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**UNEVEN, tie_word_embeddings=False),
@@ -46,7 +46,7 @@ RANK = 6
 
 @dataclass(frozen=True)
 class AccountCase:
-    """A model and how it is held."""
+    """A model and its layout and offload."""
 
     model: str
     num_shards: int
@@ -63,26 +63,26 @@ class AccountCase:
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes of this rank."""
+    """Bytes on this rank."""
 
     parameters: int
     moments: int
     gradients_between: int
     """After the first of two micro-batches."""
     gradients: int
-    """After the last."""
+    """After the last micro-batch."""
     gathered: int
-    """What is whole after a pass without a backward pass, of a trained model."""
+    """Parameters that stay gathered after a pass without backward, for a trained model."""
 
 
 def save_configured(name: str, folder: Path) -> Path:
-    """`folder`, with a random model of CONFIGS."""
+    """Writes a random model of CONFIGS into `folder`."""
     tiny_models.make_from(CONFIGS[name]).save_pretrained(folder)
     return folder
 
 
 def accounts_of(folders: Mapping[str, Path], context: WorkerContext) -> dict[AccountCase, Account]:
-    """Collective. Of all cases on so many ranks; `folders` have the models."""
+    """Collective. All cases with this number of ranks; `folders` have the models."""
     cases = [case for case in CASES if case.num_ranks == context.world_size]
     return {case: account(case, folders[case.model], context) for case in cases}
 
@@ -118,8 +118,8 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
 
 
 def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
-    """Of an update on rows of these lengths, twice, after a first one: what all allocations of the process add up to at
-    most, with parameters and moments, by the events of torch's profiler on CPUs."""
+    """The largest sum of all allocations of the process during two updates on rows of these lengths, after a first one;
+    with parameters and moments, from the events of torch's profiler on CPUs."""
     batch = engine_updates.drawn_batch([*lengths, *lengths])
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
@@ -127,8 +127,8 @@ def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
 
     engine.forward_backward(batch, loss, 1.0)
     engine.optimizer_step(1e-3)
-    # An engine is in reference cycles. If one from an earlier profile in this process were collected during this one,
-    # the profiler would subtract its gradients, whose sizes it still knows.
+    # An engine has reference cycles. If an earlier engine of this process were collected during this profile, the
+    # profiler would subtract its gradients, whose sizes it still knows.
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         engine.forward_backward(batch, loss, 1.0)
@@ -155,7 +155,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[AccountCase, tuple[ModelShape, Account]]:
-    """Of the first rank, which has the most."""
+    """The measurements of the first rank, which has most memory."""
     root = tmp_path_factory.mktemp("models")
     folders = {name: save_configured(name, root / name) for name in {case.model for case in CASES}}
     found = {}
@@ -172,7 +172,7 @@ def shape_of(folder: Path) -> ModelShape:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_state_is_that_of_the_engine(
+def test_state_equals_that_of_the_engine(
     case: AccountCase, accounts: dict[AccountCase, tuple[ModelShape, Account]]
 ) -> None:
     shape, found = accounts[case]

@@ -1,5 +1,5 @@
-"""Peaks of a train engine beside torch's memory tracker on fake tensors. Two layers of each model, the rest as it is:
-what a layer and what the root takes shows in them; whole models are in bench/planner.py."""
+"""Peaks of a train engine, compared with torch's memory tracker on fake tensors. Models have two layers and are else
+complete, which shows what a layer and the root need; bench/planner.py has whole models."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CASES = {
         0.01,
     ),
 }
-"""With the largest difference. A wrong byte per token and layer in a dense model is more than that."""
+"""The cases with the largest difference. A wrong byte per token and layer in a dense model would be larger."""
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_peak_is_that_of_the_tracker(name: str) -> None:
+def test_the_peak_equals_that_of_the_tracker(name: str) -> None:
     case, limit = CASES[name]
     found, peak = memory_oracle.peak_by_tracker(case.oracle()), memory_oracle.peak_by_planner(case)
     assert peak.resident == pytest.approx(found.resident, rel=1e-4)
