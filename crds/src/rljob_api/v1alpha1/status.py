@@ -200,6 +200,11 @@ class Attempt(WireModel):
     """Why it ended: details for people."""
     failure_class: ShortText | None = None
     """One of Configuration, Application, Infrastructure, Free, Final; unset if it succeeded or has not ended."""
+    failure_cause: ShortText | None = None
+    """What the trainer or a pod had too little of: DeviceMemory (a GPU) or HostMemory (a machine or container); unset
+    for all other causes."""
+    failed_pod: ShortText | None = None
+    """Pod in which the failure began, for example `my-job-1-main-worker-abcde`; unset if unknown."""
     nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
     """Nodes of each pool, if the attempt runs on fewer nodes than the job requests; else empty."""
     whole_since: Timestamp | None = None
