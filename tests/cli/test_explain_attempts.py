@@ -77,7 +77,7 @@ def test_a_retried_job_shows_the_retries_left() -> None:
     assert explained(status, policy) == [
         "RLJob team-a/small: Running, 30m old",
         "",
-        "The job is making progress: Training for 10m, attempt 2.",
+        "Running: last progress 2m ago, attempt 2.",
         "",
         NEXT,
         "  the job is Complete after the last step, with the exported model at status.exportUri",
@@ -218,9 +218,7 @@ def test_a_stop_that_the_operator_has_not_seen() -> None:
     lines = explained(status, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})
     assert lines[2] == "A user asked to stop the job; the operator has not applied the request yet."
     handled = status | {"handledRequests": {"stop": "2026-01-31T12:29:59Z"}}
-    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith(
-        "The job is making progress"
-    )
+    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith("Running:")
 
 
 def test_a_stop_that_ray_could_not_be_asked_for() -> None:

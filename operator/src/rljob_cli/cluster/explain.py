@@ -191,7 +191,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif not status.conditions:
         yield from _unseen_text(job, now)
     else:
-        yield Text(f"The job is making progress{_how_it_goes(job, now)}.", "bold")
+        yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
         yield from _silence_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
@@ -255,10 +255,25 @@ def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         )
 
 
-def _how_it_goes(job: StoredJob, now: datetime) -> str:
-    found, attempt = condition(job.status, ConditionType.PROGRESSING), newest_attempt(job)
+def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
+    """What is known about a job that nothing blocks. Whether it makes progress is left to the reader: a step may take
+    hours, and a trainer that has stalled looks the same until its deadline."""
+    found, progress = condition(job.status, ConditionType.PROGRESSING), job.status.progress
+    since = "" if found is None else f": {found.reason} for {age(moment(found.last_transition_time), now)}"
     named = f", attempt {attempt.number}" if attempt is not None and attempt.number > 1 else ""
-    return f": {found.reason} for {age(moment(found.last_transition_time), now)}{named}" if found is not None else ""
+    if found is not None and found.reason == Reason.TRAINING:
+        step = "" if progress is None else f"step {progress.step} of {progress.total_steps}, "
+        return f"Running: {step}{_last_progress(job, attempt, now)}{named}"
+    if found is None or found.reason == Reason.STARTING:
+        return f"Nothing blocks the job; it waits for its first step{since}{named}"
+    return f"Nothing blocks the job{since}{named}"
+
+
+def _last_progress(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
+    """The trainer writes its step's time; the operator records, to the minute, when its run state changed at all."""
+    seen = [attempt.progressed_at] if attempt is not None and attempt.progressed_at is not None else []
+    seen += [job.status.progress.updated_at] if job.status.progress is not None else []
+    return f"last progress {age(max(map(moment, seen)), now)} ago" if seen else "no progress is recorded"
 
 
 def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
