@@ -68,9 +68,8 @@ class RunReporter:
         total_steps: int,
         num_devices: int,
         wall_clock: WallClock,
-        resumed: CheckpointStatus | None = None,
     ) -> None:
-        """Writes the first state, `Starting` at step 0 or at that of the checkpoint to go on from."""
+        """Writes the first state: `Starting`, at step 0."""
         self._path = path
         self._num_devices = num_devices
         self._wall_clock = wall_clock
@@ -83,9 +82,7 @@ class RunReporter:
             job_name=job_name,
             attempt=attempt,
             phase=RunPhase.STARTING,
-            progress=Progress(step=resumed.step if resumed else 0, total_steps=total_steps, updated_at=now),
-            checkpoint=resumed,
-            resumed_from_step=resumed.step if resumed else None,
+            progress=Progress(step=0, total_steps=total_steps, updated_at=now),
             written_at=now,
         )
         self._write()
