@@ -94,6 +94,15 @@ spec:
 """
 
 
+JOB_SUFFIXES = (".yaml", ".yml", ".json")
+"""A name with another ending gets `.yaml`, so that editors and `kubectl apply -f FOLDER` take it for a job file."""
+
+
+def starter_path(file: Path) -> Path:
+    """The file to write for the name that the user gave: `my-job` is `my-job.yaml`."""
+    return file if file.suffix in JOB_SUFFIXES else file.with_name(f"{file.name}.yaml")
+
+
 def write_starter(file: Path) -> None:
     """Writes the starter file.
 
