@@ -142,8 +142,8 @@ def test_a_job_that_is_being_suspended() -> None:
         f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
     ]
     assert what_is_next(lines) == [
-        "attempt 2: its trainer saves a checkpoint and exits by 2026-01-31T12:31:40Z (in 100s;"
-        " runPolicy.gracePeriodSeconds), or its cluster is deleted",
+        "attempt 2: its trainer saves a checkpoint, if training has started, and exits by 2026-01-31T12:31:40Z (in"
+        " 100s; runPolicy.gracePeriodSeconds), or its cluster is deleted",
         "then its cluster is deleted, and the job is suspended",
     ]
     # Its trainer has ended, and pods are left.
