@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from rljob_operator.controller.loop import JobKey
-from rljob_operator.handlers import relist
+from rljob_operator.handlers import news, relist
 from rljob_operator.handlers.news import JobVersions, News, seconds_until_look
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.kube.cache import ObjectCache
@@ -169,6 +169,27 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
             await world.queue.get()
             assert asyncio.get_running_loop().time() - began >= 0.5
             listing.cancel()
+
+    run(test)
+
+
+def test_objects_that_come_and_go_before_the_first_listing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listing fails; the watches go on."""
+    monkeypatch.setattr(news, "MAX_DELETED_REPORTED", 10)
+
+    async def test(world: World) -> None:
+        world.news.on_event(PODS, "", part(1, name="stays", uid="stays"))
+        for number in range(2, 200):
+            pod = part(number, name=f"pod-{number}", uid=f"u{number}")
+            world.news.on_event(PODS, "ADDED", pod)
+            world.news.on_event(PODS, "DELETED", pod)
+        reported = world.news._reported
+        assert reported is not None
+        assert "stays" in reported
+        assert len(reported) <= 13
+        world.api.objects |= {PODS: [part(1, name="stays", uid="stays")]}
+        await world.relist.once()
+        assert world.news.have_reported_all()
 
     run(test)
 

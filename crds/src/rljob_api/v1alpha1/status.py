@@ -65,7 +65,8 @@ class Progress(WireModel):
     total_steps: Count
     """Number of steps of the job."""
     reward_mean: FiniteNumber | None = None
-    """Mean reward of the responses of the last step."""
+    """Mean reward of the responses of the last step. In the status of a job this number and the next two have four
+    significant digits."""
     eval_score: FiniteNumber | None = None
     """Greedy score of the newest evaluation."""
     tokens_per_second: FiniteNumber | None = None
