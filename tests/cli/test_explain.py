@@ -270,7 +270,8 @@ def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
     )
     text = explained(status, more="  runPolicy: {gracePeriodSeconds: 300}\n")
     assert text.endswith(
-        "What comes next:\n  the trainer saves a checkpoint, if training has started, and exits within 5m (runPolicy.gracePeriodSeconds)"
+        "What comes next:\n"
+        "  the trainer saves a checkpoint, if training has started, and exits within 5m (runPolicy.gracePeriodSeconds)"
     )
 
 

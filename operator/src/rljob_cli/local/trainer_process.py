@@ -1,9 +1,10 @@
 """Starts the trainer, forwards Ctrl-C to it, and leaves no process behind.
 
 The trainer runs in its own session, so that Ctrl-C in a terminal reaches only this process, which forwards it once: the
-trainer then finishes or abandons its step and saves a checkpoint; before the first step it exits at once. A second Ctrl-C kills everything at once. If this
-process is killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG). Orphaned grandchildren become children of
-this process (PR_SET_CHILD_SUBREAPER), which ends them. Both need Linux; elsewhere the whole session is killed.
+trainer then finishes or abandons its step and saves a checkpoint; before the first step it exits at once. A second
+Ctrl-C kills everything at once. If this process is killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG).
+Orphaned grandchildren become children of this process (PR_SET_CHILD_SUBREAPER), which ends them. Both need Linux;
+elsewhere the whole session is killed.
 """
 
 from __future__ import annotations
