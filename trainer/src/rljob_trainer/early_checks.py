@@ -30,10 +30,10 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
         if reward.function is not None:
             yield f"spec.training.rewards[{index}].function.path (reward {reward.name})", reward.function.path
     algorithm = spec.training.algorithm
-    blocks = {"advantage": algorithm.advantage, "loss": algorithm.loss}
-    for name, block in blocks.items():
-        if block is not None and block.function is not None:
-            yield f"spec.training.algorithm.{name}.function.path", block.function.path
+    if algorithm.advantage.function is not None:
+        yield "spec.training.algorithm.advantage.function.path", algorithm.advantage.function.path
+    if algorithm.loss.function is not None:
+        yield "spec.training.algorithm.loss.function.path", algorithm.loss.function.path
 
 
 def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:

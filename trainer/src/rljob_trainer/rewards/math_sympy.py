@@ -216,19 +216,18 @@ def _has_another_term(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[s
     the tolerance. False for what is no small polynomial."""
     polynomials = []
     for expression in (first, second):
-        powers = [power.exp for power in expression.atoms(sympy.Pow)]
+        powers = [power.exp for power in expression.atoms(sympy.Pow) if power.free_symbols]
         is_small = all(power.is_Integer and 0 <= power <= MAX_EXPANDED_POWER for power in powers)
         if not is_small or expression.count_ops() > MAX_EXPANDED_OPERATIONS or not expression.is_polynomial(*symbols):
             return False
         # Decimals as fractions, so that expanding them adds no rounding errors.
         polynomials.append(sympy.Poly(sympy.nsimplify(expression, rational=True), *symbols))
     monomials = {monomial for polynomial in polynomials for monomial in polynomial.monoms()}
-    return any(
-        not _near(
-            *(polynomial.coeff_monomial(monomial).evalf(DIGITS) for polynomial in polynomials), RELATIVE_TOLERANCE
-        )
-        for monomial in monomials
-    )
+    for monomial in monomials:
+        one, other = (polynomial.coeff_monomial(monomial).evalf(DIGITS) for polynomial in polynomials)
+        if not _near(one, other, RELATIVE_TOLERANCE):
+            return True
+    return False
 
 
 def _unforeseen_point(first: sympy.Expr, second: sympy.Expr, is_natural: bool) -> Fraction:
