@@ -29,7 +29,9 @@ HEADLINES = {
     "The job is waiting for its next attempt",
     "The job is waiting for",
     "The job is waiting for (attempt N)",
-    "The job is making progress",
+    "Running",
+    "Nothing blocks the job; it waits for its first step",
+    "Nothing blocks the job",
     "No operator has processed the job yet",
 }
 
@@ -57,7 +59,7 @@ def test_every_moment_of_a_job_is_shown_and_explained() -> None:
         next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
         assert next_lines
         told = [line for line in lines if line.startswith("What to do: ")]
-        assert told or any(line.startswith("The job is making progress") for line in lines)
+        assert told or any(line.startswith(("Running:", "Nothing blocks the job")) for line in lines)
         assert list_lines([job], inputs.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
             "here",
             seen.job.name,

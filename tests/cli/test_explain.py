@@ -17,6 +17,7 @@ from rljob_cli.cluster.stored_job import stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.messages import Mentions
 
 Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
@@ -159,7 +160,7 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
         "RLJob team-a/small: Running, 30m old\n"
         "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10, ETA 9m30s\n"
         "\n"
-        "The job is making progress: Training for 20m.\n"
+        "Running: step 12 of 80, last progress 10s ago.\n"
         "\n"
         "What comes next:\n"
         "  the job is Complete after the last step, with the exported model at status.exportUri\n"
@@ -170,7 +171,47 @@ def test_explain_reports_no_problem_of_a_training_job() -> None:
 def test_without_a_checkpoint_explain_says_that_a_failure_restarts_from_step_0() -> None:
     none = job_statuses.condition("Checkpointed", "False", "NoCheckpointYet", CREATED)
     text = explained({"conditions": [VALID, none]})
-    assert f"The job is making progress.\nNo checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}\n" in text
+    assert f".\nNo checkpoint yet: {EXPLANATIONS[Reason.NO_CHECKPOINT_YET].advice}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "more", "said"),
+    [
+        (None, {}, Mentions("Nothing blocks the job", "waits for its first step")),
+        ("Starting", {}, Mentions("waits for its first step", "Starting for 10m")),
+        # The progress of the attempt before.
+        (
+            "Starting",
+            {"progress": {"step": 7, "totalSteps": 80, "updatedAt": CREATED}},
+            Mentions("waits for its first step", without=["step 7"]),
+        ),
+        ("Training", {}, Mentions("Running", "no progress is recorded")),
+        (
+            "Training",
+            {"progress": {"step": 7, "totalSteps": 80, "updatedAt": CREATED}},
+            Mentions("step 7 of 80", "last progress 30m ago"),
+        ),
+        # A step that takes long: its trainer generated responses at 12:28.
+        (
+            "Training",
+            {
+                "progress": {"step": 7, "totalSteps": 80, "updatedAt": CREATED},
+                "attempts": [ATTEMPT | {"progressedAt": "2026-01-31T12:28:00Z"}],
+            },
+            Mentions("step 7 of 80", "last progress 2m ago"),
+        ),
+        ("OfANewerOperator", {}, Mentions("Nothing blocks the job", "OfANewerOperator", without=["first step"])),
+    ],
+)
+def test_a_job_that_nothing_blocks_is_described_by_what_is_known(
+    reason: str | None, more: Mapping[str, object], said: Mentions
+) -> None:
+    conditions = [VALID]
+    if reason is not None:
+        conditions.append(job_statuses.condition("Progressing", "True", reason, "2026-01-31T12:20:00Z"))
+    lines = explained({"conditions": conditions, "attempts": [ATTEMPT], **more}).split("\n")
+    assert lines[lines.index("") + 1] == said
+    assert "making progress" not in lines[lines.index("") + 1]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +270,8 @@ def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
     )
     text = explained(status, more="  runPolicy: {gracePeriodSeconds: 300}\n")
     assert text.endswith(
-        "What comes next:\n  the trainer saves a checkpoint and exits within 5m (runPolicy.gracePeriodSeconds)"
+        "What comes next:\n"
+        "  the trainer saves a checkpoint, if training has started, and exits within 5m (runPolicy.gracePeriodSeconds)"
     )
 
 

@@ -77,7 +77,7 @@ def test_a_retried_job_shows_the_retries_left() -> None:
     assert explained(status, policy) == [
         "RLJob team-a/small: Running, 30m old",
         "",
-        "The job is making progress: Training for 10m, attempt 2.",
+        "Running: last progress 2m ago, attempt 2.",
         "",
         NEXT,
         "  the job is Complete after the last step, with the exported model at status.exportUri",
@@ -142,8 +142,8 @@ def test_a_job_that_is_being_suspended() -> None:
         f"What to do: {EXPLANATIONS[Reason.SUSPENDED].advice}",
     ]
     assert what_is_next(lines) == [
-        "attempt 2: its trainer saves a checkpoint and exits by 2026-01-31T12:31:40Z (in 100s;"
-        " runPolicy.gracePeriodSeconds), or its cluster is deleted",
+        "attempt 2: its trainer saves a checkpoint, if training has started, and exits by 2026-01-31T12:31:40Z (in"
+        " 100s; runPolicy.gracePeriodSeconds), or its cluster is deleted",
         "then its cluster is deleted, and the job is suspended",
     ]
     # Its trainer has ended, and pods are left.
@@ -219,9 +219,7 @@ def test_a_stop_that_the_operator_has_not_seen() -> None:
     lines = explained(status, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})
     assert lines[2] == "A user asked to stop the job; the operator has not applied the request yet."
     handled = status | {"handledRequests": {"stop": "2026-01-31T12:29:59Z"}}
-    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith(
-        "The job is making progress"
-    )
+    assert explained(handled, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})[2].startswith("Running:")
 
 
 def test_a_stop_that_ray_could_not_be_asked_for() -> None:

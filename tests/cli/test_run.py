@@ -247,7 +247,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(workplace: JobFolder, 
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Ctrl-C again to stop at once" in output
+    assert "stopping: the trainer ends its step and saves a checkpoint; Ctrl-C again to stop at once" in output
     assert "exit code 130: stopped on request after a checkpoint" in output
     assert "to continue: rljob run job.yaml --resume" in output
     assert workplace.run("--resume")[0] == 0
@@ -261,6 +261,8 @@ def test_ctrl_c_before_the_first_step_claims_no_checkpoint(workplace: JobFolder,
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
+    assert "stopping: the training has not started" in output
+    assert "ends its step" not in output
     assert "exit code 130: stopped on request; this attempt completed no step, so nothing is lost\n" in output
     assert "to continue: rljob run job.yaml --code code\n" in output
 

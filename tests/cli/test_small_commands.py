@@ -56,6 +56,18 @@ def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: 
     assert (folder / "mine.yaml").read_text() == "my changes"
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("my-job", "my-job.yaml"), ("jobs/v1.5", "jobs/v1.5.yaml"), ("my-job.yml", "my-job.yml"), ("a b", "a b.yaml")],
+)
+def test_the_starter_file_has_a_name_of_a_job_file(rljob: Rljob, folder: Path, name: str, written: str) -> None:
+    (folder / "jobs").mkdir()
+    code, output, _ = rljob("init", name)
+    assert code == 0
+    assert output.startswith(f"wrote {written}; next: rljob validate ")
+    assert load_job_file(folder / written).metadata.name == "my-first-run"
+
+
 def test_the_starter_file_trains_as_the_example_that_was_measured(rljob: Rljob, folder: Path) -> None:
     rljob("init", "mine.yaml")
     mine = load_job_file(folder / "mine.yaml").spec.training

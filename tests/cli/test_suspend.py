@@ -26,6 +26,13 @@ def test_suspend_says_what_will_happen_and_how_to_watch_it(small: JobCluster) ->
     ]
 
 
+def test_suspend_promises_no_checkpoint_of_a_trainer_that_is_starting(small: JobCluster) -> None:
+    starting = job_statuses.RUNNING | {"attempts": [job_statuses.ATTEMPT | {"state": "Starting"}]}
+    small.write_status("small", starting)
+    _, lines = job_steering.steer(small, "suspend")
+    assert "its trainer is starting and exits without a new checkpoint, then its cluster is deleted" in lines[0]
+
+
 def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     stop = {"reason": "Suspending", "requestedAt": job_statuses.SINCE}

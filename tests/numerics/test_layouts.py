@@ -55,6 +55,10 @@ def heads(num_heads: int, num_key_value_heads: int) -> PreTrainedConfig:
     )
 
 
+def vocabulary_of(size: int) -> PreTrainedConfig:
+    return LlamaConfig(hidden_size=48, num_attention_heads=6, num_key_value_heads=6, vocab_size=size)
+
+
 @pytest.mark.parametrize(
     ("config", "size", "message"),
     [
@@ -81,6 +85,7 @@ def test_models_that_do_not_divide_over_sequence_ranks_are_refused(
     [
         (heads(3, 1), 2, r"rollout\.tensorParallel: must divide the model's 3 .*heads.* \(seen: 2\);"),
         (heads(6, 3), 2, r"rollout\.tensorParallel: must divide .* 3 key and value heads or .* \(seen: 2\);"),
+        (vocabulary_of(151936), 3, r"rollout\.tensorParallel: must divide .*vocabulary of 151936 .* \(seen: 3\);"),
         (heads(12, 3), 4, r"rollout\.tensorParallel: must divide .* 3 key and value heads or .* \(seen: 4\);"),
     ],
 )

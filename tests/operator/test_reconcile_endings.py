@@ -76,6 +76,8 @@ def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
     assert reason == "OutOfMemory"
     assert message.startswith("pod worker-7: container ray ran out of memory (OOMKilled); ")
     assert message.endswith(": WorkerLost: rank 3 is gone")
+    ended = decide(replace(seen, pods=pods)).status.attempts[-1]
+    assert (ended.failure_cause, ended.failed_pod) == ("HostMemory", "worker-7")
     # The job's own error stays its own.
     assert failure(replace(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
 
@@ -198,6 +200,14 @@ def test_the_trainers_own_error_comes_before_its_log() -> None:
     )
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state, log_tail="last line")
     assert failure(seen)[1].endswith("code 1: RewardError: score() raised ValueError: no")
+
+
+@pytest.mark.parametrize("cause", [None, "DeviceMemory", "DiskSpaceOfANewerTrainer"])
+def test_the_status_has_the_cause_and_the_pod_that_the_trainer_reports(cause: str | None) -> None:
+    error = RunError(kind="WorkerError", message="any words", cause=cause, pod="j-1-main-worker-a")
+    seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(RunPhase.FAILED, error=error))
+    ended = decide(seen).status.attempts[-1]
+    assert (ended.reason, ended.failure_cause, ended.failed_pod) == ("ApplicationError", cause, "j-1-main-worker-a")
 
 
 def test_a_long_error_keeps_its_start_and_a_long_log_its_end() -> None:

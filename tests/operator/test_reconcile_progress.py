@@ -50,6 +50,18 @@ def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: 
     assert plan.status.progress.step == step
 
 
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0.619140625, 0.6191), (-1234.56, -1235.0), (1.23456e-7, 1.235e-7), (0.0, 0.0), (None, None)]
+)
+def test_numbers_in_the_status_have_four_significant_digits(number: float | None, shown: float | None) -> None:
+    state = inputs.run_state(step=2)
+    values = dict.fromkeys(("reward_mean", "eval_score", "tokens_per_second"), number)
+    state = state.model_copy(update={"progress": state.progress.model_copy(update=values)})
+    progress = decide(inputs.healthy(state=state)).status.progress
+    assert progress is not None
+    assert [progress.reward_mean, progress.eval_score, progress.tokens_per_second] == [shown] * 3
+
+
 def test_the_first_and_the_last_progress_are_written_at_once() -> None:
     first = decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
     assert first is not None

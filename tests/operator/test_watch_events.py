@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from rljob_operator.controller.reconcile_loop import JobKey
-from rljob_operator.handlers import relist
+from rljob_operator.handlers import relist, watch_events
 from rljob_operator.handlers.relist import Relist
 from rljob_operator.handlers.watch_events import JobVersions, WatchEventRouter, seconds_until_reconcile
 from rljob_operator.kube.allowed_calls import CLUSTERS, JOBS, PODS, KubeObjects, Listing, ResourceType
@@ -169,6 +169,27 @@ def test_objects_that_the_watches_reported_are_not_listed_again_soon(monkeypatch
             await world.queue.get()
             assert asyncio.get_running_loop().time() - began >= 0.5
             listing.cancel()
+
+    run(test)
+
+
+def test_objects_that_come_and_go_before_the_first_listing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listing fails; the watches go on."""
+    monkeypatch.setattr(watch_events, "MAX_DELETED_REPORTED", 10)
+
+    async def test(world: World) -> None:
+        world.events.on_event(PODS, "", part(1, name="stays", uid="stays"))
+        for number in range(2, 200):
+            pod = part(number, name=f"pod-{number}", uid=f"u{number}")
+            world.events.on_event(PODS, "ADDED", pod)
+            world.events.on_event(PODS, "DELETED", pod)
+        reported = world.news._reported
+        assert reported is not None
+        assert "stays" in reported
+        assert len(reported) <= 13
+        world.api.objects |= {PODS: [part(1, name="stays", uid="stays")]}
+        await world.relist.once()
+        assert world.news.have_reported_all()
 
     run(test)
 

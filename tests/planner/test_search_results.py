@@ -233,7 +233,8 @@ def test_sequence_parallelism_divides_heads_and_has_room_for_the_longest_row() -
 
 def test_on_nodes_of_any_size_the_divisors_of_a_node_are_tried() -> None:
     """A model with 12 heads of each kind on nodes with 6 GPUs; tensor and sequence parallelism are at most 8."""
-    job = samples.workload(samples.trained_model(replace(samples.QWEN3_4B, num_heads=12, num_kv_heads=12)))
+    shape = replace(samples.QWEN3_4B, num_heads=12, num_kv_heads=12, mlp_size=9600, vocabulary_size=12 * 12800)
+    job = samples.workload(samples.trained_model(shape))
     for per_node, expected in ((3, {1, 3}), (6, {1, 2, 3, 6}), (12, {1, 2, 3, 4, 6})):
         size = PoolSize(0, 1, per_node)
         assert {layout.tensor_parallel for layout in rollout_layouts(job, size)} == expected

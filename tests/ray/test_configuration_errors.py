@@ -107,8 +107,8 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
         r"spec\.training\.model\.source: .*damaged/generation_config\.json is not valid JSON .*; it may be truncated",
     ),
     "rows beyond the model's positions": (
-        # The data is not asked for: it is not there.
-        training_runs.small_job(dataset={"file": {"path": "gone.jsonl"}}, rollout={"maxNewTokens": 64}),
+        # The data is not read: one of its rows cannot be.
+        training_runs.small_job(dataset={"file": {"path": "rows.jsonl"}}, rollout={"maxNewTokens": 64}),
         r"spec\.training\.dataset\.maxPromptTokens \(8\) and spec\.training\.rollout\.maxNewTokens \(64\): .*65 tokens",
     ),
     "the longest row beyond the model's positions": (

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from rljob_api.constants import ErrorCause
 from rljob_testing.ray_clusters import echo_workers
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups.worker_failure import memory_kills
@@ -112,8 +113,9 @@ def test_too_little_memory(tmp_path: Path) -> None:
         with pytest.raises(
             WorkerDiedError,
             match=rf"died in first\.fail: out of memory.*\(oom_kill in {counter} rose from 0 to 1 .*; give .* memory",
-        ):
+        ) as raised:
             echo_workers.call(group, "fail", 0, "memory")
+        assert raised.value.known_cause is ErrorCause.HOST_MEMORY
 
 
 FILES = {

@@ -12,10 +12,19 @@ import pytest
 import ray
 import torch
 
+from rljob_api.constants import ErrorCause
 from rljob_testing.ray_clusters import echo_workers
 from rljob_testing.ray_clusters.faulty_worker import FaultyWorker, make_faulty
 from rljob_trainer.batch.proto import DataProto
-from rljob_trainer.errors import CallTimeoutError, DataError, DispatchError, ResourceError, WorkerError
+from rljob_trainer.errors import (
+    AlgorithmFunctionError,
+    CallTimeoutError,
+    DataError,
+    DispatchError,
+    ResourceError,
+    TrainerError,
+    WorkerError,
+)
 from rljob_trainer.groups.calls import Pending
 from rljob_trainer.groups.fused_worker import RoleSpec
 from rljob_trainer.groups.worker_group import WorkerGroup, spawn
@@ -73,6 +82,26 @@ def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, ki
         echo_workers.call(group, "go_wrong", how)
     assert len(str(raised.value)) < 100_000
     assert echo_workers.call(group, "rank") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "cause"),
+    [
+        ("device memory", WorkerError, ErrorCause.DEVICE_MEMORY),
+        ("device memory in a library", WorkerError, ErrorCause.DEVICE_MEMORY),
+        ("device memory in a function", AlgorithmFunctionError, ErrorCause.DEVICE_MEMORY),
+        ("host memory", WorkerError, ErrorCause.HOST_MEMORY),
+        ("lock", WorkerError, None),
+    ],
+)
+def test_the_controller_learns_whose_memory_was_too_small(
+    group: WorkerGroup, how: str, kind: type[TrainerError], cause: ErrorCause | None
+) -> None:
+    with pytest.raises(kind) as raised:
+        echo_workers.call(group, "go_wrong", how)
+    assert raised.value.known_cause == cause
+    if "device" in how and kind is WorkerError:
+        assert "OutOfMemoryError" in str(raised.value)
 
 
 def test_no_rank_is_called_where_an_argument_cannot_travel(group: WorkerGroup) -> None:

@@ -6,10 +6,12 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus
 from rljob_trainer.controller.run_reporter import RunReporter
-from rljob_trainer.errors import ConfigurationError, FailedWorker, WorkerError
+from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, FailedWorker, HostMemoryError, WorkerError
 
 
 class WallClock:
@@ -98,6 +100,31 @@ def test_a_failure_of_a_worker_says_where_and_of_the_controller_it_does_not(tmp_
     run.failed(error)
     assert run.state.error is not None
     assert run.state.error.message == f"{error} (worker rank 0 (hybrid), pod p-0, node n-0)"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (DeviceMemoryError("any words"), "DeviceMemory"),
+        (HostMemoryError("any words"), "HostMemory"),
+        (MemoryError(), "HostMemory"),
+        (WorkerError("CUDA out of memory"), None),
+        (ValueError("out of memory"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_class_of_an_error_decides_its_cause_and_not_its_words(
+    tmp_path: Path, error: Exception, cause: str | None
+) -> None:
+    run = reporter(tmp_path / "state.json", WallClock())
+    run.failed(error)
+    assert run.state.error is not None
+    assert run.state.error.cause == cause
+
+
+def test_an_error_is_read_by_a_program_that_does_not_know_its_cause() -> None:
+    error = {"kind": "E", "message": "m", "cause": "DiskSpaceOfANewerTrainer"}
+    assert RunError.from_wire(error).cause == "DiskSpaceOfANewerTrainer"
 
 
 def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:

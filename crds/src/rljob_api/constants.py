@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
 API_GROUP = "rljob.dev"
@@ -116,12 +116,6 @@ LOGS_FOLDER = "logs"
 ATTEMPT_LOGS_PREFIX = "attempt-"
 POD_LOGS_FOLDER = f"{POD_RUN_FOLDER}/{LOGS_FOLDER}"
 
-KILLED_FOR_HOST_MEMORY = "out of memory: the kernel killed it"
-ENGINE_LACKS_MEMORY = "vLLM does not have enough memory"
-MOMENTS_LACK_MEMORY = "there is too little memory for the optimizer's moments"
-"""Parts of the trainer's error messages by which `rljob explain` recognizes what ran out of memory: the host, or the
-device of the rollout engine, or the device at the first update."""
-
 
 def attempt_logs_folder(attempt: int) -> str:
     """Name of the folder with the logs of an attempt: `attempt-2`."""
@@ -136,6 +130,16 @@ def run_state_file_name(submission_id: str) -> str:
 def driver_log_file_name(submission_id: str) -> str:
     """Name of the file in Ray's log folder with the output of a submission."""
     return f"job-driver-{submission_id}.log"
+
+
+class ErrorCause(StrEnum):
+    """A cause of failures for which `rljob explain` has advice of its own. The trainer sets it from the class of its
+    error, so the text of the message can change freely."""
+
+    DEVICE_MEMORY = "DeviceMemory"
+    """Too little memory on a device, such as a GPU."""
+    HOST_MEMORY = "HostMemory"
+    """Too little memory of a machine or a container."""
 
 
 class ExitCode(IntEnum):

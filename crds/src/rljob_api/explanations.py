@@ -242,7 +242,7 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.STOPPING: Explanation(
             means="The trainer was asked to stop: by the operator, by the termination of its pod, or through Ray.",
-            advice="Wait; the trainer saves a checkpoint.",
+            advice="Wait; the trainer saves a checkpoint, if training has started, and exits.",
         ),
         Reason.RUN_STATE_UNREADABLE: Explanation(
             means="The operator cannot read the trainer's run state, so its progress is unknown.",
@@ -273,7 +273,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             advice="Nothing to do.",
         ),
         Reason.SUSPENDING: Explanation(
-            means="The job is being suspended: the trainer saves a checkpoint, then the operator deletes the cluster.",
+            means=(
+                "The job is being suspended: the trainer saves a checkpoint, if training has started, then the operator"
+                " deletes the cluster."
+            ),
             advice=(
                 "Wait; the trainer has `runPolicy.gracePeriodSeconds` to save, and the termination of its pods may take"
                 " as long again."

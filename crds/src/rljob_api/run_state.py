@@ -30,6 +30,8 @@ class RunError(WireModel):
     kind: Annotated[str, Field(max_length=64)]
     """Name of the exception class, such as `WorkerLostError`."""
     message: Annotated[str, Field(max_length=4096)]
+    cause: ShortText | None = None
+    """One of `constants.ErrorCause`; unset for all other causes. A newer trainer may have further ones."""
     role: ShortText | None = None
     """Role of the worker that failed first, such as `actor`. This and the following fields are unset if the controller
     failed."""

@@ -58,12 +58,12 @@ def every_command(
 
 @app.command("init")
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("job.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; adds .yaml.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented example job file."""
     from rljob_cli import init
 
-    init.write_starter(file)
+    file = init.write_starter(file)
     name = shlex.quote(str(file))
     _console().print(Text(f"wrote {file}; next: rljob validate {name}, then rljob run {name}"), soft_wrap=True)
 

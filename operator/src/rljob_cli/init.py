@@ -94,12 +94,18 @@ spec:
 """
 
 
-def write_starter(file: Path) -> None:
-    """Writes the starter file.
+JOB_SUFFIXES = (".yaml", ".yml", ".json")
+"""A name with another ending gets `.yaml`, so that editors and `kubectl apply -f FOLDER` take it for a job file."""
+
+
+def write_starter(file: Path) -> Path:
+    """Writes the starter file, and returns its path: that of `my-job` is `my-job.yaml`.
 
     Raises:
         CliError: the file exists, or cannot be written.
     """
+    if file.suffix not in JOB_SUFFIXES:
+        file = file.with_name(f"{file.name}.yaml")
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(STARTER)
@@ -107,3 +113,4 @@ def write_starter(file: Path) -> None:
         raise CliError(f"{file}: already exists; use another name") from error
     except OSError as error:
         raise CliError(f"{file}: cannot be written ({error.strerror}); use another path") from error
+    return file

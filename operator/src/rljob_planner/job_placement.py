@@ -136,6 +136,16 @@ def check_layouts(workload: Workload, placement: Placement) -> None:
         if pool.rollout is not None:
             field = "spec.roles.rollout.tensorParallel"
             _check_heads(field, pool.rollout.tensor_parallel, workload.rollout.shape)
+            _check_sizes(field, pool.rollout.tensor_parallel, workload.rollout.shape)
+
+
+def _check_sizes(field: str, size: int, shape: ModelShape) -> None:
+    if not shape.allows_tensor_parallel(size):
+        widths = ", ".join(map(str, dict.fromkeys(shape.mlp_widths)))
+        raise PlanError(
+            f"{field}: must divide the vocabulary of {shape.name} ({shape.vocabulary_size}, which vLLM pads to a"
+            f" multiple of 64) and the width of its MLPs ({widths}) (seen {size}); choose a power of 2"
+        )
 
 
 def _check_heads(field: str, size: int, shape: ModelShape) -> None:

@@ -14,6 +14,9 @@ MLP_MATRICES = 3
 """The matrices of an MLP: gate, up and down projection."""
 
 
+VLLM_VOCABULARY_PADDING = 64
+
+
 class TensorSize(NamedTuple):
     """`copies` equal tensors with `rows` rows of `columns` numbers each; more dimensions count as columns."""
 
@@ -104,6 +107,21 @@ class ModelShape:
         split or replicated (trainer, engines/train/layout.py; vLLM, config/model.py)."""
         kv_heads = self.num_kv_heads
         return self.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
+
+    def allows_tensor_parallel(self, num_gpus: int) -> bool:
+        """Whether vLLM can split this model over so many GPUs: besides the heads it divides the vocabulary, which it
+        pads to a multiple of 64, and the width of every MLP (vLLM, vocab_parallel_embedding.py and linear.py)."""
+        padded_vocabulary = -(-self.vocabulary_size // VLLM_VOCABULARY_PADDING) * VLLM_VOCABULARY_PADDING
+        return self.spreads_over(num_gpus) and all(
+            size % num_gpus == 0 for size in (padded_vocabulary, *self.mlp_widths)
+        )
+
+    @property
+    def mlp_widths(self) -> tuple[int, ...]:
+        """The different widths of its MLPs: without experts, of one expert, of the shared expert."""
+        dense = (self.dense_width,) if self.num_expert_layers < self.num_layers else ()
+        of_experts = (self.mlp_size, self.shared_expert_size) if self.has_experts else ()
+        return tuple(width for width in (*dense, *of_experts) if width)
 
     @property
     def has_experts(self) -> bool:

@@ -19,6 +19,7 @@ from rljob_trainer.checkpoints.errors import FencedError
 from rljob_trainer.checkpoints.fencing import newest_of_job
 from rljob_trainer.controller.run_reporter import RunReporter
 from rljob_trainer.controller.stop_request import StopRequest
+from rljob_trainer.early_checks import refuse_missing
 from rljob_trainer.errors import ConfigurationError, ResourceError, TrainerError, WorkerDiedError
 from rljob_trainer.observability.log import set_up_logging
 from rljob_trainer.settings import Settings, driver_environment, read_settings, run_state_target
@@ -41,9 +42,11 @@ def main() -> int:
         settings = read_settings()
         StackFile(settings.run_folder, "controller")
         job = on_its_nodes(load_job(settings.spec_text), settings.pool_nodes)
+        # The state file is written first: the storage of checkpoints may hang, and torch takes seconds to load.
         reporter = reporter_of(job, settings)
+        report_resume(reporter, job, settings)
+        refuse_missing(job.spec, settings.job_folder)
         log.info("job %s, attempt %d: loading libraries", job.name, settings.attempt)
-        # The state file is written first, because torch and transformers take seconds to load.
         try:
             from rljob_trainer.controller.run import run_job
         except Exception as error:
@@ -98,9 +101,6 @@ def stopped_at_once(reporter: RunReporter | None, stop: StopRequest) -> ExitCode
 
 def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
     """Creates the reporter, which writes the first run state. Raises ResourceError if the file cannot be written."""
-    resumed = None
-    if job.spec.checkpoint.resume is not Resume.NEVER:
-        resumed = newest_of_job(settings.checkpoint_folder, settings.start_number, job.name)
     try:
         return RunReporter(
             settings.run_state_file,
@@ -109,13 +109,31 @@ def reporter_of(job: TrainerJob, settings: Settings) -> RunReporter:
             job.spec.training.steps,
             sum(pool.nodes * pool.gpus_per_node for pool in job.spec.pools),
             time.time,
-            resumed,
         )
     except OSError as problem:
-        raise ResourceError(
-            f"{settings.run_state_file}: cannot write the run state ({problem.strerror}); check that the folder is "
-            "writable and that the disk is not full"
-        ) from problem
+        raise unwritable_state(settings, problem) from problem
+
+
+def report_resume(reporter: RunReporter, job: TrainerJob, settings: Settings) -> None:
+    """Reports the checkpoint from which this start will probably resume, if there is one. Reads the storage of the
+    checkpoints, which may hang. Raises ResourceError if the run state cannot be written."""
+    if job.spec.checkpoint.resume is Resume.NEVER:
+        return
+    try:
+        reporter.doing("looks for a checkpoint")
+        resumed = newest_of_job(settings.checkpoint_folder, settings.start_number, job.name)
+        if resumed is not None:
+            reporter.report_resume(resumed)
+    except OSError as problem:
+        raise unwritable_state(settings, problem) from problem
+
+
+def unwritable_state(settings: Settings, problem: OSError) -> ResourceError:
+    """Returns the error for a run state file that cannot be written."""
+    return ResourceError(
+        f"{settings.run_state_file}: cannot write the run state ({problem.strerror}); check that the folder is "
+        "writable and that the disk is not full"
+    )
 
 
 def keep_worker_log(error: TrainerError | ContractError, settings: Settings | None) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api.constants import ErrorCause
+
 
 @dataclass(frozen=True)
 class FailedWorker:
@@ -39,6 +41,8 @@ class TrainerError(Exception):
 
     worker: FailedWorker | None = None
     """Set by the controller if the error comes from a worker."""
+    known_cause: ErrorCause | None = None
+    """A cause for which `rljob explain` has advice of its own; set by the class, or by who knows the cause."""
 
 
 class ConfigurationError(TrainerError, ValueError):
@@ -81,6 +85,18 @@ class DispatchError(TrainerError, TypeError):
 
 class ResourceError(TrainerError):
     """Devices, memory, disk, ports or the network are unavailable (exit code 75: a retry on other nodes may work)."""
+
+
+class DeviceMemoryError(ResourceError):
+    """A device, such as a GPU, has too little memory."""
+
+    known_cause = ErrorCause.DEVICE_MEMORY
+
+
+class HostMemoryError(ResourceError):
+    """A machine or container has too little memory."""
+
+    known_cause = ErrorCause.HOST_MEMORY
 
 
 class WorkerError(TrainerError):

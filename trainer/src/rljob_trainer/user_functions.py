@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +41,26 @@ def find_named(path: str, where: str) -> object:
     near = similar_names(name, [each for each, value in vars(module).items() if callable(value)], max_names=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; check the name"
     raise ConfigurationError(f"{where}: module {module_name} ({module.__file__}) has no {name!r}{hint}")
+
+
+def refuse_missing_module(path: str, where: str) -> None:
+    """Raises ConfigurationError, starting with `where`, if the module that `path` names cannot be found. Imports
+    nothing, so a submodule of a package whose code may create it counts as found."""
+    if problem := standard_library_clash(path):
+        raise ConfigurationError(f"{where}: {problem}")
+    name, *inner = path.partition(":")[0].split(".")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:
+        # The module is loaded and has no spec, such as one that a test has made.
+        return
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None or not _is_plain_package(spec):
+            break
+        name += f".{part}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    if spec is None:
+        raise _missing_module(name, path, where)
 
 
 def plain_function(found: object, path: str, where: str) -> tuple[Callable[..., object], inspect.Signature]:
@@ -136,16 +158,41 @@ def _imported(module_name: str, path: str, where: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
             _refuse_hidden(path, where, is_found=False)
-            raise ConfigurationError(
-                f"{where}: no module {error.name!r} (looking for {path}); put the folder that holds it on PYTHONPATH, "
-                "or in spec.code on a cluster"
-            ) from error
+            raise _missing_module(error.name, path, where) from error
         raise _import_failed(error, path, where) from error
     except BaseException as error:
         # A user's module may raise anything while it is imported, even SystemExit. All of it is the job's fault.
         raise _import_failed(error, path, where) from error
     _refuse_hidden(path, where, is_found=True)
     return module
+
+
+def _missing_module(name: str, path: str, where: str) -> ConfigurationError:
+    *parents, last = name.split(".")
+    files = {file.stem: file for file in _own_modules(parents)}
+    near = similar_names(last, files)
+    advice = "put the folder that holds it on PYTHONPATH, or in spec.code on a cluster"
+    if near:
+        advice = f"did you mean {'.'.join([*parents, near[0]])} ({files[near[0]]})?"
+    return ConfigurationError(f"{where}: no module {name!r} (looking for {path}); {advice}")
+
+
+def _own_modules(parents: list[str]) -> Iterator[Path]:
+    """The user's files and folders that can be imported as modules of a package, or as modules if it has no parts."""
+    for folder in (Path(each, *parents) for each in sys.path):
+        if _is_installed(folder) or not folder.is_dir():
+            continue
+        with suppress(OSError):
+            for file in sorted(folder.iterdir()):
+                if file.suffix == ".py" or (file / "__init__.py").exists():
+                    yield file
+
+
+def _is_plain_package(spec: ModuleSpec) -> bool:
+    """Whether a package of the user has no code of its own that could create submodules."""
+    if spec.origin is None:
+        return True
+    return not _is_installed(Path(spec.origin)) and Path(spec.origin).stat().st_size == 0
 
 
 def _refuse_hidden(path: str, where: str, *, is_found: bool) -> None:

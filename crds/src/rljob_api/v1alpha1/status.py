@@ -65,7 +65,8 @@ class Progress(WireModel):
     total_steps: Count
     """Number of steps of the job."""
     reward_mean: FiniteNumber | None = None
-    """Mean reward of the responses of the last step."""
+    """Mean reward of the responses of the last step. In the status of a job this number and the next two have four
+    significant digits."""
     eval_score: FiniteNumber | None = None
     """Greedy score of the newest evaluation."""
     tokens_per_second: FiniteNumber | None = None
@@ -200,6 +201,11 @@ class Attempt(WireModel):
     """Why it ended: details for people."""
     failure_class: ShortText | None = None
     """One of Configuration, Application, Infrastructure, Resumable, Final; unset if it succeeded or has not ended."""
+    failure_cause: ShortText | None = None
+    """What the trainer or a pod had too little of: DeviceMemory (a GPU) or HostMemory (a machine or container); unset
+    for all other causes."""
+    failed_pod: ShortText | None = None
+    """Pod in which the failure began, for example `my-job-1-main-worker-abcde`; unset if unknown."""
     nodes: Annotated[tuple[PoolNodes, ...], Field(max_length=8)] = ()
     """Nodes of each pool, if the attempt runs on fewer nodes than the job requests; else empty."""
     all_nodes_since: Timestamp | None = None

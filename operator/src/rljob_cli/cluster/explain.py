@@ -5,7 +5,6 @@ field to change. It says nothing if it does not know the model or the GPU type."
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rljob_api.conditions import ConditionType, Reason
-from rljob_api.constants import ENGINE_LACKS_MEMORY, KILLED_FOR_HOST_MEMORY, MOMENTS_LACK_MEMORY
+from rljob_api.constants import ErrorCause
 from rljob_api.explanations import EXPLANATIONS
 from rljob_api.standard_streams import printable
 from rljob_api.v1alpha1.spec import RLJobSpec
@@ -41,8 +40,6 @@ from rljob_planner.errors import PlanError
 from rljob_planner.job_memory import host_memory_told, memory_outlook, shown, told
 from rljob_planner.plan_types import Verdict
 
-_OF_A_GPU = re.compile(rf"(CUDA|HIP) out of memory|OutOfMemoryError|{ENGINE_LACKS_MEMORY}|{MOMENTS_LACK_MEMORY}")
-"""Error messages of torch and the trainer for too little GPU memory."""
 _MAX_CHANGES = 4
 _MAX_COMMON = ("spec.training.maxTokensPerMicroBatch", "spec.training.rollout.gpuMemoryUtilization")
 _MAX_PODS = 8
@@ -194,7 +191,7 @@ def _headline(job: StoredJob, now: datetime) -> Iterator[Text]:
     elif not status.conditions:
         yield from _unseen_text(job, now)
     else:
-        yield Text(f"The job is making progress{_how_it_goes(job, now)}.", "bold")
+        yield Text(f"{_how_it_goes(job, attempt, now)}.", "bold")
         yield from _silence_text(attempt, now)
         checkpointed = condition(status, ConditionType.CHECKPOINTED)
         if checkpointed is not None and checkpointed.reason == Reason.NO_CHECKPOINT_YET:
@@ -258,10 +255,25 @@ def _unseen_text(job: StoredJob, now: datetime) -> Iterator[Text]:
         )
 
 
-def _how_it_goes(job: StoredJob, now: datetime) -> str:
-    found, attempt = condition(job.status, ConditionType.PROGRESSING), newest_attempt(job)
+def _how_it_goes(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
+    """What is known about a job that nothing blocks. Whether it makes progress is left to the reader: a step may take
+    hours, and a trainer that has stalled looks the same until its deadline."""
+    found, progress = condition(job.status, ConditionType.PROGRESSING), job.status.progress
+    since = "" if found is None else f": {found.reason} for {age(moment(found.last_transition_time), now)}"
     named = f", attempt {attempt.number}" if attempt is not None and attempt.number > 1 else ""
-    return f": {found.reason} for {age(moment(found.last_transition_time), now)}{named}" if found is not None else ""
+    if found is not None and found.reason == Reason.TRAINING:
+        step = "" if progress is None else f"step {progress.step} of {progress.total_steps}, "
+        return f"Running: {step}{_last_progress(job, attempt, now)}{named}"
+    if found is None or found.reason == Reason.STARTING:
+        return f"Nothing blocks the job; it waits for its first step{since}{named}"
+    return f"Nothing blocks the job{since}{named}"
+
+
+def _last_progress(job: StoredJob, attempt: Attempt | None, now: datetime) -> str:
+    """The trainer writes its step's time; the operator records, to the minute, when its run state changed at all."""
+    seen = [attempt.progressed_at] if attempt is not None and attempt.progressed_at is not None else []
+    seen += [job.status.progress.updated_at] if job.status.progress is not None else []
+    return f"last progress {age(max(map(moment, seen)), now)} ago" if seen else "no progress is recorded"
 
 
 def _condition_text(found: Condition, attempt: Attempt | None, now: datetime) -> str:
@@ -285,34 +297,32 @@ def _advice(reason: str) -> Text:
 
 def _memory_text(job: StoredJob) -> Iterator[Text]:
     """The planner's explanation for a job that has run out of memory, or a warning; else nothing."""
-    reason, message = _why(job)
-    if reason == Reason.OUT_OF_MEMORY or KILLED_FOR_HOST_MEMORY in message:
-        yield from _host_text(job, message)
-    elif _OF_A_GPU.search(message):
+    failed = _failed_attempt(job)
+    if failed is not None and failed.failure_cause == ErrorCause.HOST_MEMORY:
+        yield from _host_text(job, failed.failed_pod)
+    elif failed is not None and failed.failure_cause == ErrorCause.DEVICE_MEMORY:
         yield from _device_text(job)
     else:
         yield from _warning_text(job)
 
 
-def _why(job: StoredJob) -> tuple[str, str]:
-    """Reason and message with which the job, or its newest attempt, ended."""
-    end, following, newest = ending(job.status), job.status.next_attempt, newest_attempt(job)
-    if end is not None:
-        return end.reason, end.message
-    if following is not None:
-        return following.reason, following.message or ""
-    return (newest.reason or "", newest.message or "") if newest is not None and newest.ended is not None else ("", "")
+def _failed_attempt(job: StoredJob) -> Attempt | None:
+    """The newest attempt, if it has ended and its reason is also that of the job's result or next attempt."""
+    newest, latest = newest_attempt(job), ending(job.status) or job.status.next_attempt
+    if newest is None or newest.ended is None:
+        return None
+    return newest if latest is None or latest.reason == newest.reason else None
 
 
-def _host_text(job: StoredJob, message: str) -> Iterator[Text]:
-    """The planner's estimate of host memory, for a container that ran out of memory."""
+def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
+    """The planner's estimate of host memory of the failed pod's pool; of all pools if the pod is unknown."""
     spec = _spec(job)
     try:
         found = {} if spec is None else host_memory_told(spec)
     except PlanError:
         found = {}
     for pool, sentence in found.items():
-        if f"-{pool}-" in message or "pod " not in message:
+        if pod is None or f"-{pool}-" in pod:
             yield Text(f"  {sentence}")
 
 

@@ -32,6 +32,7 @@ _NEXT = {
     ConditionType.JOB_SUBMITTED: "the trainer loads the model and starts its workers",
     ConditionType.PROGRESSING: "the trainer runs training steps",
 }
+_SAVES_AND_EXITS = "saves a checkpoint, if training has started, and exits"
 _NEEDS_ANOTHER_JOB = (Reason.INVALID_SPEC, Reason.STORAGE_MISSING)
 """Reasons that only another spec fixes."""
 _AFTER_A_STOP = {
@@ -72,7 +73,7 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
     if waits.reason == Reason.STOPPING:
         grace_seconds = job.run_policy.grace_period_seconds
         limit = f"{length(grace_seconds)} (runPolicy.gracePeriodSeconds)"
-        return f"the trainer saves a checkpoint and exits within {limit}"
+        return f"the trainer {_SAVES_AND_EXITS} within {limit}"
     if attempt is not None and attempt.running_since is not None:
         return "the trainer was already started; it continues, or Retrying or Failed shows how it ended"
     return f"when {waits.type} is True: {_NEXT[ConditionType(waits.type)]}"
@@ -80,7 +81,7 @@ def _next_step(job: StoredJob, attempt: Attempt | None) -> str:
 
 def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: datetime, name: str) -> Iterator[str]:
     grace_seconds = job.run_policy.grace_period_seconds
-    what = "saves a checkpoint and exits"
+    what = _SAVES_AND_EXITS
     if stop.reason == Reason.STALLED:
         grace_seconds += STACKS_SECONDS
         what = "writes its stack traces, is asked to stop, and exits"
@@ -97,7 +98,7 @@ def _after_a_stop(job: StoredJob, attempt: Attempt, stop: StopRequest, now: date
 def _when_suspended(job: StoredJob, name: str) -> Iterator[str]:
     if job.status.suspended_at is None:
         grace = length(job.run_policy.grace_period_seconds)
-        yield f"a running trainer saves a checkpoint and exits within {grace} (runPolicy.gracePeriodSeconds)"
+        yield f"a running trainer {_SAVES_AND_EXITS} within {grace} (runPolicy.gracePeriodSeconds)"
         yield "then its cluster is deleted"
     yield f"`rljob resume {name}` resumes the job {resume_point(job)}"
     yield from _paused_deadline(job)

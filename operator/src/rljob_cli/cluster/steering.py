@@ -250,6 +250,8 @@ def _what_ending_takes(job: StoredJob, cleanup: Cleanup = Cleanup.DELETE_CLUSTER
     rest = "its cluster is deleted" if cleanup is Cleanup.DELETE_CLUSTER else "its cluster is kept (runPolicy.cleanup)"
     if attempt_state(attempt) == AttemptState.PROVISIONING:
         return f"its trainer has not started yet, and {rest}"
+    if attempt_state(attempt) == AttemptState.STARTING:
+        return f"its trainer is starting and exits without a new checkpoint, then {rest}"
     grace = length(job.run_policy.grace_period_seconds)
     return f"its trainer saves a checkpoint within {grace} (runPolicy.gracePeriodSeconds), then {rest}"
 

@@ -104,7 +104,9 @@ def run(options: RunOptions, console: Console) -> int:
         attempt = folder.num_attempts() + 1
         environment = trainer_environment(options, job, plan, folder, attempt)
         show_plan(plan, folder, console)
-        process = TrainerProcess(command, environment, _announcer(console))
+        process = TrainerProcess(
+            command, environment, _announcer(console), lambda: what_a_stop_does(folder.run_state_of(attempt))
+        )
 
         def record_start() -> None:
             folder.write_job(job.model_copy(update={"spec": plan.spec}))
@@ -293,6 +295,15 @@ def explain_exit(code: int, state: RunState | None, *, was_killed_on_request: bo
     if code > 128:
         return f"the trainer was killed by signal {code - 128}"
     return "the trainer exited unexpectedly; see the log above"
+
+
+def what_a_stop_does(state: RunState | None) -> str:
+    """What the trainer does at the first stop request, by its newest run state; None if it has not written one."""
+    if state is None or state.phase is RunPhase.STARTING:
+        return "the training has not started, so the trainer exits without a new checkpoint"
+    if state.progress.step >= state.progress.total_steps:
+        return "all steps are done; the trainer saves what is left to save and exits"
+    return "the trainer ends its step and saves a checkpoint"
 
 
 def _has_saved(state: RunState | None) -> bool:

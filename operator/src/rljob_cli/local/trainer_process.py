@@ -1,9 +1,10 @@
 """Starts the trainer, forwards Ctrl-C to it, and leaves no process behind.
 
 The trainer runs in its own session, so that Ctrl-C in a terminal reaches only this process, which forwards it once: the
-trainer then finishes or abandons its step and saves a checkpoint. A second Ctrl-C kills everything at once. If this
-process is killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG). Orphaned grandchildren become children of
-this process (PR_SET_CHILD_SUBREAPER), which ends them. Both need Linux; elsewhere the whole session is killed.
+trainer then finishes or abandons its step and saves a checkpoint; before the first step it exits at once. A second
+Ctrl-C kills everything at once. If this process is killed, the kernel asks the trainer to stop (PR_SET_PDEATHSIG).
+Orphaned grandchildren become children of this process (PR_SET_CHILD_SUBREAPER), which ends them. Both need Linux;
+elsewhere the whole session is killed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,18 @@ Announce = Callable[[str], None]
 class TrainerProcess:
     """One run of the trainer."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], announce: Announce) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        announce: Announce,
+        what_a_stop_does: Callable[[], str],
+    ) -> None:
+        """`what_a_stop_does`: called at the first stop request, for the message, such as `it saves a checkpoint`."""
         self._command = list(command)
         self._environment = dict(environment)
         self._announce = announce
+        self._what_a_stop_does = what_a_stop_does
         self._process: subprocess.Popen[bytes] | None = None
         self._num_stops = 0
         self._is_killed = False
@@ -101,7 +110,7 @@ class TrainerProcess:
         self._num_stops += 1
         process = self._process
         if self._num_stops == 1:
-            self._announce("stopping: the trainer ends its step and saves a checkpoint; Ctrl-C again to stop at once")
+            self._announce(f"stopping: {self._what_a_stop_does()}; Ctrl-C again to stop at once")
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
         elif process is not None:

@@ -13,6 +13,9 @@ from rljob_operator.kube.server_clock import ServerClock
 from rljob_operator.raw_json import JsonObject, integer_at, object_at, optional_text_at, text_at
 from rljob_operator.workqueue import WorkQueue
 
+MAX_DELETED_REPORTED = 1000
+"""How many UIDs of deleted objects the router keeps at most before the first listing, beside those in the cache."""
+
 
 class JobVersions:
     """Tells changes of a job from changes of its status only, which the operator itself has written."""
@@ -54,9 +57,12 @@ class WatchEventRouter:
 
     def on_event(self, kind: ResourceType, event_type: str, raw: JsonObject) -> None:
         """Handles a watch event. The type is empty for objects that existed when the watch started."""
+        needs_reconcile = self._cache.store(kind, event_type, raw)
         if self._reported is not None:
             self._reported.add(text_at(raw, "metadata", "uid"))
-        needs_reconcile = self._cache.store(kind, event_type, raw)
+            if len(self._reported) > 2 * self._cache.num_objects + MAX_DELETED_REPORTED:
+                # Those of deleted objects: the first listing may fail for hours while objects come and go.
+                self._reported.intersection_update(self._cache.uids())
         if kind == JOBS:
             key = JobKey(text_at(raw, "metadata", "namespace"), text_at(raw, "metadata", "name"))
             # Before everything was listed once, nothing is queued; then the relist queues every job that needs a pass.

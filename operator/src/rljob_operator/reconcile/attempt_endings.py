@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rljob_api.conditions import Reason
-from rljob_api.constants import ExitCode
+from rljob_api.constants import ErrorCause, ExitCode
 from rljob_api.run_state import RunPhase
 from rljob_api.v1alpha1.status import FailureClass, StopRequest
 from rljob_operator.reconcile.cluster import ClusterFinding, Pods, head_pod
@@ -91,6 +91,10 @@ class Ending:
 
     reason: Reason
     message: str
+    cause: str | None = None
+    """Cause in the trainer's own report, or HostMemory for a pod that ran out of memory; see `ErrorCause`."""
+    pod: str | None = None
+    """Pod in which the failure began; None if unknown."""
 
 
 def ending_of_attempt(
@@ -165,9 +169,9 @@ def _ending_of_failure(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJob
     if job.error_type in _NOT_STARTED:
         return Ending(Reason.INFRASTRUCTURE_ERROR, f"{job.error_type}: {job.message}")
     if job.exit_code is None:
-        return Ending(Reason.INFRASTRUCTURE_ERROR, _with_cause(f"Ray lost the trainer ({job.error_type})", ray, job))
+        return _ending_by_error(Reason.INFRASTRUCTURE_ERROR, f"Ray lost the trainer ({job.error_type})", ray, job)
     reason = _EXIT_REASONS.get(job.exit_code, Reason.APPLICATION_ERROR)
-    return Ending(reason, _with_cause(f"the trainer {_exit(job.exit_code)}", ray, job))
+    return _ending_by_error(reason, f"the trainer {_exit(job.exit_code)}", ray, job)
 
 
 def _ending_of_stop(draft: StatusDraft, observed: Observed, job: ObservedRayJob) -> Ending | None:
@@ -191,8 +195,8 @@ def _ending_by_run_state(draft: StatusDraft, ray: ObservedRay, job: ObservedRayJ
     if known is not None:
         return known
     if ray.run_state is not None and ray.run_state.phase is RunPhase.FAILED:
-        text = _with_cause("the trainer failed, and its process did not exit", ray, job)
-        return Ending(Reason.APPLICATION_ERROR, text)
+        what = "the trainer failed, and its process did not exit"
+        return _ending_by_error(Reason.APPLICATION_ERROR, what, ray, job)
     return Ending(Reason.STOPPED_OUTSIDE, "somebody else than the operator stopped the trainer through Ray")
 
 
@@ -218,7 +222,8 @@ def _with_memory(ending: Ending, pods: Pods) -> Ending:
     """The same ending; as OutOfMemory if a pod ran out of memory. The message keeps the trainer's own error."""
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.problem is not None and pod.problem.reason is Reason.OUT_OF_MEMORY:
-            return Ending(Reason.OUT_OF_MEMORY, f"pod {pod.name}: {pod.problem.message}; {ending.message}")
+            message = f"pod {pod.name}: {pod.problem.message}; {ending.message}"
+            return Ending(Reason.OUT_OF_MEMORY, message, ErrorCause.HOST_MEMORY, pod.name)
     return ending
 
 
@@ -231,11 +236,13 @@ def _exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _with_cause(what: str, ray: ObservedRay, job: ObservedRayJob) -> str:
-    """Adds the best explanation: the trainer's own error, else the last lines of its log, else Ray's message."""
+def _ending_by_error(reason: Reason, what: str, ray: ObservedRay, job: ObservedRayJob) -> Ending:
+    """Adds the best explanation to `what`: the trainer's own error, else the last lines of its log, else Ray's
+    message."""
     start = f"{what}: "
     error = ray.run_state.error if ray.run_state is not None else None
     if error is not None:
-        return f"{start}{error.kind}: {error.message}"
+        return Ending(reason, f"{start}{error.kind}: {error.message}", error.cause, error.pod)
     limit = MAX_LENGTH - len(start)
-    return start + (end_of(ray.log_tail, limit) or beginning_of(job.message, limit) or "cause unknown")
+    text = end_of(ray.log_tail, limit) or beginning_of(job.message, limit) or "cause unknown"
+    return Ending(reason, start + text)

@@ -82,6 +82,8 @@ def end_attempt(draft: StatusDraft, ending: Ending) -> None:
         reason=ending.reason.value,
         message=both_ends_of(ending.message, MAX_MESSAGE),
         failure_class=found.value if found is not None else None,
+        failure_cause=ending.cause,
+        failed_pod=ending.pod,
         state_unknown_since=None,
     )
     if attempt.running_since is not None:

@@ -36,6 +36,8 @@ LAST_PHASES = (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED)
 END_WITHOUT_STATE = "Ray reports that the trainer succeeded; waiting for the trainer's final run state"
 """Message of Progressing meanwhile."""
 
+SIGNIFICANT_DIGITS = 4
+"""Of the numbers in the status that `kubectl get` and `rljob` show."""
 MIN_SECONDS_BETWEEN_PROGRESS = 5
 MAX_SECONDS_OF_OLD_PROGRESS = 9
 MIN_SECONDS_BETWEEN_NOTES = 60
@@ -194,7 +196,7 @@ def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     job = ray_job(draft, observed)
     at_once = checkpoint not in (None, draft.checkpoint) or (job is not None and job.status.has_ended)
     if at_once or _is_due(draft, state.progress):
-        draft.progress = state.progress
+        draft.progress = _rounded(state.progress)
     draft.checkpoint = checkpoint or draft.checkpoint
     draft.export_uri = state.export_uri or draft.export_uri
     if state.resumed_from_step is not None:
@@ -202,6 +204,19 @@ def _take_over(draft: StatusDraft, observed: Observed, state: RunState) -> None:
     if checkpoint is not None and checkpoint.step != state.resumed_from_step:
         # Its own, not the one that it goes on from.
         draft.change_attempt(checkpoint_step=checkpoint.step)
+
+
+def _rounded(progress: Progress) -> Progress:
+    """The progress with four significant digits: `kubectl get` prints the numbers of a status as they are."""
+    numbers = {
+        "reward_mean": progress.reward_mean,
+        "eval_score": progress.eval_score,
+        "tokens_per_second": progress.tokens_per_second,
+    }
+    rounded = {
+        name: float(f"{number:.{SIGNIFICANT_DIGITS}g}") for name, number in numbers.items() if number is not None
+    }
+    return progress.model_copy(update=rounded)
 
 
 def _is_due(draft: StatusDraft, progress: Progress) -> bool:

@@ -280,7 +280,7 @@ def _of_parallelism(workload: Workload, placement: Placement) -> _Settings:
     pool, shape = placement.pool_of(Role.ROLLOUT), workload.rollout.shape
     if workload.rollout.is_vllm and pool.rollout is not None:
         now, sizes = pool.rollout.tensor_parallel, divisors(pool.gpus_per_node)
-        sizes = [each for each in sizes if each != now and shape.spreads_over(each)]
+        sizes = [each for each in sizes if each != now and shape.allows_tensor_parallel(each)]
 
         def job(value: int) -> Job:
             layout = RolloutLayout(pool.num_gpus, value)

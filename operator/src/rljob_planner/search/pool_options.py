@@ -19,7 +19,6 @@ from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
 from rljob_planner.memory.changes import divisors, is_allowed
 from rljob_planner.memory.phases import phases_of
-from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.timing.communication import Site
 from rljob_planner.timing.lengths import lengths_of
@@ -252,20 +251,21 @@ def train_layouts(role: Role, workload: Workload, size: PoolSize) -> Iterator[Tr
 
 
 def row_shares(role: Role, workload: Workload, size: PoolSize) -> list[int]:
-    """Sizes of sequence parallelism for a role."""
-    return _sizes_within_a_node(workload.models[role].shape, size)
+    """Sizes of sequence parallelism for a role: they divide the GPUs of a node, and the attention heads."""
+    shape = workload.models[role].shape
+    return [each for each in _sizes_within_a_node(size) if shape.spreads_over(each)]
 
 
 def rollout_layouts(workload: Workload, size: PoolSize) -> Iterator[RolloutLayout]:
     """Layouts of the rollout. Only vLLM has tensor parallelism."""
-    has_parallelism = workload.rollout.is_vllm
-    for parallel in _sizes_within_a_node(workload.rollout.shape, size) if has_parallelism else [1]:
-        yield RolloutLayout(size.num_gpus, parallel)
+    for parallel in _sizes_within_a_node(size) if workload.rollout.is_vllm else [1]:
+        if workload.rollout.shape.allows_tensor_parallel(parallel):
+            yield RolloutLayout(size.num_gpus, parallel)
 
 
-def _sizes_within_a_node(shape: ModelShape, size: PoolSize) -> list[int]:
-    """Sizes of tensor or sequence parallelism: they divide the GPUs of a node, and the attention heads."""
-    return [each for each in divisors(size.gpus_per_node) if each <= MOST_PARALLEL and shape.spreads_over(each)]
+def _sizes_within_a_node(size: PoolSize) -> list[int]:
+    """Sizes of tensor or sequence parallelism that divide the GPUs of a node."""
+    return [each for each in divisors(size.gpus_per_node) if each <= MOST_PARALLEL]
 
 
 def shard_sizes(size: PoolSize) -> list[int]:

@@ -189,10 +189,8 @@ def step_time(workload: Workload, placement: Placement, constants: Constants | N
 
 def _tasks(workload: Workload, placement: Placement, constants: Constants, lengths: Lengths) -> dict[str, _Task]:
     """All phases of the job, in the order in which the controller waits for them."""
+    _refuse_unplaced_roles(workload, placement)
     found: dict[str, _Task] = {}
-    for role in workload.roles:
-        is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
-        placement.pool_of(Role.ACTOR if is_the_actor else role)  # raises KeyError
     for pool in placement.pools:
         site = Site(pool.gpu, pool.gpus_per_node)
         costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, site, constants)
@@ -200,6 +198,16 @@ def _tasks(workload: Workload, placement: Placement, constants: Constants, lengt
     if REWARD not in found and (seconds := workload.reward_seconds):
         found[REWARD] = _Task(ALONE, Cost(seconds, "rewards", f"{seconds:.3g} s"))
     return {name: found[name] for name in PHASES if name in found}
+
+
+def _refuse_unplaced_roles(workload: Workload, placement: Placement) -> None:
+    """Raises KeyError if a role of the job has no pool: its phases would be missing from the step without notice."""
+    placed = {role for pool in placement.pools for role in pool.roles}
+    for role in workload.roles:
+        is_the_actor = role in workload.models and workload.models[role].is_actor_without_adapters
+        place = Role.ACTOR if is_the_actor else role
+        if place not in placed:
+            raise KeyError(place)
 
 
 def _ends(name: str, seconds: Sequence[float], workload: Workload, constants: Constants) -> tuple[float, float, float]:

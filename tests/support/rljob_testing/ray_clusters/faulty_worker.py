@@ -17,7 +17,7 @@ from rljob_trainer.dispatch.modes import Dispatch, Execute, register_dispatch_mo
 from rljob_trainer.dispatch.register import register
 from rljob_trainer.dispatch.split_gather import Arguments, SplitCall, gather_batches, split_batches
 from rljob_trainer.dispatch.worker import Worker, WorkerContext
-from rljob_trainer.errors import DataError, TrainerError
+from rljob_trainer.errors import AlgorithmFunctionError, DataError, TrainerError
 
 LAST_SHARE_FIRST = "LAST_SHARE_FIRST"
 
@@ -160,6 +160,14 @@ class FaultyWorker(Worker):
                 raise error
             case "long":
                 raise ValueError("x" * 5_000_000)
+            case "device memory":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            case "device memory in a library":
+                raise RuntimeError("cannot start") from torch.OutOfMemoryError("CUDA out of memory")
+            case "device memory in a function":
+                raise AlgorithmFunctionError("my loss failed") from torch.OutOfMemoryError("CUDA out of memory")
+            case "host memory":
+                raise MemoryError
             case "generator":
                 return (number for number in range(3))
             case "result":

@@ -229,6 +229,8 @@ class RunTrainer:
         with pytest.MonkeyPatch.context() as patch, captured[0], captured[1], _own_signals():
             for name, value in environment.items():
                 patch.setenv(name, value)
+            # As Python does at its start, from PYTHONPATH.
+            patch.syspath_prepend(str(self.folder))
             code = main()
         return Ended(code, terminal.getvalue(), self.files)
 

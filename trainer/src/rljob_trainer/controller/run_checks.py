@@ -33,6 +33,8 @@ from rljob_trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
+VLLM_VOCABULARY_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this, and divides it among the ranks."""
 MOST_STRETCHED = 1_000_000
 """Upper bound for a rope scaling factor, because JSON files may contain Infinity."""
 
@@ -188,10 +190,19 @@ def check_layouts(model_folder: Path, layouts: Mapping[str, ParallelLayout]) -> 
 
 
 def check_tensor_parallel(model_folder: Path, tensor_parallel: int) -> None:
-    """Checks tensor parallelism in vLLM. Raises ConfigurationError if the model cannot be read, or if its heads are not
-    divisible."""
-    if tensor_parallel > 1:
-        check_heads("spec.roles.rollout.tensorParallel", tensor_parallel, read_config(model_folder))
+    """Checks tensor parallelism in vLLM. Raises ConfigurationError if the model cannot be read, or if its heads or its
+    vocabulary are not divisible. vLLM itself checks the widths of MLPs."""
+    if tensor_parallel == 1:
+        return
+    config = read_config(model_folder)
+    check_heads("spec.roles.rollout.tensorParallel", tensor_parallel, config)
+    vocabulary: int = config.get_text_config().vocab_size
+    padded = -(-vocabulary // VLLM_VOCABULARY_PADDING) * VLLM_VOCABULARY_PADDING
+    if padded % tensor_parallel:
+        raise ConfigurationError(
+            f"spec.roles.rollout.tensorParallel: must divide the model's vocabulary of {vocabulary} tokens, which vLLM "
+            f"pads to {padded} (seen: {tensor_parallel}); choose a power of 2"
+        )
 
 
 def check_lora(model_folder: Path, lora: Lora | None) -> bool:

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from rljob_api.constants import CONTRACT_VERSION
+from rljob_api.constants import CONTRACT_VERSION, ErrorCause
 from rljob_api.run_state import RunError, RunPhase, RunState
 from rljob_api.v1alpha1.status import CheckpointStatus, Progress
-from rljob_trainer.errors import TrainerError
+from rljob_trainer.errors import TrainerError, WorkerDiedError, WorkerError
 from rljob_trainer.observability.log import printable
 from rljob_trainer.observability.metrics import (
     EVAL_GREEDY,
@@ -68,9 +68,8 @@ class RunReporter:
         total_steps: int,
         num_devices: int,
         wall_clock: WallClock,
-        resumed: CheckpointStatus | None = None,
     ) -> None:
-        """Writes the first state, `Starting` at step 0 or at that of the checkpoint to go on from."""
+        """Writes the first state: `Starting`, at step 0."""
         self._path = path
         self._num_devices = num_devices
         self._wall_clock = wall_clock
@@ -83,9 +82,7 @@ class RunReporter:
             job_name=job_name,
             attempt=attempt,
             phase=RunPhase.STARTING,
-            progress=Progress(step=resumed.step if resumed else 0, total_steps=total_steps, updated_at=now),
-            checkpoint=resumed,
-            resumed_from_step=resumed.step if resumed else None,
+            progress=Progress(step=0, total_steps=total_steps, updated_at=now),
             written_at=now,
         )
         self._write()
@@ -158,15 +155,18 @@ class RunReporter:
         """Reports that the run ends with `error`."""
         kind = type(error).__name__[:MAX_ERROR_KIND_CHARS]
         worker = error.worker if isinstance(error, TrainerError) else None
-        # A message that was written by a worker does not name the worker.
-        text = str(error) if worker is None or "worker rank" in str(error) else f"{error} ({worker})"
+        # Messages of the other classes were written by a worker, which does not name itself.
+        is_named = worker is None or isinstance(error, WorkerError | WorkerDiedError)
+        text = str(error) if is_named else f"{error} ({worker})"
         message = printable(text, MAX_ERROR_CHARS, keep_newlines=True)[:MAX_ERROR_CHARS]
-        location: dict[str, object] = {}
+        details: dict[str, object] = {}
         if worker:
             names = {"role": worker.role, "pod": worker.pod, "node": worker.node}
-            location = {key: printable(value, MAX_NAME_CHARS)[:MAX_NAME_CHARS] for key, value in names.items() if value}
-            location["rank"] = worker.rank
-        run_error = RunError.model_validate({"kind": kind, "message": message, **location})
+            details = {key: printable(value, MAX_NAME_CHARS)[:MAX_NAME_CHARS] for key, value in names.items() if value}
+            details["rank"] = worker.rank
+        if cause := _known_cause(error):
+            details["cause"] = cause.value
+        run_error = RunError.model_validate({"kind": kind, "message": message, **details})
         self._change(phase=RunPhase.FAILED, error=run_error)
 
     def _scores(self, metrics: Metrics) -> dict[str, object]:
@@ -200,3 +200,9 @@ class RunReporter:
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _known_cause(error: BaseException) -> ErrorCause | None:
+    if isinstance(error, TrainerError):
+        return error.known_cause
+    return ErrorCause.HOST_MEMORY if isinstance(error, MemoryError) else None

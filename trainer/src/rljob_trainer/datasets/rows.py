@@ -40,6 +40,21 @@ def read_rows(dataset: Dataset, base_folder: Path, where: str) -> Iterator[RawRo
             return _read_reasoning_gym(_block(dataset.reasoning_gym, where, "reasoningGym"), where)
 
 
+def local_dataset(dataset: Dataset, base_folder: Path, where: str) -> Path | None:
+    """Returns the path of a file or folder dataset; None if its rows come from the hub or a library. Raises
+    DatasetError, starting with `where`, if it does not exist."""
+    field, text = f"{where}.file.path", dataset.file.path if dataset.file is not None else ""
+    if dataset.type is DatasetType.HUGGING_FACE and dataset.hugging_face is not None:
+        field, text = f"{where}.huggingFace.path", dataset.hugging_face.path
+        text = text if looks_local(text, base_folder) else ""
+    if not text:
+        return None
+    try:
+        return local_path(text, base_folder, field)
+    except ConfigurationError as error:
+        raise DatasetError(str(error)) from error
+
+
 def _block(block: Block | None, where: str, name: str) -> Block:
     if block is None:
         raise DatasetError(f"{where}.{name}: missing for this type of dataset; add the block")
@@ -47,10 +62,8 @@ def _block(block: Block | None, where: str, name: str) -> Block:
 
 
 def _read_file(spec: FileDataset, base_folder: Path, where: str, dataset: Dataset) -> Iterator[RawRow]:
-    try:
-        path = local_path(spec.path, base_folder, f"{where}.file.path")
-    except ConfigurationError as error:
-        raise DatasetError(str(error)) from error
+    path = local_dataset(dataset, base_folder, where)
+    assert path is not None
     match path.suffix:
         case ".jsonl":
             yield from _read_json_lines(path)
@@ -144,13 +157,8 @@ def _json_object(line: bytes, location: str, encoding: str) -> Mapping[str, obje
 def _read_hugging_face(spec: HuggingFaceDataset, base_folder: Path, where: str, dataset: Dataset) -> Iterator[RawRow]:
     from rljob_trainer.datasets.hugging_face_rows import hugging_face_rows
 
-    source = spec.path
-    if looks_local(spec.path, base_folder):
-        try:
-            source = str(local_path(spec.path, base_folder, f"{where}.huggingFace.path"))
-        except ConfigurationError as error:
-            raise DatasetError(str(error)) from error
-    rows = hugging_face_rows(source, spec.subset, spec.split, spec.revision, f"{where}.huggingFace")
+    source = local_dataset(dataset, base_folder, where)
+    rows = hugging_face_rows(str(source or spec.path), spec.subset, spec.split, spec.revision, f"{where}.huggingFace")
     for number, columns in enumerate(rows):
         yield _plain(columns, f"{spec.path} ({spec.split}), row {number}", dataset)
 

@@ -123,6 +123,7 @@ class Ranks:
             failed = error.cause
         elif isinstance(error.cause, WorkerError):
             failed = WorkerError(f"{where}: {error.cause}")
+            failed.known_cause = error.cause.known_cause
         else:
             failed = WorkerError(f"{where}: {error.cause!r}\n{error}")
         failed.worker = worker
@@ -133,9 +134,9 @@ class Ranks:
 
     def _died(self, rank: int, error: RayError) -> WorkerDiedError:
         location = self.location_of(rank)
-        died = WorkerDiedError(
-            f"worker rank {rank} ({location}) died in {self.what}: {failure_cause(error, location)}{location.more}"
-        )
+        cause = failure_cause(error, location)
+        died = WorkerDiedError(f"worker rank {rank} ({location}) died in {self.what}: {cause}{location.more}")
+        died.known_cause = cause.known_cause
         died.worker = self._failed_worker(rank)
         return died
 

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rljob_api.constants import KILLED_FOR_HOST_MEMORY
+from rljob_api.constants import ErrorCause
 from rljob_trainer.control_groups import control_group_folders, read_or_empty
 from rljob_trainer.errors import FailedWorker
 
@@ -84,32 +84,45 @@ def memory_kills(file_system: Path = Path("/")) -> MemoryKills | None:
     return None
 
 
-def failure_cause(error: RayError, location: WorkerLocation) -> str:
+@dataclass(frozen=True)
+class Death:
+    """Why a worker process died."""
+
+    text: str
+    """The cause in a sentence, for an error message."""
+    known_cause: ErrorCause | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def failure_cause(error: RayError, location: WorkerLocation) -> Death:
     """Returns Ray's text without its identifiers. If Ray only knows that the connection was closed, returns what the
     kernel's counter on the process's node and the end of its log say."""
     text = " ".join(str(error).split())
     detail = re.search(r"Worker exit detail: (.*?)(?= There are some potential root causes|$)", text)
     if detail is None:
-        return re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text)
+        return Death(re.sub(r"^.*?(?=The actor is dead because|The actor died because)", "", text))
     if "connection error" not in detail[1]:
-        return detail[1]
+        return Death(detail[1])
     crash = _crash_in(location.log_file)
     if crash:
-        return f"it crashed in native code ({crash})"
+        return Death(f"it crashed in native code ({crash})")
     crash_text = "" if location.log_file else ", native code crashed (there is no log file to check)"
     before = location.memory_kills
     now = None if before is None or location.node_id is None else _read_on(location.node_id, before.counter)
     if before is None or now is None:
-        return (
+        return Death(
             "its process exited without an error message; possible causes: out of memory (check dmesg for oom-kill) or "
             "a crash in native code"
         )
     if now > before.count:
-        return (
-            f"{KILLED_FOR_HOST_MEMORY} (oom_kill in {before.counter} rose from {before.count} to {now} "
-            "since it was built); give its pool more memory, or reduce the job's batch size"
+        return Death(
+            f"out of memory: the kernel killed it (oom_kill in {before.counter} rose from {before.count} to {now} "
+            "since it was built); give its pool more memory, or reduce the job's batch size",
+            ErrorCause.HOST_MEMORY,
         )
-    return (
+    return Death(
         "its process exited without an error message; it was not out of memory (the kernel's oom_kill counter is "
         f"unchanged), so either it was killed (kill -9){crash_text}, or its own code called os._exit"
     )

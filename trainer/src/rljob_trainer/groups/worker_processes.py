@@ -246,6 +246,7 @@ class WorkerProcesses:
         location = self.location_of(rank)
         cause = failure_cause(error, location)
         died = WorkerDiedError(f"worker rank {rank} ({location}) died: {cause}{location.more}")
+        died.known_cause = cause.known_cause
         died.worker = location.failed_worker(rank)
         return died
 

@@ -19,7 +19,9 @@ from itertools import chain
 from pathlib import Path
 
 import ray
+import torch
 
+from rljob_api.constants import ErrorCause
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.control_groups import num_usable_cores
 from rljob_trainer.dispatch.mesh import MeshPosition
@@ -294,18 +296,40 @@ def _picklable(error: Exception) -> Exception:
     """Returns the error itself, or a WorkerError with its traceback if it is too large or cannot be unpickled. Ray
     would report an error that cannot be unpickled as the death of this process.
 
-    Unpickling calls the error's class with the arguments that it passed to its base class, which may not fit."""
-    try:
-        carried = ray.cloudpickle.dumps(error)
-        if len(carried) <= MAX_ERROR_BYTES:
-            ray.cloudpickle.loads(carried)
-            return error
-    except Exception:
-        log.debug("an error cannot be pickled", exc_info=True)
+    Unpickling calls the error's class with the arguments that it passed to its base class, which may not fit. It loses
+    the error's own cause, so what that says of memory is noted first, in a TrainerError."""
     text = "".join(traceback.format_exception(error))
+    cause = memory_cause(error)
+    if isinstance(error, TrainerError):
+        error.known_cause = error.known_cause or cause
+    if cause is None or isinstance(error, TrainerError):
+        try:
+            carried = ray.cloudpickle.dumps(error)
+            if len(carried) <= MAX_ERROR_BYTES:
+                ray.cloudpickle.loads(carried)
+                return error
+        except Exception:
+            log.debug("an error cannot be pickled", exc_info=True)
+    else:
+        text = f"{error!r}\n{text}"
     if len(text) > MAX_ERROR_TEXT:
         text = f"{text[: MAX_ERROR_TEXT // 2]}\n...\n{text[-MAX_ERROR_TEXT // 2 :]}"
-    return WorkerError(text)
+    failed = WorkerError(text)
+    failed.known_cause = error.known_cause if isinstance(error, TrainerError) else cause
+    return failed
+
+
+def memory_cause(error: BaseException | None) -> ErrorCause | None:
+    """Returns whose memory was too small if that is why the error, its cause or its context was raised, else None."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, torch.OutOfMemoryError):
+            return ErrorCause.DEVICE_MEMORY
+        if isinstance(error, MemoryError):
+            return ErrorCause.HOST_MEMORY
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def redirect_output(log_file: Path) -> None:

@@ -38,10 +38,11 @@ _WORD_BEHIND = re.compile(
     r"|\s{0,3}\^\s{0,3}\{?\\circ\s{0,3}\}?\s{0,3}[CF]?\s{1,3}below(?![A-Za-z])"
     r"|\s+(?!(?:a|A|I|m|g|s|h|L|N|J|W|V|K)\b)[A-Za-z](?![A-Za-z'.])"
 )
-# `6, not 5` says what the answer is instead; `it is not 5` does not.
+# `6, not 5` says what the answer is instead; `it is not 5` does not. `6, not counting the 5 pears`: 5 is not meant.
 _NOT_THIS = re.compile(
     r"""(?aix)
-    (?: (?P<instead> (?:[.,;(-]|\d|\band|\bbut)[\s$]*(?:not|never)\b | \brather\s+than | \binstead\s+of | \bunlike )
+    (?: (?P<instead> (?:[.,;(-]|\d|\band|\bbut)[\s$]*(?:not|never)\b | \brather\s+than | \binstead\s+of | \bunlike
+          | (?:\bnot\s+|\bwithout\s+)(?:counting|including) | \bexcluding | [,(]\s*(?:besides|ignoring) )
       | \b(?:not|never|cannot|neither) | n't
       | \b(?:other\s+than | (?:anything|all)\s+but | except(?:\s+for)? | by\s+no\s+means | far\s+from | hardly)
     )

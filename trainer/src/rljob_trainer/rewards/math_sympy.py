@@ -35,6 +35,8 @@ POINTS = tuple(
 NATURAL_POINTS = tuple(map(Fraction, (1, 2, 3, 4, 5, 7, 10)))
 """The values for expressions with sums, products, factorials or binomial coefficients, which need natural numbers."""
 MIN_REAL_POINTS = 3
+MAX_EXPANDED_POWER, MAX_EXPANDED_OPERATIONS = 12, 60
+"""Limits for the polynomials that are expanded, which takes long for large ones."""
 
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -191,6 +193,8 @@ def _near(first: sympy.Expr, second: sympy.Expr, tolerance: float) -> bool:
 
 def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
     tolerance, num_real = _tolerance(first, second), 0
+    if tolerance == RELATIVE_TOLERANCE and _has_another_term(first, second, symbols):
+        return False
     is_natural = any(each.has(sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial) for each in (first, second))
     points = (NATURAL_POINTS if is_natural else POINTS) + (_unforeseen_point(first, second, is_natural),)
     for shift in range(len(points)):
@@ -205,6 +209,25 @@ def _same_at_points(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sym
             return False
         num_real += 1
     return num_real >= MIN_REAL_POINTS or bool(sympy.simplify(first - second).is_zero)
+
+
+def _has_another_term(first: sympy.Expr, second: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> bool:
+    """Whether two polynomials with decimals differ in a coefficient: at the points a term `0.0000000001 x` is within
+    the tolerance. False for what is no small polynomial."""
+    polynomials = []
+    for expression in (first, second):
+        powers = [power.exp for power in expression.atoms(sympy.Pow) if power.free_symbols]
+        is_small = all(power.is_Integer and 0 <= power <= MAX_EXPANDED_POWER for power in powers)
+        if not is_small or expression.count_ops() > MAX_EXPANDED_OPERATIONS or not expression.is_polynomial(*symbols):
+            return False
+        # Decimals as fractions, so that expanding them adds no rounding errors.
+        polynomials.append(sympy.Poly(sympy.nsimplify(expression, rational=True), *symbols))
+    monomials = {monomial for polynomial in polynomials for monomial in polynomial.monoms()}
+    for monomial in monomials:
+        one, other = (polynomial.coeff_monomial(monomial).evalf(DIGITS) for polynomial in polynomials)
+        if not _near(one, other, RELATIVE_TOLERANCE):
+            return True
+    return False
 
 
 def _unforeseen_point(first: sympy.Expr, second: sympy.Expr, is_natural: bool) -> Fraction:

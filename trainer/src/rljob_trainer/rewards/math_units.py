@@ -72,6 +72,20 @@ _SAME_UNIT = {
     "mol": ("mole",),
     "rad": ("radian",),
 }
+_SIZES = {
+    "length": {"mm": "0.001", "cm": "0.01", "m": "1", "km": "1000", "in": "0.0254", "ft": "0.3048", "yd": "0.9144"}
+    | {"mi": "1609.344"},
+    "time": {"ms": "0.001", "s": "1", "min": "60", "h": "3600", "day": "86400", "week": "604800"},
+    "mass": {"mg": "0.001", "g": "1", "kg": "1000", "lb": "453.59237", "oz": "28.349523125"},
+    "volume": {"ml": "0.001", "L": "1"},
+    "money": {"cent": "0.01", "$": "1"},
+    "angle": {"degree": "1", "rad": "57.29577951308232"},
+    "speed": {"m/s": "1", "km/h": "0.2777777777777778", "mph": "0.44704"},
+}
+"""The sizes of units of one dimension, in one of them."""
+_SIZE = {unit: (dimension, Fraction(size)) for dimension, sizes in _SIZES.items() for unit, size in sizes.items()}
+CONVERSION_TOLERANCE = Fraction(1, 50)
+"""The relative tolerance of a conversion: `5 km = 3.1 mi`."""
 _CANONICAL = {spelling: unit for unit, spellings in _SAME_UNIT.items() for spelling in (*spellings, unit)}
 # Units for which both mega and milli are in use, so that case matters; for others, such as `MPa` and `mhz`, it does
 # not.
@@ -165,6 +179,16 @@ def same_unit(first: str, second: str) -> bool:
     if first in _SAME_UNIT and second in _SAME_UNIT:
         return False
     return not set(first.split()).isdisjoint(second.split())
+
+
+def is_conversion(first: Fraction, first_unit: str, second: Fraction, second_unit: str) -> bool:
+    """Whether two numbers with different units are the same amount: `1 km` and `1000 m`."""
+    if first_unit == second_unit or first_unit not in _SIZE or second_unit not in _SIZE:
+        return False
+    (dimension, size), (other_dimension, other_size) = _SIZE[first_unit], _SIZE[second_unit]
+    amounts = first * size, second * other_size
+    difference = abs(amounts[0] - amounts[1])
+    return dimension == other_dimension and difference <= CONVERSION_TOLERANCE * max(map(abs, amounts))
 
 
 def number_in_base(number: Fraction, unit: str) -> Fraction | None:

@@ -16,7 +16,7 @@ from rljob_trainer.rewards.math_text import (
     split_outside_brackets,
     undecorated,
 )
-from rljob_trainer.rewards.math_units import BASE, CURRENCIES, MAGNITUDES, is_known_unit, read_unit
+from rljob_trainer.rewards.math_units import BASE, CURRENCIES, MAGNITUDES, is_conversion, is_known_unit, read_unit
 
 MAX_WORDS = 6
 MAX_DEPTH = 20
@@ -334,6 +334,8 @@ def _equation(text: str) -> Value | None:
         return None
     if any(_is_another_number(_quantity(part), value) for part in parts[:-1]):
         return Expression(text)  # `5 = 4` is false
+    if any(_is_converted(_quantity(part), value) for part in parts[:-1]):
+        return value  # `1 km = 1000 m`, where `km` and `m` are no variables
     if _VARIABLE.fullmatch(undecorated(parts[0])):
         return Assignment(undecorated(parts[0]), value, text)
     if isinstance(value, Quantity) and not re.search(
@@ -348,6 +350,14 @@ def _is_another_number(side: Quantity | None, value: Value) -> bool:
         side is not None
         and isinstance(value, Quantity)
         and (side.unit == value.unit and side.is_exact and value.is_exact and side.number != value.number)
+    )
+
+
+def _is_converted(side: Quantity | None, value: Value) -> bool:
+    return (
+        side is not None
+        and isinstance(value, Quantity)
+        and is_conversion(side.number, side.unit, value.number, value.unit)
     )
 
 

@@ -20,7 +20,6 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from rljob_api.constants import ENGINE_LACKS_MEMORY
 from rljob_api.v1alpha1.model import Lora
 from rljob_trainer.engines.device_memory import distinct_storages
 from rljob_trainer.engines.rollout.base import (
@@ -33,7 +32,7 @@ from rljob_trainer.engines.rollout.base import (
 )
 from rljob_trainer.engines.rollout.response_text import response_decoder
 from rljob_trainer.engines.rollout.select import check_build
-from rljob_trainer.errors import ConfigurationError, ResourceError
+from rljob_trainer.errors import ConfigurationError, DeviceMemoryError, HostMemoryError, ResourceError
 from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.models.adapter_files import write_adapter
 from rljob_trainer.models.tokenizer import Tokenizer
@@ -334,8 +333,9 @@ def _forget_packed_experts(model: torch.nn.Module) -> None:
 def _start_error(error: Exception, settings: VllmSettings) -> Exception:
     text = str(error) or type(error).__name__
     if "memory" in text.lower():
-        return ResourceError(
-            f"spec.training.rollout: {ENGINE_LACKS_MEMORY} ({text}); change cpuKvCache on CPUs (now "
+        kind = HostMemoryError if settings.device_type == "cpu" else DeviceMemoryError
+        return kind(
+            f"spec.training.rollout: vLLM does not have enough memory ({text}); change cpuKvCache on CPUs (now "
             f"{settings.cpu_kv_cache_bytes} bytes) or gpuMemoryUtilization on GPUs (now "
             f"{settings.gpu_memory_utilization}), or reduce maxNumSequences"
         )

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rljob_api.constants import MOMENTS_LACK_MEMORY
 from rljob_trainer.engines.device_memory import local_part, num_storage_bytes
 from rljob_trainer.engines.train.offload import NO_OFFLOAD, OffloadSettings, moments_of
 from rljob_trainer.engines.train.settings import TrainEngineSettings
-from rljob_trainer.errors import ResourceError
+from rljob_trainer.errors import DeviceMemoryError, HostMemoryError
 from rljob_trainer.host_memory import HOST_MEMORY
 from rljob_trainer.observability.memory import MEBIBYTE
 
@@ -113,8 +112,8 @@ def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device:
     check_memory(
         memory.moments_to_come,
         free,
-        f"spec.training.rollout.{field}: {MOMENTS_LACK_MEMORY}, which are beside the rollout "
-        "engine from the second rollout on",
+        f"spec.training.rollout.{field}: there is too little memory for the optimizer's moments, which are beside "
+        "the rollout engine from the second rollout on",
         f"reduce it, or {more}",
         is_shared=device.type == "cpu",
     )
@@ -122,14 +121,16 @@ def check_device_memory(memory: EngineMemory, settings: OffloadSettings, device:
 
 def check_memory(needed: int, available: int | None, wrong: str, advice: str, *, is_shared: bool = True) -> None:
     """Collective. Raises ResourceError on all ranks if ranks need more bytes than are available. With `is_shared` the
-    ranks of a machine share its memory; otherwise each has its own. `available` None (unknown) counts as enough."""
+    ranks of a machine share its memory; otherwise each has its own, that of its device. `available` None (unknown)
+    counts as enough."""
     mine = (socket.gethostname(), needed, available)
     found: list[tuple[str, int, int | None]] = [mine] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     for host, rank_needs, rank_has in found:
         wanted = sum(each for place, each, _ in found if place == host) if is_shared else rank_needs
         if rank_has is not None and wanted > rank_has:
-            raise ResourceError(f"{wrong} (on {host}: {_shown(wanted)} needed, {_shown(rank_has)} available); {advice}")
+            kind = HostMemoryError if is_shared else DeviceMemoryError
+            raise kind(f"{wrong} (on {host}: {_shown(wanted)} needed, {_shown(rank_has)} available); {advice}")
 
 
 def _shown(num_bytes: int) -> str:

@@ -1,0 +1,53 @@
+"""Finds files, folders and modules that the job names and that do not exist, before torch is loaded, which takes
+seconds. What exists is checked in full later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljob_api.v1alpha1.dataset import Dataset
+from rljob_api.v1alpha1.spec import RLJobSpec
+from rljob_trainer.datasets.rows import local_dataset
+from rljob_trainer.source_paths import local_path, looks_local
+from rljob_trainer.user_functions import refuse_missing_module
+
+
+def refuse_missing(spec: RLJobSpec, job_folder: Path) -> None:
+    """Imports nothing of the user. Raises ConfigurationError for the first file, folder or module that is missing."""
+    for where, path in _functions(spec):
+        refuse_missing_module(path, where)
+    for where, dataset in _datasets(spec):
+        local_dataset(dataset, job_folder, where)
+    for where, source in _models(spec):
+        if looks_local(source, job_folder):
+            local_path(source, job_folder, where)
+
+
+def _functions(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    """Field and import path of each of the user's functions."""
+    for index, reward in enumerate(spec.training.rewards):
+        if reward.function is not None:
+            yield f"spec.training.rewards[{index}].function.path (reward {reward.name})", reward.function.path
+    algorithm = spec.training.algorithm
+    if algorithm.advantage.function is not None:
+        yield "spec.training.algorithm.advantage.function.path", algorithm.advantage.function.path
+    if algorithm.loss.function is not None:
+        yield "spec.training.algorithm.loss.function.path", algorithm.loss.function.path
+
+
+def _datasets(spec: RLJobSpec) -> Iterator[tuple[str, Dataset]]:
+    yield "spec.training.dataset", spec.training.dataset
+    if spec.training.evaluation is not None:
+        yield "spec.training.evaluation.dataset", spec.training.evaluation.dataset
+
+
+def _models(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    """Field and source of each model."""
+    yield "spec.training.model.source", spec.training.model.source
+    critic = spec.training.critic
+    if critic is not None and critic.model.source is not None:
+        yield "spec.training.critic.model.source", critic.model.source
+    for index, reward in enumerate(spec.training.rewards):
+        if reward.reward_model is not None:
+            yield f"spec.training.rewards[{index}].rewardModel.source", reward.reward_model.source
