@@ -18,6 +18,7 @@ from rljob_cli.errors import CliError
 from rljob_cli.plan.search import changed_spec
 from rljob_cli.plan.write import changed_text
 from rljob_planner.memory.changes import Change
+from rljob_testing.messages import Mentions
 
 Rljob = Callable[..., tuple[int, str, str]]
 
@@ -51,7 +52,7 @@ NOT_CHECKPOINTED = JOB.replace("      gradientCheckpointing: true   # 80 GB are 
 
 @pytest.fixture(autouse=True)
 def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this user's profiles and caches nor the network say anything."""
+    """Hides this user's profiles, caches and network from the command."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
@@ -86,10 +87,10 @@ def test_the_best_placements_come_with_why_the_others_lose(rljob: Rljob, job: Pa
         if re.match(r"^  ([2-9]|10) +[0-9]", line):
             assert lines[at + 1].startswith("       "), line  # why it is behind
     assert output.splitlines()[-1].startswith("Plan: fits, ")
-    assert output.count("  Not tried: pools of parts of nodes, ") == 1
-    assert "Select nodes for" not in output
+    assert output.count("  Not tried: ") == 1
+    assert "template.nodeSelector" not in output
     output = rljob("plan", str(job), "--cluster", "1x8xH100,1x8xL4", "--search")[1]
-    assert "Select nodes for main H100 in template.nodeSelector" in " ".join(output.split())
+    assert " ".join(output.split()) == Mentions("several GPU types", "main H100", "template.nodeSelector")
 
 
 def test_the_search_is_there_for_programs(rljob: Rljob, job: Path) -> None:
@@ -118,7 +119,7 @@ def test_what_is_written_is_the_plan_that_was_shown(rljob: Rljob, job: Path, tmp
     assert (code, again.splitlines()[-1]) == (0, shown)
     code, _, errors = rljob("plan", str(job), "--cluster", "2x8xH100", "--search", "--write", str(target))
     assert code == 2
-    assert errors == f"error: --write: {target} exists already; give another name\n"
+    assert errors == Mentions("error: --write", str(target), "already exists")
 
 
 def test_a_job_from_a_pipe_is_written_too(rljob: Rljob, job: Path, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_where_nothing_fits_the_nearest_miss_is_tried_again_with_what_would_do(
     arguments = ("plan", str(job), "--cluster", "1x8xL40S", "--search")
     code, output, _ = rljob(*arguments)
     assert code == 1  # the job as it is does not fit
-    assert "Nothing fits on 1x8xL40S: " in output
+    assert output == Mentions("fits on 1x8xL40S")
     assert re.search(r"^The best placements with spec\.training\.\S+: ", output, re.MULTILINE)
     assert re.search(r"^  ~ spec\.training\.\S+: \S+ -> \S+$", output, re.MULTILINE)
     assert output.splitlines()[-1].startswith("Plan: fits with the changes above, ")
@@ -179,16 +180,16 @@ def test_where_nothing_would_do_it_says_the_nearest_miss_and_writes_nothing(
     target = tmp_path / "mapped.yaml"
     code, output, _ = rljob("plan", str(job), "--cluster", "1x8xL4", "--search", "--write", str(target))
     assert code == 1
-    assert "\nNo mapping fits. The nearest miss\n" in output
-    assert "Nothing fits on 1x8xL4: of all mappings" in output
-    assert output.endswith(f"{target}: not written, because no placement that can run fits\n")
+    assert re.search("^No placement fits; the closest one ", output, re.MULTILINE)
+    assert output == Mentions("fits on 1x8xL4")
+    assert output.splitlines()[-1] == Mentions(str(target), "not written")
     assert not target.exists()
 
 
 def test_pools_that_do_not_fit_are_no_hindrance_to_a_search(rljob: Rljob, job: Path) -> None:
     code, output, _ = rljob("plan", str(job), "--cluster", "1x4xH100", "--search")
     assert code == 0
-    assert "as it is" not in output
+    assert "as written" not in output
     assert "  ~ spec.pools[main].gpusPerNode: 8 -> 4\n" in output
 
 
@@ -197,7 +198,7 @@ def test_what_is_wrong_wherever_the_job_is_is_said_in_a_search_too(rljob: Rljob,
     job.write_text(JOB.replace(here, f"      gradientCheckpointingEveryNthLayer: 99\n{here}"))
     code, _, errors = rljob("plan", str(job), "--cluster", "1x4xH100", "--search")
     assert code == 2
-    assert "EveryNthLayer: must be at most the model's layers, 36 (seen 99); lower it" in errors
+    assert errors == Mentions("spec.training.model.gradientCheckpointingEveryNthLayer", "36", "seen 99")
 
 
 @pytest.mark.parametrize("tflops", ["nan", "inf", "0", "-1", "1e300"])
@@ -243,7 +244,7 @@ def test_a_rule_that_would_be_broken_is_said_and_nothing_written() -> None:
     spec = load_job_text(JOB).spec
     [pool] = spec.pools
     uneven = spec.model_copy(update={"pools": (pool.model_copy(update={"nodes": 3, "gpus_per_node": 7}),)})
-    with pytest.raises(CliError, match=r"(?s)^--write: the mapping breaks a rule.*spec.training.batchSize"):
+    with pytest.raises(CliError, match=r"(?s)^--write: nothing was written.*spec.training.batchSize"):
         changed_text(JOB, spec, uneven)
 
 
@@ -252,7 +253,7 @@ def test_what_an_alias_stands_for_is_not_changed_behind_the_users_back() -> None
     spec = load_job_text(text).spec
     ref = spec.roles.ref.model_copy(update={"shard_size": 4})
     other = spec.model_copy(update={"roles": spec.roles.model_copy(update={"ref": ref})})
-    with pytest.raises(CliError, match=r"^--write: .*cannot be changed here \(an alias, perhaps\)"):
+    with pytest.raises(CliError, match=r"^--write: nothing was written.*YAML aliases"):
         changed_text(text, spec, other)
 
 
