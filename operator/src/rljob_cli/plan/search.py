@@ -87,6 +87,7 @@ def search_lines(
         )
     if not found.candidates:
         yield from knob_lines(shown)
+        yield Text()
         yield wrapped(" ".join(found.advice))
     if found.best_today is not None:
         yield Text()
@@ -122,7 +123,7 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
         )
     assumed = " and ".join(f"{change.field}: {change.value}" for change in changes)
     yield Text(f"The best placements{f' with {assumed}' if assumed else ''}", "bold")
-    head, *lines = table(("", "STEP s", "RANGE", "", "GiB", "SUPPORTED", "WHERE"), rows, "  ")
+    head, *lines = table(("", "STEP, s", "RANGE", "", "MEMORY, GiB", "SUPPORTED", "PLACEMENT"), rows, "  ")
     yield head
     for line, candidate in zip(lines, candidates, strict=True):
         yield line

@@ -199,7 +199,7 @@ def knob_lines(plan: Plan) -> Iterator[Text]:
             yield from _knob_lines([plan.nearest_miss])
         return
     effect = "make the job fit" if plan.verdict is Verdict.TOO_LARGE else "give the job more room"
-    yield Text(f"Changes that {effect}; each one is enough", "bold")
+    yield Text(f"Changes that {effect} (each ~ alone is enough)", "bold")
     yield from _knob_lines(plan.knobs[:_MAX_KNOBS])
     if (left := len(plan.knobs) - _MAX_KNOBS) > 0:
         yield Text(f"  {left} more with --json", "dim")
@@ -217,7 +217,7 @@ def _knob_lines(knobs: Sequence[Knob]) -> list[Text]:
         first, *others = [Text(f"~ {each.field}: {each.before} -> {each.value}", "yellow") for each in knob.changes]
         rows.append((first, memory, Text(knob.verdict.value, _STYLES[knob.verdict]), step))
         rows += [(Text(f" {text.plain[1:]}", "yellow"), "", "", "") for text in others]
-    return table(("CHANGE", "GiB", "", "STEP, s"), rows, "  ")
+    return table(("CHANGE", "MEMORY, GiB", "", "STEP, s"), rows, "  ")
 
 
 def last_line(plan: Plan, condition: str = "") -> Text:
