@@ -78,7 +78,7 @@ def test_the_best_placements_come_with_why_the_others_lose(rljob: Rljob, job: Pa
     code, output, errors = rljob("plan", str(job), "--cluster", "2x8xH100", "--search")
     assert (code, errors) == (0, "")
     assert output.startswith("grpo: 16 GPUs (2x8xH100)\n")
-    rows = re.findall(r"^  (\d+) +([0-9.,]+)  [0-9.,]+ to [0-9.,]+ .*(yes|no) +(\S.*)$", output, re.MULTILINE)
+    rows = re.findall(r"^  (\d+) +([0-9.,]+) +[0-9.,]+ to [0-9.,]+ .*(yes|no) +(\S.*)$", output, re.MULTILINE)
     assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
     assert 3 <= len(rows) <= 10
     assert any(runs == "no" for _, _, runs, _ in rows)
