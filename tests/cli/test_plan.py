@@ -1,4 +1,4 @@
-"""`rljob plan` of a job file: what is shown, exit codes, and what it refuses."""
+"""`rljob plan` of a job file: output, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def replaced(job: Path, *changes: tuple[str, str]) -> str:
     return str(job)
 
 
-def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, job: Path) -> None:
+def test_the_output_for_a_job_that_fits_ends_with_a_summary(rljob: Rljob, job: Path) -> None:
     code, output, errors = rljob("plan", str(job), "--cluster", "4x8xH100")
     assert (code, errors) == (0, "")
     lines = output.splitlines()
@@ -92,7 +92,7 @@ def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, jo
     )
 
 
-def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> None:
+def test_parts_in_the_json_document_add_up_to_the_total(rljob: Rljob, job: Path) -> None:
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--json")
     assert code == 0
     plan = json.loads(output)
@@ -119,7 +119,7 @@ def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> Non
     assert [phase["phase"] for phase in phases][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
 
 
-def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob, job: Path) -> None:
+def test_a_job_that_does_not_fit_exits_with_1_and_lists_changes(rljob: Rljob, job: Path) -> None:
     file = replaced(job, (", gradientCheckpointing: true", ""))
     code, output, _ = rljob("plan", file, "--gpu", "L40S")
     assert code == 1
@@ -138,7 +138,7 @@ def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob
     assert rljob("plan", changed, "--gpu", "L40S")[0] == 0
 
 
-def test_an_engine_without_room_for_a_sequence_says_what_it_lacks(rljob: Rljob, job: Path) -> None:
+def test_a_kv_cache_too_small_for_one_sequence_is_reported(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("groupSize: 8", "groupSize: 8, gpuMemoryUtilization: 0.1"))
     code, output, _ = rljob("plan", file, "--gpu", "H100")
     assert code == 1
@@ -163,7 +163,7 @@ def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> N
     assert [part for phase in plan["phases"]["main"] for part in phase["parts"] if not part["formula"]] == []
 
 
-def test_explain_says_the_speed_of_cores_as_it_is(rljob: Rljob, job: Path) -> None:
+def test_explain_shows_the_speed_of_cpu_cores(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("nodes: 1, gpusPerNode: 8", "nodes: 1, gpusPerNode: 1"))
     _, output, _ = rljob("plan", file, "--gpu", "cpu", "--explain")
     assert re.search(r" / \(1 x [0-9.]*[1-9][0-9.]* TFLOP/s\)", output)
@@ -171,7 +171,7 @@ def test_explain_says_the_speed_of_cores_as_it_is(rljob: Rljob, job: Path) -> No
     assert "GPU's" not in output
 
 
-def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
+def test_the_help_has_examples_and_required_arguments(rljob: Rljob) -> None:
     code, output, _ = rljob("plan", "--help")
     assert code == 0
     words = " ".join(output.replace("│", " ").split())
@@ -184,7 +184,7 @@ def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
         assert said in words
 
 
-def test_where_the_constants_are_from_is_said(rljob: Rljob, job: Path, tmp_path: Path) -> None:
+def test_the_origin_of_the_constants_is_printed(rljob: Rljob, job: Path, tmp_path: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
     assert re.search(r"^  constants    defaults; rljob plan --calibrate FOLDER ", output, re.MULTILINE)
     profile = tmp_path / "H100.json"
@@ -193,7 +193,7 @@ def test_where_the_constants_are_from_is_said(rljob: Rljob, job: Path, tmp_path:
     assert "  constants    calibrated by runs/x\n" in output
 
 
-def test_means_that_are_given_are_shown_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
+def test_given_means_are_printed_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
     assert output == Mentions("half of their limit", "--mean-response")
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
@@ -210,7 +210,7 @@ def test_means_that_are_given_are_shown_and_shorter_responses_are_faster(rljob: 
     assert (code, errors) == (2, Mentions("--mean-response", "3072", "seen 9000"))
 
 
-def test_pools_of_several_kinds_have_a_table_each(rljob: Rljob, job: Path) -> None:
+def test_pools_with_different_gpu_types_have_a_table_each(rljob: Rljob, job: Path) -> None:
     job.write_text(TWO_POOLS)
     code, output, _ = rljob("plan", str(job), "--cluster", "1x8xH200,1x8xL40S")
     assert code == 0
@@ -224,7 +224,7 @@ def test_pools_of_several_kinds_have_a_table_each(rljob: Rljob, job: Path) -> No
     )
 
 
-def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
+def test_an_unknown_gpu_type_can_be_described(rljob: Rljob, job: Path) -> None:
     three = ("--gpu-memory", "79.1Gi", "--gpu-tflops", "989", "--gpu-bandwidth", "3350")
     code, output, _ = rljob("plan", str(job), *three, "--gpu", "mine")
     assert code == 0
@@ -243,12 +243,12 @@ def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
         ("karpenter.k8s.aws/instance-gpu-name: h100", "H100"),
     ],
 )
-def test_labels_of_kinds_are_those_that_the_operator_knows(rljob: Rljob, job: Path, label: str, kind: str) -> None:
+def test_gpu_labels_are_those_of_the_operator(rljob: Rljob, job: Path, label: str, kind: str) -> None:
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{nodeSelector: {{{label}}}}}}}"))
     assert rljob("plan", file)[1].startswith(f"grpo: 8 GPUs (1x8x{kind}, from the pools' nodeSelector)\n")
 
 
-def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> None:
+def test_the_gpu_type_comes_from_the_node_selector(rljob: Rljob, job: Path) -> None:
     selector = "template: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}}"
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, {selector}}}"))
     code, output, _ = rljob("plan", file)
@@ -267,10 +267,8 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
     assert "! pool main: its nodeSelector or affinity selects A100-80, but this plan uses H100" in output
 
 
-def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_the_operator(
-    rljob: Rljob, job: Path
-) -> None:
-    """Of two kinds the larger one, or that which the cluster has."""
+def test_the_gpu_type_comes_from_the_required_node_affinity(rljob: Rljob, job: Path) -> None:
+    """Of two allowed types, the one with more memory, or the one that the cluster has."""
     kinds = "{key: nvidia.com/gpu.product, operator: In, values: [NVIDIA-L4, NVIDIA-H200]}"
     required = (
         f"{{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: [{kinds}]}}]}}}}"
@@ -285,20 +283,22 @@ def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_
     assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
 
 
-def test_a_tight_job_that_nothing_gives_more_room_is_not_said_not_to_fit() -> None:
+def test_a_tight_job_without_helpful_changes_is_not_reported_as_too_large() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     plan = plan_of(job, samples.placement(samples.one_pool(job)), with_knobs=False)
     assert (plan.verdict, plan.knobs) == (Verdict.TIGHT, ())
     assert [str(line) for line in knob_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
 
 
-def test_a_label_of_a_kind_that_is_not_known_is_not_passed_over(rljob: Rljob, job: Path) -> None:
+def test_a_label_with_an_unknown_gpu_type_is_an_error(rljob: Rljob, job: Path) -> None:
     label = "template: {nodeSelector: {nvidia.com/gpu.product: Some-New-One}}"
     code, _, errors = rljob("plan", replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, {label}}}")))
     assert (code, errors) == (2, Mentions("error: spec.pools main", "label", "seen 'Some-New-One'"))
 
 
-def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machines_gpus_are_used_last(
+    rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -338,7 +338,7 @@ def test_examples_are_planned_for_cpus_and_gpus(rljob: Rljob, name: str) -> None
         (("--from-run", "x"), ("error: rljob plan", "FILE, --from-run, --calibrate", "seen FILE and --from-run")),
     ],
 )
-def test_wrong_options_are_one_line_each(
+def test_wrong_options_give_one_line_of_error(
     rljob: Rljob, job: Path, arguments: tuple[str, ...], facts: tuple[str, ...]
 ) -> None:
     code, output, errors = rljob("plan", str(job), *arguments)
@@ -346,7 +346,7 @@ def test_wrong_options_are_one_line_each(
     assert errors.count("\n") == 1
 
 
-def test_layouts_that_do_not_divide_are_refused(rljob: Rljob, job: Path) -> None:
+def test_layouts_that_do_not_divide_are_rejected(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("  training:\n", "  roles: {rollout: {tensorParallel: 8}}\n  training:\n"))
     replaced(job, ("Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B"))
     code, _, errors = rljob("plan", file, "--gpu", "H100")
@@ -356,14 +356,14 @@ def test_layouts_that_do_not_divide_are_refused(rljob: Rljob, job: Path) -> None
     )
 
 
-def test_a_file_that_is_no_valid_job_is_refused_with_its_line(rljob: Rljob, job: Path) -> None:
+def test_an_invalid_job_file_is_rejected_with_the_line(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("batchSize: 64", "batchSize: 63"), ("groupSize: 8", "groupSize: 3"))
     code, output, errors = rljob("plan", file, "--gpu", "H100")
     assert (code, output) == (2, "")
     assert f"{job}:9:16: spec.training.batchSize: " in errors
 
 
-def test_without_a_file_it_says_what_it_wants(rljob: Rljob) -> None:
+def test_without_a_file_or_a_run_the_choices_are_listed(rljob: Rljob) -> None:
     code, output, errors = rljob("plan")
     assert (code, output, errors) == (
         2,

@@ -1,4 +1,4 @@
-"""`rljob plan --from-run` and `--calibrate`: a run's folder read, shown beside its plan, and kept as a profile."""
+"""`rljob plan --from-run` compares a run with its plan; `--calibrate` writes a profile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MEBIBYTE = 2**20
 
 
 def step_row(step: int, seconds: float = 0.3, **others: float) -> dict[str, float]:
-    """Of metrics.jsonl. Of the seconds 0.6 are generation, 0.3 the update."""
+    """A line of metrics.jsonl. Generation takes 0.6 of the seconds, the update 0.3."""
     return {
         "step": step,
         "wall_time": 1_700_000_000.0 + step,
@@ -72,7 +72,7 @@ def step_row(step: int, seconds: float = 0.3, **others: float) -> dict[str, floa
 
 
 def write_run(folder: Path, rows: Sequence[dict[str, float]] | None = None, job: str = JOB) -> Path:
-    """The run's folder with everything that it needs."""
+    """Writes the folder of a run: model, job and metrics."""
     model = folder / "model"
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
@@ -85,12 +85,12 @@ def write_run(folder: Path, rows: Sequence[dict[str, float]] | None = None, job:
 
 @pytest.fixture(autouse=True)
 def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Those of a user who has none."""
+    """The folder of a user's profiles; it does not exist yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "rljob" / "profiles"
 
 
-def test_a_run_is_shown_beside_its_plan(rljob: Rljob, tmp_path: Path) -> None:
+def test_a_run_is_compared_with_its_plan(rljob: Rljob, tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "demo")
     code, shown, errors = rljob("plan", "--from-run", str(run))
     assert (code, errors) == (0, "")
@@ -102,8 +102,8 @@ def test_a_run_is_shown_beside_its_plan(rljob: Rljob, tmp_path: Path) -> None:
     assert re.search(r"^  process +", shown, re.MULTILINE)
 
 
-def test_a_profile_makes_the_prediction_that_of_the_machine(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
-    """Kept where the next plan finds it, without a word about it."""
+def test_after_calibration_plans_predict_the_measured_times(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
+    """The next plan finds the profile without an option."""
     run = write_run(tmp_path / "runs" / "demo")
     code, shown, _ = rljob("plan", "--calibrate", str(run))
     assert code == 0
@@ -123,7 +123,7 @@ def test_a_profile_makes_the_prediction_that_of_the_machine(rljob: Rljob, tmp_pa
     assert f"  predicted with constants calibrated by {run}\n" in rljob("plan", "--from-run", str(run))[1]
 
 
-def test_a_profile_of_another_name_is_used_where_it_is_named(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
+def test_a_profile_in_another_file_is_used_only_if_it_is_named(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
     run, file = write_run(tmp_path / "runs" / "demo"), tmp_path / "mine.json"
     assert rljob("plan", "--calibrate", str(run), "--calibrate", str(run), "--profile", str(file))[0] == 0
     assert not profiles.exists()
@@ -131,8 +131,8 @@ def test_a_profile_of_another_name_is_used_where_it_is_named(rljob: Rljob, tmp_p
     assert run_report(PlanOptions(from_run=run)).constants == "defaults"
 
 
-def test_changes_are_proposed_with_their_gain_and_the_place_in_the_documents(rljob: Rljob, tmp_path: Path) -> None:
-    """16 sequences at once of 512 responses."""
+def test_suggested_changes_have_their_gain_and_a_section_of_the_documentation(rljob: Rljob, tmp_path: Path) -> None:
+    """The engine decodes 16 of 512 responses at the same time."""
     run = write_run(tmp_path / "runs" / "demo", job=JOB.replace("maxNumSequences: 512", "maxNumSequences: 16"))
     code, shown, _ = rljob("plan", "--from-run", str(run))
     assert code == 0
@@ -145,7 +145,7 @@ def test_changes_are_proposed_with_their_gain_and_the_place_in_the_documents(rlj
     assert dict(first.phases)["generate"] == pytest.approx(first.gain)
 
 
-def test_what_is_no_number_among_metrics_is_passed_over(tmp_path: Path) -> None:
+def test_metrics_that_are_no_numbers_are_skipped(tmp_path: Path) -> None:
     """The trainer writes null for NaN and infinity."""
     run = write_run(tmp_path / "runs" / "demo")
     text = (run / "metrics.jsonl").read_text().splitlines()
@@ -156,7 +156,7 @@ def test_what_is_no_number_among_metrics_is_passed_over(tmp_path: Path) -> None:
     assert "reward" not in facts.steps[1].phases
 
 
-def test_a_run_that_goes_on_may_have_half_a_line(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_of_metrics_is_skipped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "demo")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "timing_s/st')
@@ -182,7 +182,7 @@ def edited(run: Path, name: str, text: str | None) -> Path:
         ("model/config.json", None, ("spec.training.model.source", "'./model' does not exist")),
     ],
 )
-def test_what_a_folder_lacks_is_said_in_a_line(
+def test_a_missing_or_damaged_file_of_a_run_gives_one_line_of_error(
     rljob: Rljob, tmp_path: Path, name: str, text: str | None, facts: tuple[str, ...]
 ) -> None:
     run = edited(write_run(tmp_path / "runs" / "demo"), name, text)
@@ -192,7 +192,7 @@ def test_what_a_folder_lacks_is_said_in_a_line(
         assert len(errors.strip().splitlines()) == 1
 
 
-def test_what_is_no_run_is_refused(rljob: Rljob, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_rejected(rljob: Rljob, tmp_path: Path) -> None:
     code, _, errors = rljob("plan", "--from-run", str(tmp_path / "nothing"))
     assert (code, errors) == (2, Mentions("nothing", "is not a folder", "runs/NAME"))
     code, _, errors = rljob("plan", "--from-run", str(tmp_path))
@@ -201,7 +201,7 @@ def test_what_is_no_run_is_refused(rljob: Rljob, tmp_path: Path) -> None:
     assert (code, errors) == (2, Mentions("error: --json", "job file"))
 
 
-def test_a_run_of_too_few_steps_calibrates_nothing(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
+def test_a_run_with_too_few_steps_is_not_used_for_calibration(rljob: Rljob, tmp_path: Path, profiles: Path) -> None:
     run = write_run(tmp_path / "runs" / "demo", [step_row(1), step_row(2)])
     code, _, errors = rljob("plan", "--calibrate", str(run))
     assert (code, errors) == (2, Mentions(f"{run}", "2", "steps"))
@@ -209,10 +209,10 @@ def test_a_run_of_too_few_steps_calibrates_nothing(rljob: Rljob, tmp_path: Path,
 
 
 @pytest.mark.parametrize("factor", [1e9, 1e-9])
-def test_a_run_that_no_machine_explains_calibrates_nothing(
+def test_a_run_with_impossible_times_is_not_used_for_calibration(
     rljob: Rljob, tmp_path: Path, profiles: Path, factor: float
 ) -> None:
-    """The fit moves constants by so much and no more, and is then still far from the run's own step."""
+    """The fit keeps constants within bounds, so its prediction stays far from the measured step."""
     run = write_run(tmp_path / "runs" / "demo", [step_row(step, 0.3 * factor) for step in range(1, 6)])
     code, shown, errors = rljob("plan", "--calibrate", str(run))
     assert (code, shown) == (2, "")
@@ -221,8 +221,8 @@ def test_a_run_that_no_machine_explains_calibrates_nothing(
     assert not profiles.exists()
 
 
-def test_a_run_on_gpus_wants_their_kind(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kind that is named but was not there is refused."""
+def test_a_run_on_gpus_needs_their_type(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU type that contradicts the metrics is rejected."""
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
     rows = [step_row(step, **{"memory/other_bytes_max": 1e9}) for step in range(1, 6)]
     run = write_run(tmp_path / "runs" / "demo", rows)
@@ -271,7 +271,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"constants": [1]}, "constants: is not valid"),
     ],
 )
-def test_a_profile_that_is_not_understood_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_a_profile_with_an_invalid_value_is_rejected(tmp_path: Path, change: dict[str, object], message: str) -> None:
     file = tmp_path / "profile.json"
     write_profile(file, Profile("H100", Constants(), ("runs/x",), "2026-01-31T12:00:00Z"))
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -279,7 +279,7 @@ def test_a_profile_that_is_not_understood_is_refused(tmp_path: Path, change: dic
         read_profile(file)
 
 
-def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_profile_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     with pytest.raises(CliError, match=r"cannot be read \(No such file or directory\); check --profile"):
         read_profile(file)
@@ -289,7 +289,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_section_that_advice_names_is_in_the_documents() -> None:
-    """Advice and findings say where to read on; fields of the job are named as they are in the page."""
+    """Advice and findings name sections of docs/tuning.md."""
     page = (REPOSITORY / "docs/tuning.md").read_text()
     headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}
     findings = (REPOSITORY / "operator/src/rljob_planner/advice/tuning.py").read_text()

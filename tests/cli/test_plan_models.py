@@ -1,4 +1,4 @@
-"""`rljob plan` learns a model's shape from wherever it is: a folder, a package, the hub's cache, the hub itself."""
+"""`rljob plan` finds a model's shape in a folder, a package, the hub's cache, the table of models, or on the hub."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def written(folder: Path, config: object = CONFIG) -> Path:
 
 @dataclass
 class Hub:
-    """A hub with one model, and what it was asked."""
+    """A hub with one model. It records the path and the authorization of each request."""
 
     url: str = ""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Hub:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """The hub that this machine asks; nothing is in its cache."""
+    """Starts the hub and points the settings to it, with an empty cache."""
     found = Hub()
 
     class Handler(QuietHandler):
@@ -139,7 +139,7 @@ def test_a_model_of_the_table_needs_no_network(hub: Hub, tmp_path: Path) -> None
     assert hub.asked == []
 
 
-def test_the_hub_is_asked_for_others(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_models_are_read_from_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = find_shape(source("me/mine"), tmp_path)
     assert (found.shape.num_parameters, found.origin) == (PARAMETERS, "from its config.json on the hub")
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -148,7 +148,7 @@ def test_the_hub_is_asked_for_others(hub: Hub, tmp_path: Path, monkeypatch: pyte
     assert hub.asked == [(path, None), (path, "Bearer secret")]
 
 
-def test_what_the_hub_does_not_give_is_said(hub: Hub, tmp_path: Path) -> None:
+def test_refusals_of_the_hub_are_reported(hub: Hub, tmp_path: Path) -> None:
     assert error_of("me/other", tmp_path, "v2") == Mentions(FIELD, "'me/other'", "HTTP 404", "--model-config FILE")
     assert hub.asked[-1][0] == "/me/other/resolve/v2/config.json"
     assert error_of("me/closed", tmp_path) == Mentions("HTTP 401", "set HF_TOKEN", "--model-config FILE")
@@ -158,13 +158,13 @@ def test_what_the_hub_does_not_give_is_said(hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_a_hub_with_troubles_of_its_own_is_not_taken_for_one_without_the_model(tmp_path: Path, code: int) -> None:
+def test_server_errors_of_the_hub_are_not_reported_as_a_missing_model(tmp_path: Path, code: int) -> None:
     facts = (f"'me/code-{code}'", f"HTTP {code}", "try again later", "--model-config FILE")
     assert error_of(f"me/code-{code}", tmp_path) == Mentions(*facts)
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_hub_of_another_kind_is_said(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_of("me/garbage", tmp_path) == Mentions("hub", "garbage", "--model-config FILE")
     monkeypatch.setattr(plan_models, "HUB_SECONDS", 0.3)
     assert error_of("me/slow", tmp_path) == Mentions("hub", "timed out", "--model-config FILE")
@@ -173,7 +173,7 @@ def test_a_hub_of_another_kind_is_said(hub: Hub, tmp_path: Path, monkeypatch: py
     assert len(hub.asked) == 2
 
 
-def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert error_of("me/mine", tmp_path) == Mentions("hub", "Connection refused", "--model-config FILE")
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
@@ -183,7 +183,7 @@ def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("hub")
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_and_damaged_models_are_rejected(tmp_path: Path) -> None:
     missing = f"looked for {tmp_path}/mine/config.json"
     assert error_of("./mine", tmp_path) == Mentions(FIELD, "'./mine'", "does not exist", missing)
     assert error_of("package://nowhere/model", tmp_path) == Mentions(FIELD, "'nowhere'", "not installed")
@@ -207,7 +207,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_config_that_is_named_is_that_of_the_policy_alone(tmp_path: Path) -> None:
+def test_model_config_is_for_the_policys_source_only(tmp_path: Path) -> None:
     file = written(tmp_path / "somewhere")
     sources = {
         Role.ACTOR: source("me/other"),

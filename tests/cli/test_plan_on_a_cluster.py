@@ -1,4 +1,4 @@
-"""`rljob plan --from-cluster`: the GPUs of the nodes that a real API server knows."""
+"""`rljob plan --from-cluster` reads GPUs from the nodes of a real API server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def add_node(apiserver: ApiServer) -> Iterator[AddNode]:
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_nodes_say_how_many_gpus_they_have_and_their_labels_which(rljob: Rljob, job: str, add_node: AddNode) -> None:
+def test_gpus_are_counted_by_node_and_typed_by_label(rljob: Rljob, job: str, add_node: AddNode) -> None:
     add_node("gpu-a", "8", "NVIDIA-H100-80GB-HBM3")
     add_node("gpu-b", "8", "NVIDIA-H100-80GB-HBM3")
     add_node("gpu-c", "4", "NVIDIA-L4")
@@ -73,7 +73,7 @@ def test_nodes_say_how_many_gpus_they_have_and_their_labels_which(rljob: Rljob, 
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_a_mapping_on_nodes_of_several_kinds_says_which_it_means(
+def test_a_written_job_selects_nodes_if_the_cluster_has_several_gpu_types(
     rljob: Rljob, job: str, add_node: AddNode, tmp_path: Path
 ) -> None:
     add_node("gpu-a", "8", "NVIDIA-H100-80GB-HBM3")
@@ -90,7 +90,7 @@ def test_a_mapping_on_nodes_of_several_kinds_says_which_it_means(
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_the_kind_of_nodes_without_a_label_is_asked_for(rljob: Rljob, job: str, add_node: AddNode) -> None:
+def test_nodes_without_a_label_need_the_gpu_option(rljob: Rljob, job: str, add_node: AddNode) -> None:
     add_node("gpu-a", "8", None)
     add_node("gpu-b", "8", None)
     code, _, errors = rljob("plan", job, "--from-cluster")
@@ -99,12 +99,12 @@ def test_the_kind_of_nodes_without_a_label_is_asked_for(rljob: Rljob, job: str, 
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_a_cluster_without_gpus_is_said_to_be_one(rljob: Rljob, job: str) -> None:
+def test_a_cluster_without_gpus_is_an_error(rljob: Rljob, job: str) -> None:
     code, _, errors = rljob("plan", job, "--from-cluster")
     assert (code, errors) == (2, Mentions("error: --from-cluster", "nvidia.com/gpu", "--cluster", "4x8xH100"))
 
 
-def test_whoever_may_not_list_nodes_is_told_what_needs_no_right(
+def test_without_permission_to_list_nodes_the_error_names_the_cluster_option(
     job_cluster: JobCluster, rljob: Rljob, job: str
 ) -> None:
     server, namespace = job_cluster.server, job_cluster.namespace
