@@ -33,9 +33,9 @@ class PlannerOptions:
 def read_planner_options() -> PlannerOptions:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Compares the predictions of rljob plan with measurements.")
-    parser.add_argument("--quick", action="store_true", help="skip the runs on this machine, and the slow cases of the memory tracker")
+    parser.add_argument("--quick", action="store_true", help="skip runs on this machine and slow cases")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs on this machine in this folder, and reuse those that are there")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep and reuse runs on this machine here")
     chosen = parser.parse_args()
     return PlannerOptions(chosen.quick, chosen.json, chosen.runs)
 
