@@ -138,7 +138,7 @@ def test_suggested_changes_have_their_gain_and_a_section_of_the_documentation(rl
     assert code == 0
     assert "~ spec.training.rollout.maxNumSequences: 16 -> " in shown
     assert '"sequences at once" in docs/tuning.md' in shown
-    assert shown.splitlines()[-1].startswith("Advice: spec.training.rollout.maxNumSequences: ")
+    assert shown.splitlines()[-1].startswith("Advice: set spec.training.rollout.maxNumSequences: ")
     first = run_report(PlanOptions(from_run=run)).advice[0]
     assert first.change.field == "spec.training.rollout.maxNumSequences"
     assert first.gain > 0

@@ -106,7 +106,7 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
     if report.together:
         changes = ", ".join(f"{each.change.field}: {each.change.value}" for each in report.together)
         after = report.together[-1].step.likely
-        line.append(f"{changes} -> {number(after)} s per step instead of {number(before)} s, as predicted")
+        line.append(f"set {changes}; predicted: {number(after)} s per step instead of {number(before)} s")
     else:
         line.append("no change makes a step at least 1 % shorter without affecting learning or adding GPUs.")
     yield line
