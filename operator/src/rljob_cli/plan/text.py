@@ -66,7 +66,7 @@ def plan_body(plan: Plan, *, explain: bool) -> Iterator[Text]:
         for line, phase in zip(rows, phases, strict=True):
             yield line
             for part in phase.parts if explain else ():
-                yield Text(f"      {part.owner:24} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
+                yield Text(f"      {part.owner:28} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
     yield Text()
     yield from _time_lines(plan, explain=explain)
     for note in plan.notes:
