@@ -1,9 +1,9 @@
-"""What `rljob plan` says, beside what was measured: published runs, torch's memory tracker, runs on this machine.
+"""Compares what `rljob plan` predicts with what was measured: published runs, torch's memory tracker, runs here.
 
     PYTHONPATH=tests/support python bench/planner.py [--quick] [--json PATH] [--runs FOLDER]
 
-The planner is arithmetic, so most of this takes seconds and no GPU. verl has no part in it; some of the published runs
-are its. Runs on this machine take half an hour or more on two cores; those that `--runs` has are not made again.
+No part needs a GPU. Published runs and the search take seconds, the memory tracker minutes. Runs on this machine take
+half an hour or more on two cores; with `--runs FOLDER` they are kept, and not repeated by the next start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rljob_bench.report import Report
 
 @dataclass(frozen=True)
 class PlannerOptions:
-    """What was asked for."""
+    """The options of the command line."""
 
     is_quick: bool
     json_path: Path | None
@@ -31,17 +31,17 @@ class PlannerOptions:
 
 
 def read_planner_options() -> PlannerOptions:
-    """From the command line."""
-    parser = argparse.ArgumentParser(description="What the planner says, beside what was measured.")
-    parser.add_argument("--quick", action="store_true", help="without runs on this machine")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs on this machine there")
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description="Compares the predictions of rljob plan with measurements.")
+    parser.add_argument("--quick", action="store_true", help="skip runs on this machine and slow cases")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep and reuse runs on this machine here")
     chosen = parser.parse_args()
     return PlannerOptions(chosen.quick, chosen.json, chosen.runs)
 
 
 def main() -> None:
-    """The program."""
+    """Prints and writes the report. Returns normally also if a bar is missed; the report says so."""
     options = read_planner_options()
     report = Report("bench/planner.py", installed_versions(("torch",)))
     if options.is_quick:

@@ -93,7 +93,7 @@ def test_pools_of_unknown_gpus_are_not_named_as_the_fullest() -> None:
 
 def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_named() -> None:
     lines = explained("ApplicationError", ErrorCause.DEVICE_MEMORY, {}, {})
-    assert lines == ["  `rljob plan FILE --gpu KIND` shows what uses memory and which field to change"]
+    assert lines == ["  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change"]
 
 
 def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() -> None:

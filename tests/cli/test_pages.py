@@ -21,8 +21,8 @@ from rljob_api.job_file import load_job_file
 from rljob_testing.cli.job_cluster import JobCluster, Json
 from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
 
-README, QUICKSTART, TUTORIAL = (
-    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
+README, QUICKSTART, TUTORIAL, PLANNING = (
+    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md", "docs/planning.md")
 )
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
 PARTS_OF_JOBS = [
@@ -137,6 +137,14 @@ def test_checking_the_first_jobs(compare: Compare, tmp_path: Path) -> None:
     compare(QUICKSTART, "A job of your own")
     (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text().replace("  steps: 24", "  stepss: 24"))
     compare(QUICKSTART, "Mistakes")
+
+
+def test_a_first_plan(compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # this user's profiles
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    for block in blocks(PLANNING, "yaml"):
+        (tmp_path / f"{yaml.load(block.text)['metadata']['name']}.yaml").write_text(block.text)
+    compare(PLANNING, "A first plan")
 
 
 def ago(seconds: int) -> str:

@@ -1,4 +1,4 @@
-"""`rljob plan` of a job file: what is shown, exit codes, and what it refuses."""
+"""`rljob plan` of a job file: output, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rljob_cli.plan.text import knob_lines
 from rljob_planner.constants import Constants
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict
+from rljob_testing.messages import Mentions
 from rljob_testing.planner import samples
 from rljob_testing.settings import inherited_environment
 
@@ -47,7 +48,7 @@ TWO_POOLS = JOB.replace(
 
 @pytest.fixture(autouse=True)
 def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this user's profiles and caches nor the network say anything."""
+    """Hides this user's profiles, caches and network from the command."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -71,7 +72,7 @@ def replaced(job: Path, *changes: tuple[str, str]) -> str:
     return str(job)
 
 
-def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, job: Path) -> None:
+def test_the_output_for_a_job_that_fits_ends_with_a_summary(rljob: Rljob, job: Path) -> None:
     code, output, errors = rljob("plan", str(job), "--cluster", "4x8xH100")
     assert (code, errors) == (0, "")
     lines = output.splitlines()
@@ -79,19 +80,19 @@ def test_a_job_that_fits_is_shown_with_its_last_line_as_the_sum(rljob: Rljob, jo
     assert lines[1] == "  actor        Qwen/Qwen3-4B, 4.02 billion parameters (known model)"
     assert lines[2] == "  step         64 prompts x 8 responses, 1 update"
     assert "  pool main    actor+rollout+ref on 1x8 H100" in lines
-    assert "Memory of one GPU, GiB" in lines
+    assert "Memory of the fullest GPU, GiB" in lines
     for phase in ("engine start", "first wake-up", "later wake-ups", "weight sync", "update", "checkpoint"):
         assert re.search(rf"^  {phase} +[0-9.]+ +78\.4  fits", output, re.MULTILINE), phase
     for phase in ("weight_sync", "generate", "ref", "update_actor", "step"):
         assert re.search(rf"^  {phase} +[0-9.]+ +[0-9.]+ to [0-9.]+ ", output, re.MULTILINE), phase
     assert re.fullmatch(
-        r"Plan: fits, [0-9.]+ of 78\.4 GiB in [a-z -]+; a step [0-9.]+ s \([0-9.]+ to [0-9.]+\); 100 steps \w+,"
+        r"Plan: fits, [0-9.]+ of 78\.4 GiB in [a-z -]+; [0-9.]+ s per step \([0-9.]+ to [0-9.]+\); 100 steps in \w+,"
         r" [0-9.]+ GPU-hours",
         lines[-1],
     )
 
 
-def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> None:
+def test_parts_in_the_json_document_add_up_to_the_total(rljob: Rljob, job: Path) -> None:
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--json")
     assert code == 0
     plan = json.loads(output)
@@ -118,12 +119,12 @@ def test_parts_add_up_to_what_is_said_to_be_used(rljob: Rljob, job: Path) -> Non
     assert [phase["phase"] for phase in phases][:3] == ["ENGINE_START", "FIRST_WAKE", "LATER_WAKE"]
 
 
-def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob, job: Path) -> None:
+def test_a_job_that_does_not_fit_exits_with_1_and_lists_changes(rljob: Rljob, job: Path) -> None:
     file = replaced(job, (", gradientCheckpointing: true", ""))
     code, output, _ = rljob("plan", file, "--gpu", "L40S")
     assert code == 1
     assert re.search(r"^  update +[0-9.]+ +43\.7  [0-9.]+ too much", output, re.MULTILINE)
-    assert "What would make it fit, each worked out anew\n" in output
+    assert re.search(r"^Changes that make the job fit", output, re.MULTILINE)
     assert "~ spec.training.model.gradientCheckpointing: false -> true" in output
     assert output.splitlines()[-1].startswith("Plan: does not fit, ")
     plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
@@ -137,13 +138,13 @@ def test_a_job_that_does_not_fit_ends_with_1_and_says_what_would_do(rljob: Rljob
     assert rljob("plan", changed, "--gpu", "L40S")[0] == 0
 
 
-def test_an_engine_without_room_for_a_sequence_says_what_it_lacks(rljob: Rljob, job: Path) -> None:
+def test_a_kv_cache_too_small_for_one_sequence_is_reported(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("groupSize: 8", "groupSize: 8, gpuMemoryUtilization: 0.1"))
     code, output, _ = rljob("plan", file, "--gpu", "H100")
     assert code == 1
     # 4.02e9 weights of two bytes are 7.5 GiB, a tenth of 79.1 GiB is 7.9: with its context the engine has no cache.
-    assert re.search(r"^  engine start +[0-9.]+ +78\.4  KV cache [0-9.]+ short ", output, re.MULTILINE)
-    assert re.search(r"^Plan: does not fit, in engine start the KV cache is [0-9.]+ GiB short; ", output, re.M)
+    assert re.search(r"^  engine start +[0-9.]+ +78\.4  KV cache [0-9.]+ too small ", output, re.MULTILINE)
+    assert re.search(r"^Plan: does not fit, the KV cache is [0-9.]+ GiB too small in engine start; ", output, re.M)
     plan = json.loads(rljob("plan", file, "--gpu", "H100", "--json")[1])
     assert plan["phases"]["main"][0]["lacks"] > 2 * 2**30
 
@@ -154,23 +155,23 @@ def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> N
     assert code == 0
     assert "8 x 4.022e+09 / 8" not in short
     assert re.search(r"^      actor moments +3\.75  8 x 4.022e\+09 / 8$", output, re.MULTILINE)  # 4.022e9 bytes
-    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes each, 4 in sums over ranks, at ", output, re.M)
-    assert re.search(r"^      actor activations +[0-9.]+  16,384 tokens x [0-9,]+ at the ", output, re.MULTILINE)
-    assert "35% of the GPU's stated speed in products (defaults)" in output
+    assert re.search(r"^      actor whole gradients +[0-9.]+  2 bytes each, 4 ", output, re.MULTILINE)
+    assert re.search(r"^      actor activations +[0-9.]+  16,384 tokens x [0-9,]+ ", output, re.MULTILINE)
+    assert re.search(r"^      35% of the GPU's .*\(defaults\)$", output, re.MULTILINE)
     assert output.splitlines()[-1] == short.splitlines()[-1]
     plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json")[1])
     assert [part for phase in plan["phases"]["main"] for part in phase["parts"] if not part["formula"]] == []
 
 
-def test_explain_says_the_speed_of_cores_as_it_is(rljob: Rljob, job: Path) -> None:
+def test_explain_shows_the_speed_of_cpu_cores(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("nodes: 1, gpusPerNode: 8", "nodes: 1, gpusPerNode: 1"))
     _, output, _ = rljob("plan", file, "--gpu", "cpu", "--explain")
     assert re.search(r" / \(1 x [0-9.]*[1-9][0-9.]* TFLOP/s\)", output)
-    assert "of the cores' guessed speed in products (defaults)" in output
+    assert re.search(r"^      [0-9.]+% of the cores' .*\(defaults\)$", output, re.MULTILINE)
     assert "GPU's" not in output
 
 
-def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
+def test_the_help_has_examples_and_required_arguments(rljob: Rljob) -> None:
     code, output, _ = rljob("plan", "--help")
     assert code == 0
     words = " ".join(output.replace("│", " ").split())
@@ -183,22 +184,22 @@ def test_the_help_has_examples_and_says_what_is_wanted(rljob: Rljob) -> None:
         assert said in words
 
 
-def test_where_the_constants_are_from_is_said(rljob: Rljob, job: Path, tmp_path: Path) -> None:
+def test_the_origin_of_the_constants_is_printed(rljob: Rljob, job: Path, tmp_path: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
-    assert "  constants    defaults; after a run, rljob plan --calibrate FOLDER fits them to its machine\n" in output
+    assert re.search(r"^  constants    defaults; rljob plan --calibrate FOLDER ", output, re.MULTILINE)
     profile = tmp_path / "H100.json"
     write_profile(profile, Profile("H100", Constants(source="runs/x"), ("runs/x",), "2026-01-31T12:00:00Z"))
     _, output, _ = rljob("plan", str(job), "--gpu", "H100", "--profile", str(profile))
     assert "  constants    calibrated by runs/x\n" in output
 
 
-def test_means_that_are_given_are_shown_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
+def test_given_means_are_printed_and_shorter_responses_are_faster(rljob: Rljob, job: Path) -> None:
     _, output, _ = rljob("plan", str(job), "--gpu", "H100")
-    assert "taken to be half of their limit" in output
+    assert output == Mentions("half of their limit", "--mean-response")
     code, output, _ = rljob("plan", str(job), "--gpu", "H100", "--mean-prompt", "100", "--mean-response", "200")
     assert code == 0
     assert "  lengths      prompts of 100 tokens (at most 1,024), responses of 200 (at most 3,072)\n" in output
-    assert "taken to be" not in output
+    assert output == Mentions("lengths", without=["half of their limit"])
 
     def likely(*arguments: str) -> float:
         plan = json.loads(rljob("plan", str(job), "--gpu", "H100", "--json", *arguments)[1])
@@ -206,37 +207,32 @@ def test_means_that_are_given_are_shown_and_shorter_responses_are_faster(rljob: 
 
     assert likely("--mean-response", "200") < likely("--mean-response", "2000")
     code, _, errors = rljob("plan", str(job), "--gpu", "H100", "--mean-response", "9000")
-    assert code == 2
-    assert errors.startswith("error: --mean-response: must be above 0 and at most the job's limit, 3072 (seen 9000)")
+    assert (code, errors) == (2, Mentions("--mean-response", "3072", "seen 9000"))
 
 
-def test_pools_of_several_kinds_have_a_table_each(rljob: Rljob, job: Path) -> None:
+def test_pools_with_different_gpu_types_have_a_table_each(rljob: Rljob, job: Path) -> None:
     job.write_text(TWO_POOLS)
     code, output, _ = rljob("plan", str(job), "--cluster", "1x8xH200,1x8xL40S")
     assert code == 0
     assert "  pool main    actor+rollout on 1x8 H200\n" in output
     assert "  pool aside   ref on 1x8 L40S\n" in output
-    assert "Memory of one GPU of pool main, GiB\n" in output
-    assert "Memory of one GPU of pool aside, GiB\n" in output
+    assert "Memory of the fullest GPU of pool main, GiB\n" in output
+    assert "Memory of the fullest GPU of pool aside, GiB\n" in output
     assert (
         rljob("plan", str(job), "--gpu", "main=H200", "--gpu", "aside=L40S")[1].splitlines()[3:]
         == (output.splitlines()[3:])
     )
 
 
-def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
+def test_an_unknown_gpu_type_can_be_described(rljob: Rljob, job: Path) -> None:
     three = ("--gpu-memory", "79.1Gi", "--gpu-tflops", "989", "--gpu-bandwidth", "3350")
     code, output, _ = rljob("plan", str(job), *three, "--gpu", "mine")
     assert code == 0
     assert "  pool main    actor+rollout+ref on 1x8 mine\n" in output
     code, _, errors = rljob("plan", str(job), "--gpu", "mine", *three[:4])
-    assert code == 2
-    assert errors.startswith("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU together; give all")
+    assert (code, errors) == (2, Mentions("--gpu-memory, --gpu-tflops, --gpu-bandwidth", "give all three"))
     code, _, errors = rljob("plan", str(job), "--gpu", "mine", "--gpu-memory", "lots", *three[2:])
-    assert (code, errors) == (
-        2,
-        "error: --gpu-memory: must be an amount of memory (seen 'lots'); write such as 80Gi\n",
-    )
+    assert (code, errors) == (2, Mentions("error: --gpu-memory", "seen 'lots'", "80Gi"))
 
 
 @pytest.mark.parametrize(
@@ -247,17 +243,17 @@ def test_a_kind_that_nobody_knows_is_described(rljob: Rljob, job: Path) -> None:
         ("karpenter.k8s.aws/instance-gpu-name: h100", "H100"),
     ],
 )
-def test_labels_of_kinds_are_those_that_the_operator_knows(rljob: Rljob, job: Path, label: str, kind: str) -> None:
+def test_gpu_labels_are_those_of_the_operator(rljob: Rljob, job: Path, label: str, kind: str) -> None:
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{nodeSelector: {{{label}}}}}}}"))
-    assert rljob("plan", file)[1].startswith(f"grpo: 8 GPUs (1x8x{kind}, by the pools' nodeSelector)\n")
+    assert rljob("plan", file)[1].startswith(f"grpo: 8 GPUs (1x8x{kind}, from the pools' nodeSelector)\n")
 
 
-def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> None:
+def test_the_gpu_type_comes_from_the_node_selector(rljob: Rljob, job: Path) -> None:
     selector = "template: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}}"
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, {selector}}}"))
     code, output, _ = rljob("plan", file)
     assert code == 0
-    assert output.startswith("grpo: 8 GPUs (1x8xA100-80, by the pools' nodeSelector)\n")
+    assert output.startswith("grpo: 8 GPUs (1x8xA100-80, from the pools' nodeSelector)\n")
     assert "  pool main    actor+rollout+ref on 1x8 A100-80\n" in output
     # A cluster that has others first, too: the pool goes where its selector lets it.
     assert (
@@ -265,60 +261,53 @@ def test_nodes_that_a_pool_asks_for_say_its_kind(rljob: Rljob, job: Path) -> Non
         in rljob("plan", file, "--cluster", "1x8xH100,1x8xA100-80")[1]
     )
     code, _, errors = rljob("plan", file, "--cluster", "1x8xH100")
-    assert code == 2
-    assert errors.startswith(
-        "error: spec.pools main: 1 x 8 GPUs of A100-80 do not fit into the cluster (seen 1x8xH100)"
-    )
+    assert (code, errors) == (2, Mentions("spec.pools main", "1 x 8 GPUs", "A100-80", "seen 1x8xH100"))
     code, output, _ = rljob("plan", file, "--cluster", "1x8xH100", "--search")
     assert code == 0
-    assert "  ! pool main: the nodes that it selects have A100-80, and here it is on H100; change its" in output
+    assert "! pool main: its nodeSelector or affinity selects A100-80, but this plan uses H100" in output
 
 
-def test_nodes_that_a_pool_must_have_by_its_affinity_say_its_kind_as_they_do_to_the_operator(
-    rljob: Rljob, job: Path
-) -> None:
-    """Of two kinds the larger one, or that which the cluster has."""
+def test_the_gpu_type_comes_from_the_required_node_affinity(rljob: Rljob, job: Path) -> None:
+    """Of two allowed types, the one with more memory, or the one that the cluster has."""
     kinds = "{key: nvidia.com/gpu.product, operator: In, values: [NVIDIA-L4, NVIDIA-H200]}"
     required = (
         f"{{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: [{kinds}]}}]}}}}"
     )
     file = replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, template: {{affinity: {{nodeAffinity: {required}}}}}}}"))
-    assert rljob("plan", file)[1].startswith("grpo: 8 GPUs (1x8xH200, by the pools' affinity)\n")
+    assert rljob("plan", file)[1].startswith("grpo: 8 GPUs (1x8xH200, from the pools' affinity)\n")
     assert "on 1x8 L4\n" in rljob("plan", file, "--cluster", "1x8xH100,1x8xL4")[1]
-    other = "  ! pool main: the nodes that it selects have H200, and here it is on H100; change its"
+    other = "! pool main: its nodeSelector or affinity selects H200, but this plan uses H100"
     assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
     # Nodes must have what both say.
     file = replaced(Path(file), ("template: {", "template: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100}, "))
     assert other in rljob("plan", file, "--cluster", "1x8xH100", "--search")[1]
 
 
-def test_a_tight_job_that_nothing_gives_more_room_is_not_said_not_to_fit() -> None:
+def test_a_tight_job_without_helpful_changes_is_not_reported_as_too_large() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     plan = plan_of(job, samples.placement(samples.one_pool(job)), with_knobs=False)
     assert (plan.verdict, plan.knobs) == (Verdict.TIGHT, ())
-    assert [str(line) for line in knob_lines(plan)] == ["", "Nothing that was tried gives it more room."]
+    assert [str(line) for line in knob_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
 
 
-def test_a_label_of_a_kind_that_is_not_known_is_not_passed_over(rljob: Rljob, job: Path) -> None:
+def test_a_label_with_an_unknown_gpu_type_is_an_error(rljob: Rljob, job: Path) -> None:
     label = "template: {nodeSelector: {nvidia.com/gpu.product: Some-New-One}}"
     code, _, errors = rljob("plan", replaced(job, ("gpusPerNode: 8}", f"gpusPerNode: 8, {label}}}")))
-    assert code == 2
-    assert errors.startswith("error: spec.pools main: the label that its nodes must have: ")
+    assert (code, errors) == (2, Mentions("error: spec.pools main", "label", "seen 'Some-New-One'"))
 
 
-def test_this_machine_is_asked_last(rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machines_gpus_are_used_last(
+    rljob: Rljob, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert "  pool main    actor+rollout+ref on 1x8 H100\n" in rljob("plan", str(job))[1]
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     code, _, errors = rljob("plan", str(job))
-    assert code == 2
-    assert errors == (
-        "error: spec.pools main: the kind of its GPUs is not known, and this machine has none; name it with --gpu H100,"
-        " say the nodes with --cluster 4x8xH100, ask the cluster with --from-cluster, or plan for this machine's CPUs"
-        " with --gpu cpu\n"
-    )
+    ways = ("--gpu H100", "--cluster 4x8xH100", "--from-cluster", "--gpu cpu")
+    assert (code, errors) == (2, Mentions("error: spec.pools main", *ways))
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["quickstart", "quickstart-lora", "quickstart-ppo", "smollm2-arithmetic"])
@@ -326,56 +315,61 @@ def test_examples_are_planned_for_cpus_and_gpus(rljob: Rljob, name: str) -> None
     file = str(EXAMPLES / f"{name}.yaml")
     code, output, errors = rljob("plan", file, "--gpu", "cpu")
     assert (code, errors) == (0, "")
-    assert "Memory of one worker, GiB\n" in output
-    assert output.splitlines()[-1].endswith(" hours of workers")
+    assert "Memory of the fullest worker, GiB\n" in output
+    assert output.splitlines()[-1].endswith(" worker-hours")
     assert rljob("plan", file, "--gpu", "L4")[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        (("--gpu", "T4"), "--gpu: no GPU of this name is known (seen 'T4'); known are A100-40, A100-80, "),
-        (("--gpu", "other=H100"), "--gpu other=H100: there is no pool 'other' in the job; name one of main\n"),
-        (("--cluster", "1x4xH100"), "spec.pools main: 1 x 8 GPUs do not fit into the cluster (seen 1x4xH100); "),
-        (("--cluster", "0x8xH100"), "--cluster: a cluster without GPUs (seen '0x8xH100'); write nodes x GPUs x kind"),
-        (("--cluster", "lots"), "--cluster: must be nodes x GPUs of each x kind (seen 'lots'); write such as 4x8xH100"),
-        (("--cluster", "8xH100", "--from-cluster"), "--cluster: says the nodes, and --from-cluster asks for them; "),
-        (("--cluster", "8xH100", "--gpu", "H200"), "--gpu: --cluster says the kinds already; leave it out, or give P"),
+        (("--gpu", "T4"), ("error: --gpu", "'T4'", "A100-40", "--gpu-memory")),
+        (("--gpu", "other=H100"), ("error: --gpu other=H100", "no pool 'other'", "one of main")),
+        (("--cluster", "1x4xH100"), ("error: spec.pools main", "1 x 8 GPUs", "seen 1x4xH100")),
+        (("--cluster", "0x8xH100"), ("error: --cluster", "seen '0x8xH100'", "4x8xH100")),
+        (("--cluster", "lots"), ("error: --cluster", "seen 'lots'", "4x8xH100")),
+        (("--cluster", "8xH100", "--from-cluster"), ("error: --cluster", "--from-cluster", "remove one of them")),
+        (("--cluster", "8xH100", "--gpu", "H200"), ("error: --gpu", "--cluster", "POOL=TYPE")),
         (
             ("--gpu", "H100", "--gpu-memory", "94Gi"),
-            "--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a kind that is not known, and all are (seen H100)",
+            ("error: --gpu-memory, --gpu-tflops, --gpu-bandwidth", "seen H100", "--gpu mine"),
         ),
-        (("--gpu", "H100", "--write", "x.yaml"), "--write: writes what --search finds; give both\n"),
-        (("--from-run", "x"), "rljob plan: wants one of FILE, --from-run, --calibrate (seen FILE and --from-run); "),
+        (("--gpu", "H100", "--write", "x.yaml"), ("error: --write", "add --search")),
+        (("--from-run", "x"), ("error: rljob plan", "FILE, --from-run, --calibrate", "seen FILE and --from-run")),
     ],
 )
-def test_wrong_options_are_one_line_each(rljob: Rljob, job: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_options_give_one_line_of_error(
+    rljob: Rljob, job: Path, arguments: tuple[str, ...], facts: tuple[str, ...]
+) -> None:
     code, output, errors = rljob("plan", str(job), *arguments)
-    assert (code, output) == (2, "")
-    assert errors.startswith(f"error: {message}")
+    assert (code, output, errors) == (2, "", Mentions(*facts))
     assert errors.count("\n") == 1
 
 
-def test_layouts_that_do_not_divide_are_refused(rljob: Rljob, job: Path) -> None:
+def test_layouts_that_do_not_divide_are_rejected(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("  training:\n", "  roles: {rollout: {tensorParallel: 8}}\n  training:\n"))
     replaced(job, ("Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B"))
     code, _, errors = rljob("plan", file, "--gpu", "H100")
-    assert code == 2
-    assert errors.startswith("error: spec.roles.rollout.tensorParallel: must divide the 28 heads of attention of Qwen/")
+    assert (code, errors) == (
+        2,
+        Mentions("error: spec.roles.rollout.tensorParallel", "28", "Qwen/Qwen2.5-7B", "seen 8"),
+    )
 
 
-def test_a_file_that_is_no_valid_job_is_refused_with_its_line(rljob: Rljob, job: Path) -> None:
+def test_an_invalid_job_file_is_rejected_with_the_line(rljob: Rljob, job: Path) -> None:
     file = replaced(job, ("batchSize: 64", "batchSize: 63"), ("groupSize: 8", "groupSize: 3"))
     code, output, errors = rljob("plan", file, "--gpu", "H100")
     assert (code, output) == (2, "")
     assert f"{job}:9:16: spec.training.batchSize: " in errors
 
 
-def test_without_a_file_it_says_what_it_wants(rljob: Rljob) -> None:
+def test_without_a_file_or_a_run_the_choices_are_listed(rljob: Rljob) -> None:
     code, output, errors = rljob("plan")
-    assert (code, output) == (2, "")
-    wanted = "wants one of FILE, --from-run, --calibrate (seen none); give a job file, or a run's folder"
-    assert errors == f"error: rljob plan: {wanted}\n"
+    assert (code, output, errors) == (
+        2,
+        "",
+        Mentions("error: rljob plan", "FILE, --from-run, --calibrate", "seen none"),
+    )
 
 
 def test_a_plan_is_fast_because_it_loads_little(job: Path) -> None:

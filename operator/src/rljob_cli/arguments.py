@@ -154,8 +154,8 @@ Kinds = Annotated[
     list[str] | None,
     typer.Option(
         "--gpu",
-        metavar="KIND",
-        help="GPU type of all pools, or POOL=KIND for one pool; cpu means this machine's CPUs. Can be repeated.",
+        metavar="TYPE",
+        help="GPU type of all pools, or POOL=TYPE for one pool; cpu means this machine's CPUs. Can be repeated.",
         rich_help_panel=_GPUS,
     ),
 ]
@@ -192,7 +192,7 @@ Profile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Profile to plan with; with --calibrate, the profile to write.",
-        show_default="~/.config/rljob/profiles/KIND.json, if it exists",
+        show_default="~/.config/rljob/profiles/TYPE.json, if it exists",
         rich_help_panel=_KNOWN,
     ),
 ]

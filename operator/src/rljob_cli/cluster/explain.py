@@ -333,7 +333,7 @@ def _device_text(job: StoredJob) -> Iterator[Text]:
     except PlanError:
         outlook = None
     if outlook is None:
-        yield Text("  `rljob plan FILE --gpu KIND` shows what uses memory and which field to change")
+        yield Text("  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change")
         return
     yield Text(f"  by estimate, pool {outlook.worst.pool} uses the most memory: {shown(outlook.worst)}")
     for knob in outlook.knobs[:_MAX_CHANGES]:

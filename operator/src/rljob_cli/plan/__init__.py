@@ -1,1 +1,1 @@
-"""`rljob plan`: what a job needs before it takes a GPU."""
+"""The command `rljob plan`: estimates a job's memory and time before it uses a GPU."""

@@ -1,4 +1,4 @@
-"""`rljob plan`: memory, time and the best place of a job's roles, before it takes a GPU."""
+"""`rljob plan`: estimates memory and step time of a job, and finds the best pools for its roles."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rljob_planner.plan_types import Verdict
 
 
 def plan(options: PlanOptions, console: Console) -> int:
-    """Shows the plan of a job file, or of a run beside what it was; 0 where it fits, 1 where not.
+    """Prints the plan of a job file, or compares a run with its plan. Returns the exit code: 0 if the job fits, else 1.
 
-    Raises CliError for what cannot be planned, and ContractError for a file that is no job."""
-    _refuse_what_does_not_go_together(options)
+    Raises CliError if no plan can be made, and ContractError if the file is not a valid job."""
+    _check_combination(options)
     try:
         if options.file is not None:
             return _plan_job(options.file, options, console)
@@ -39,14 +39,17 @@ def plan(options: PlanOptions, console: Console) -> int:
         raise CliError(str(error)) from None
 
 
-def _refuse_what_does_not_go_together(options: PlanOptions) -> None:
+def _check_combination(options: PlanOptions) -> None:
+    """Raises CliError for options that cannot be combined."""
     given = {"FILE": options.file, "--from-run": options.from_run, "--calibrate": options.calibrate or None}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         seen = " and ".join(names) or "none"
-        raise CliError(f"rljob plan: wants one of {', '.join(given)} (seen {seen}); give a job file, or a run's folder")
+        raise CliError(
+            f"rljob plan: needs exactly one of {', '.join(given)} (seen {seen}); pass a job file, or a run's folder"
+        )
     if options.write is not None and not options.search:
-        raise CliError("--write: writes what --search finds; give both")
+        raise CliError("--write: writes the job that --search finds, so it requires --search; add --search")
     for_jobs = {
         "--search": options.search,
         "--json": options.as_json,
@@ -54,11 +57,14 @@ def _refuse_what_does_not_go_together(options: PlanOptions) -> None:
         "--mean-response": options.lengths.response_mean is not None,
     }
     if options.file is None and (wrong := [name for name, is_given in for_jobs.items() if is_given]):
-        raise CliError(f"{wrong[0]}: is for a job file, not for a run's folder; leave it out")
+        raise CliError(f"{wrong[0]}: works with a job file only, not with a run's folder; remove it")
 
 
 def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
-    """With --search 0 where some placement that can run fits, or is written with what makes it fit."""
+    """Prints the plan of a job file. Returns the exit code.
+
+    With --search, 0 means that some supported placement fits, or that the written job fits.
+    """
     text = read_job_text(file)
     job = load_job_text(text, str(file))
     spec, name = job.spec, job.metadata.name
@@ -99,12 +105,13 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
     else:
         _print(console, *search_lines(found, head, spec, planned, own, explain=options.explain))
     if (target := options.write) is not None:
-        told = Console(highlight=False, stderr=True) if options.as_json else console
+        # Standard output has nothing but the document with --json.
+        messages = Console(highlight=False, stderr=True) if options.as_json else console
         if best is None:
-            _print(told, Text(f"{target}: not written, because no placement that can run fits"))
+            _print(messages, Text(f"{target}: not written, because no supported placement fits"))
         else:
             write_changed(text, target, spec, planned)
-            _print(told, Text(f"wrote {target}; next: rljob validate {shlex.quote(str(target))}"))
+            _print(messages, Text(f"wrote {target}; next: rljob validate {shlex.quote(str(target))}"))
     return int(ExitCode.SUCCESS if can_run else ExitCode.APPLICATION)
 
 

@@ -1,9 +1,12 @@
-"""`rljob plan --json`: for programs. Bytes are whole numbers and times are seconds. Names are those of the planner's
-types, and values of enums are their names, which stay the same when the text for people changes.
+"""Writes the plan of a job file as JSON, for programs (`rljob plan --json`). docs/planning.md lists its keys.
 
-`verdict` and the exit code agree: both are of the file's own pools, or with --search of the best placement that can run
-today (with --write as it is written, else without changes of the job). With --search `verdictOfFile` is the verdict of
-the file's own pools, null where they do not fit into the cluster, and `search` holds what was found.
+Memory is in bytes, as whole numbers; times are in seconds. Keys are the planner's names in camel case. An enum is
+written as its name (`TOO_LARGE`), because the words that people see may change.
+
+`verdict` agrees with the exit code. Without --search it is the verdict of the file's own pools. With --search it is the
+verdict of the best supported placement: as written with --write, else without changes of the job. In this case
+`verdictOfFile` is the verdict of the file's own pools, null if the cluster has no room for them, and `search` has the
+results.
 """
 
 from __future__ import annotations
@@ -35,24 +38,27 @@ _SHOWN: Mapping[str, tuple[str, ...]] = {
     "SearchResult": ("candidates", "best_today", "advice", "changes"),
     "Candidate": ("plan", "is_tie", "reasons"),
 }
-"""By the name of a type the fields and properties that are shown; of other types all fields are."""
+"""By type: the fields and properties that are written. All fields of other types are written."""
 _BYTES = {"total", "limit", "spare", "lacks", "num_bytes", "memory_bytes"}
+"""Fields in bytes. They are rounded."""
 
 
 def printed(document: Mapping[str, object], console: Console) -> None:
-    """As JSON, without the console's wrapping and colours. A reader refuses a `formatVersion` with another number
-    before the point; behind it fields are added."""
+    """Writes the document to the console's file as JSON, without wrapping and colors.
+
+    Readers must reject a `formatVersion` with another major version. A new minor version only adds keys.
+    """
     whole = {"formatVersion": "1.0", "kind": "Plan", **document}
     write_utf8(console.file, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
 def plan_document(plan: Plan, head: PlanHead) -> dict[str, object]:
-    """The plan of the job as its file has it, and where the shapes of its models are from."""
+    """The plan of the job file's own pools, with the shape of each model and where the shape was found."""
     return {**_fields(plan), "models": plain(head.shapes)}
 
 
 def plain(value: object) -> object:
-    """The value in JSON's types."""
+    """Converts a value to JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
     if isinstance(value, Enum):

@@ -1,4 +1,4 @@
-"""`rljob plan --from-run`: a run beside its plan, and what to change; `--calibrate`: constants by runs."""
+"""`rljob plan --from-run` compares a run with its plan; `--calibrate` fits the planner's constants to runs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rljob_planner.workload import Role
 
 
 def show(options: PlanOptions, console: Console) -> int:
-    """Shows a run beside its plan, and what to change. Raises CliError or PlanError."""
+    """Compares a run with its plan and suggests changes. Raises CliError or PlanError."""
     for line in run_lines(run_report(options), explain=options.explain):
         console.print(line, soft_wrap=True)
     return int(ExitCode.SUCCESS)
 
 
 def calibrate(options: PlanOptions, console: Console) -> int:
-    """Fits the constants to runs, and keeps them. Raises CliError or PlanError."""
+    """Fits the constants to runs and writes them to a profile. Raises CliError or PlanError."""
     runs = [calibration_run(read_run(folder), options) for folder in options.calibrate]
     begin = default_constants({pool.gpu.name for run in runs for pool in run.placement.pools})
     constants = calibrated(runs, begin)
@@ -50,8 +50,8 @@ def calibrate(options: PlanOptions, console: Console) -> int:
 
 
 def run_report(options: PlanOptions) -> RunReport:
-    """Raises CliError or PlanError."""
-    assert options.from_run is not None, "a run is shown"
+    """A run compared with its plan, with findings and suggested changes. Raises CliError or PlanError."""
+    assert options.from_run is not None, "called with --from-run only"
     record = read_run(options.from_run)
     run = calibration_run(record, options)
     constants = constants_for({pool.gpu.name for pool in run.placement.pools}, options.profile)
@@ -73,7 +73,8 @@ def run_report(options: PlanOptions) -> RunReport:
 
 
 def compared(run: CalibrationRun, constants: Constants) -> tuple[tuple[ComparedTime, ...], tuple[ComparedMemory, ...]]:
-    """Seconds and bytes, predicted beside measured: time by the run's lengths, memory by those of its fullest step."""
+    """Predicted and measured seconds and bytes. Seconds are predicted for the run's average lengths, bytes for the
+    lengths of the step that trained on the most tokens."""
     as_it_was = workload_for_memory(run.workload, run.facts)
     pool = run.placement.pool_of(Role.ACTOR)
     phases = phases_of(pool, as_it_was, constants)
@@ -87,19 +88,19 @@ def _compared_times(run: CalibrationRun, constants: Constants) -> tuple[Compared
 
 
 def calibration_run(record: RunRecord, options: PlanOptions | None = None) -> CalibrationRun:
-    """The run with all that a prediction of it needs. Raises CliError or PlanError."""
+    """The run as the planner needs it to predict the run again. Raises CliError or PlanError."""
     options, spec = options or PlanOptions(), record.job.spec
     facts = facts_of(record.lines, spec.training.batch_size)
     shapes = shapes_of(model_sources(spec), record.folder.absolute(), options.model_config)
     if not facts.has_gpu and options.gpus == GpuOptions():
-        # A run on CPUs has no other devices than a machine such as this one.
+        # A run on CPUs is taken to be from a machine like this one.
         gpus = {pool.name: this_machine(spec) for pool in spec.pools}
     else:
         gpus = pool_gpus(spec, options.gpus).gpus
     is_cpu = any(gpu.is_cpu for gpu in gpus.values())
     if facts.has_gpu == is_cpu:
         seen = "GPUs" if facts.has_gpu else "CPUs"
-        raise CliError(f"--gpu: the run was on {seen}, as its metrics say; name that kind, or leave the option out")
+        raise CliError(f"--gpu: the metrics show that the run was on {seen}; name that GPU type, or remove the option")
     plain = {role: found.shape for role, found in shapes.items()}
     workload = workload_of(spec, plain, name=record.job.metadata.name, is_cpu=is_cpu)
     placement = placement_of(spec, gpus)

@@ -1,6 +1,6 @@
-"""`rljob plan`: which GPUs a job's pools are on: as options say it, the nodes of a cluster, the job or this machine.
+"""Finds the GPU type of each pool of a job: from options, a cluster's nodes, the job itself, or this machine.
 
-Asking this machine and the cluster is here; what follows from their answers is `rljob_planner`'s.
+This module reads this machine and the cluster. `rljob_planner.clusters` interprets what was read.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ from rljob_planner.job_memory import gpu_of_pool
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LEAST_SPEED, _LARGEST_SPEED = 0.001, 1_000_000.0
-"""Of a kind that is described: TFLOP/s, and GB/s."""
+"""Bounds of --gpu-tflops in TFLOP/s, and of --gpu-bandwidth in GB/s."""
 
 
 @dataclass(frozen=True)
 class PoolGpus:
-    """The kind of GPU of each pool, and all GPUs that there are for the job."""
+    """The GPU type of each pool, and all GPUs that the job may use."""
 
     gpus: dict[str, Gpu]
-    """Empty where the pools do not fit into the cluster, and need not."""
+    """By pool. Empty if the cluster has no room for the pools, which --search allows."""
     cluster: Cluster
     origin: str
-    """How they are known, for people."""
+    """Where the GPUs are known from, as printed: `4x8xH100`, `1x8xL4, from --gpu`."""
     labels: dict[str, Label] = field(default_factory=dict)
-    """By a kind's name the label that selects its nodes, where the cluster was asked and has several kinds."""
+    """By GPU type: the label that selects its nodes. Only filled for --from-cluster with several GPU types."""
 
 
 def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) -> PoolGpus:
-    """The GPUs of a job. Raises CliError or PlanError where they are not known, or too few for the pools that
-    `must_fit`."""
+    """The GPUs of a job's pools.
+
+    Raises CliError or PlanError if they are unknown and, with `must_fit`, if there are too few for the pools.
+    """
     if options.cluster is not None and options.from_cluster is not None:
-        raise CliError("--cluster: says the nodes, and --from-cluster asks for them; give one of the two")
+        raise CliError("--cluster: cannot be combined with --from-cluster, which reads the nodes; remove one of them")
     named = partial(_kind, options=options, spec=spec)
     everywhere, of_pools = _asked(spec, options, named)
     if options.cluster is not None:
         if everywhere is not None:
-            raise CliError("--gpu: --cluster says the kinds already; leave it out, or give POOL=KIND")
+            raise CliError("--gpu: --cluster has the GPU types already; remove --gpu, or give POOL=TYPE for one pool")
         cluster = cluster_of_text(options.cluster, named=lambda name: named(name, "--cluster"))
         found = PoolGpus(_placed(spec, cluster, of_pools, must_fit=must_fit), cluster, options.cluster)
     elif options.from_cluster is not None:
@@ -76,14 +78,14 @@ def pool_gpus(spec: RLJobSpec, options: GpuOptions, *, must_fit: bool = True) ->
     names = [group.gpu.name for group in found.cluster]
     if options.describes and all(name in {gpu.name for gpu in KNOWN_GPUS} for name in names):
         raise CliError(
-            f"--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a kind that is not known, and all are (seen"
-            f" {', '.join(names)}); leave them out, or give the kind another name, such as --gpu mine"
+            "--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU type that rljob does not know, but it knows"
+            f" all of these (seen {', '.join(names)}); remove the options, or choose another name, such as --gpu mine"
         )
     return found
 
 
 def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must_fit: bool) -> dict[str, Gpu]:
-    """A pool that chooses its nodes by their GPU goes to those."""
+    """The GPU type of each pool. A pool that selects nodes by their GPU type gets that type."""
     selected = {pool.name: gpu_of_pool(pool, [group.gpu for group in cluster]) for pool in spec.pools}
     chosen = {name: kind for name, kind in selected.items() if kind is not None}
     try:
@@ -97,7 +99,7 @@ def _placed(spec: RLJobSpec, cluster: Cluster, of_pools: dict[str, Gpu], *, must
 def _from_pools(
     spec: RLJobSpec, everywhere: Gpu | None, of_pools: dict[str, Gpu], named: Callable[[str, str], Gpu]
 ) -> PoolGpus:
-    """Of options, else of the labels that a pool's nodes must have, else of this machine."""
+    """GPU types from options, else from the labels that a pool's nodes must have, else from this machine."""
     gpus, origins = {}, set()
     for pool in spec.pools:
         if (gpu := of_pools.get(pool.name, everywhere)) is not None:
@@ -111,15 +113,15 @@ def _from_pools(
             gpus[pool.name] = _gpu_here(pool.name, named)
             origins.add("this machine")
     cluster = cluster_of_pools(spec.pools, gpus)
-    return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, by {' and '.join(sorted(origins))}")
+    return PoolGpus(gpus, cluster, f"{cluster_text(cluster)}, from {' and '.join(sorted(origins))}")
 
 
 def _of_label(pool: Pool, named: Callable[[str, str], Gpu], product: str) -> Gpu:
-    return named(product, f"spec.pools {pool.name}: the label that its nodes must have")
+    return named(product, f"spec.pools {pool.name}: the GPU label of its nodes")
 
 
 def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu]) -> tuple[Gpu | None, dict[str, Gpu]]:
-    """The kind that is meant for all pools, and those for single ones."""
+    """The GPU type that --gpu names for all pools, if any, and the types that it names for single pools."""
     everywhere: Gpu | None = None
     of_pools: dict[str, Gpu] = {}
     names = [pool.name for pool in spec.pools]
@@ -128,7 +130,7 @@ def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu
         if not is_of_pool:
             everywhere = named(text, "--gpu")
         elif pool not in names:
-            raise CliError(f"--gpu {text}: there is no pool {pool!r} in the job; name one of {', '.join(names)}")
+            raise CliError(f"--gpu {text}: the job has no pool {pool!r}; use one of {', '.join(names)}")
         else:
             of_pools[pool] = named(kind, "--gpu")
     if not options.kinds and options.cluster is None and options.describes:
@@ -137,7 +139,7 @@ def _asked(spec: RLJobSpec, options: GpuOptions, named: Callable[[str, str], Gpu
 
 
 def _kind(name: str, where: str, *, options: GpuOptions, spec: RLJobSpec) -> Gpu:
-    """Of the table, of the three options that describe one, or this machine's CPUs."""
+    """The GPU type of this name: a known one, one that three options describe, or `cpu` for this machine's CPUs."""
     if name.strip().lower() == CPU_NAME:
         return this_machine(spec)
     try:
@@ -147,7 +149,7 @@ def _kind(name: str, where: str, *, options: GpuOptions, spec: RLJobSpec) -> Gpu
             raise
     if options.memory is None or options.tflops is None or options.bandwidth is None:
         raise CliError(
-            "--gpu-memory, --gpu-tflops, --gpu-bandwidth: describe a GPU together; give all three, such as"
+            "--gpu-memory, --gpu-tflops, --gpu-bandwidth: are only accepted together; give all three, such as"
             " --gpu-memory 80Gi --gpu-tflops 989 --gpu-bandwidth 3350"
         )
     if not all(_LEAST_SPEED <= speed <= _LARGEST_SPEED for speed in (options.tflops, options.bandwidth)):
@@ -164,12 +166,12 @@ def _bytes(text: str) -> float:
     except ValidationError:
         num_bytes = 0
     if num_bytes < 2**20:
-        raise CliError(f"--gpu-memory: must be an amount of memory (seen {text!r}); write such as 80Gi")
+        raise CliError(f"--gpu-memory: must be an amount of memory (seen {text!r}); write it as 80Gi")
     return float(num_bytes)
 
 
 def this_machine(spec: RLJobSpec) -> Gpu:
-    """Workers on this machine's CPU cores, as many as the largest pool has on a node."""
+    """This machine's CPU as a GPU type. Its cores are shared by as many workers as a node of the largest pool has."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     try:
         limit = _MEMORY_LIMIT.read_text(encoding="utf-8").strip()
@@ -181,27 +183,26 @@ def this_machine(spec: RLJobSpec) -> Gpu:
 
 
 def _gpu_here(pool: str, named: Callable[[str, str], Gpu]) -> Gpu:
-    """The first GPU of this machine."""
+    """The type of this machine's first GPU. Raises CliError if it has none."""
     names = gpu_names()
     if not names:
         raise CliError(
-            f"spec.pools {pool}: the kind of its GPUs is not known, and this machine has none; name it with --gpu H100,"
-            " say the nodes with --cluster 4x8xH100, ask the cluster with --from-cluster, or plan for this machine's"
-            " CPUs with --gpu cpu"
+            f"spec.pools {pool}: the GPU type is unknown, and this machine has no GPU; set the type with --gpu H100 or"
+            " the nodes with --cluster 4x8xH100, read the nodes with --from-cluster, or plan for this machine's CPUs"
+            " with --gpu cpu"
         )
     return named(re.sub(r"\s+", "-", names[0].strip()), "nvidia-smi")
 
 
 def _cluster_of(spec: RLJobSpec, options: ClusterOptions, asked: Gpu | None) -> tuple[Cluster, str, dict[str, Label]]:
-    """The cluster that `options` name, as its nodes describe it, its name, and the labels of kinds where it has
-    several."""
+    """The GPUs of the Kubernetes cluster, the cluster's name, and the label of each GPU type if it has several."""
     cluster = connect(options)
     try:
         nodes = cluster.nodes()
     except NotAllowedError as error:
         raise NotAllowedError(
-            f"{error}; --from-cluster lists nodes, which takes a ClusterRole that allows it; --cluster 4x8xH100 takes"
-            " no right"
+            f"{error}; --from-cluster needs a ClusterRole with permission to list nodes; --cluster 4x8xH100 needs no"
+            " permission"
         ) from None
     resources = sorted({DEFAULT_RESOURCE, *(pool.gpu_resource for pool in spec.pools)})
     found, labels = cluster_of_nodes(nodes, resources, asked)

@@ -1,7 +1,7 @@
-"""`rljob plan`: the shapes of a job's models, wherever they can be learned without loading one.
+"""Finds the shapes of a job's models (layers, widths, vocabulary) without loading their weights.
 
-A model of the hub is looked up in the cache of this machine, then in the table of well-known models, then on the hub
-itself, of which only the few kilobytes of its `config.json` are read.
+A model of the Hugging Face hub is looked up in this machine's cache, then in the planner's table of known models, then
+on the hub itself. From the hub only the model's `config.json` is downloaded, a few kilobytes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ if TYPE_CHECKING:
 PACKAGE_SCHEME = "package://"
 POLICY_FIELD = "spec.training.model.source"
 HUB_SECONDS = 10.0
-_REFUSED, _MISSING = ("does not let us read it", "set HF_TOKEN, or "), ("has no config.json of it", "")
+"""Timeout of the request for a `config.json`."""
+_REFUSED, _MISSING = ("denies access to it", "set HF_TOKEN, or "), ("has no config.json for it", "")
 _ANSWERS = {401: _REFUSED, 403: _REFUSED, 404: _MISSING, 410: _MISSING}
+"""By HTTP status: what the hub does, and the first thing to try."""
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FoundShape:
-    """A shape, and where it is from, for people."""
+    """A model's shape, and where it was found, as printed: `from its config.json`."""
 
     shape: ModelShape
     origin: str
@@ -50,13 +52,14 @@ class FoundShape:
 def shapes_of(
     sources: Mapping[Role, ModelSource], job_folder: Path, config_file: Path | None = None
 ) -> dict[Role, FoundShape]:
-    """The shape of each role's model; `config_file` is that of the policy, and of what has the policy's source.
+    """The shape of each role's model. `config_file` is the policy's `config.json`; every role with the policy's source
+    uses it.
 
-    Raises CliError or PlanError where one cannot be learned."""
+    Raises CliError or PlanError if a shape cannot be found."""
     found: dict[tuple[str, str | None], FoundShape] = {}
     if config_file is not None:
         shape = _shape_of_file(config_file, f"--model-config {config_file}")
-        found[sources[Role.ACTOR].source, sources[Role.ACTOR].revision] = FoundShape(shape, f"of {config_file}")
+        found[sources[Role.ACTOR].source, sources[Role.ACTOR].revision] = FoundShape(shape, f"from {config_file}")
     for source in sources.values():
         if (source.source, source.revision) not in found:
             found[source.source, source.revision] = find_shape(source, job_folder)
@@ -64,43 +67,43 @@ def shapes_of(
 
 
 def find_shape(source: ModelSource, job_folder: Path) -> FoundShape:
-    """The shape of a model by the text of its `source`; relative paths start at the job file's folder."""
+    """The shape of a model, by its `source` in the job file. Relative paths start at the job file's folder."""
     text = source.source
     if not _looks_local(text, job_folder):
         return _of_hub(source)
     path = _package_path(source) if text.startswith(PACKAGE_SCHEME) else job_folder / Path(text).expanduser()
     if path.suffix == ".gguf" and os.path.isfile(path):
-        return FoundShape(_shape_of_gguf_file(path, source), f"of {path.name}")
+        return FoundShape(_shape_of_gguf_file(path, source), f"from {path.name}")
     file = path / "config.json"
     if not os.path.isfile(file):
         raise CliError(
-            f"{source.field}: {text!r} is not here, or holds no config.json (looked for {file}); check the path"
+            f"{source.field}: {text!r} does not exist or has no config.json (looked for {file}); check the path"
             f"{_or_config(source)}"
         )
-    return FoundShape(_shape_of_file(file, source.field), "of its config.json")
+    return FoundShape(_shape_of_file(file, source.field), "from its config.json")
 
 
 def _looks_local(text: str, job_folder: Path) -> bool:
-    """As the trainer decides it: `owner/name` is a path where something is there."""
+    """Decides as the trainer does: `owner/name` is a path if it exists, else a model of the hub."""
     is_path = re.match(LOCAL_SOURCE, text) is not None or len(PurePosixPath(text).parts) > 2
     return is_path or os.path.exists(job_folder / text)
 
 
 def _or_config(source: ModelSource) -> str:
-    """What else one can do for the policy, and for no other model."""
-    return ", or name its config.json with --model-config FILE" if source.field == POLICY_FIELD else ""
+    """Further advice for the policy. --model-config does not help for other models."""
+    return ", or pass its config.json with --model-config FILE" if source.field == POLICY_FIELD else ""
 
 
 def _package_path(source: ModelSource) -> Path:
-    """Where a file of an installed package is. The package is found, not imported."""
+    """The path of a file in an installed Python package. The package is located, not imported."""
     package, _, inner = source.source.removeprefix(PACKAGE_SCHEME).partition("/")
     if not package or not inner or ".." in PurePosixPath(inner).parts:
-        raise CliError(f"{source.field}: {source.source!r} is not package://<python package>/<path>; write it so")
+        raise CliError(f"{source.field}: must have the form package://PYTHON_PACKAGE/PATH (seen {source.source!r})")
     top, *nested = package.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None or spec.submodule_search_locations is None:
         raise CliError(
-            f"{source.field}: no Python package {top!r} is installed here ({source.source!r}); install it"
+            f"{source.field}: the Python package {top!r} is not installed here (seen {source.source!r}); install it"
             f"{_or_config(source)}"
         )
     candidates = [Path(folder, *nested, inner) for folder in spec.submodule_search_locations]
@@ -110,14 +113,14 @@ def _package_path(source: ModelSource) -> Path:
 def _of_hub(source: ModelSource) -> FoundShape:
     name = source.source
     if (file := _cached_config(name, source.revision)) is not None:
-        return FoundShape(_shape_of_file(file, source.field, name), "of its config.json in the cache of this machine")
+        return FoundShape(_shape_of_file(file, source.field, name), "from its config.json in this machine's cache")
     if (shape := known_model(name)) is not None:
         return FoundShape(shape, "known model")
-    return FoundShape(shape_of_config(_hub_config(source), name), "of its config.json on the hub")
+    return FoundShape(shape_of_config(_hub_config(source), name), "from its config.json on the hub")
 
 
 def _cached_config(name: str, revision: str | None) -> Path | None:
-    """The `config.json` that was downloaded once (`models--OWNER--NAME/snapshots/COMMIT`)."""
+    """The `config.json` in this machine's hub cache, `models--OWNER--NAME/snapshots/COMMIT`, or None."""
     folder = settings.hub_cache_folder() / f"models--{name.replace('/', '--')}"
     reference = folder / "refs" / (revision or "main")
     try:
@@ -131,8 +134,8 @@ def _cached_config(name: str, revision: str | None) -> Path | None:
 
 
 def _hub_config(source: ModelSource) -> dict[str, object]:
-    """From the hub over HTTP. Raises CliError where it does not answer, or has no such model."""
-    # 50 ms, for what few plans need.
+    """Downloads the model's `config.json` from the hub. Raises CliError if the hub fails or has no such model."""
+    # Imported here because they take 50 ms, and few plans ask the hub.
     import http.client
     import urllib.error
     import urllib.parse
@@ -140,11 +143,11 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
 
     name, address = source.source, settings.hub_address()
     near = similar_names(name)
-    guess = f"did you mean {' or '.join(near)}? " if near else ""
-    advice = f"{guess}{_or_config(source).removeprefix(', or ') or 'name a folder with its config.json instead'}"
-    where = f"{source.field}: the shape of {name!r} is not known here, and"
+    guess = f" (did you mean {' or '.join(near)}?)" if near else ""
+    advice = _or_config(source).removeprefix(", or ") or "use a folder with its config.json instead"
+    where = f"{source.field}: rljob does not know the model {name!r}{guess}, and"
     if address is None:
-        raise CliError(f"{where} HF_HUB_OFFLINE forbids asking the hub; {advice}")
+        raise CliError(f"{where} the hub is not asked because HF_HUB_OFFLINE is set; {advice}")
     if not address.startswith(("https://", "http://")):
         raise CliError(f"HF_ENDPOINT: must begin with https:// (seen {address!r}); correct it")
     path = urllib.parse.quote(f"{name}/resolve/{source.revision or 'main'}/config.json")
@@ -155,16 +158,16 @@ def _hub_config(source: ModelSource) -> dict[str, object]:
         with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
             content = _read_in_time(answer)
     except urllib.error.HTTPError as error:
-        why, first = _ANSWERS.get(error.code, ("does not answer as it should", "try again later, or "))
+        why, first = _ANSWERS.get(error.code, ("returns an error", "try again later, or "))
         raise CliError(f"{where} the hub {why} (HTTP {error.code}); {first}{advice}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = one_line(getattr(error, "reason", None) or error)
-        raise CliError(f"{where} the hub does not answer ({reason}); {advice}") from None
+        raise CliError(f"{where} the hub cannot be reached ({reason}); {advice}") from None
     return _as_config(content, f"{address}/{path}")
 
 
 def _read_in_time(answer: http.client.HTTPResponse) -> bytes:
-    """What a config.json may have at most. Raises TimeoutError for one that comes drop by drop."""
+    """The first 4 MiB of the response. Raises TimeoutError after ten seconds, also if data keeps coming slowly."""
     end, content = time.monotonic() + HUB_SECONDS, b""
     while len(content) < _MAX_CONFIG_BYTES and (more := answer.read1(_MAX_CONFIG_BYTES - len(content))):
         content += more
@@ -186,18 +189,18 @@ def _as_config(content: bytes, where: str) -> dict[str, object]:
     try:
         config = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CliError(f"{where}: is no JSON ({one_line(error)}); name a model's config.json") from None
+        raise CliError(f"{where}: is not valid JSON ({one_line(error)}); use a model's config.json") from None
     if not isinstance(config, dict):
-        raise CliError(f"{where}: holds no JSON object (seen {type(config).__name__}); name a model's config.json")
+        raise CliError(f"{where}: must be a JSON object (seen {type(config).__name__}); use a model's config.json")
     return config
 
 
 def _shape_of_gguf_file(path: Path, source: ModelSource) -> ModelShape:
-    """Only the pages of the header are read."""
+    """The shape of a GGUF file. Reads the header only, through a memory map."""
     try:
         with path.open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Closed when nothing refers to it any more: an error on its way out does.
+        # The map is not closed here: a traceback may still refer to it. It is closed when the last reference ends.
         return shape_of_gguf(memoryview(content), path.stem)
     except (OSError, ValueError) as error:
         raise CliError(f"{source.field}: {path} cannot be read ({one_line(error)}); check the file") from None

@@ -1,4 +1,4 @@
-"""What `rljob plan` is asked for."""
+"""The options of `rljob plan`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from rljob_planner.job import LengthOptions
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """What a command says of GPUs."""
+    """The options that say which GPUs a job runs on."""
 
     cluster: str | None = None
-    """`4x8xH100`."""
+    """Nodes x GPUs per node x GPU type: `4x8xH100`, `2x8xH200,4x8xA100-80`."""
     from_cluster: ClusterOptions | None = None
-    """None where no cluster is asked."""
+    """The Kubernetes cluster whose nodes are read; None without --from-cluster."""
     kinds: tuple[str, ...] = ()
-    """`H100`, or `pool=H100`."""
+    """GPU types: `H100` for all pools, `main=H100` for one pool."""
     memory: str | None = None
-    """A quantity, such as `80Gi`."""
+    """Memory of a GPU type that rljob does not know, as a Kubernetes quantity: `80Gi`."""
     tflops: float | None = None
+    """Its peak speed with dense BFloat16 numbers, in TFLOP/s: 989."""
     bandwidth: float | None = None
-    """Of the memory, GB/s."""
+    """Its memory bandwidth in GB/s: 3350."""
 
     @property
     def describes(self) -> bool:
-        """Whether a kind is described that no table has."""
+        """Whether a GPU type is described that rljob does not know."""
         return (self.memory, self.tflops, self.bandwidth) != (None, None, None)
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Of one command."""
+    """Everything that one `rljob plan` command asks for. Exactly one of the first three fields is set."""
 
     file: Path | None = None
-    """The job; or else there is a run, or there are several to calibrate by."""
+    """The job file."""
     from_run: Path | None = None
+    """The folder of a run to compare with its plan."""
     calibrate: tuple[Path, ...] = ()
+    """Folders of runs to fit the constants to."""
     gpus: GpuOptions = field(default_factory=GpuOptions)
     lengths: LengthOptions = field(default_factory=LengthOptions)
     model_config: Path | None = None
     profile: Path | None = None
-    """To plan by; with `calibrate` the one to write."""
+    """The profile to plan with; with `calibrate`, the profile to write."""
     search: bool = False
     write: Path | None = None
     explain: bool = False

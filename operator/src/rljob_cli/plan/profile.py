@@ -1,9 +1,9 @@
-"""What a machine has shown: a JSON file with the constants that its runs were fitted to, which later plans use.
+"""Reads and writes profiles: JSON files with constants of the planner that were fitted to runs on one machine.
 
     {"formatVersion": 1, "kind": "H100", "constants": {...}, "runs": ["runs/x"], "writtenAt": "2026-01-31T12:00:00Z"}
 
-A file of another version, or with something that is not understood, is refused: a plan by half a profile is worse than
-one by defaults.
+A profile with another version or an invalid value is rejected: a plan with half of a profile would be worse than one
+with the defaults.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from rljob_planner.advice.calibration import cpu_constants
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
 
-_AGAIN = "write the file anew with rljob plan --calibrate"
+_AGAIN = "write the file again with rljob plan --calibrate"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of device, as some runs have shown it."""
+    """Constants for one GPU type, fitted to runs on it."""
 
     kind: Annotated[str, Field(min_length=1)]
-    """Name of the kind of GPU, or `cpu`."""
+    """The GPU type, or `cpu`."""
     constants: Constants
     runs: tuple[str, ...]
+    """Folders of the runs, as they were passed to --calibrate."""
     written_at: Annotated[str, Field(alias="writtenAt")]
-    """In UTC."""
+    """UTC, such as `2026-01-31T12:00:00Z`."""
     format_version: Annotated[int, Field(ge=1, le=1, alias="formatVersion")] = 1
 
 
@@ -43,10 +44,10 @@ _PROFILE = TypeAdapter(Profile)
 
 
 def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
-    """Those of the file; without one of the profile of this kind that this user has, where all pools are of one kind;
-    else the defaults.
+    """The constants to plan with: those of `file`; else those of the user's profile for this GPU type, if all pools
+    have the same type; else the defaults.
 
-    Raises CliError for a file that cannot be read, or is of another kind."""
+    Raises CliError if the profile cannot be read, or is for another GPU type."""
     found = file
     if found is None and len(set(kinds)) == 1:
         own = default_file(next(iter(kinds)))
@@ -56,31 +57,31 @@ def constants_for(kinds: Collection[str], file: Path | None) -> Constants:
     profile = read_profile(found)
     if set(kinds) != {profile.kind}:
         raise CliError(
-            f"{found}: is of {profile.kind}, and the job is planned for {', '.join(sorted(set(kinds)))}; leave"
-            " --profile out, or calibrate by a run on those"
+            f"{found}: is a profile for {profile.kind}, but the job is planned for {', '.join(sorted(set(kinds)))};"
+            " remove --profile, or use a profile from a run on the same GPU type"
         )
     return profile.constants
 
 
 def default_constants(kinds: Collection[str]) -> Constants:
-    """Where no run has shown more."""
+    """The constants to plan with if there is no profile."""
     return cpu_constants() if set(kinds) == {CPU_NAME} else Constants()
 
 
 def default_file(kind: str) -> Path:
-    """Where the profile of a kind is kept, and looked for."""
+    """The path of the user's profile for a GPU type: written by --calibrate, read by later plans."""
     name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in kind)
     return settings.profile_folder() / f"{name}.json"
 
 
 def read_profile(file: Path) -> Profile:
-    """Raises CliError where it cannot be read, or says something that is not understood."""
+    """Reads a profile. Raises CliError if it cannot be read or has an invalid value."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CliError(f"{file}: cannot be read ({error.strerror}); check --profile") from None
     except (ValueError, RecursionError) as error:
-        raise CliError(f"{file}: is no JSON ({one_line(error)}); {_AGAIN}") from None
+        raise CliError(f"{file}: is not valid JSON ({one_line(error)}); {_AGAIN}") from None
     if isinstance(data, dict):
         given = data.get("constants")
         if isinstance(given, dict):
@@ -94,12 +95,14 @@ def read_profile(file: Path) -> Profile:
         bounds = {"ge": "must be at least", "le": "must be at most"}
         limits = [f"{bounds[name]} {limit:g}" for name, limit in problem.get("ctx", {}).items() if name in bounds]
         seen = one_line(json.dumps(problem["input"], default=str))[:60]
-        raise CliError(f"{where}: {''.join(limits) or 'is not understood'} (seen {seen}); {_AGAIN}") from None
+        raise CliError(f"{where}: {''.join(limits) or 'is not valid'} (seen {seen}); {_AGAIN}") from None
 
 
 def write_profile(file: Path, profile: Profile) -> None:
-    """Replaced in one piece; only what differs from the defaults is in it, so that these may change. Raises
-    CliError."""
+    """Writes a profile, or replaces it atomically. Raises CliError if that fails.
+
+    Constants that are equal to the default are left out, so that a profile follows later changes of the defaults.
+    """
     defaults = vars(default_constants({profile.kind}))
     data = {"formatVersion": 1} | _PROFILE.dump_python(profile, mode="json", by_alias=True)
     data["constants"] = {name: each for name, each in data["constants"].items() if each != defaults[name]}
@@ -109,4 +112,4 @@ def write_profile(file: Path, profile: Profile) -> None:
         unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(file)
     except OSError as error:
-        raise CliError(f"{file}: cannot be written ({error.strerror}); name another file with --profile") from error
+        raise CliError(f"{file}: cannot be written ({error.strerror}); choose another file with --profile") from error

@@ -1,7 +1,7 @@
-"""`rljob plan --from-run` and `--calibrate`: a run's folder, read for a comparison with its plan.
+"""Reads a run's folder, so that `rljob plan --from-run` and `--calibrate` can compare the run with its plan.
 
 runs/x/  resolved.yaml, or job.yaml      the job as it ran
-         metrics.jsonl                   of every step
+         metrics.jsonl                   a line of metrics for every step
 """
 
 from __future__ import annotations
@@ -25,45 +25,46 @@ METRICS_FILE_NAME = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's folder says."""
+    """A run: its job, its metrics and its state."""
 
     folder: Path
     job: RLJob
     lines: tuple[MetricsLine, ...]
+    """The numbers of each line of metrics.jsonl."""
     state: str
-    """`step 12 of 12, Complete`; empty where nothing says it."""
+    """Progress and phase, `step 12 of 12, Complete`; empty if the folder has no run state."""
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Raises CliError for a folder without a job, or without metrics of a step."""
+    """Reads a run's folder. Raises CliError if it has no job, or no metrics."""
     if not folder.is_dir():
-        raise CliError(f"{folder}: there is no such folder; name that of a run, such as runs/NAME")
+        raise CliError(f"{folder}: is not a folder; pass the folder of a run, such as runs/NAME")
     job = _job(folder)
     lines = _metrics(folder / METRICS_FILE_NAME)
     return RunRecord(folder, job, lines, _state(folder))
 
 
 def _job(folder: Path) -> RLJob:
-    """`resolved.yaml` says what `Auto` became; a run that never trained has job.yaml alone."""
+    """The job of the run: `resolved.yaml`, with the values chosen for `Auto`, or `job.yaml` if it never trained."""
     for name in (RESOLVED_JOB_FILE_NAME, JOB_FILE_NAME):
         if (folder / name).is_file():
             try:
                 return load_job_file(folder / name)
             except JobFileError as error:
                 raise CliError(
-                    f"{folder / name}: this version cannot read it ({one_line(error)}); use the version of rljob that"
-                    " made the run, or mend the file"
+                    f"{folder / name}: this version of rljob cannot read it ({one_line(error)}); use the version that"
+                    " made the run, or fix the file"
                 ) from None
-    raise CliError(f"{folder}: holds no {JOB_FILE_NAME}, so it is not the folder of a run; name one such as runs/NAME")
+    raise CliError(f"{folder}: has no {JOB_FILE_NAME}, so it is not the folder of a run; pass one, such as runs/NAME")
 
 
 def _metrics(file: Path) -> tuple[MetricsLine, ...]:
-    """Of each line the numbers. The last line may be half written, while the run goes on."""
+    """The numbers of each line. The last line may be incomplete while the run goes on; it is skipped then."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CliError(
-            f"{file.parent}: holds no {file.name}: no step of the run was finished; wait for one, or name another run"
+            f"{file.parent}: has no {file.name}, because no step has finished; wait for one, or pass another run"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{file}: cannot be read ({one_line(error)}); check the file") from None
@@ -75,7 +76,7 @@ def _metrics(file: Path) -> tuple[MetricsLine, ...]:
         except (ValueError, RecursionError) as error:
             if number == len(rows):
                 break
-            raise CliError(f"{file}: line {number} is no JSON ({one_line(error)}); remove the line") from None
+            raise CliError(f"{file}: line {number} is not valid JSON ({one_line(error)}); remove the line") from None
         if isinstance(data, dict):
             found.append({name: float(value) for name, value in data.items() if _is_number(value)})
     return tuple(found)

@@ -1,4 +1,4 @@
-"""`rljob plan --from-run`, `--calibrate`: what is shown. Short first; the last line says what to change first."""
+"""Formats the output of `rljob plan --from-run` and `--calibrate`. The last line has the most useful changes."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from rljob_planner.kv_cache import GIB
 
 TUNING_PAGE = "docs/tuning.md"
 _FAR_OFF = 1.3
-"""A prediction that is so many times too high or too low is marked."""
+"""A prediction that is too high or too low by this factor is printed in yellow."""
 _MAX_PHASES = 2
+"""The number of phases that are printed for a suggested change."""
 ComparedRun = tuple[str, tuple[ComparedTime, ...], tuple[ComparedTime, ...]]
-"""A run's name, its times beside those by the new constants, and beside those by the ones before."""
+"""A run's name, its times compared with predictions by the new constants, and with those by the constants before."""
 
 
 def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
-    """All that is shown of a run."""
+    """The comparison of a run with its plan, line by line."""
     facts = report.facts
     state = f" ({report.state})" if report.state else ""
     yield Text(f"{report.name}{state}", "bold")
-    without_first = ", the first left out" if facts.num_steps > 1 else ""
+    without_first = ", the first not counted" if facts.num_steps > 1 else ""
     yield Text(f"  {facts.num_steps} steps{without_first}; responses {report.plan.workload.lengths.assumption}")
     source = f"constants calibrated by {report.constants}"
     if report.constants == "defaults":
-        source = "the default constants; `rljob plan --calibrate` fits them to this run"
-    yield Text(f"  predicted by {source}")
+        source = "default constants; rljob plan --calibrate fits them to this run"
+    yield Text(f"  predicted with {source}")
     yield Text()
-    yield from _time_table(report.times, "Seconds of a step, predicted beside measured (median, range of the steps)")
+    yield from _time_table(report.times, "Seconds per step, predicted and measured (median and range of the steps)")
     for phase in report.plan.step.phases if explain else ():
         yield Text(f"    {phase.name}: {phase.formula}", "dim")
     yield Text()
     if report.memory:
-        yield Text("GiB of the fullest worker, with rows as long as they were", "bold")
+        yield Text("GiB on the fullest worker, predicted for the row lengths of the run", "bold")
         rows = [
             (each.name, _gibibytes(each.predicted), _gibibytes(each.measured), _ratio(each.ratio))
             for each in report.memory
         ]
-        yield from table(("OWNER OR MOMENT", "PREDICTED", "MEASURED", "RATIO"), rows, "  ")
+        yield from table(("OWNER OR PHASE", "PREDICTED", "MEASURED", "RATIO"), rows, "  ")
         yield Text()
     if report.findings:
         yield Text("What the run shows", "bold")
@@ -54,14 +55,14 @@ def run_lines(report: RunReport, *, explain: bool) -> Iterator[Text]:
 
 
 def calibration_lines(file: str, kind: str, runs: Sequence[ComparedRun]) -> Iterator[Text]:
-    """What a fit has changed."""
+    """The fitted predictions beside the measured times of each run, and where the profile is."""
     for name, after, before in runs:
-        yield from _time_table(after, f"{name}: seconds of a step by the fitted constants, beside measured ones")
+        yield from _time_table(after, f"{name}: seconds per step, predicted with the fitted constants and measured")
         step = next((each for each in before if each.name == STEP), None)
         if step is not None and step.predicted is not None:
-            yield Text(f"  (before: {number(step.predicted.likely)} s)", "dim")
+            yield Text(f"  (predicted before the fit: {number(step.predicted.likely)} s per step)", "dim")
         yield Text()
-    yield Text(f"Wrote {file}, for plans on {kind}.", "green")
+    yield Text(f"Wrote {file}, a profile for plans on {kind}.", "green")
 
 
 def _time_table(times: Sequence[ComparedTime], title: str) -> list[Text]:
@@ -70,7 +71,7 @@ def _time_table(times: Sequence[ComparedTime], title: str) -> list[Text]:
     for each in times:
         likely = 0.0 if each.predicted is None else each.predicted.likely
         seen = each.measured
-        # Below a twentieth of the step it hardly counts.
+        # Less than a twentieth of the step hardly counts, so its error is not marked.
         is_small = max(likely, seen.median if seen else 0.0) < 0.05 * step
         measured = (number(seen.median), f"{number(seen.low)} to {number(seen.high)}") if seen else ("", "")
         predicted = "" if each.predicted is None else number(likely)
@@ -93,30 +94,30 @@ def _ratio(ratio: float | None, *, is_small: bool = False) -> Text:
 
 def _advice_lines(report: RunReport) -> Iterator[Text]:
     if not report.advice:
-        yield Text("No change of the job's fields makes a step 1 % shorter, by the model.", "bold")
+        yield Text("No change of a job field makes a step at least 1 % shorter.", "bold")
         return
     before = report.plan.step.total.likely
-    yield Text("What to change, each worked out anew; the largest gain first", "bold")
+    yield Text("Suggested changes, each computed on its own, largest gain first", "bold")
     for advice in report.advice:
         yield from _one_advice(advice, before)
     yield Text()
-    # What to change first: all together of what costs nothing but memory.
+    # The changes that cost nothing but memory, all together.
     line = Text("Advice: ", "bold")
     if report.together:
         changes = ", ".join(f"{each.change.field}: {each.change.value}" for each in report.together)
         after = report.together[-1].step.likely
-        line.append(f"{changes} -> a step of {number(after)} instead of {number(before)} s, by the model.")
+        line.append(f"set {changes}; predicted: {number(after)} s per step instead of {number(before)} s")
     else:
-        line.append("nothing that leaves learning and GPUs as they are makes a step 1 % shorter, by the model.")
+        line.append("no change makes a step at least 1 % shorter without affecting learning or adding GPUs.")
     yield line
 
 
 def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
     change, worst = advice.change, advice.worst
-    price = "; but it changes what is learned" if advice.changed.changes_learning else ""
+    price = "; but it affects learning" if advice.changed.changes_learning else ""
     if advice.more_gpus:
         gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
-        price = f"; but it takes {gpus}, in a pool of that name"
+        price = f"; but it needs {gpus}, in a new pool of that name"
     yield Text(f"  ~ {change.field}: {change.before} -> {change.value}", "yellow")
     memory = f"{worst.phase.value} {worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB, {advice.verdict.value}"
     step = f"step {number(before)} -> {number(advice.step.likely)} s ({advice.share:.0%} less)"

@@ -1,6 +1,6 @@
-"""`rljob plan --search`: the best placements of a job's roles, and why the others lose.
+"""Formats the output of `rljob plan --search`: the best placements of a job's roles, and why the others are slower.
 
-Where nothing fits, those of the job with the changes of its training that would make it fit.
+If no placement fits, it shows those of the job with the changes of its training that would make it fit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rljob_planner.search.ranking import Candidate
 from rljob_planner.workload import Placement
 
 _NOT_TRIED = (
-    "Not tried: pools of parts of nodes, or of other numbers than 1, 2, 3, 4, 6, 8, 12, 16, ... nodes; pools on two"
-    " kinds of nodes; sequence and tensor parallelism over nodes or beyond 8; settings of the job such as"
+    "Not tried: pools with part of a node, or with a number of nodes other than 1, 2, 3, 4, 6, 8, 12, 16, ...; pools"
+    " with nodes of two GPU types; sequence and tensor parallelism across nodes or above 8; job settings such as"
     " maxTokensPerMicroBatch and rollout.gpuMemoryUtilization."
 )
 
 
 def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
-    """The job with these values in its fields; `rewards[]` in a field is the reward with a model."""
+    """The job with these values in its fields. `rewards[]` in the path of a field means the reward with a model."""
     wire = spec.to_wire()
     for change in changes:
         *way, last = change.field.removeprefix("spec.").split(".")
@@ -59,12 +59,15 @@ def changed_spec(spec: RLJobSpec, changes: Sequence[Change]) -> RLJobSpec:
 def search_lines(
     found: SearchResult, head: PlanHead, file: RLJobSpec, planned: RLJobSpec, own: Plan | None, *, explain: bool
 ) -> Iterator[Text]:
-    """The best placements, and the first of those that can run in full. `own` is the plan of the `file` as it is, None
-    where its pools do not fit into the cluster; `planned` is the file with the best placement that can run."""
+    """The best placements, then the best supported one in detail.
+
+    `own` is the plan of the job file as it is, None if the cluster has no room for its pools. `planned` is the job with
+    the best supported placement.
+    """
     shown, title = _shown(found)
     yield from head_lines(shown, head)
     if own is not None:
-        yield Text(f"  {'as it is':12} a step {number(own.step.total.likely)} s, memory {own.verdict.value}")
+        yield Text(f"  {'as written':12} {number(own.step.total.likely)} s per step, memory {own.verdict.value}")
         yield wrapped(placement_words(own.placement), " " * 15, "dim")
     yield Text()
     if found.candidates:
@@ -80,10 +83,11 @@ def search_lines(
     if (free := head.num_gpus - shown.placement.num_gpus) > 0:
         yield Text()
         yield wrapped(
-            f"{free} of the {head.num_gpus} GPUs stay free: nothing that runs today is clearly faster with them."
+            f"{free} of the {head.num_gpus} GPUs stay free: no supported placement is clearly faster with them."
         )
     if not found.candidates:
         yield from knob_lines(shown)
+        yield Text()
         yield wrapped(" ".join(found.advice))
     if found.best_today is not None:
         yield Text()
@@ -93,13 +97,14 @@ def search_lines(
 
 
 def _shown(found: SearchResult) -> tuple[Plan, str]:
-    """What is shown in full, and its title."""
+    """The plan that is shown in detail, and its title."""
     if found.best_today is not None:
-        return found.best_today.plan, "The best" if found.candidates[0].runs_today else "The best that runs today"
+        is_first = found.candidates[0].runs_today
+        return found.best_today.plan, f"The best {'' if is_first else 'supported '}placement in detail"
     if found.candidates:
-        return found.candidates[0].plan, "None of these can run yet; the first in full"
+        return found.candidates[0].plan, "None of these is supported yet; the first one in detail"
     assert found.missed is not None, "a search finds something or says what came closest"
-    return found.missed, "No mapping fits. The nearest miss"
+    return found.missed, "No placement fits; the closest one in detail"
 
 
 def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change]) -> Iterator[Text]:
@@ -118,7 +123,7 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
         )
     assumed = " and ".join(f"{change.field}: {change.value}" for change in changes)
     yield Text(f"The best placements{f' with {assumed}' if assumed else ''}", "bold")
-    head, *lines = table(("", "STEP s", "RANGE", "", "GiB", "RUNS TODAY", "WHERE"), rows, "  ")
+    head, *lines = table(("", "STEP, s", "RANGE", "", "MEMORY, GiB", "SUPPORTED", "PLACEMENT"), rows, "  ")
     yield head
     for line, candidate in zip(lines, candidates, strict=True):
         yield line
@@ -129,9 +134,9 @@ def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change])
 def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, head: PlanHead) -> Iterator[Text]:
     lines = differences(file, planned)
     if lines:
-        yield Text("In the file (--write FILE writes it)", "bold")
+        yield Text("Changes in the job file (--write FILE writes a new one)", "bold")
     else:
-        yield Text("The file has these pools and places already.")
+        yield Text("The job file has this placement already.")
     for line in lines:
         yield Text(f"  ~ {line}", "yellow")
     others = []
@@ -142,8 +147,10 @@ def _change_lines(file: RLJobSpec, planned: RLJobSpec, placement: Placement, hea
         if not kinds and gpu.name not in head.gpus.labels:
             others.append(f"{pool.name} {gpu.name}")
         elif other := next((kind.name for kind in kinds if kind.name != gpu.name), None):
-            sentence = f"! pool {pool.name}: the nodes that it selects have {other}, and here it is on {gpu.name}"
-            yield wrapped(f"{sentence}; change its nodeSelector or affinity.", "  ", "yellow")
+            sentence = (
+                f"! pool {pool.name}: its nodeSelector or affinity selects {other}, but this plan uses {gpu.name}"
+            )
+            yield wrapped(f"{sentence}; change it.", "  ", "yellow")
     if len({group.gpu.name for group in head.gpus.cluster}) > 1 and others:
-        sentence = f"The cluster has several kinds of GPUs. Select nodes for {', '.join(others)} in"
-        yield wrapped(f"{sentence} template.nodeSelector, for example by the label {PRODUCT_LABEL}.", "  ")
+        sentence = f"The cluster has several GPU types. Select the nodes of each pool ({', '.join(others)}) in its"
+        yield wrapped(f"{sentence} template.nodeSelector, for example with the label {PRODUCT_LABEL}.", "  ")

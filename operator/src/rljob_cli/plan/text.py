@@ -1,6 +1,6 @@
-"""`rljob plan`: what is shown of a plan, short first, its last line the sum of it.
+"""Formats a plan for the terminal: the job, memory by phase, seconds by phase, changes, and a one-line summary.
 
-Numbers of memory are GiB of one GPU, the fullest of its pool. A range of seconds is `likely (low to high)`.
+Memory is in GiB on the fullest GPU of a pool. Seconds are printed as `likely (low to high)`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.TOO_LARGE: "red"}
 _MAX_KNOBS = 5
+"""The number of changes that are printed; --json has all."""
 _WIDTH = 118
+"""Columns of a line of text."""
 
 
 @dataclass(frozen=True)
 class PlanHead:
-    """What a plan is of."""
+    """What the head of the output needs beside the plan."""
 
     job: str
-    """Its name."""
+    """The job's name."""
     gpus: PoolGpus
     shapes: Mapping[Role, FoundShape]
     constants: str
-    """Where the planner's constants are from."""
+    """Where the planner's constants come from: `defaults`, or the runs that they were fitted to."""
 
     @property
     def num_gpus(self) -> int:
-        """That there are."""
+        """All GPUs that the job may use; a placement may leave some free."""
         return sum(group.num_gpus for group in self.gpus.cluster)
 
 
 def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator[Text]:
-    """All that is shown."""
+    """The whole output of a plan without --search."""
     yield from head_lines(plan, head)
     for pool in plan.placement.pools:
         yield Text(f"  {'pool ' + pool.name:12} {_pool_words(pool)}")
@@ -54,17 +56,17 @@ def plan_lines(plan: Plan, head: PlanHead, *, explain: bool = False) -> Iterator
 
 
 def plan_body(plan: Plan, *, explain: bool) -> Iterator[Text]:
-    """Memory of each pool, seconds of a step, and what is to be known beside the numbers."""
+    """Memory of each pool, seconds of a step, and notes."""
     for name, phases in plan.phases.items():
         yield Text()
         pool = f" of pool {name}" if len(plan.phases) > 1 else ""
-        yield Text(f"Memory of one {_unit(plan)}{pool}, GiB", "bold")
-        head, *rows = table(("PHASE", "  USED", "    OF", "", "WHAT"), [_memory_row(each) for each in phases], "  ")
+        yield Text(f"Memory of the fullest {_unit(plan)}{pool}, GiB", "bold")
+        head, *rows = table(("PHASE", "  USED", " LIMIT", "", "USED BY"), [_memory_row(each) for each in phases], "  ")
         yield head
         for line, phase in zip(rows, phases, strict=True):
             yield line
             for part in phase.parts if explain else ():
-                yield Text(f"      {part.owner:24} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
+                yield Text(f"      {part.owner:28} {part.num_bytes / GIB:8.2f}  {part.formula}", "dim")
     yield Text()
     yield from _time_lines(plan, explain=explain)
     for note in plan.notes:
@@ -73,7 +75,7 @@ def plan_body(plan: Plan, *, explain: bool) -> Iterator[Text]:
 
 
 def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
-    """The job, its models, what a step is."""
+    """The job, its GPUs, its models, and what one step does."""
     workload, lengths = plan.workload, plan.workload.lengths
     noun = _unit(plan) + ("" if head.num_gpus == 1 else "s")
     used = plan.placement.num_gpus
@@ -93,14 +95,15 @@ def head_lines(plan: Plan, head: PlanHead) -> Iterator[Text]:
     yield Text(f"  {'lengths':12} {tokens}")
     if lengths.assumption:
         yield wrapped(lengths.assumption, " " * 15, "dim")
-    words = "defaults; after a run, rljob plan --calibrate FOLDER fits them to its machine"
+    origin = "defaults; rljob plan --calibrate FOLDER fits them to a run on your machine"
     if head.constants != "defaults":
-        words = f"calibrated by {head.constants}"
-    yield Text(f"  {'constants':12} {wrapped(words, ' ' * 15).plain.lstrip()}")
+        origin = f"calibrated by {head.constants}"
+    yield Text(f"  {'constants':12} {wrapped(origin, ' ' * 15).plain.lstrip()}")
 
 
 def placement_words(placement: Placement) -> str:
-    """`actor+rollout on 1x8 H100 (shards of 4, TP 2); ref on 1x8 H100`. TP is tensor, SP sequence parallel."""
+    """A placement as text: `actor+rollout on 1x8 H100 (shards of 4, TP 2); ref on 1x8 H100`. TP is tensor parallelism,
+    SP sequence parallelism."""
     words = "; ".join(_pool_words(pool) for pool in placement.pools)
     return words if placement.schedule is Schedule.SYNCHRONOUS else f"{words}; {placement.schedule.value}"
 
@@ -123,23 +126,24 @@ def _pool_words(pool: PlacedPool) -> str:
 
 def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
     verdict = verdict_of((phase,))
-    words = {
+    outcome = {
         Verdict.FITS: "fits",
-        Verdict.TIGHT: f"tight, {phase.spare / GIB:.1f} left",
+        Verdict.TIGHT: f"tight, {phase.spare / GIB:.1f} free",
         Verdict.TOO_LARGE: f"{-phase.spare / GIB:.1f} too much",
     }[verdict]
     if phase.lacks > 0:
-        words = f"KV cache {phase.lacks / GIB:.1f} short"
+        outcome = f"KV cache {phase.lacks / GIB:.1f} too small"
     shares = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
     total, limit = (f"{each / GIB:>6.1f}" for each in (phase.total, phase.limit))
-    return phase.phase.value, total, limit, Text(words, _STYLES[verdict]), shares
+    return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), shares
 
 
 _ENGINE_OWNERS = ("rollout weights", "engine", "KV cache", "sleeping engine")
+"""How the owners of the rollout engine's memory begin."""
 
 
 def _by_owner(phase: PhaseMemory) -> dict[str, float]:
-    """Parts by role; what is none's has its own name."""
+    """Bytes by role. A part of no role keeps its own name."""
     sums: dict[str, float] = {}
     for part in phase.parts:
         role = next((role.value for role in Role if part.owner.startswith(f"{role.value} ")), None)
@@ -149,7 +153,7 @@ def _by_owner(phase: PhaseMemory) -> dict[str, float]:
 
 
 def _time_lines(plan: Plan, *, explain: bool) -> Iterator[Text]:
-    """The phases of a step, their sum, and all steps."""
+    """The seconds of each phase, of a step, and of all steps."""
     total, run, hours = plan.step.total, plan.run_seconds, plan.gpu_hours
     rows = []
     for phase in plan.step.phases:
@@ -162,7 +166,7 @@ def _time_lines(plan: Plan, *, explain: bool) -> Iterator[Text]:
     of_gpus = f"{number(hours.likely)} ({number(hours.low)} to {number(hours.high)}) {_hours(plan)}"
     rows.append((name, f"{length(run.likely):>6}", spread, "", of_gpus))
     head, *lines = table(("PHASE", "LIKELY", "RANGE", "SHARE", "BOUND BY"), rows, "  ")
-    yield Text("Seconds of a step", "bold")
+    yield Text("Seconds per step", "bold")
     yield head
     for line, phase in zip(lines, plan.step.phases, strict=False):
         yield line
@@ -171,71 +175,71 @@ def _time_lines(plan: Plan, *, explain: bool) -> Iterator[Text]:
 
 
 def seconds_cells(seconds: Seconds) -> tuple[str, str]:
-    """What is likely, and the range."""
+    """The likely seconds, and the range."""
     return f"{number(seconds.likely):>6}", f"{number(seconds.low)} to {number(seconds.high)}"
 
 
 def number(value: float) -> str:
-    """Three digits, and no more than two behind the point."""
+    """A number with three significant digits, and at most two decimals."""
     if value >= 99.5:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
 
 
 def knob_lines(plan: Plan) -> Iterator[Text]:
-    """What would make it fit, or give it room."""
+    """The changes that would make the job fit or, if it is tight, give it more room."""
     if plan.verdict is Verdict.FITS:
         return
     yield Text()
     if not plan.knobs:
-        what = "makes it fit" if plan.verdict is Verdict.TOO_LARGE else "gives it more room"
-        yield Text(f"Nothing that was tried {what}.", "bold")
+        effect = "makes the job fit" if plan.verdict is Verdict.TOO_LARGE else "gives the job more room"
+        yield Text(f"None of the changes that were tried {effect}.", "bold")
         if plan.nearest_miss is not None:
-            yield Text("The nearest miss:")
+            yield Text("The closest one:")
             yield from _knob_lines([plan.nearest_miss])
         return
-    what = "What would make it fit" if plan.verdict is Verdict.TOO_LARGE else "What would give it room"
-    yield Text(f"{what}, each worked out anew", "bold")
+    effect = "make the job fit" if plan.verdict is Verdict.TOO_LARGE else "give the job more room"
+    yield Text(f"Changes that {effect} (each ~ alone is enough)", "bold")
     yield from _knob_lines(plan.knobs[:_MAX_KNOBS])
     if (left := len(plan.knobs) - _MAX_KNOBS) > 0:
-        yield Text(f"  and {left} more with --json", "dim")
+        yield Text(f"  {left} more with --json", "dim")
 
 
 def _knob_lines(knobs: Sequence[Knob]) -> list[Text]:
-    """A row for each; of several changes each has a row of its own."""
+    """A row for each knob. If a knob has several changes, all are needed, and each has its own row."""
     rows: list[tuple[str | Text, ...]] = []
     for knob in knobs:
         worst, seconds = knob.worst, knob.step_seconds
         memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
         if worst.lacks > 0:
-            memory = f"KV cache {worst.lacks / GIB:.1f} short"
+            memory = f"KV cache {worst.lacks / GIB:.1f} too small"
         step = "" if seconds is None else number(seconds.likely)
         first, *others = [Text(f"~ {each.field}: {each.before} -> {each.value}", "yellow") for each in knob.changes]
         rows.append((first, memory, Text(knob.verdict.value, _STYLES[knob.verdict]), step))
         rows += [(Text(f" {text.plain[1:]}", "yellow"), "", "", "") for text in others]
-    return table(("CHANGE", "GiB", "", "STEP s"), rows, "  ")
+    return table(("CHANGE", "MEMORY, GiB", "", "STEP, s"), rows, "  ")
 
 
 def last_line(plan: Plan, condition: str = "") -> Text:
-    """`Plan: fits, ...`, or `Plan: fits CONDITION, ...`"""
+    """The summary: `Plan: fits, ...`, or `Plan: fits CONDITION, ...`."""
     worst, total = plan.worst, plan.step.total
     where = f" on pool {worst.pool}" if len(plan.phases) > 1 else ""
     memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB in {worst.phase.value}{where}"
     if worst.lacks > 0:
-        memory = f"in {worst.phase.value}{where} the KV cache is {worst.lacks / GIB:.1f} GiB short"
+        memory = f"the KV cache is {worst.lacks / GIB:.1f} GiB too small in {worst.phase.value}{where}"
     line = Text("Plan: ", "bold")
     line.append(plan.verdict.value, f"bold {_STYLES[plan.verdict]}")
     line.append(f" {condition}" if condition else "")
     steps = f"{plan.workload.num_steps:,} step{'' if plan.workload.num_steps == 1 else 's'}"
     line.append(
-        f", {memory}; a step {number(total.likely)} s ({number(total.low)} to {number(total.high)});"
-        f" {steps} {length(plan.run_seconds.likely)}, {number(plan.gpu_hours.likely)} {_hours(plan)}"
+        f", {memory}; {number(total.likely)} s per step ({number(total.low)} to {number(total.high)});"
+        f" {steps} in {length(plan.run_seconds.likely)}, {number(plan.gpu_hours.likely)} {_hours(plan)}"
     )
     return line
 
 
 def wrapped(sentence: str, indent: str = "", style: str = "") -> Text:
-    """A sentence on as many lines as it takes."""
+    """A sentence, wrapped at 118 columns."""
     filled = textwrap.fill(sentence, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     return Text(filled, style)
 
@@ -245,4 +249,4 @@ def _unit(plan: Plan) -> str:
 
 
 def _hours(plan: Plan) -> str:
-    return "hours of workers" if _unit(plan) == "worker" else "GPU-hours"
+    return "worker-hours" if _unit(plan) == "worker" else "GPU-hours"

@@ -1,6 +1,7 @@
-"""`rljob plan --search --write FILE`: the job file with other values, everything else as it was written.
+"""Writes the job that `rljob plan --search` found: a copy of the job file with some values changed.
 
-Comments and the order of fields stay. What is written is read again before, and must be the job that was planned.
+Comments and the order of fields stay as they are. Before the file is written, its text is read again and must be the
+job that was planned.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from rljob_cli.differences import named_entries
 from rljob_cli.errors import CliError
 
 _WIDTH = 4096
-"""Of lines: none is broken that was not broken before."""
+"""Columns of a line. So many that ruamel.yaml wraps no line of the file."""
 _FIRST_ENTRY = re.compile(r"^( *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?: *(?:#[^\n]*)?\n)*( *)- ", re.MULTILINE)
+"""A key and the first `- ` of its list, with empty lines and comments between them. Groups: both indentations."""
 
 Wire = dict[str, object]
+"""A block of a job file in its JSON form."""
 
 
 def write_changed(source: str, target: Path, old: RLJobSpec, new: RLJobSpec) -> None:
-    """Writes `target`, a new file: the job file `source`, whose spec is `old`, with the spec `new`.
+    """Writes a new file `target`: the text `source` of a job file, with its spec `old` changed to `new`.
 
-    Raises CliError where `target` exists or cannot be written, and where what would be written is no valid job."""
+    Raises CliError if `target` exists, if it cannot be written, and if the result would not be a valid job."""
     text = changed_text(source, old, new, str(target))
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise CliError(f"--write: {target} exists already; give another name") from None
+        raise CliError(f"--write: {target} already exists; choose another name") from None
     except OSError as error:
         raise CliError(f"--write: {target} cannot be written ({error.strerror}); check the path") from None
 
 
 def changed_text(text: str, old: RLJobSpec, new: RLJobSpec, target: str = "job") -> str:
-    """The text of a job file, whose spec is `old`, with the spec `new`; what equals its default is left out. Raises
-    CliError where that is no valid job."""
+    """The text of a job file with its spec `old` changed to `new`. Values that equal their default are left out.
+
+    Raises CliError if the result is not a valid job."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = _WIDTH
@@ -57,43 +61,43 @@ def changed_text(text: str, old: RLJobSpec, new: RLJobSpec, target: str = "job")
     try:
         found = load_job_text(written, target).spec
     except JobFileError as error:
-        raise CliError(f"--write: the mapping breaks a rule of job files, and nothing is written:\n{error}") from None
+        raise CliError(f"--write: nothing was written, because the changed job file is not valid:\n{error}") from None
     if _wire(found) != _wire(new):
         raise CliError(
-            "--write: the file's pools and roles are written in a way that cannot be changed here (an alias, perhaps);"
-            " write them out, or change them by hand"
+            "--write: nothing was written, because the job file's pools and roles cannot be changed automatically"
+            " (perhaps they use YAML aliases); write them without aliases, or change them by hand"
         )
     return written
 
 
 def _offset_of_entries(text: str) -> int:
-    """How far the entries of lists are indented in this file."""
+    """The number of columns by which this file indents the entries of a list below its key."""
     found = _FIRST_ENTRY.search(text)
     return max(0, len(found[2]) - len(found[1])) if found else 0
 
 
 def _wire(spec: RLJobSpec) -> Wire:
-    """What the job says beyond the defaults."""
-    said = _said(spec.to_wire_without_defaults())
-    assert isinstance(said, dict), "a job says something"
-    return said
+    """The fields of a job that differ from their default."""
+    fields = _without_unset(spec.to_wire_without_defaults())
+    assert isinstance(fields, dict), "some fields of a job have no default"
+    return fields
 
 
-def _said(value: object) -> object:
-    """Without what is unset, and blocks that hold nothing else."""
+def _without_unset(value: object) -> object:
+    """The value without unset fields, and without blocks that have only unset fields."""
     if isinstance(value, list):
-        return [_said(entry) for entry in value]
+        return [_without_unset(entry) for entry in value]
     if not isinstance(value, dict):
         return value
-    return {key: said for key, each in value.items() if (said := _said(each)) is not None} or None
+    return {key: kept for key, each in value.items() if (kept := _without_unset(each)) is not None} or None
 
 
-def _put(place: CommentedMap, old: Mapping[str, object], new: Mapping[str, object]) -> None:
-    """Changes a block of the file where `new` differs from `old`, and nothing else in it."""
+def _put(block: CommentedMap, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+    """Changes the fields of a block in which `new` differs from `old`, and leaves the others alone."""
     for key in old.keys() - new.keys():
-        place.pop(key, None)
+        block.pop(key, None)
     for at, (key, value) in enumerate(new.items()):
-        before, there = old.get(key), place.get(key)
+        before, there = old.get(key), block.get(key)
         if value == before:
             continue
         named = named_entries(value)
@@ -101,15 +105,16 @@ def _put(place: CommentedMap, old: Mapping[str, object], new: Mapping[str, objec
             _put(there, before if isinstance(before, dict) else {}, value)
         elif named is not None and isinstance(there, CommentedSeq):
             _put_entries(there, named_entries(before) or {}, named)
-        elif key in place:
-            place[key] = _fresh(value)
+        elif key in block:
+            block[key] = _fresh(value)
         else:
-            before_it = [list(place).index(other) for other in list(new)[:at] if other in place]
-            place.insert(max(before_it, default=-1) + 1, key, _fresh(value))
+            # A new field goes after the fields that precede it in the schema.
+            before_it = [list(block).index(other) for other in list(new)[:at] if other in block]
+            block.insert(max(before_it, default=-1) + 1, key, _fresh(value))
 
 
 def _put_entries(entries: CommentedSeq, old: Mapping[str, Wire], new: Mapping[str, Wire]) -> None:
-    """In place where the entries have their order already, so that comments between them stay."""
+    """Changes a list of named entries. If their order is right, they stay in place, with the comments between them."""
     for at in reversed(range(len(entries))):
         if entries[at]["name"] not in new:
             del entries[at]
@@ -129,7 +134,7 @@ def _put_entries(entries: CommentedSeq, old: Mapping[str, Wire], new: Mapping[st
 
 
 def _fresh(value: object) -> object:
-    """A block that is new; on one line where it holds no other."""
+    """A value as a new YAML block; a block without inner blocks is written on one line."""
     if not isinstance(value, dict):
         return value
     block = CommentedMap({key: _fresh(each) for key, each in value.items()})
