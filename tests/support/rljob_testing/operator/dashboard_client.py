@@ -1,4 +1,4 @@
-"""The operator's client of Ray dashboards, at work in a test."""
+"""The operator's client of Ray dashboards, for tests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TOKEN = "a" * 64
 
 @asynccontextmanager
 async def connected(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
-    """That of a port of this machine."""
+    """The client of a dashboard on a port of this machine."""
     async with RayClient(Metrics()) as client:
         yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
 
 
 async def observe_without_memory(found: Dashboard, submission_id: str | None) -> ObservedRay:
-    """What somebody sees there who remembers no former look."""
+    """Observes a dashboard without the memory of earlier polls."""
     return await RunWatcher(time.monotonic).observe("job", found, submission_id)

@@ -1,4 +1,4 @@
-"""A Ray dashboard within the event loop of a test, and a watcher of it."""
+"""A fake Ray dashboard in the event loop of a test, and a RunWatcher that polls it."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def state(phase: str, step: int = 1) -> str:
 
 @dataclass
 class FakeRay:
-    """A dashboard within this event loop, and what it was asked for since `asked` was last emptied."""
+    """A dashboard in this event loop. `asked` has the requests since it was last emptied."""
 
     nodes: list[dict[str, object]] = field(default_factory=lambda: [HEAD, WORKER])
     groups: list[dict[str, object]] = field(default_factory=list)
     status: str | None = "RUNNING"
-    """Of the job; None where Ray knows none."""
+    """Status of the job; None if Ray does not know the job."""
     exit_code: int | None = None
     has_stacks: bool = False
-    """Whether it knows the program that writes the job's stacks."""
+    """Whether Ray knows the job that dumps stacks."""
     state: str | None = None
     log: str = ""
     guarded: bool = True
     rejecting: bool = False
-    """It takes the token for a wrong one."""
+    """Rejects the token."""
     failing: set[str] = field(default_factory=set)
-    """What it answers with 503."""
+    """Requests to which it responds with 503."""
     asked: list[str] = field(default_factory=list)
     num_connections: int = 0
 
@@ -90,14 +90,14 @@ class FakeRay:
         return ("job", 404, "no job") if self.status is None else ("job", 200, json.dumps(known))
 
     def since(self) -> list[str]:
-        """What was asked, and from now on again."""
+        """Returns the recorded requests and clears the record."""
         found, self.asked = self.asked, []
         return found
 
 
 @dataclass
 class WatchedDashboard:
-    """A dashboard, a watcher of it, and the watcher's clock."""
+    """A fake dashboard, a watcher of it, and the watcher's clock."""
 
     ray: FakeRay
     port: int
@@ -114,7 +114,7 @@ class WatchedDashboard:
         return await self.watcher.observe("uid", self.dashboard(), submission)
 
     async def looks(self, number: int) -> list[list[str]]:
-        """What was asked in each of so many looks."""
+        """Polls this number of times and returns the requests of each poll."""
         self.ray.since()
         return [self.ray.since() for _ in range(number) if await self.look()]
 

@@ -1,7 +1,7 @@
-"""Several real Ray nodes on this machine, each with what it declares: GPUs, memory, object store, other resources.
+"""Several real Ray nodes on this machine, each with its declared GPUs, memory, object store and other resources.
 
-Addresses of the loopback network (127.0.0.2, 127.0.0.10, ...) make them nodes of their own for Ray; two nodes may also
-have one address. Not 127.0.0.1, which Ray takes for the machine's own address in some places.
+Ray treats addresses of the loopback network (127.0.0.2, 127.0.0.10, ...) as separate nodes; two nodes may also share
+one address. Do not use 127.0.0.1, which Ray takes for the machine's own address in some places.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUPPORT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class RayNode:
-    """What a node declares."""
+    """The resources that a node declares."""
 
     address: str
     num_cpus: int = 1
@@ -38,7 +38,7 @@ class RayNode:
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, object]:
-        """In Ray's words."""
+        """The arguments of Ray's `Cluster.add_node`."""
         return {
             "node_ip_address": self.address,
             "num_cpus": self.num_cpus,
@@ -50,17 +50,17 @@ class RayNode:
 
 
 class Whereabouts:
-    """Made into an actor, tells where it is."""
+    """As a Ray actor, reports where it runs."""
 
     def tell(self) -> tuple[str, list[int]]:
-        """Its node's id, and its devices."""
+        """Returns its node's id and the indices of its GPUs."""
         return ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()
 
 
 @contextmanager
 def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
-    """A cluster of these nodes, the first its head, and this process connected to it as a driver."""
-    # Ray's sockets are below this folder, and the names of sockets are short.
+    """Starts a cluster of these nodes, of which the first is the head, and connects this process to it as a driver."""
+    # Ray's sockets are in this folder, and socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True) as folder:
         cluster = _started(nodes, folder)
         try:
@@ -68,7 +68,7 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
                 address=cluster.address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # So that workers find what tests define here.
+                # Lets workers import what the tests define here.
                 runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *inherited_python_path()])}},
             )
             yield cluster
@@ -78,14 +78,14 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
 
 
 def process_ids(node: Node) -> list[int]:
-    """Of a node that was added to a cluster: its raylet's, and those of all below it."""
+    """Process ids of a node: its raylet and all processes below it."""
     [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
     return [raylet, *(process.pid for process in descendants(raylet))]
 
 
 def _started(nodes: Sequence[RayNode], folder: str) -> Cluster:
-    """Ray gives a node 30 s to come up, which one on a machine with much else to do can miss: there is more than one
-    try."""
+    """Starts the nodes. Tries more than once, because Ray gives a node 30 s to start, and a busy machine can need
+    more."""
     for start in range(1, MAX_STARTS + 1):
         cluster = Cluster()
         try:

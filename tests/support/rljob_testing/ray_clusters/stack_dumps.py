@@ -1,4 +1,4 @@
-"""`python -m rljob_trainer.pod.dump_stacks`, as the operator has it started."""
+"""Runs `python -m rljob_trainer.pod.dump_stacks` as the operator does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_testing.settings import inherited_environment
 from rljob_trainer.pod.dump_stacks import TOTAL_SECONDS
 
 SECONDS_TO_START = 60.0
-"""Beside what it gives itself, on a busy machine. Ray alone would wait for minutes."""
+"""Time for the start on a busy machine, beyond the program's own limit. Ray's own timeouts are minutes."""
 PROGRAM = """
 import sys
 from rljob_trainer.pod import dump_stacks
@@ -23,7 +23,7 @@ sys.exit(dump_stacks.main())
 
 
 class DumpedProcess(TypedDict):
-    """What the summary says of a process."""
+    """The entry of one process in the summary."""
 
     pod: str | None
     node: str | None
@@ -39,7 +39,7 @@ class DumpedProcess(TypedDict):
 
 
 class Dump(TypedDict):
-    """The summary."""
+    """The summary that the program prints."""
 
     processes: list[DumpedProcess]
     silentNodes: list[dict[str, str]]
@@ -48,7 +48,10 @@ class Dump(TypedDict):
 
 
 def dumped_stacks(run_folder: Path, ray_address: str, total_seconds: float = TOTAL_SECONDS, **variables: str) -> Dump:
-    """Its last line; it ends in time. `total_seconds`: that it has, a quarter of them for the processes of its node."""
+    """Runs the program, checks that it ends in time, and returns its last line.
+
+    `total_seconds`: its time limit. A quarter of it is for the processes of its own node.
+    """
     environment = inherited_environment() | {
         "RLJOB_RUN_FOLDER": str(run_folder),
         "RAY_ADDRESS": ray_address,
