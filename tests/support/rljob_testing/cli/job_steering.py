@@ -22,7 +22,7 @@ ASKED = "2026-01-31T12:30:00.250000Z"
 def steer(
     cluster: JobCluster, command: str, steps: Sequence[Step] | None = None, kubeconfig: Path | None = None
 ) -> tuple[int, list[str]]:
-    """Runs a command; returns its exit code and output lines. With `steps` it waits, and one step runs after each poll."""
+    """Runs a command; returns exit code and output lines. With `steps` it waits, and one step runs after each poll."""
     output, left = io.StringIO(), list(steps or ())
     seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""A user's module of advantages and losses, good ones and bad ones, as text."""
+"""The source text of a user's module with advantages and losses, valid and invalid ones."""
 
 ALGORITHM_MODULE = """
 import torch

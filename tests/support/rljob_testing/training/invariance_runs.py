@@ -1,4 +1,4 @@
-"""The training steps that `test_update_invariance` compares, and a program that makes all of them on one rank.
+"""The training steps that `test_update_invariance` compares, and a program that runs all of them on one rank.
 
 Legend: B responses.
 """
@@ -35,7 +35,7 @@ from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_LEARNED
 
 ADAPTIVE = KlController(type=KlControllerType.ADAPTIVE, adaptive=AdaptiveKl(target=1e-3, horizon=32))
-"""A step of eight learned responses changes the coefficient by at most a twentieth."""
+"""A step with eight trained responses changes the coefficient by at most a twentieth."""
 ALGORITHM = Algorithm(
     entropy_coefficient=0.01,
     kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS, controller=ADAPTIVE),
@@ -45,31 +45,31 @@ WITHOUT_KL = ALGORITHM.model_copy(update={"kl": Kl()})
 COVARIANCE = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=user_algorithms.COVARIANCE_PATH)))
 OPTIMIZER = Optimizer(learning_rate=3e-4, warmup_steps=3, schedule=Schedule.COSINE)
 LONG_REPLAY = replays.Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
-"""Two updates per step: in the second, policy and old policy differ."""
+"""Two updates per step; in the second one, the policy differs from the old policy."""
 REPLAY = replace(LONG_REPLAY, algorithm=WITHOUT_KL)
 MORE_HEADS, EXPERTS = "more-heads", "experts"
 NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 10, 3, 3
-"""Of the long run; when it is saved; how many steps follow when it is resumed."""
+"""Steps of the long run, the step at which it is saved, and the number of steps after it is resumed."""
 
 
 @dataclass(frozen=True)
 class LongRun:
-    """NUM_STEPS steps."""
+    """A run of NUM_STEPS steps."""
 
     metrics: list[dict[str, float]]
     passes: list[replays.Pass]
-    """What the actor has read in the first step; ..."""
+    """Inputs of the actor's passes in the first step."""
     reference_passes: list[replays.Pass]
-    """... what the reference has."""
+    """Inputs of the reference's passes in the first step."""
     saved: dict[str, torch.Tensor]
-    """The state after SAVED_STEP steps, ..."""
+    """State after SAVED_STEP steps."""
     later: dict[str, torch.Tensor]
-    """... and after RESUMED_STEPS more."""
+    """State after RESUMED_STEPS more steps."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run that went on from a checkpoint."""
+    """A run that was resumed from a checkpoint."""
 
     loaded: dict[str, torch.Tensor]
     metrics: list[dict[str, float]]
@@ -78,7 +78,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Uneven:
-    """An update on rows of which one rank has all that are learned from."""
+    """An update in which one rank has all rows that are used in the update."""
 
     outcome: step_cases.Outcome
     passes: list[replays.Pass]
@@ -86,21 +86,21 @@ class Uneven:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Two replicas of two shards, and what they have summed up in a step of one update."""
+    """Two replicas of two shards, and what they reduced in a step of one update."""
 
     placements: set[tuple[str, ...]]
     share: float
-    """Of the parameters' elements on this rank."""
+    """Fraction of the parameters' elements on this rank."""
     num_units: int
-    """Of FSDP2."""
+    """Number of FSDP2 units."""
     num_reduces: int
-    """Over replicas."""
+    """Number of reductions over replicas."""
     num_passes: int
 
 
 @dataclass(frozen=True)
 class OfRank:
-    """All that one rank has done. On four ranks there is no long run, and no uneven update."""
+    """All results of one rank. On four ranks there is no long run and no uneven update."""
 
     steps: dict[str, step_cases.Outcome]
     long: LongRun | None
@@ -109,8 +109,7 @@ class OfRank:
     failure: str
     other_models: dict[str, step_cases.Outcome]
     replicas: Replicas | None
-    """On four ranks."""
-    """See `failing_loss`."""
+    """Only on four ranks."""
 
 
 def checkpointed(replay: replays.Replay) -> replays.Replay:
@@ -118,7 +117,7 @@ def checkpointed(replay: replays.Replay) -> replays.Replay:
 
 
 def micro(replay: replays.Replay, max_tokens: int) -> replays.Replay:
-    """Rows have up to 19 tokens, updates about 45."""
+    """The replay with this limit per micro-batch. Rows have up to 19 tokens, updates about 45."""
     return replace(replay, max_tokens_per_micro_batch=max_tokens)
 
 
@@ -127,7 +126,7 @@ def aggregated(aggregation: LossAggregation) -> replays.Replay:
 
 
 KL_IN_REWARD = Kl(coefficient=4.0, placement=KlPlacement.REWARD)
-"""After one step, so that the KL changes gradients by as much as the scores do."""
+"""A KL coefficient with which, after one step, the KL changes the gradients as much as the scores do."""
 
 
 def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> replays.Replay:
@@ -136,8 +135,8 @@ def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> replays.Replay:
 
 
 def corrected(num_prompts_per_update: int) -> replays.Replay:
-    """Weights of whole responses, most of which are far below 1. With all prompts in one update they come of its own
-    forward pass, and nothing is rejected."""
+    """Rollout correction with weights of whole responses, most of which are far below 1. With all prompts in one update
+    the weights come from the update's own forward pass, and nothing is rejected."""
     rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=RejectionEstimator.K2, max=8.0)
     correction = RolloutCorrection(
         type=RolloutCorrectionType.SEQUENCE_TRUNCATED,
@@ -149,7 +148,7 @@ def corrected(num_prompts_per_update: int) -> replays.Replay:
 
 
 def with_loss(wire: dict[str, object]) -> replays.Replay:
-    """The loss by its paper's aggregation."""
+    """The loss with the aggregation of its paper."""
     aggregation = "TokenMean" if str(wire["type"]).endswith("Cov") else "SequenceMeanTokenMean"
     algorithm = Algorithm.from_wire({"loss": wire, "aggregation": aggregation, "dropZeroVarianceGroups": True})
     return replace(REPLAY, algorithm=algorithm)
@@ -163,15 +162,16 @@ LOSSES = {
     "DPPO by KL": with_loss(
         {"type": "DPPO", "dppo": {"divergence": "KL", "thresholdLow": 1e-6, "thresholdHigh": 1e-6}}
     ),
-    # beta multiplies the rounding of log-probabilities in the gradient: 5 leaves 1e-5 on some processors, 2 half of it.
+    # beta multiplies the rounding error of log-probabilities in the gradient: with 5 it is 1e-5 on some processors,
+    # with 2 half of that.
     "DRO": with_loss({"type": "DRO", "dro": {"beta": 2}}),
     "GSPO": with_loss({"type": "GSPO"}),
     "GMPO": with_loss({"type": "GMPO"}),
     "Clip-Cov": with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
     "KL-Cov": with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
 }
-"""All but the clipped one. Bounds are so near that some tokens meet them; of the two last so many tokens are chosen
-that one more or less would show."""
+"""All losses except Clipped. Thresholds are small, so that some tokens exceed them. For the last two losses, the number
+of selected tokens is such that one token more or less changes the result."""
 
 
 def with_token_advantage(wire: dict[str, object]) -> replays.Replay:
@@ -185,7 +185,7 @@ TOKEN_ADVANTAGES = {
     ),
     "optimal token baseline": with_token_advantage({"advantage": {"type": "OptimalTokenBaseline"}}),
 }
-"""With the KL of each token. GAE is with the critic (`test_critic`)."""
+"""Advantages with a KL penalty per token. GAE is tested with the critic (`test_critic`)."""
 FILTERED = {
     f"filtered by {scope}": replace(
         REPLAY,
@@ -268,7 +268,8 @@ CASES = ONE | OTHERS
 
 
 def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
-    """In one process per rank, because each costs seconds. Two ranks save, below `root`, what others load."""
+    """Runs everything in one process per rank, because each process costs seconds. Two ranks save checkpoints below
+    `root`, which other numbers of ranks load."""
     warnings.filterwarnings("error", "FSDP2-wrapped module")
     num_ranks = context.world_size
     if num_ranks == 2:
@@ -278,7 +279,7 @@ def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
         long_run(context) if num_ranks <= 2 else None,
         resume(root, context),
         uneven_update(context) if num_ranks <= 2 else None,
-        # Sequence ranks see the same rows, and one may fail alone, too.
+        # Sequence ranks work on the same rows, and one of them may fail alone, too.
         user_algorithms.failure_of(replace(REPLAY, sequence_parallel=2 if num_ranks == 4 else 1), context),
         steps_of_other_models(root, context),
         replicas(context) if num_ranks == 4 else None,
@@ -311,8 +312,8 @@ def replicas(context: WorkerContext) -> Replicas:
 
 
 def write_other_models(root: Path) -> None:
-    """MORE_HEADS: four heads of attention, and two of keys and values. EXPERTS: eight experts, fused in memory, and
-    an auxiliary loss of their routers."""
+    """Writes two models. MORE_HEADS has four attention heads and two key-value heads. EXPERTS has eight fused experts
+    and an auxiliary loss for its routers."""
     common = {
         "vocab_size": 16,
         "hidden_size": 64,
@@ -333,7 +334,7 @@ def write_other_models(root: Path) -> None:
 
 
 def steps_of_other_models(root: Path, context: WorkerContext) -> dict[str, step_cases.Outcome]:
-    """On one rank; on several in layouts of all kinds."""
+    """Steps of the other models: on one rank, or in all layouts of this number of ranks."""
     num_ranks = context.world_size
     layouts: dict[str, dict[int, tuple[int, int]]] = {
         MORE_HEADS: {1: (1, 1), 4: (4, 4)},
@@ -371,7 +372,7 @@ def save_after_some_steps(root: Path, context: WorkerContext) -> None:
 
 
 def resume(root: Path, context: WorkerContext) -> Resumed:
-    """Four ranks go on as two replicas of two shards, and save in between."""
+    """Resumes the saved run. Four ranks resume as two replicas of two shards, and save a checkpoint in between."""
     [folder] = root.glob("step-*")
     replay = LONG_REPLAY if context.world_size != 4 else replace(LONG_REPLAY, shard_size=2, sequence_parallel=2)
     run = replays.replayed_run(replay, context)
@@ -386,7 +387,7 @@ def resume(root: Path, context: WorkerContext) -> Resumed:
 
 
 def uneven_update(context: WorkerContext) -> Uneven:
-    """The first eight of sixteen rows are learned from. On two ranks the second has nothing to learn from."""
+    """An update on sixteen rows of which only the first eight are used. With two ranks, the second has none of them."""
     run = replays.replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
     rollouts, sampling = replays.ReplayedRollouts(), run.replay.plan(1).sampling
     batch = rollouts.run(replays.prompts_of(0, 4), 4, sampling, torch.tensor([3])).batch

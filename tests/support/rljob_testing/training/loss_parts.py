@@ -1,4 +1,4 @@
-"""Mini-batches for tests of policy losses, and what a loss makes of them as a whole and in parts.
+"""Mini-batches for tests of policy losses, and the results of a loss on a whole mini-batch and on its parts.
 
 Legend: B rows, N response tokens, row after row.
 """
@@ -20,7 +20,7 @@ from rljob_trainer.algorithms.loss_registry import policy_loss
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Rows of tokens; a row may be empty."""
+    """Rows of response tokens; a row may be empty."""
 
     lengths: tuple[int, ...]
     logprobs_N: Tensor
@@ -29,7 +29,7 @@ class MiniBatch:
     rollout_logprobs_N: Tensor
 
     def rows(self, chosen: Sequence[int]) -> MiniBatch:
-        """These rows, in this order."""
+        """A mini-batch of these rows, in this order."""
 
         def of(values_N: Tensor) -> Tensor:
             found = torch.split_with_sizes(values_N, list(self.lengths))
@@ -44,7 +44,7 @@ class MiniBatch:
         )
 
     def seen(self) -> WholeInputs:
-        """For the pass over the whole mini-batch."""
+        """Inputs of the pass over the whole mini-batch."""
         return WholeInputs(
             token_rows.rows_of(*self.lengths),
             self.logprobs_N,
@@ -54,7 +54,7 @@ class MiniBatch:
         )
 
     def inputs(self, logprobs_N: Tensor, whole: Mapping[str, Tensor]) -> LossInputs:
-        """With these log-probabilities in the place of its own."""
+        """Inputs of the loss with these log-probabilities instead of `self.logprobs_N`."""
         columns = {ROLLOUT_LOGPROBS: self.rollout_logprobs_N}
         return LossInputs(
             token_rows.rows_of(*self.lengths), logprobs_N, self.old_logprobs_N, self.advantages_N, columns, whole=whole
@@ -63,21 +63,21 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class Found:
-    """What a loss gave for each token, and its sums."""
+    """The losses of a loss function per token, and its sums."""
 
     losses_N: Tensor
     gradients_N: Tensor
-    """Of the sum of all losses."""
+    """Gradients of the sum of all losses."""
     sums: dict[str, float]
 
 
 def named_loss(wire: Mapping[str, object]) -> PolicyLoss:
-    """The loss that a job chooses by `algorithm.loss`."""
+    """The loss that `algorithm.loss` of a job selects."""
     return policy_loss(resolve_algorithm(Algorithm.from_wire({"loss": wire})))
 
 
 def loss_of_micro_batch(loss: PolicyLoss, batch: MiniBatch, whole: Mapping[str, Tensor]) -> Found:
-    """Of one micro-batch."""
+    """Computes the loss of one micro-batch."""
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
     found = loss.compute(batch.inputs(logprobs_N, whole))
     (gradients_N,) = torch.autograd.grad(found.losses_N.sum(), logprobs_N)
@@ -85,7 +85,7 @@ def loss_of_micro_batch(loss: PolicyLoss, batch: MiniBatch, whole: Mapping[str, 
 
 
 def losses_on_workers(loss: PolicyLoss, batch: MiniBatch, workers: Sequence[Sequence[int]]) -> dict[int, Found]:
-    """By row: each worker has these rows, and each row is a micro-batch of its own."""
+    """Computes the losses, by row, with the rows distributed over workers. Each row is a separate micro-batch."""
 
     def on_worker(rows: Sequence[int], reduce: Reduce) -> dict[int, Found]:
         mine = batch.rows(rows)
@@ -100,7 +100,7 @@ def losses_on_workers(loss: PolicyLoss, batch: MiniBatch, workers: Sequence[Sequ
 
 
 def together(loss: PolicyLoss, batch: MiniBatch) -> dict[int, Found]:
-    """By row, of all rows in one micro-batch on one worker. The sums are those of all rows, with the first."""
+    """Computes the losses, by row, with all rows in one micro-batch on one worker. Row 0 has the sums of all rows."""
 
     def alone(_: None, reduce: Reduce) -> Found:
         return loss_of_micro_batch(
@@ -114,7 +114,7 @@ def together(loss: PolicyLoss, batch: MiniBatch) -> dict[int, Found]:
 
 
 def made_batch(lengths: Sequence[int], seed: int, spread: float = 0.3, dtype: torch.dtype = torch.float32) -> MiniBatch:
-    """Of random numbers, an advantage for each row."""
+    """A random mini-batch with one advantage per row."""
     generator = torch.Generator().manual_seed(seed)
     num_tokens = sum(lengths)
 

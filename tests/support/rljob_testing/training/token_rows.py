@@ -17,15 +17,15 @@ CPU = torch.device("cpu")
 
 
 def rows_of(*lengths: int) -> Segments:
-    """Rows of these lengths."""
+    """Segments with these lengths."""
     return Segments.of(lengths, CPU)
 
 
 def rows_of_mask(mask_BT: Tensor) -> Segments:
-    """As many values in each row as the mask has ones there."""
+    """Segments with as many tokens in each row as the mask has ones."""
     return rows_of(*(int(length) for length in mask_BT.sum(dim=1)))
 
 
 def flat(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """[N]: the values where the mask is 1, row after row."""
+    """The values where the mask is 1, row after row, [N]."""
     return values_BT[mask_BT.bool()]

@@ -1,5 +1,5 @@
-"""Advantages and losses of a user: good ones, and such that fail when they are told to, after their trial run has
-passed. Where a policy loss fails on one rank only, nobody must be left waiting in a collective.
+"""Advantages and losses of a user: valid ones, and ones that fail on request after their trial run has passed. When a
+policy loss fails on one rank only, no other rank may wait in a collective.
 
 Legend: B responses, N response tokens.
 """
@@ -34,7 +34,8 @@ COVARIANCE_PATH = "rljob_testing.training.user_algorithms:covariance_loss"
 
 
 def covariances(inputs: WholeInputs, reduce: Reduce) -> Mapping[str, Tensor]:
-    """Of log-probability and advantage, token by token, about the means of all workers, and the largest of them."""
+    """The product of log-probability and advantage per token, both minus their mean over all workers, and the largest
+    absolute value of it."""
     ones_N = torch.ones_like(inputs.logprobs_N)
     sums = torch.stack([each.double().sum() for each in (inputs.logprobs_N, inputs.advantages_N, ones_N)])
     logprobs, advantages, count = reduce.sum(sums).unbind()
@@ -47,7 +48,7 @@ def covariances(inputs: WholeInputs, reduce: Reduce) -> Mapping[str, Tensor]:
 
 @policy_loss_function(needs=["rollout_logprobs"], entropy=True, squares=True, whole_pass=covariances)
 def covariance_loss(inputs: LossInputs) -> TokenLosses:
-    """The unclipped surrogate, each token weighted by what the whole mini-batch and the model's head say of it."""
+    """The unclipped surrogate with a weight per token from the whole mini-batch and from the model's head."""
     assert inputs.entropy_N is not None
     assert inputs.squares_N is not None
     weights_N = (1 + inputs.whole["covariance"] / (1 + inputs.whole["largest"])) * (
@@ -63,14 +64,14 @@ MAX_GROUPS = 16
 
 
 def baseline_on_responses(inputs: ResponseInputs) -> Tensor:
-    """[B]."""
+    """An advantage per response, [B]."""
     group_means = [inputs.rewards_B[inputs.groups_B == group].mean() for group in inputs.groups_B]
     return inputs.rewards_B - (torch.stack(group_means) + inputs.rewards_B.mean()) / 3
 
 
 @token_advantage(needs=["kl_penalties"])
 def baseline_on_tokens(inputs: TokenInputs, reduce: Reduce) -> Tensor:
-    """[N], whichever worker has the others of a group."""
+    """The same advantage per token, [N], also when a group is distributed over several workers."""
     all_rewards_B = inputs.rewards_B - inputs.segments.sum(inputs.columns["kl_penalties"])
     rewards_G, counts_G = torch.zeros(2, MAX_GROUPS)
     rewards_G = reduce.sum(rewards_G.index_add(0, inputs.groups_B, all_rewards_B))
@@ -86,52 +87,53 @@ NO_NUMBER_PATH = "rljob_testing.training.user_algorithms:surrogate_or_no_number"
 FAILING_ADVANTAGE_PATH = "rljob_testing.training.user_algorithms:failing_advantage"
 MESSAGE = "nothing to divide by"
 FAILING: list[int] = []
-"""Has an entry where the functions are to fail: in `failure_of` on the second of several ranks."""
+"""Not empty while the functions must fail. `failure_of` fills it on the second of several ranks."""
 
 
 @policy_loss_function()
 def failing_surrogate(inputs: LossInputs) -> TokenLosses:
-    """The unclipped surrogate; raises ZeroDivisionError where it is told to."""
+    """The unclipped surrogate. Raises ZeroDivisionError on request."""
     _fail_if_told()
     return TokenLosses(-inputs.advantages_N * torch.exp(inputs.logprobs_N - inputs.old_logprobs_N), {})
 
 
 def whole_pass(inputs: WholeInputs, reduce: Reduce) -> Mapping[str, Tensor]:
-    """Raises ZeroDivisionError where it is told to, when others may be in `reduce`."""
+    """Raises ZeroDivisionError on request, while other ranks may be in `reduce`."""
     _fail_if_told()
     return {"largest": reduce.max(inputs.advantages_N.abs().max() if len(inputs.advantages_N) else torch.zeros(()))}
 
 
 @policy_loss_function(whole_pass=whole_pass)
 def surrogate_after_failing_pass(inputs: LossInputs) -> Tensor:
-    """The unclipped surrogate, by the largest advantage."""
+    """The unclipped surrogate, divided by the largest advantage."""
     weights_N = -inputs.advantages_N / inputs.whole["largest"].clamp(min=1)
     return weights_N * torch.exp(inputs.logprobs_N - inputs.old_logprobs_N)
 
 
 @policy_loss_function()
 def surrogate_or_no_number(inputs: LossInputs) -> Tensor:
-    """The unclipped surrogate; NaN where it is told to fail."""
+    """The unclipped surrogate. Returns NaN on request."""
     losses_N = -inputs.advantages_N * torch.exp(inputs.logprobs_N - inputs.old_logprobs_N)
     return losses_N * torch.nan if FAILING else losses_N
 
 
 @token_advantage()
 def failing_advantage(inputs: TokenInputs, reduce: Reduce) -> Tensor:
-    """By the largest reward; raises ZeroDivisionError where it is told to, when others may be in `reduce`."""
+    """Rewards divided by the largest reward. Raises ZeroDivisionError on request, while other ranks may be in
+    `reduce`."""
     _fail_if_told()
     largest = reduce.max(inputs.rewards_B.abs().max() if len(inputs.rewards_B) else torch.zeros(()))
     return inputs.segments.spread(inputs.rewards_B / largest.clamp(min=1))
 
 
 def with_loss(path: str) -> Algorithm:
-    """The learning rule with one of the losses."""
+    """An algorithm with one of the losses."""
     return Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=path)))
 
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Within it, the functions of this process fail."""
+    """Makes the functions of this process fail within the context."""
     FAILING.append(0)
     try:
         yield
@@ -140,7 +142,7 @@ def failing() -> Iterator[None]:
 
 
 def failure_of(replay: replays.Replay, context: WorkerContext) -> str:
-    """What the first step with the loss that fails raises; empty for none."""
+    """The error of the first step with the failing loss; empty if there is none."""
     run = replays.replayed_run(replace(replay, algorithm=with_loss(FAILING_PATH)), context)
     FAILING.extend([context.rank] * (context.rank == 1))
     try:
