@@ -110,7 +110,7 @@ def first_missing(shown: Shown, printed: str) -> str | None:
             if not places or (places[0] > 0 and not may_skip):
                 return line
             rest, may_skip = rest[places[0] + 1 :], False
-    return None if not rest or may_skip else f"(the end; but the command goes on: {rest[0]})"
+    return None if not rest or may_skip else f"(the end; the command also printed: {rest[0]})"
 
 
 def update_output(page: Path, shown: Shown, printed: str) -> None:

@@ -77,7 +77,7 @@ def long_functions(sources: Iterable[Source]) -> list[str]:
 
 def vague_names(sources: Iterable[Source]) -> list[str]:
     """Modules and packages whose name does not say what they contain."""
-    return [f"{source.path}: say what is in it" for source in sources if VAGUE_NAMES & set(source.module.split("."))]
+    return [f"{source.path}: the name must say what the module contains" for source in sources if VAGUE_NAMES & set(source.module.split("."))]
 
 
 def undocumented(sources: Iterable[Source]) -> list[str]:
@@ -172,7 +172,7 @@ def repeated_constants(sources: Iterable[Source]) -> list[str]:
             for target in node.targets if isinstance(node, ast.Assign) else single:
                 if isinstance(target, ast.Name) and target.id.isupper():
                     if target.id in seen:
-                        found.append(f"{source.path}:{node.lineno}: {target.id} is there already")
+                        found.append(f"{source.path}:{node.lineno}: {target.id} is assigned twice")
                     seen.add(target.id)
     return found
 

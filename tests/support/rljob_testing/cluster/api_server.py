@@ -199,7 +199,7 @@ def install_definition(http: httpx.Client, definition: Mapping[str, Any]) -> Non
     path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
     deadline = time.monotonic() + START_DEADLINE_SECONDS
     while http.get(path).status_code != 200:
-        assert time.monotonic() < deadline, f"{path}: is not served after {START_DEADLINE_SECONDS:g} s"
+        assert time.monotonic() < deadline, f"{path} is not served after {START_DEADLINE_SECONDS:g} s"
         time.sleep(0.05)
 
 

@@ -99,7 +99,7 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
 def only_of_kind(manifests: list[Manifest], kind: str) -> Manifest:
     """The only manifest of a kind. Raises AssertionError unless there is exactly one."""
     found = of_kind(manifests, kind)
-    assert len(found) == 1, f"{len(found)} of {kind}"
+    assert len(found) == 1, f"{len(found)} manifests of kind {kind}, expected 1"
     return found[0]
 
 

@@ -62,7 +62,7 @@ class Answer:
         """The value at a path of the returned object."""
         value: object = self.body
         for part in path:
-            assert isinstance(value, dict), f"{part} of {value!r}"
+            assert isinstance(value, dict), f"{part} is not in {value!r}"
             value = value[part]
         return value
 
@@ -91,5 +91,5 @@ def delete(http: httpx.Client, name: str, deadline_seconds: float = 10.0) -> Non
     http.delete(f"{JOBS}/{name}").raise_for_status()
     deadline = time.monotonic() + deadline_seconds
     while http.get(f"{JOBS}/{name}").status_code != 404:
-        assert time.monotonic() < deadline, f"{name} is still there"
+        assert time.monotonic() < deadline, f"job {name} still exists"
         time.sleep(0.05)

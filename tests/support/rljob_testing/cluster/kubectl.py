@@ -67,7 +67,7 @@ def wait_for(look: Callable[[], SeenT | None], what: str, timeout_seconds: float
         seen = look()
         if seen:
             return seen
-        assert time.monotonic() < deadline, f"not within {timeout_seconds:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"timed out after {timeout_seconds:.0f} s: {what}"
         time.sleep(every_seconds)
 
 

@@ -54,14 +54,14 @@ class Result:
 
 def main() -> int:
     """Runs the tests that the command line selects; returns the exit code."""
-    parser = argparse.ArgumentParser(description="The tests of tests/gpu, without pytest.")
+    parser = argparse.ArgumentParser(description="Run the tests of tests/gpu without pytest.")
     parser.add_argument("--device", choices=DEVICE_TYPES, default="cuda")
-    parser.add_argument("--only", default="", metavar="TEXT", help="tests whose name (file: function) contains it")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only tests whose name (file: function) contains TEXT")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     options = parser.parse_args()
     reason = missing_device(options.device)
     if reason:
-        print(f"nothing was run: {reason}; --device cpu runs what can run on a CPU")
+        print(f"no test was run: {reason}; use --device cpu for the tests that can run on a CPU")
         return 1
     print(f"{described_device(options.device)}; {', '.join(f'{name} {each}' for name, each in versions().items())}")
     results: list[Result] = []

@@ -67,7 +67,7 @@ class Stage(StrEnum):
     STARTING = "trainer starts"
     RUNNING = "trainer runs"
     STOPPING = "trainer is to stop"
-    ENDING = "trainer has told of its end"
+    ENDING = "trainer has reported its end"
     WAITING = "between attempts"
     WAITING_ON_CLUSTER = "between attempts on the same cluster"
     SUSPENDING = "suspended, with a cluster that is left"
@@ -256,8 +256,8 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
         record |= {"silent_since": ago(min(running, an_age(pick))) if pick.randint(0, 3) == 0 else None}
         record |= {"state": AttemptState.STARTING.value if stage is Stage.STARTING else AttemptState.RUNNING.value}
     if stage is Stage.STOPPING or (stage is Stage.ENDING and coin_flip(pick)):
-        told = ago(an_age(pick)) if coin_flip(pick) else None
-        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), told_at=told)
+        sent = ago(an_age(pick)) if coin_flip(pick) else None
+        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), told_at=sent)
         record |= {"stop": stop, "state": AttemptState.STOPPING.value}
     if stage is Stage.ENDING:
         record |= {"ending_seen_at": ago(min(running, an_age(pick)))}
@@ -295,14 +295,14 @@ def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
 
 def _pods(about: ObservedJob, name: str) -> tuple[ObservedPod, ...]:
     """All pods that the job requests, ready."""
-    assert about.spec is not None, "a spec is taken away later"
+    assert about.spec is not None, "only a later disturbance removes the spec"
     groups = [HEAD_GROUP, *(pool.name for pool in about.spec.pools for _ in range(pool.nodes))]
     return tuple(inputs.pod(f"{name}-{place}", group, cluster=name) for place, group in enumerate(groups))
 
 
 def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
     """The dashboard's state at the stage."""
-    assert about.spec is not None, "a spec is taken away later"
+    assert about.spec is not None, "only a later disturbance removes the spec"
     gpus = tuple(pool.gpus_per_node for pool in about.spec.pools for _ in range(pool.nodes))
     newest = about.status.attempts[-1]
     trainer = ObservedRayJob(f"{about.name}-{newest.number}-1", RayJobStatus.RUNNING, "Ray's message", None, None)

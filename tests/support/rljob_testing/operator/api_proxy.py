@@ -165,7 +165,7 @@ class ApiProxy:
         headers = {name: value for name, value in client.headers.items() if name.lower() not in DROPPED_HEADERS}
         upstream.request(client.command, client.path, body=body or None, headers=headers)
         if upstream.is_cut:
-            raise ConnectionResetError("cut while it was made")
+            raise ConnectionResetError("the proxy closed its connections meanwhile")
         answer = upstream.getresponse()
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED_HEADERS}
         if seen is not None and seen.verb == "watch":

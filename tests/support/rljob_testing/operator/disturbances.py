@@ -203,12 +203,12 @@ def _driver_lost(_: Random, seen: Observed) -> Observed:
 
 def _trainer_ended(pick: Random, seen: Observed) -> Observed:
     """Ray reports that the trainer has ended, now or some time ago, with or without a run state."""
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
     status, error_type, exit_code = pick.choice(_ENDS)
-    told = ObservedRayJob(seen.ray.job.submission_id, RayJobStatus(status), pick.choice(TEXTS), error_type, exit_code)
+    ended = ObservedRayJob(seen.ray.job.submission_id, RayJobStatus(status), pick.choice(TEXTS), error_type, exit_code)
     if coin_flip(pick):
         seen = _with_attempt(seen, ending_seen_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
-    ray_then = replace(seen.ray, job=told, log_tail=pick.choice(TEXTS))
+    ray_then = replace(seen.ray, job=ended, log_tail=pick.choice(TEXTS))
     if pick.random() < 0.3:
         return replace(seen, ray=replace(ray_then, run_state=None))
     error = RunError(kind="Error", message=pick.choice(TEXTS).replace("\ud800", "")) if coin_flip(pick) else None
@@ -219,14 +219,14 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
 
 
 def _stopped_as_asked(_: Random, seen: Observed) -> Observed:
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
-    told = replace(seen.ray.job, status=RayJobStatus.STOPPED)
-    return replace(seen, ray=replace(seen.ray, job=told, run_state=inputs.run_state(RunPhase.STOPPED, step=9)))
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
+    stopped = replace(seen.ray.job, status=RayJobStatus.STOPPED)
+    return replace(seen, ray=replace(seen.ray, job=stopped, run_state=inputs.run_state(RunPhase.STOPPED, step=9)))
 
 
 def _ended_without_words(pick: Random, seen: Observed) -> Observed:
     """Ray reported success some time ago, but the trainer's final run state cannot be read."""
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
     done = replace(seen.ray.job, status=RayJobStatus.SUCCEEDED, exit_code=0)
     seen = _with_attempt(seen, ending_seen_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
     unread = pick.choice([None, "contract version 9"])
@@ -235,7 +235,7 @@ def _ended_without_words(pick: Random, seen: Observed) -> Observed:
 
 def _out_of_memory(pick: Random, seen: Observed) -> Observed:
     """A pod runs out of memory, and the trainer fails with it."""
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
     problem = PodProblem(Reason.OUT_OF_MEMORY, "OOMKilled")
     killed = replace(inputs.pod("killed", cluster=seen.job.status.attempts[-1].cluster), ready=False, problem=problem)
     job = pick.choice([replace(seen.ray.job, status=RayJobStatus.FAILED, exit_code=75), None])
@@ -271,7 +271,7 @@ def _policy_changed(pick: Random, seen: Observed) -> Observed:
 
 
 def _resumed(_: Random, seen: Observed) -> Observed:
-    assert seen.job.spec is not None, "only of a job that is suspended"
+    assert seen.job.spec is not None, "needs a suspended job"
     return replace(seen, job=replace(seen.job, spec=seen.job.spec.model_copy(update={"suspend": False})))
 
 

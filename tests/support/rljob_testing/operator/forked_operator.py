@@ -201,7 +201,7 @@ class OperatorProcess:
         """Waits until the probes succeed."""
         deadline = time.monotonic() + START_SECONDS
         while self.probe("/healthz") != 200:
-            assert self.exit_code() is None, f"exit code {self.exit_code()}: {self.log()}"
+            assert self.exit_code() is None, f"the operator exited with code {self.exit_code()}: {self.log()}"
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.05)
 
@@ -238,7 +238,7 @@ class OperatorProcess:
         assert self._process is not None
         self._process.terminate()
         self._process.join(deadline_seconds)
-        assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
+        assert self._process.exitcode is not None, f"the operator did not exit within {deadline_seconds} s: {self.log()}"
         return self._process.exitcode
 
     def _page(self, port: int, path: str) -> httpx.Response:

@@ -140,7 +140,7 @@ def provisioning(*, seconds_ago: float = 60, seen: bool = True, record: Mapping[
     )
 
 
-def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
+def running(seconds_ago: float = 60, *conditions: Condition, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
     """The status of a job whose trainer was submitted; `record`: other fields of the attempt."""
     return RLJobStatus(
         attempts=(attempt(seconds_ago=seconds_ago, submissions=1, record=record),),
@@ -149,7 +149,7 @@ def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, obje
             condition(ConditionType.CLUSTER_READY),
             condition(ConditionType.PLACEMENT_FEASIBLE, reason=Reason.FEASIBLE),
             condition(ConditionType.JOB_SUBMITTED, reason=Reason.SUBMITTED),
-            *told,
+            *conditions,
         ),
     )
 

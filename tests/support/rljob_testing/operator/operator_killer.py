@@ -72,7 +72,7 @@ class Killer:
             self.victims.append(point)
             self._place.kuberay.changes.tell(self._place.namespace)
         if moment == "before":
-            raise ConnectionAbortedError(f"who asked is dead: {point}")
+            raise ConnectionAbortedError(f"the operator was killed before {point}")
 
     def revive(self) -> None:
         """Starts the operator if it does not run."""

@@ -362,8 +362,8 @@ class World:
         phase = phases.get(status, RunPhase.STARTING if loads else RunPhase.RUNNING)
         code = script.exit_code or (1 if script.worker_lost_at_step is None else 75)
         codes = {RayJobStatus.FAILED: code, RayJobStatus.SUCCEEDED: 0}
-        told = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
-        return inputs.ray(told, self._state(trainer, phase), gpus=self._gpus)
+        job = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
+        return inputs.ray(job, self._state(trainer, phase), gpus=self._gpus)
 
     def _state(self, trainer: Trainer, phase: RunPhase) -> RunState:
         step = trainer.step(self.tick)

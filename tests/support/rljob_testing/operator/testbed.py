@@ -95,7 +95,7 @@ class Testbed(JobNamespace):
             number = changes.number(self.namespace)
             if ask():
                 return
-            assert clock.seconds < deadline, f"waited {seconds} s for {what.format(seen())}"
+            assert clock.seconds < deadline, f"timed out after {seconds} s: {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
 
     @property

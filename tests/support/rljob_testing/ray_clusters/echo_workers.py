@@ -130,7 +130,7 @@ class EchoWorker(Worker):
             raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
         if kind == "death, told by peers in words of their own":
             if self.context.rank != rank:
-                raise RuntimeError("the other side did not say goodbye")
+                raise RuntimeError("the remote process closed the stream")
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.context.rank != rank:

@@ -187,7 +187,7 @@ class RayCluster:
         """Waits until this number of nodes has joined."""
         deadline = time.monotonic() + seconds
         while len(self._alive_nodes()) < num_nodes:
-            assert time.monotonic() < deadline, "the cluster is not complete"
+            assert time.monotonic() < deadline, "not all nodes joined the cluster"
             time.sleep(0.2)
 
     def head_node(self) -> str:

@@ -151,7 +151,7 @@ def _launch(connection: Connection, libraries: tuple[str, ...]) -> None:
 
 
 def _loaded(request: _Request) -> list[RankedRun]:
-    """Unpickles the programs, which imports their modules: about 700, a second for each rank otherwise."""
+    """Unpickles the programs. This imports their modules, about 700, which would take each rank a second."""
     try:
         runs: list[RankedRun] = pickle.loads(request.runs)
     except Exception:

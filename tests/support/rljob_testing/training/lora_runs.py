@@ -65,7 +65,7 @@ class Trained:
     adapters: dict[str, torch.Tensor]
     merged: dict[str, torch.Tensor]
     base_after: dict[str, torch.Tensor]
-    """Base weights after adapters were merged and removed."""
+    """Base weights after the merged export, which must not change them."""
     reference_logprobs: torch.Tensor
     base_logprobs: torch.Tensor
     """Log-probabilities of a separate frozen base model."""

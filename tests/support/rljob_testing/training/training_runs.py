@@ -169,7 +169,7 @@ class LocalRun:
         """Waits until the condition holds. Fails if the run ends first."""
         deadline = time.monotonic() + END_SECONDS
         while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.output}"
+            assert self.process.poll() is None, f"the run ended early with exit code {self.process.returncode}:\n{self.output}"
             if time.monotonic() > deadline:
                 self._give_up()
             time.sleep(0.02)
@@ -197,7 +197,7 @@ class LocalRun:
             self.process.terminate()
             time.sleep(1)
         self.process.wait()
-        raise AssertionError(f"not done within {END_SECONDS:.0f} s:\n{output}")
+        raise AssertionError(f"the run did not end within {END_SECONDS:.0f} s:\n{output}")
 
     def _watch(self) -> None:
         while self.process.poll() is None:
