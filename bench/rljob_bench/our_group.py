@@ -23,11 +23,11 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.settings import worker_environment
 
 CPUS_PER_WORKER = 0.1
-"""For Ray's bookkeeping only."""
+"""Only for Ray's bookkeeping."""
 
 
 class OurGroup:
-    """A pool, its processes, and the group of their one role. Ended by `close`."""
+    """A pool, its processes, and the group of their only role. End it with `close`."""
 
     def __init__(self, num_workers: int) -> None:
         begin = time.perf_counter()
@@ -41,27 +41,27 @@ class OurGroup:
         self._group = spawn(self._processes)[ROLE]
         self.call("empty")
         self.start_seconds = time.perf_counter() - begin
-        """Until every worker had answered a call."""
+        """Seconds until every worker had responded to a call."""
         self._process_ids = cast(list[int], self.call("process_id"))
         self._sent: tuple[int, Columns] = (0, {})
 
     def close(self) -> None:
-        """Ends the workers, and waits until they are gone."""
+        """Ends the workers and waits until their processes have ended."""
         self._processes.close()
         wait_until_gone(self._process_ids)
         self._pool.release()
 
     def call(self, method: str, *arguments: object) -> object:
-        """A method of the group."""
+        """Calls a method of the group."""
         bound = cast(Callable[..., object], vars(self._group)[method])
         return bound(*arguments)
 
     def batch_of(self, method: str, *arguments: object) -> DataProto:
-        """A method of the group that gives a batch."""
+        """Calls a method of the group that returns a batch."""
         return cast(DataProto, self.call(method, *arguments))
 
     def check(self, num_bytes: int) -> None:
-        """Raises AssertionError unless the workers compute what they should."""
+        """Raises AssertionError unless the workers compute correct results."""
         sent, batch = self._batch(num_bytes)
         check_sums(self.batch_of("read", batch)["sums"], sent)
         check_plus_one(self.batch_of("fresh", batch).fetched().tensors, sent)
@@ -70,11 +70,11 @@ class OurGroup:
             assert torch.equal(self.batch_of("first_values", made)["first"], expected)
 
     def measure(self, operation: str, num_calls: int, num_bytes: int = 0) -> list[float]:
-        """The seconds of calls of an operation."""
+        """The seconds of each call of an operation."""
         return timed_calls(self._operation(operation, num_bytes), num_calls)
 
     def memory(self, operation: str, num_calls: int, num_bytes: int) -> int:
-        """By how many bytes this process grows at most while it passes data on."""
+        """Maximum memory growth of this process while it passes data between workers."""
         make = self._made if operation == "pass_on" else self._made_later
 
         def work() -> None:
