@@ -123,7 +123,7 @@ def node_paused(job: Job) -> None:
 
 
 def fencing(job: Job) -> None:
-    """The paused trainer continues after the next one has saved a checkpoint on another node. It must detect that a later
+    """The paused trainer goes on after the next one has saved a checkpoint on another node. It must detect that a later
     start has begun, and the checkpoint that it was saving must stay incomplete."""
     with faults.paused_node(GPU_NODE):
         run(["kubectl", "uncordon", CPU_NODE])

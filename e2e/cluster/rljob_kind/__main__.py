@@ -44,7 +44,7 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
                 if arguments.command == "install":
                     install(ensure_own_images(progress), progress)
             progress.say(
-                "done; to use the cluster from a shell: eval $(PYTHONPATH=e2e/cluster:tests/support .venv/bin/python -m rljob_kind env)"
+                "done; for a shell: eval $(PYTHONPATH=e2e/cluster:tests/support .venv/bin/python -m rljob_kind env)"
             )
         case "down":
             with cluster_for_oneself(progress):

@@ -59,7 +59,7 @@ def check_free_disk(needed_gib: float, purpose: str) -> None:
         free_gib = shutil.disk_usage(existing).free / 2**30
         if free_gib < needed_gib:
             raise KindError(
-                f"host: {purpose} needs {needed_gib:.0f} GiB of free disk space in {folder}, which has {free_gib:.1f}; free "
+                f"host: {purpose} needs {needed_gib:.0f} GiB free in {folder}, which has {free_gib:.1f} GiB; free "
                 f"some (docker system prune; {cluster_folder()} while no cluster runs), or set RLJOB_CACHE elsewhere"
             )
 
