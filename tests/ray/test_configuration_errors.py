@@ -206,7 +206,9 @@ def test_tensor_parallelism_with_an_engine_without_it_is_rejected_before_ray_sta
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_adapters_that_do_not_fit_are_rejected_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_do_not_fit_are_rejected_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = TrainerJob(name="small", spec=RLJob.from_wire(training_runs.small_job(model={"lora": {"rank": 4}})).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)

@@ -43,7 +43,9 @@ def kill_the_reference(files: training_runs.RunFiles) -> tuple[int, float]:
     return victim, time.monotonic()
 
 
-def test_the_death_of_an_idle_worker_of_another_pool_is_noticed_as_quickly(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
+def test_the_death_of_an_idle_worker_of_another_pool_is_noticed_as_quickly(
+    run_trainer: training_runs.RunTrainer, cluster: str
+) -> None:
     with ThreadPoolExecutor(1) as thread:
         killed = thread.submit(kill_the_reference, run_trainer.files)
         run = run_trainer(job(), cluster)

@@ -215,7 +215,9 @@ def test_all_processes_write_their_stacks(finished: Finished) -> None:
     assert min(finished.roles[WORKER], finished.roles["scorer"]) >= 3, finished.roles
 
 
-def test_the_resolved_auto_values_are_stored(uninterrupted: training_runs.Ended, finished: Finished, tmp_path: Path) -> None:
+def test_the_resolved_auto_values_are_stored(
+    uninterrupted: training_runs.Ended, finished: Finished, tmp_path: Path
+) -> None:
     """The job leaves the precision open."""
     assert "dtype" not in json.dumps(job(tmp_path))
     for run in (uninterrupted, finished.run):
@@ -245,7 +247,9 @@ def test_both_runs_report_the_same_metrics(uninterrupted: training_runs.Ended, f
 
 
 def test_the_time_of_every_save_is_reported_with_its_step(uninterrupted: training_runs.Ended) -> None:
-    assert [row["step"] for row in uninterrupted.files.metrics() if "timing_s/save" in row] == list(range(1, NUM_STEPS + 1))
+    assert [row["step"] for row in uninterrupted.files.metrics() if "timing_s/save" in row] == list(
+        range(1, NUM_STEPS + 1)
+    )
 
 
 def test_the_final_weights_are_bitwise_equal(uninterrupted: training_runs.Ended, finished: Finished) -> None:

@@ -136,7 +136,9 @@ def test_each_rank_holds_half_with_tensor_parallelism(tensor_parallel: WatchedRu
     assert len(set(first.values())) == NUM_UPDATES + 1
 
 
-def test_tensor_parallelism_does_not_change_the_first_rollout(data_parallel: WatchedRun, tensor_parallel: WatchedRun) -> None:
+def test_tensor_parallelism_does_not_change_the_first_rollout(
+    data_parallel: WatchedRun, tensor_parallel: WatchedRun
+) -> None:
     ours, theirs = data_parallel.run.files, tensor_parallel.run.files
     assert ours.series("critic/rewards/mean")[0] == theirs.series("critic/rewards/mean")[0]
     assert ours.samples("train", 1) == theirs.samples("train", 1)

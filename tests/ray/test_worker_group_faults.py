@@ -70,7 +70,9 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
         ("generator", DispatchError, r"first\.go_wrong: .*generator"),
     ],
 )
-def test_an_unpicklable_error_of_a_worker_is_not_reported_as_its_death(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
+def test_an_unpicklable_error_of_a_worker_is_not_reported_as_its_death(
+    group: WorkerGroup, how: str, kind: type[Exception], text: str
+) -> None:
     with pytest.raises(kind, match=text) as raised:
         echo_workers.call(group, "go_wrong", how)
     assert len(str(raised.value)) < 100_000
