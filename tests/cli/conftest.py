@@ -1,6 +1,5 @@
 """Fixtures: a folder with a job file and the stand-in trainer, a namespace on a real API server, and the command run in
-this process.
-"""
+this process."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def job_cluster(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.fixture
 def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rljob:
     """Runs `rljob ARGUMENTS` in this process, as a user without planner profiles. Returns exit code, standard output
-    and standard error.
-    """
+    and standard error."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 

@@ -1,6 +1,5 @@
 """A job written for a cluster is adapted to this machine: which devices it has (found without torch), and what changes
-in the job.
-"""
+in the job."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def write(file: Path, text: str, at: int) -> None:
 @pytest.fixture
 def claim(tmp_path: Path) -> Path:
     """The claim of a recreated job: attempts 1 and 2 are newer than 3. The second attempt was submitted twice, and a
-    worker of it has failed.
-    """
+    worker of it has failed."""
     run = tmp_path / "small" / "run"
     write(copy_of("job-driver-small-3-1.log", run), "third, of long ago\n", 100)
     write(copy_of("job-driver-small-1-1.log", run), "first\n", 200)
@@ -118,8 +117,7 @@ def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) 
 
 def test_a_line_without_an_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A progress bar, for example. In pieces of 64 bytes its 2 MiB took minutes while each piece was appended to all
-    earlier ones.
-    """
+    earlier ones."""
     monkeypatch.setattr(kept_logs, "PIECE_BYTES", 64)
     file, bar = tmp_path / "driver.log", b"=" * 2**21
     file.write_bytes(b"first\n" + bar + b"\n\n" + bar)

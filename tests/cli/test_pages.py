@@ -1,7 +1,6 @@
 """The pages' job files are valid, and their commands print what the pages show; numbers and times may differ. What a
 training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes the
-present output into the pages.
-"""
+present output into the pages."""
 
 from __future__ import annotations
 

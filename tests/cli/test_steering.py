@@ -1,6 +1,5 @@
 """`rljob delete`, and what `suspend`, `resume`, `stop` and `retry` have in common: waiting without result, and
-errors.
-"""
+errors."""
 
 from __future__ import annotations
 

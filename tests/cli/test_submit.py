@@ -1,6 +1,5 @@
 """`rljob submit` against a real API server: created once, found again, changed where that is allowed, otherwise
-rejected.
-"""
+rejected."""
 
 from __future__ import annotations
 

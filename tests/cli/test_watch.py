@@ -38,8 +38,7 @@ AGAIN = "rljob status small --watch"
 
 class TcpGate:
     """Listens on `port` and forwards everything; while it is closed, new connections are refused and old ones are
-    cut.
-    """
+    cut."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

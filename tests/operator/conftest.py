@@ -1,6 +1,5 @@
 """Fixtures: one API server for all tests of the operator, with stand-ins for KubeRay and for Ray's dashboards. The
-operator's processes have the permissions of its service account only.
-"""
+operator's processes have the permissions of its service account only."""
 
 from __future__ import annotations
 

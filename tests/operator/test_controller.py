@@ -1,6 +1,5 @@
 """What one pass requests from the API server and changes on it: decisions that cannot be undone do not rely on the
-cache.
-"""
+cache."""
 
 from __future__ import annotations
 

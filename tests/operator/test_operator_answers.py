@@ -132,8 +132,7 @@ WRITES = {
 
 def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> scripts.Life:
     """A trainer that does not end before the operator has written that the attempt is running, however slow the
-    operator is: it reads everything again when the trainer ends.
-    """
+    operator is: it reads everything again when the trainer ends."""
     is_seen = threading.Event()
 
     def life(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:

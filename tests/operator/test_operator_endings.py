@@ -1,6 +1,5 @@
 """Every way in which the outside can keep a job from completing, or end it, is reported with its reason. All jobs run
-at once under one operator; each test waits for its own.
-"""
+at once under one operator; each test waits for its own."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watch
 
 def counters_are(testbed: Testbed, *, is_kept: bool) -> bool:
     """Whether the API server keeps the counters or drops them, shown by a job that no operator reconciles. For a moment
-    after a change of the definition the server responds with 503.
-    """
+    after a change of the definition the server responds with 503."""
     if testbed.http.get(PROBE).status_code == 404:
         testbed.http.post(PROBE.rpartition("/")[0], json=testbed.wire("probe"))
     status = {"counters": {"attempts": int(time.monotonic() * 10)}}

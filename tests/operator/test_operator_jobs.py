@@ -1,6 +1,5 @@
 """A whole job through the operator's process, against a real API server: which statuses and events it writes, when, and
-which objects it creates.
-"""
+which objects it creates."""
 
 from __future__ import annotations
 

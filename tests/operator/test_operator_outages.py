@@ -1,6 +1,5 @@
 """Changes while the operator is stopped, without watches or locked out: deleted objects, watches that end, a token that
-expires.
-"""
+expires."""
 
 from __future__ import annotations
 

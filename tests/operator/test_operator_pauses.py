@@ -1,7 +1,6 @@
 """Silence: a leader that is paused and wakes up when another one leads; watches that deliver nothing; requests to the
 API server that get no response, and requests that are carried out after they have timed out. All at the same time; time
-limits are shorter than on a cluster, but the test sets the replicas' clock.
-"""
+limits are shorter than on a cluster, but the test sets the replicas' clock."""
 
 from __future__ import annotations
 

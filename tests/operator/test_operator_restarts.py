@@ -1,6 +1,5 @@
 """The operator is killed around each of its requests, in every state of several attempts, without effect on the job.
-Beside each job whose operator is killed runs one whose operator lives: their final statuses are compared.
-"""
+Beside each job whose operator is killed runs one whose operator lives: their final statuses are compared."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Course:
 
     def wait_for_state(self, attempt: int, state: str, num_requests: int) -> None:
         """Waits until an attempt is in this state, and the operator has made all requests in it around which it is
-        killed.
-        """
+        killed."""
 
         def reached() -> bool:
             if self._is_busy(num_requests):
@@ -80,8 +78,7 @@ class Course:
 
     def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: scripts.LONG_AGO) -> None:
         """Takes an attempt with a cluster of its own through all states until its trainer runs, and returns when the
-        trainer wrote.
-        """
+        trainer wrote."""
         self.wait_for_state(attempt, "Provisioning", LISTS)
         self.testbed.let_pods_start(f"{JOB}-{attempt}")
         self.wait_for_state(attempt, "Starting", LOOK)
@@ -161,8 +158,7 @@ def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
 
 def hangs(course: Course) -> None:
     """The trainer makes no progress: its stacks are written, then it is stopped, and the job continues on a new
-    cluster.
-    """
+    cluster."""
     course.begin(["steady-1"], {"spec.runPolicy.stallDeadlineSeconds": STALL_SECONDS})
     # It does not hang before the operator was killed around all requests about a healthy trainer.
     course.train(1, 2, lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
@@ -281,8 +277,7 @@ class Lives:
 @pytest.fixture(scope="module")
 def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Lives]]:
     """All stories at once: most of the time they wait. A machine that stands still while an operator is dead takes
-    nothing from the time in which a hanging trainer writes its stacks.
-    """
+    nothing from the time in which a hanging trainer writes its stacks."""
     clock = tmp_path_factory.mktemp("clock") / "clock"
     RunningClock(clock)
 

@@ -23,8 +23,7 @@ def guarded(
     answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     """A server that rejects requests without a token, and closes the connection after it has responded to another
-    one.
-    """
+    one."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():

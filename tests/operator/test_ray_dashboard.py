@@ -1,6 +1,5 @@
 """The client of Ray's dashboard on a real Ray with token authentication: the behaviour that the stand-in of other tests
-imitates.
-"""
+imitates."""
 
 from __future__ import annotations
 

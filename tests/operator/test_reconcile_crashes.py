@@ -1,6 +1,5 @@
 """A job from creation to its end in a simulated outside, over several attempts: the operator crashes anywhere, or is
-paused anywhere and comes back when another one leads. The result is the same.
-"""
+paused anywhere and comes back when another one leads. The result is the same."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ class Store:
 class Operator:
     """Passes over one job. It crashes at the points of `crashes`, which are counted over the whole run: before each
     write and each effect, and after each. At the point `pause` it is frozen for `pause_passes` passes of the operator
-    that takes over, and then continues where it was.
-    """
+    that takes over, and then continues where it was."""
 
     world: simulation.World
     crashes: frozenset[int] = frozenset()

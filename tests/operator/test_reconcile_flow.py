@@ -1,6 +1,5 @@
 """A job's way through the operator, pass by pass: intents before effects, conditions, phases, the end and
-afterwards.
-"""
+afterwards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Properties of every decision, whatever the operator sees; those about time are in
-`test_reconcile_properties_time`.
-"""
+`test_reconcile_properties_time`."""
 
 from __future__ import annotations
 

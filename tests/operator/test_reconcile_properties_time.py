@@ -62,8 +62,7 @@ def settled(seen: Observed) -> Observed:
 
 def seconds_to_deadlines(seen: Observed) -> list[float]:
     """Seconds from `NOW` to all times at which time alone may change something, computed independently of the
-    operator.
-    """
+    operator."""
     status, spec = seen.job.status, seen.job.spec
     due: list[float] = []
     if status.next_attempt is not None:
@@ -284,8 +283,7 @@ def done(seen: Observed, effect: Effect) -> Observed:
 
 def without_what_goes(seen: Observed) -> Observed:
     """Removes clusters that are being deleted, and pods without a cluster; except for those whose node removes
-    nothing.
-    """
+    nothing."""
     clusters = tuple(each for each in seen.clusters if not each.deleting)
     names = {each.name for each in clusters}
     return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names or pod.overdue))

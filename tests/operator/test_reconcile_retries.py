@@ -1,6 +1,5 @@
 """What follows the end of an attempt: backoff, retry budgets, the cluster of the next attempt, and the end of the
-job.
-"""
+job."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A running attempt whose spec this operator cannot read, for example after a rollback: the attempt ends at its
-deadlines, the job does not, and no resources are held while it waits for an operator that can read it.
-"""
+deadlines, the job does not, and no resources are held while it waits for an operator that can read it."""
 
 from __future__ import annotations
 

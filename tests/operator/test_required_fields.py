@@ -1,6 +1,5 @@
 """Fields that an API server has dropped from an object are found, and changes by others are not taken for dropped
-fields.
-"""
+fields."""
 
 from __future__ import annotations
 

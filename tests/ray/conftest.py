@@ -1,6 +1,5 @@
 """Fixtures: one small Ray cluster shared by the runs that need no cluster of their own, and the trainer's program run
-in this process.
-"""
+in this process."""
 
 from __future__ import annotations
 

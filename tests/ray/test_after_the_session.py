@@ -1,6 +1,5 @@
 """After the connection to Ray is closed, what is left of worker groups raises an error and opens no new connection.
-Runs in a process of its own that nothing else has connected to Ray.
-"""
+Runs in a process of its own that nothing else has connected to Ray."""
 
 from __future__ import annotations
 

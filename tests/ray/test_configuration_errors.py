@@ -1,6 +1,5 @@
 """Jobs that can never work are rejected with exit code 2, a path and advice, before Ray or a device is used. Clusters
-that are too small or do not respond give exit code 75, because a retry elsewhere may work.
-"""
+that are too small or do not respond give exit code 75, because a retry elsewhere may work."""
 
 from __future__ import annotations
 

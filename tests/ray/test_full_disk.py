@@ -1,6 +1,5 @@
 """When storage becomes full, the save fails with the numbers of bytes, earlier checkpoints stay, and free space is all
-that is needed to continue.
-"""
+that is needed to continue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A control for the whole chain: the true reward raises held-out accuracy, a random reward does not. Rewards given to
 the wrong responses, labels that leak into the prompts, or an evaluation that scores something else would make both runs
-look alike.
-"""
+look alike."""
 
 from __future__ import annotations
 

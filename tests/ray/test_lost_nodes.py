@@ -54,8 +54,7 @@ class OneNode:
 
     def seconds_until_missed(self) -> float:
         """Seconds from now until a call to the worker fails. Time in which the machine itself stands still is not
-        counted.
-        """
+        counted."""
         clock = RunningClock()
         told = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
         with pytest.raises(WorkerDiedError, match=told):

@@ -1,7 +1,6 @@
 """The trainer as it runs in the pods of a cluster: submitted through Ray's Jobs API to a head without GPUs, with
 workers on two nodes of one declared GPU each; killed, stopped and finished. Also `rljob run --ray`: the job file and
-its folder are local, the workers run on an existing cluster.
-"""
+its folder are local, the workers run on an existing cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Pools on a real Ray cluster of four nodes: placement, order, shares of a device, parts of a pool, waiting, and
-cleanup.
-"""
+cleanup."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ REWARD = "def score(prompt, response, answer, row):\n    return float(response =
 
 def job(folder: Path, *, every_steps: int = 1) -> training_runs.Document:
     """A job with two workers, so that shards are merged on resume; its steps (512 responses) take long enough to be
-    stopped in. Its dataset and its reward are in the same folder.
-    """
+    stopped in. Its dataset and its reward are in the same folder."""
     numbers = [f"{10_000 + 37 * number}" for number in range(32 * NUM_STEPS)]
     rows = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in numbers]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,6 +1,5 @@
 """Four roles on two pools: the policy's roles on one; critic, reference and reward model on the other, some of them
-fused.
-"""
+fused."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ def job(
     placement: str, reward_model: Path, *, reference_pool: training_runs.Document | None = None
 ) -> training_runs.Document:
     """A job with two actors and three steps, with a learning rate that moves the policy well away from the reference.
-    PPO takes two updates per step, so that differences add up; it also has a reward model beside the function.
-    """
+    PPO takes two updates per step, so that differences add up; it also has a reward model beside the function."""
     rule = RULES[placement]
     liking = {"name": "liking", "weight": 0.1, "type": "RewardModel", "rewardModel": {"source": str(reward_model)}}
     document = training_runs.small_job(

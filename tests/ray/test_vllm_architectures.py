@@ -1,6 +1,5 @@
 """vLLM generates with the trainer's weights, architecture by architecture, and both report the same log-probabilities
-of the generated tokens. Exceptions are listed here. All models run in one process, without Ray.
-"""
+of the generated tokens. Exceptions are listed here. All models run in one process, without Ray."""
 
 from __future__ import annotations
 

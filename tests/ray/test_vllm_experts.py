@@ -1,8 +1,7 @@
 """A mixture of experts on two ranks: vLLM holds half of each layer on each rank, receives the trainer's weights bit for
 bit, and generates with them after every weight sync, not only after the first. Without per-request seeds both ranks
 draw the same tokens from torch's own generator. Runs in processes of its own without Ray: a training engine of two
-replicas, and vLLM over both.
-"""
+replicas, and vLLM over both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """vLLM and FSDP2 in the same processes: both engines give the same log-probabilities after every update, with and
-without tensor parallelism, and the metric that compares them would show stale weights.
-"""
+without tensor parallelism, and the metric that compares them would show stale weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """vLLM on two tensor-parallel ranks generates with the trained adapters after every weight sync: first with separate
-adapters, then with adapters merged into the weights. Runs in processes of its own, without Ray.
-"""
+adapters, then with adapters merged into the weights. Runs in processes of its own, without Ray."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Version:
 
 def versions(folder: Path, context: WorkerContext) -> list[Version]:
     """Collective: all ranks call it. The difference for each version of the adapters; the first version is the initial
-    one.
-    """
+    one."""
     from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 

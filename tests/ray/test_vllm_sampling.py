@@ -184,8 +184,7 @@ def test_samples_follow_the_truncated_distribution(found: Generated, name: str) 
 
 def test_texts_equal_those_of_the_other_engine(found: Generated) -> None:
     """Rewards and stop texts see special tokens; neither sees the end token. A stop text with a special token is not
-    part of what a reward model with another tokenizer reads.
-    """
+    part of what a reward model with another tokenizer reads."""
     for by_engine in (found.texts_by_vllm, found.texts_by_transformers):
         assert [(each.text, each.plain_text) for each in by_engine] == list(STOPS.values())
     assert [each.token_ids for each in found.texts_by_vllm] == [each.token_ids for each in found.texts_by_transformers]

@@ -1,6 +1,5 @@
 """Faults around worker groups on real Ray: errors that cannot be pickled, concurrent calls, results that are kept
-wrongly.
-"""
+wrongly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Answers in the dataset that MathAnswer cannot score are named before a device is used, or skipped when rows are
-drawn. The processes are real. A function replaces MathAnswer where processes fail; it records its arguments.
-"""
+drawn. The processes are real. A function replaces MathAnswer where processes fail; it records its arguments."""
 
 from __future__ import annotations
 

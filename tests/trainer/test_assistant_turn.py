@@ -1,6 +1,5 @@
 """What chat templates write of the assistant's turn before the model continues it, and what ends a turn. The templates
-are short forms of those that models come with.
-"""
+are short forms of those that models come with."""
 
 from __future__ import annotations
 

@@ -150,8 +150,7 @@ def test_without_a_compiler_vllm_does_not_compile(
 )
 def test_another_build_of_vllm_is_a_configuration_error(found: str, device_type: str, said: str) -> None:
     """A GPU build of vLLM on a machine without a GPU finds no device, and its own error only says that a string is
-    empty.
-    """
+    empty."""
     with pytest.raises(TrainerError) as caught:
         check_build(found, device_type)
     assert str(caught.value).startswith("spec.training.rollout.engine: the installed vLLM ")

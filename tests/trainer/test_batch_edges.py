@@ -1,6 +1,5 @@
 """Edge cases of batches: odd memory layouts, gradients, huge indices, values that must not change, files of all
-kinds.
-"""
+kinds."""
 
 from __future__ import annotations
 

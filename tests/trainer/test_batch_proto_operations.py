@@ -1,6 +1,5 @@
 """Operations of a batch match the same operations on a list of rows, wherever columns are stored, and leave the batch
-unchanged.
-"""
+unchanged."""
 
 from __future__ import annotations
 

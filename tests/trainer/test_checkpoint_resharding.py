@@ -1,6 +1,5 @@
 """FSDP2 parameters and AdamW state that some ranks save and other ranks load are bitwise equal. A small training on
-real gloo ranks.
-"""
+real gloo ranks."""
 
 from __future__ import annotations
 

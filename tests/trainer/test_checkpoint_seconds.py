@@ -1,6 +1,5 @@
 """The time that saves take is reported with the step after which they were made, also for the last step and for a
-stop.
-"""
+stop."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Run:
 
     def _wait(self) -> None:
         """A process that is killed from here on may leave the checkpoint behind: the row of its step has to exist
-        already.
-        """
+        already."""
         pending = list_checkpoint_folders(self.folder / "checkpoints")[0].step
         assert [row["step"] for row in self.rows() if "actor/lr" in row][:pending] == list(range(1, pending + 1))
         self.now += WRITE_SECONDS

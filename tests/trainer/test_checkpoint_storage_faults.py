@@ -1,6 +1,5 @@
 """Full, read-only and failing storage: a clear error, nothing left of the failed save, and the previous checkpoint
-intact.
-"""
+intact."""
 
 from __future__ import annotations
 

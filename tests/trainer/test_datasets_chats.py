@@ -1,6 +1,5 @@
 """Prompts that are chats: how they are rendered, and which are rejected with row, column and the template's own
-message. The tokenizer is the quickstart's: it knows digits and `>`.
-"""
+message. The tokenizer is the quickstart's: it knows digits and `>`."""
 
 from __future__ import annotations
 

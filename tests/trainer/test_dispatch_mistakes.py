@@ -1,6 +1,5 @@
 """Mistakes in worker classes and dispatch modes are rejected where they are made, by name. Also: modes that run on few
-ranks.
-"""
+ranks."""
 
 from __future__ import annotations
 

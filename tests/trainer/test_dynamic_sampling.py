@@ -1,6 +1,5 @@
 """Dynamic sampling: which groups a step uses, the position in the stream of prompts afterwards, and a batch that is not
-full. Responses are remote and cannot be fetched.
-"""
+full. Responses are remote and cannot be fetched."""
 
 from __future__ import annotations
 

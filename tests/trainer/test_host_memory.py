@@ -1,6 +1,5 @@
 """Host memory: what a container can still allocate, what processes that compute on CPUs keep of freed tensors, and
-pages that are returned to the system, such as those of vLLM's KV cache.
-"""
+pages that are returned to the system, such as those of vLLM's KV cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Which critics and reward models are rejected before Ray starts, and whether a reward model receives tokens or
-text.
-"""
+text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """MathAnswer: which answer of a response is final, and which answers equal the row's. `math_answers.jsonl` holds rows
 as users have them: the row's answer, a response, and the score (`refused`: the row's answer cannot be used). Half of
-them were written by a reader of the documentation who had not seen the code.
-"""
+them were written by a reader of the documentation who had not seen the code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Micro-batches: within the token budget, similar lengths together, the same number on every rank; rows flat or
-padded.
-"""
+padded."""
 
 from __future__ import annotations
 

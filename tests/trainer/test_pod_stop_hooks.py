@@ -50,8 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 class StandInDashboard(ThreadingHTTPServer):
     """Ray's Jobs API, with jobs whose state the test decides. `polls_until_stopped` counts requests for the list
-    between a job's stop and its end.
-    """
+    between a job's stop and its end."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -1,6 +1,5 @@
 """Which models can recompute activations, and in which layers. That recomputation changes no number is tested in
-`tests/gpu`.
-"""
+`tests/gpu`."""
 
 from __future__ import annotations
 

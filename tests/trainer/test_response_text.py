@@ -76,8 +76,7 @@ def test_a_character_that_the_response_was_truncated_in_is_decoded() -> None:
 @dataclass(frozen=True)
 class Spoken:
     """A response and its texts if the tags are special tokens; if they are ordinary added tokens, a reward model sees
-    them, too.
-    """
+    them, too."""
 
     response: str
     text: str

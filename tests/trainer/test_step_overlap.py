@@ -1,6 +1,5 @@
 """A step starts all calls that do not depend on each other before it waits for the first of them; otherwise roles on
-pools of their own would wait for each other.
-"""
+pools of their own would wait for each other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """How a step's rows reach the workers of actor and critic: for any number of workers, each row is used once, in the
-update that it belongs to.
-"""
+update that it belongs to."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ def test_a_score_that_is_not_finite_in_float32_is_rejected_and_named(
     weight: float, score: float, message: str, place: int
 ) -> None:
     """From a model that nothing else calls, and from a function: 1e39 is finite in 64 bits. Row 7 is prompt 1's greedy
-    response.
-    """
+    response."""
     scores = [0.0] * 9
     scores[place] = score
     found = stub_step.step_of({"type": "ReMax"}, {"score": weight}, {"score": scores})
@@ -170,8 +169,7 @@ def test_gdpo_gets_each_reward_of_the_kept_groups(monkeypatch: pytest.MonkeyPatc
 
 def test_gdpo_matches_a_case_by_hand() -> None:
     """Each reward of a group of two that differs is 1 / sqrt(2) to both sides; so are the sums then, by their weights 1
-    - 1/2 and 1/2: the same, also if the totals are equal, and whitened over 12 tokens 1 / sqrt(12 / 11).
-    """
+    - 1/2 and 1/2: the same, also if the totals are equal, and whitened over 12 tokens 1 / sqrt(12 / 11)."""
     found = stub_step.step_of(GDPO, WEIGHTS, NAMED)
     rollout, _ = found.step.run(stub_step.PROMPTS, 0)
     assert rollout.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
@@ -200,8 +198,7 @@ def test_only_advantages_that_ask_for_rewards_get_them_by_name(monkeypatch: pyte
 def test_truncated_responses_count_only_in_their_group() -> None:
     """Rewards minus 0.5 x KL: 1 and -1, -2 and 0, 0 and 1. The third is not trained on, and its KL of 6 is left out of
     the step's, too. 5 of 10 responses of the horizon move the coefficient by half of the error, which is (0 + 2 + 2 + 1
-    + 0) / 10 tokens by 0.625, minus 1.
-    """
+    + 0) / 10 tokens by 0.625, minus 1."""
     kl = {"coefficient": 0.5, "placement": "Reward"}
     kl["controller"] = {"type": "Adaptive", "adaptive": {"target": 0.625, "horizon": 10}}
     advantage = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": False}}
@@ -219,8 +216,7 @@ def test_truncated_responses_count_only_in_their_group() -> None:
 
 def test_truncated_responses_are_left_out_of_whitening() -> None:
     """Minus the means of their groups: 1/2, -1/2, 1/2, -1/2, 0 and 0. The third is not trained on: the mean of the
-    others is -1/10, the variance over their ten tokens 2 (0.36 + 2 x 0.16 + 2 x 0.01) / 9.
-    """
+    others is -1/10, the variance over their ten tokens 2 (0.36 + 2 x 0.16 + 2 x 0.01) / 9."""
     wire: dict[str, object] = {"advantage": {"type": "ReinforcePlusPlusBaseline"}, "maskTruncatedResponses": True}
     found = stub_step.step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 0, 0.5, 0.5]})
     found.generator.cut_off = frozenset([2])

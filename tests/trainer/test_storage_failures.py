@@ -1,6 +1,5 @@
 """A disk or a file system that fails, or is full, is no configuration error: another attempt may succeed.
-/proc/self/mem plays a file on a failing disk: it can be opened, and reading from it gives EIO.
-"""
+/proc/self/mem plays a file on a failing disk: it can be opened, and reading from it gives EIO."""
 
 from __future__ import annotations
 
