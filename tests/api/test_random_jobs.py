@@ -1,4 +1,4 @@
-"""Whatever is written into a job file, the answer is a job or a list of problems, never a traceback."""
+"""For any text in a job file, the result is a job or a list of problems, never a traceback."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def check(text: str) -> None:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_a_mutated_job_never_ends_in_a_traceback(data: st.DataObject) -> None:
+def test_a_mutated_job_never_causes_a_traceback(data: st.DataObject) -> None:
     check(json.dumps(mutated(data)))
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
+def test_damaged_text_never_causes_a_traceback(data: st.DataObject) -> None:
     text = json.dumps(FULL, indent=1)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 30)))
@@ -106,7 +106,7 @@ def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
 
 @settings(max_examples=200)
 @given(st.text(max_size=60))
-def test_any_text_never_ends_in_a_traceback(text: str) -> None:
+def test_any_text_never_causes_a_traceback(text: str) -> None:
     check(text)
 
 
@@ -121,6 +121,6 @@ WORDS = st.one_of(
 
 @settings(max_examples=300)
 @given(WORDS, WORDS)
-def test_any_text_that_is_written_is_read_again(key: str, value: str) -> None:
+def test_any_written_text_is_read_again(key: str, value: str) -> None:
     written = {"labels": {key: value}, "list": [value, 1e-6]}
     assert read_yaml(to_yaml(written)).value == written

@@ -1,4 +1,4 @@
-"""Every rule: the table of good and bad jobs through pydantic, and what the messages look like."""
+"""Every rule: the table of good and bad jobs through pydantic, and the form of the messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: 
         ({"limits": {"hugepages-64Ki": "65Ki", "cpu": 1}}, "pageSize", "limits"),
     ],
 )
-def test_amounts_of_huge_pages_are_judged_although_cel_cannot(
+def test_requests_of_huge_pages_are_compared_although_cel_cannot(
     resources: dict[str, object], rule: str, place: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -94,7 +94,7 @@ def test_only_suspend_and_run_policy_may_change() -> None:
     assert MUTABLE_SPEC_FIELDS == ("suspend", "run_policy")
 
 
-def test_a_default_written_out_is_no_change() -> None:
+def test_an_explicit_default_is_no_change() -> None:
     assert immutable_changes(_spec({}), _spec({"spec.training.seed": 0, "spec.env": [], "spec.code": None})) == ()
 
 

@@ -1,4 +1,4 @@
-"""Standard output that takes few characters, or is closed."""
+"""Standard output that accepts few characters, or is closed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_machine_readable_output_is_utf8_on_every_terminal() -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
-def test_a_closed_output_is_that_of_child_processes_too_and_no_file_takes_its_place(closed: str) -> None:
+def test_a_closed_output_is_also_closed_for_child_processes_and_no_file_takes_its_number(closed: str) -> None:
     program = (
         "import subprocess, sys, tempfile\n"
         "from rljob_api.standard_streams import accept_all_characters\n"

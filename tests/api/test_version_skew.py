@@ -1,9 +1,6 @@
-"""What a program of one version reads of what another version wrote.
-
-`golden` holds documents as contract version 1 writes them, with nearly every field set, for the programs that come
-after it. What comes after this version is made of them: fields that nobody knows here, at every depth, and the next
-number.
-"""
+"""What a program of one version reads of documents by another version. `golden` holds documents as contract version 1
+writes them, with nearly every field set. Documents of later versions are made from them: with unknown fields at every
+depth, and the next version number."""
 
 from __future__ import annotations
 
@@ -90,7 +87,7 @@ def test_known_fields_are_validated_strictly(policy: Policy) -> None:
     assert [error["loc"] for error in caught.value.errors()] == [("spec", "training", "seed")]
 
 
-def test_only_empty_unknown_fields_are_left_out_where_others_would_matter() -> None:
+def test_only_empty_unknown_fields_are_ignored_where_others_would_matter() -> None:
     empty: Json = {"spec.a": None, "spec.training.b": {}, "spec.training.c": [], "spec.training.model.d": ""}
     reading = read_document(RLJob, valid_job(empty), TRAINER_JOB)
     assert reading.value == RLJob.from_wire(valid_job())
@@ -106,7 +103,7 @@ def test_the_status_of_version_1_is_read() -> None:
 
 
 def test_the_operator_reads_the_known_fields_of_a_newer_status() -> None:
-    """Fields for people may be unreadable; what decides may not be."""
+    """Fields for people may be unreadable; fields for decisions may not be."""
     news: Json = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
     unreadable: Json = {"progress.step": "many", "conditions[0].status": "Perhaps"}
     reading = read_document(RLJobStatus, edited(golden("status"), news | unreadable), STATUS)
@@ -166,7 +163,7 @@ def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
     assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
 
 
-def test_a_run_state_that_means_something_unknown_is_refused() -> None:
+def test_a_run_state_with_an_unknown_meaning_is_rejected() -> None:
     with pytest.raises(HandoverError) as caught:
         load_run_state(json.dumps(edited(golden("run_state"), {"phase": "Pausing", "queue": "x"})))
     assert str(caught.value) == (
@@ -194,7 +191,7 @@ def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Json) -> None:
     assert read.spec == load_job(json.dumps(golden("trainer_job"))).spec
 
 
-def test_a_newer_job_that_asks_for_something_new_is_refused_by_the_name_of_the_field() -> None:
+def test_a_newer_job_with_a_new_setting_is_rejected_by_the_name_of_the_field() -> None:
     news = {"spec.queue": "research", "spec.pools[0].spot": False}
     with pytest.raises(HandoverError) as caught:
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
@@ -214,7 +211,7 @@ def test_unknown_fields_for_the_operator_do_not_stop_a_trainer() -> None:
 
 
 def test_the_trainer_gets_only_the_fields_of_the_run_policy_that_it_reads() -> None:
-    """So an image that knows fewer of its fields, and refuses what it does not know, runs the job."""
+    """So an image that knows fewer of its fields, and rejects unknown ones, can run the job."""
     policy = {"provisioningDeadlineSeconds": 77, "elastic": {"minNodes": 1}, "stallDeadlineSeconds": 60}
     spec = RLJob.from_wire(valid_job({"spec.runPolicy": policy})).spec
     written = json.loads(dump_job(TrainerJob(name="example", spec=spec)))
@@ -223,7 +220,7 @@ def test_the_trainer_gets_only_the_fields_of_the_run_policy_that_it_reads() -> N
 
 
 def test_defaults_that_a_server_filled_in_do_not_reach_the_trainer() -> None:
-    """A server fills in those of its own version, which the trainer in the image may not know."""
+    """A server fills in the defaults of its own version, which the trainer in the image may not know."""
     spec = RLJob.from_wire(valid_job()).spec
     filled_in = RLJobSpec.from_wire(spec.to_full_wire())
     assert filled_in.model_fields_set > spec.model_fields_set
@@ -269,14 +266,14 @@ def test_the_known_fields_of_a_newer_manifest_are_read(
     ]
 
 
-def test_a_manifest_of_a_version_after_the_next_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_of_a_version_after_the_next_is_rejected(tmp_path: Path) -> None:
     folder = sealed_manifest(tmp_path, golden("manifest") | AFTER_NEXT)
     with pytest.raises(DamagedError, match=r"contractVersion 3; .* contract versions 1 to 2"):
         read_manifest(folder)
 
 
 def sealed_manifest(root: Path, document: Json) -> Path:
-    """A checkpoint's folder with nothing but its manifest."""
+    """A checkpoint's folder with only its manifest."""
     content = json.dumps(document, separators=(",", ":")).encode()
     folder = root / "step-00000006.start-0002"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Texts that `rljob` reads as kubectl does. All expectations were taken from kubectl's own readers (apimachinery 0.34's
+"""Text that `rljob` reads as kubectl does. All expectations were taken from kubectl's own readers (apimachinery 0.34's
 `YAMLReader` and sigs.k8s.io/yaml 1.6)."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_tab_within_a_value_is_part_of_it() -> None:
         (">+1\n x\n\n", "x\n\n"),
     ],
 )
-def test_a_tab_may_follow_the_sign_of_a_block(text: str, value: str) -> None:
+def test_a_tab_may_follow_a_block_indicator(text: str, value: str) -> None:
     assert read_yaml(f"image: {text}").value == {"image": value}
 
 
@@ -64,7 +64,7 @@ def test_a_block_does_not_begin_with_a_tab() -> None:
 
 @pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029"])
 @pytest.mark.parametrize("text", ["image: x{}y\n", 'image: "x{}y"\n', "image: xyz # a{}b\n"])
-def test_a_character_that_ends_a_line_for_some_readers_is_refused(text: str, character: str) -> None:
+def test_a_line_break_only_for_some_readers_is_rejected(text: str, character: str) -> None:
     number = f"{ord(character):04x}"
     line = text.format(character)
     place = (2, line.index(character) + 1)

@@ -1,8 +1,7 @@
-"""A small program in the trainer's place: it keeps the contract of `rljob_api.constants` and trains nothing.
-
-It lets tests of `rljob run` see what the trainer is given, stop it, and make it fail, in a fraction of a second. Copied
-to `<code folder>/rljob_trainer/__main__.py`, it is found before the real trainer. `STAND_IN` says what it does.
-"""
+"""A small program that replaces the trainer: it keeps the contract of `rljob_api.constants` and trains nothing. With
+it, tests of `rljob run` see what the trainer receives, stop it, and make it fail, in a fraction of a second. Copied to
+`<code folder>/rljob_trainer/__main__.py`, it is found before the real trainer. The variable `STAND_IN` says what it
+does."""
 
 from __future__ import annotations
 

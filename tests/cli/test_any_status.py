@@ -1,4 +1,4 @@
-"""Whatever this version's operator can write is read as a whole, shown and explained, whatever a job goes through."""
+"""Every status that this version's operator can write is read completely, shown and explained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEADLINES = {
 
 
 def stored(seen: Observed, status: RLJobStatus) -> StoredJob:
-    """The job as Kubernetes shows it, with this status."""
+    """The job as Kubernetes returns it, with this status."""
     requests = {ANNOTATION_STOP: seen.job.stop_request, ANNOTATION_RETRY: seen.job.retry_request}
     annotations = {name: value for name, value in requests.items() if value is not None}
     metadata = {"name": seen.job.name, "namespace": "here", "creationTimestamp": inputs.NOW.isoformat()}
@@ -46,7 +46,7 @@ def stored(seen: Observed, status: RLJobStatus) -> StoredJob:
     return stored_job(whole)
 
 
-def test_every_moment_of_a_job_is_shown_and_explained() -> None:
+def test_every_status_of_a_job_is_shown_and_explained() -> None:
     headlines: Counter[str] = Counter()
 
     @settings(max_examples=600)
@@ -81,6 +81,6 @@ def explained(job: StoredJob) -> list[str]:
 
 
 def headline(lines: list[str]) -> str:
-    """Without what differs from job to job."""
+    """The text without what differs from job to job."""
     text = next(line for line in lines[1:] if line and not line.startswith(" "))
     return re.split(r"[:,.]", re.sub(r"\d+", "N", text))[0].removesuffix(" and the operator has not")

@@ -1,4 +1,4 @@
-"""Whatever keeps a command from its cluster is one line that says what to do, never a traceback."""
+"""Everything that keeps a command from its cluster is reported in one line with advice, never as a traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.apiserver
 Rljob = Callable[..., tuple[int, str, str]]
 
 
-def test_without_a_crd_the_operator_is_not_installed(
+def test_without_a_crd_the_operator_is_reported_as_not_installed(
     bare_apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A group that no server here ever serves stands for a cluster without the operator: the tests share one server.
@@ -52,14 +52,14 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_a_kubeconfig_that_is_named_must_be_there(rljob: Rljob, tmp_path: Path) -> None:
+def test_a_named_kubeconfig_must_exist(rljob: Rljob, tmp_path: Path) -> None:
     code, _, errors = rljob("status", "small", "--kubeconfig", str(tmp_path / "other"))
     assert code == 2
     assert errors.startswith(f"error: no kubeconfig found (searched: {tmp_path}/other); ")
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "{}", "clusters: 3\ncontexts: 4\n", "contexts: []\n"])
-def test_a_kubeconfig_that_is_none_is_one_line(
+def test_an_invalid_kubeconfig_is_reported_in_one_line(
     rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     file = tmp_path / "config"
@@ -72,7 +72,7 @@ def test_a_kubeconfig_that_is_none_is_one_line(
     assert errors.count("\n") == 1
 
 
-def test_a_context_that_is_not_there_is_named_with_those_that_are(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_a_missing_context_is_reported_with_the_existing_ones(job_cluster: JobCluster, rljob: Rljob) -> None:
     code, _, errors = rljob("status", "small", "--context", "there")
     assert code == 2
     assert errors == f"error: {job_cluster.kubeconfig}: no context there; use one of: here\n"
@@ -89,7 +89,7 @@ def test_several_kubeconfigs_are_merged_and_any_context_can_be_named(
     assert (code, errors) == (0, f"no jobs in namespace {job_cluster.namespace}\n")
 
 
-def test_a_server_that_does_not_listen(
+def test_a_server_that_does_not_listen_is_reported(
     apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:
@@ -105,7 +105,7 @@ def test_a_server_that_does_not_listen(
     assert errors.count("\n") == 1
 
 
-def test_a_certificate_that_is_not_trusted(
+def test_an_untrusted_certificate_is_reported(
     apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config"
@@ -132,7 +132,7 @@ def test_an_invalid_name_is_rejected_before_any_request(job_cluster: JobCluster,
     assert "small" in rljob("list")[1]
 
 
-def test_output_that_cannot_be_written(job_cluster: JobCluster) -> None:
+def test_output_that_cannot_be_written_is_reported(job_cluster: JobCluster) -> None:
     job_cluster.create_small_job()
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
@@ -145,7 +145,7 @@ def test_output_that_cannot_be_written(job_cluster: JobCluster) -> None:
     assert (ended.returncode, ended.stderr) == (1, "error: cannot write the output (No space left on device)\n")
 
 
-def test_a_token_that_is_not_valid(
+def test_an_invalid_token_is_reported(
     apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config"
@@ -182,7 +182,9 @@ def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster
     )
 
 
-def test_a_server_that_is_no_api_server(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_no_api_server_is_reported(
+    rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "apis/rljob.dev/v1alpha1/namespaces/default").mkdir(parents=True)
     (tmp_path / "apis/rljob.dev/v1alpha1/namespaces/default/rljobs").write_text("<html>welcome</html>")
     pages = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -202,7 +204,7 @@ def test_a_server_that_is_no_api_server(rljob: Rljob, tmp_path: Path, monkeypatc
     )
 
 
-def test_in_a_pod_its_service_account_and_namespace_are_used(
+def test_the_service_account_and_namespace_of_a_pod_are_used(
     job_cluster: JobCluster, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, port = job_cluster.server.url.removeprefix("https://").split(":")

@@ -1,4 +1,4 @@
-"""What the documents say is so: commands and values exist, rights suffice and are complete."""
+"""The documents are correct: commands and values exist, permissions are sufficient and complete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command_lines() -> Iterator[tuple[str, str]]:
             yield document.name, line.strip()
 
 
-def test_every_command_that_is_named_exists_with_its_options() -> None:
+def test_every_documented_command_exists_with_its_options() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     seen = set()
     for document, line in command_lines():
@@ -70,7 +70,7 @@ def test_every_owner_and_boundary_of_memory_is_documented() -> None:
     assert [boundary for boundary in Boundary if f"| `{boundary}`" not in table] == []
 
 
-def test_the_values_of_the_chart_are_documented_and_no_others() -> None:
+def test_the_documented_chart_values_are_those_of_the_chart() -> None:
     values = YAML(typ="safe", pure=True).load(CHART / "values.yaml")
     assert [name for name in values if not re.search(rf"`{name}[`.]", INSTALL)] == []
     table = INSTALL[INSTALL.index("### Values") : INSTALL.index("## Storage")]
@@ -85,7 +85,7 @@ def test_the_values_of_the_chart_are_documented_and_no_others() -> None:
             parent = path[:-1]
 
 
-def test_the_documented_rights_of_the_operator_are_those_of_the_chart() -> None:
+def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> None:
     text = (CHART / "templates" / "_rules.tpl").read_text()
     rules = YAML(typ="safe", pure=True).load(text[text.index("- apiGroups") : text.index("{{- end }}")])
     table = {
@@ -115,7 +115,7 @@ def test_the_documented_exit_codes_are_those_of_the_operator() -> None:
 
 
 @pytest.mark.apiserver
-def test_the_role_for_people_suffices_for_every_command(
+def test_the_documented_user_role_suffices_for_every_command(
     job_cluster: JobCluster, kubelet: StandInKubelet, rljob: Rljob, job_file: Path
 ) -> None:
     manifest = re.search(r"```yaml\n(apiVersion: rbac.*?)```", INSTALL, re.DOTALL)

@@ -55,7 +55,7 @@ def warning(name: str, reason: str, message: str, seen: str, count: int) -> Even
     return Event.model_validate(event | {"reason": reason, "message": message, "count": count})
 
 
-def test_a_pool_that_cannot_be_scheduled() -> None:
+def test_an_unschedulable_pool_is_explained() -> None:
     message = "1 of 2 pods of pool main: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
     stuck = job_statuses.condition("ClusterReady", "False", "Unschedulable", "2026-01-31T12:10:20Z", message)
     scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
@@ -186,7 +186,7 @@ def test_without_a_checkpoint_explain_says_that_a_failure_restarts_from_step_0()
     ],
     ids=["failed", "suspended", "between attempts"],
 )
-def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mapping[str, object]) -> None:
+def test_commands_repeat_the_given_cluster_and_namespace(more: Mapping[str, object]) -> None:
     flags = " --context prod --namespace team-a"
     suspend = "  suspend: true\n" if "suspendedAt" in more else ""
     text = explained({"attempts": [ATTEMPT], "conditions": [VALID], **more}, more=suspend, flags=flags)
@@ -196,7 +196,7 @@ def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mappi
         assert command.endswith(flags), command
 
 
-def test_a_failure_says_how_to_resume() -> None:
+def test_a_failure_is_explained_with_how_to_resume() -> None:
     failed = job_statuses.condition(
         "Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1\n  division by zero"
     )
@@ -221,7 +221,7 @@ def test_a_failure_says_how_to_resume() -> None:
     assert text.endswith("\n  its cluster is not kept, because its trainer might still be running")
 
 
-def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
+def test_a_stopping_trainer_is_shown_with_its_grace_period() -> None:
     status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
     status["conditions"][4] = job_statuses.condition(
@@ -233,7 +233,7 @@ def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
     )
 
 
-def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one() -> None:
+def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_reported_as_starting() -> None:
     status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
     status["conditions"][1] = job_statuses.condition(
@@ -246,13 +246,13 @@ def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one(
     )
 
 
-def test_a_deadline_that_has_passed_is_due() -> None:
+def test_an_expired_deadline_is_reported_as_due() -> None:
     early = ATTEMPT | {"started": "2026-01-31T11:00:00Z"}
     text = explained({"attempts": [early], "conditions": [VALID]})
     assert text.endswith("  the job fails if the trainer of attempt 1 has not started by 2026-01-31T11:30:00Z (now)")
 
 
-def test_a_success_says_where_the_model_is() -> None:
+def test_a_success_is_explained_with_the_path_of_the_model() -> None:
     complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
     status = {"phase": "Complete", "conditions": [VALID, complete], "exportUri": "pvc://results/small/run/export"}
     assert explained(status).endswith(
@@ -261,7 +261,7 @@ def test_a_success_says_where_the_model_is() -> None:
     )
 
 
-def test_a_job_that_no_operator_has_seen() -> None:
+def test_a_job_without_a_status_is_explained() -> None:
     assert explained({}) == (
         "RLJob team-a/small: Unseen, 30m old\n"
         "\n"
@@ -274,7 +274,7 @@ def test_a_job_that_no_operator_has_seen() -> None:
     )
 
 
-def test_a_reason_of_a_newer_operator_does_not_stop_it() -> None:
+def test_an_unknown_reason_of_a_newer_operator_is_shown() -> None:
     later = job_statuses.condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})
     assert "The job is waiting for: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
@@ -290,13 +290,13 @@ def test_a_reason_alone_needs_no_cluster(rljob: Rljob, monkeypatch: pytest.Monke
     assert output == f"OutOfMemory: {found.means}\nWhat to do: {found.advice}\n"
 
 
-def test_a_reason_that_does_not_exist_is_answered_with_those_that_do(rljob: Rljob) -> None:
+def test_an_unknown_reason_is_reported_with_the_known_ones(rljob: Rljob) -> None:
     code, _, errors = rljob("explain", "--reason", "Tired")
     assert code == 2
     assert errors.startswith("error: --reason Tired: unknown reason; use one of Valid, InvalidSpec, ")
 
 
-def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
+def test_a_name_or_a_reason_is_required_but_not_both(rljob: Rljob) -> None:
     for arguments in ([], ["small", "--reason", "Valid"]):
         code, _, errors = rljob("explain", *arguments)
         assert code == 2
@@ -304,9 +304,7 @@ def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
 
 
 @pytest.mark.apiserver
-def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
-    job_cluster: JobCluster, rljob: Rljob
-) -> None:
+def test_only_pods_and_warnings_of_the_job_are_read_from_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
     stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)

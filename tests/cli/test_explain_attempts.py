@@ -1,4 +1,4 @@
-"""`rljob explain` of jobs that retry, are suspended, silent, stopped or over: written out by hand."""
+"""`rljob explain` for jobs that retry, are suspended, unreachable, stopped or finished: written out by hand."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_retried_job_shows_the_retries_left() -> None:
         "  the job is Complete after the last step, with the exported model at status.exportUri",
         "  attempt 2 is stopped if it makes no progress until 2026-01-31T12:38:00Z (in 8m;"
         " runPolicy.stallDeadlineSeconds)",
-        # 3600 s less the 600 of attempt 1, from when the cluster of attempt 2 was there.
+        # 3600 s minus the 600 s of attempt 1, counted from when the cluster of attempt 2 existed.
         "  the job fails if it has not finished by 2026-01-31T13:02:00Z (in 32m)",
         f"  after a failure it resumes from its newest checkpoint; retries left: {TRIES}",
     ]
@@ -93,7 +93,7 @@ def test_a_retried_job_shows_the_retries_left() -> None:
     ("same_cluster", "place"),
     [(False, "on a new cluster"), (True, "on the same cluster, if that is still healthy")],
 )
-def test_between_two_attempts(same_cluster: bool, place: str) -> None:
+def test_a_job_between_two_attempts_is_explained(same_cluster: bool, place: str) -> None:
     status = {
         "phase": "Retrying",
         "reason": "HeadLost",
@@ -126,13 +126,13 @@ def test_an_attempt_that_is_due_waits_for_the_pods_of_the_former() -> None:
     ]
 
 
-def test_tries_that_were_taken_away_are_none_and_not_fewer() -> None:
+def test_a_lowered_retry_limit_leaves_zero_retries_and_not_fewer() -> None:
     policy = {"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 3}}
     lines = what_is_next(explained({"attempts": [ENDED], "counters": COUNTERS, "nextAttempt": BETWEEN}, policy))
     assert "retries left: 0 of 0 (Application), 0 of 3 (Infrastructure)" in lines
 
 
-def test_a_job_that_is_being_suspended() -> None:
+def test_a_job_that_is_being_suspended_is_explained() -> None:
     stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:30Z", "toldAt": "2026-01-31T12:29:40Z"}
     status = {"conditions": [VALID], "attempts": [ENDED, RUNNING | {"state": "Stopping", "stop": stop}]}
     lines = explained(status, {"suspend": True})
@@ -155,7 +155,7 @@ def test_a_job_that_is_being_suspended() -> None:
     ]
 
 
-def test_a_job_that_is_suspended() -> None:
+def test_a_suspended_job_is_explained() -> None:
     status = {
         "phase": "Suspended",
         "conditions": [VALID, job_statuses.condition("ClusterReady", "False", "Suspended", CREATED)],
@@ -173,7 +173,7 @@ def test_a_job_that_is_suspended() -> None:
     ]
 
 
-def test_a_silent_trainer_is_reported_with_its_deadline() -> None:
+def test_an_unreachable_trainer_is_reported_with_its_deadline() -> None:
     silent = job_statuses.condition(
         "Progressing", "Unknown", "DashboardUnreachable", "2026-01-31T12:21:00Z", "timed out"
     )
@@ -199,10 +199,10 @@ def test_a_silent_trainer_is_reported_with_its_deadline() -> None:
 @pytest.mark.parametrize(
     ("admitted", "end"), [({}, "12:35:00Z (in 5m)"), ({"admittedAt": "2026-01-31T12:12:00Z"}, "12:37:00Z (in 7m)")]
 )
-def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[str, object], end: str) -> None:
+def test_provisioning_time_counts_from_the_creation_of_the_cluster(admitted: Mapping[str, object], end: str) -> None:
     attempt = {"number": 3, "cluster": "small-3", "state": "Provisioning", "started": "2026-01-31T12:10:00Z"}
     pending = job_statuses.condition("ClusterReady", "False", "PodsPending", "2026-01-31T12:02:00Z")
-    # Of the attempt before.
+    # The deadline of the previous attempt.
     submitted = job_statuses.condition("JobSubmitted", "True", "Submitted", CREATED)
     status = {"conditions": [VALID, pending, submitted], "attempts": [attempt | admitted], "counters": COUNTERS}
     lines = explained(status, {"runPolicy": {"provisioningDeadlineSeconds": 1500, "activeDeadlineSeconds": 3600}})
@@ -213,7 +213,7 @@ def test_provisioning_counts_from_when_the_cluster_was_there(admitted: Mapping[s
     assert f"  the job fails if it has not finished by 2026-01-31T{activity}" in lines
 
 
-def test_a_stop_that_the_operator_has_not_seen() -> None:
+def test_a_stop_request_that_the_operator_has_not_seen_is_explained() -> None:
     status = {"conditions": [VALID, TRAINING], "attempts": [ENDED, RUNNING], "counters": COUNTERS}
     lines = explained(status, annotations={ANNOTATION_STOP: "2026-01-31T12:29:59Z"})
     assert lines[2] == "A user asked to stop the job; the operator has not applied the request yet."
@@ -223,7 +223,7 @@ def test_a_stop_that_the_operator_has_not_seen() -> None:
     )
 
 
-def test_a_stop_that_ray_could_not_be_asked_for() -> None:
+def test_a_stop_request_that_did_not_reach_ray_is_explained() -> None:
     stop = {"reason": "StoppedByUser", "requestedAt": "2026-01-31T12:29:30Z"}
     lines = explained({"conditions": [VALID], "attempts": [RUNNING | {"stop": stop, "state": "Stopping"}]})
     assert lines[2:4] == [
@@ -252,7 +252,7 @@ def failed(reason: str) -> dict[str, object]:
     return {"phase": "Failed", "conditions": [VALID], "attempts": [ENDED], "result": result, "checkpoint": CHECKPOINT}
 
 
-def test_a_job_that_failed_for_good_can_be_retried() -> None:
+def test_a_finally_failed_job_can_be_retried() -> None:
     lines = explained(failed("OutOfMemory"), {"runPolicy": {"ttlSecondsAfterFinished": 86400}})
     assert lines[2:] == [
         "The job has finished in attempt 1: Failed, reason OutOfMemory, 10m ago",
@@ -284,7 +284,7 @@ def test_the_advice_depends_on_the_reason_of_the_failure(reason: str, spec: Mapp
     assert what_is_next(explained(failed(reason), spec))[0] == first
 
 
-def test_a_configuration_error_may_be_in_the_job_or_beside_it() -> None:
+def test_a_configuration_error_may_be_in_the_job_or_in_its_files() -> None:
     lines = what_is_next(explained(failed("ConfigurationError")))
     assert lines[0].startswith("fix the cause, then `rljob retry small`")
     assert lines[1] == (
@@ -292,7 +292,7 @@ def test_a_configuration_error_may_be_in_the_job_or_beside_it() -> None:
     )
 
 
-def test_a_retry_that_was_asked_for_is_on_its_way() -> None:
+def test_a_retry_request_is_reported_as_pending() -> None:
     lines = what_is_next(explained(failed("OutOfMemory"), annotations={ANNOTATION_RETRY: "now"}))
     assert lines[0] == "a retry was requested: the operator starts another attempt from step 10"
 
@@ -307,6 +307,6 @@ def test_every_reason_has_a_sentence_and_an_action(reason: Reason) -> None:
     assert f"What to do: {EXPLANATIONS[reason].advice}" in explained({"conditions": [VALID, waits]})
 
 
-def test_only_failures_that_need_another_spec_ask_for_a_new_job() -> None:
+def test_only_failures_that_need_another_spec_suggest_a_new_job() -> None:
     again = {reason for reason, known in EXPLANATIONS.items() if "create the job again" in known.advice}
     assert again == {Reason.INVALID_SPEC, Reason.CONFIGURATION_ERROR}

@@ -1,4 +1,4 @@
-"""`rljob explain` of jobs that have run out of memory, on GPUs and in their pods, and of one that may."""
+"""`rljob explain` for jobs that have run out of memory, on GPUs and in their pods, and for one that may."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def explained(
     more: Mapping[str, object] | None = None,
     algorithm: str | None = None,
 ) -> list[str]:
-    """Of a job that has ended; the lines about its memory."""
+    """The lines about memory that `explain` prints for a finished job."""
     wanted = YAML(typ="safe", pure=True).load(SMALL_JOB)["spec"]
     wanted["pools"] = [{"name": "main", "nodes": 1, "gpusPerNode": 4, **pool}]
     wanted["training"]["model"] = {"source": "Qwen/Qwen3-4B", **model}
@@ -53,7 +53,7 @@ def explained(
     return lines[begin + 1 : lines.index("What comes next:") - 1]
 
 
-def test_a_gpu_that_is_full_is_answered_by_the_fields_that_make_room() -> None:
+def test_a_full_gpu_is_explained_with_the_fields_that_free_memory() -> None:
     message = "the trainer ended with exit code 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     first, *changes = explained("ApplicationError", message, {}, {"template": H100})
     # 0.9 of 79.1 GiB beside 3.7 of parameters and 7.5 of moments of four GPUs.
@@ -63,7 +63,7 @@ def test_a_gpu_that_is_full_is_answered_by_the_fields_that_make_room() -> None:
 
 
 @pytest.mark.parametrize("part", [ENGINE_LACKS_MEMORY, MOMENTS_LACK_MEMORY])
-def test_errors_of_the_trainer_for_too_little_device_memory_get_fields_that_make_room(part: str) -> None:
+def test_device_memory_errors_of_the_trainer_are_explained_with_the_fields_that_free_memory(part: str) -> None:
     [first, *_] = explained("InfrastructureError", f"ResourceError: {part}; reduce it", {}, {"template": H100})
     assert first.startswith("  by estimate, pool main uses the most memory")
 
@@ -89,12 +89,12 @@ def test_pools_of_unknown_gpus_are_not_named_as_the_fullest() -> None:
     assert lines[0].startswith("  by estimate, pool critic uses the most memory"), lines
 
 
-def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_named() -> None:
+def test_for_an_unknown_gpu_type_the_command_that_asks_for_it_is_named() -> None:
     lines = explained("ApplicationError", "CUDA out of memory", {}, {})
     assert lines == ["  `rljob plan FILE --gpu KIND` shows what uses memory and which field to change"]
 
 
-def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() -> None:
+def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
     """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node."""
     message = "pod small-1-main-worker-abc: container ray ran out of memory (OOMKilled)"
     [line] = explained(
@@ -118,7 +118,7 @@ def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() 
     ],
     ids=["the head", "an unknown model"],
 )
-def test_nothing_is_added_where_the_planner_knows_nothing(message: str, model: Mapping[str, object]) -> None:
+def test_nothing_is_added_where_the_planner_has_no_estimate(message: str, model: Mapping[str, object]) -> None:
     assert explained("OutOfMemory", message, model, {}) == []
 
 

@@ -1,4 +1,4 @@
-"""`$(NAME)` in a job's variables, as `rljob run` replaces it."""
+"""`$(NAME)` references in a job's variables, as `rljob run` replaces them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ the user has exported it."""
 
 
 @pytest.mark.parametrize(("value", "expected"), ON_A_CLUSTER)
-def test_references_in_variables_mean_what_they_mean_on_a_cluster(value: str, expected: str) -> None:
+def test_references_in_variables_mean_the_same_as_on_a_cluster(value: str, expected: str) -> None:
     reference = {"name": "some", "key": "key"}
     env = [
         {"name": "FIRST", "value": "1"},
@@ -47,7 +47,7 @@ def test_references_in_variables_mean_what_they_mean_on_a_cluster(value: str, ex
     }
 
 
-def test_a_reference_to_a_secret_that_is_not_exported_is_refused() -> None:
+def test_a_reference_to_a_secret_that_is_not_exported_is_rejected() -> None:
     env = [
         {"name": "EARLY", "value": "$(P)"},
         {"name": "P", "valueFrom": {"secretKeyRef": {"name": "some", "key": "key"}}},
@@ -64,7 +64,7 @@ def test_a_reference_to_a_secret_that_is_not_exported_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("HOME", "/home/me"), ("RLJOB_POD_NAME", "$(RLJOB_POD_NAME)")])
-def test_a_source_without_a_prefix_may_have_any_key_but_those_that_rljob_sets(name: str, expected: str) -> None:
+def test_a_source_without_a_prefix_may_have_any_key_except_those_that_rljob_sets(name: str, expected: str) -> None:
     edits = {"spec.env": [{"name": "A", "value": f"$({name})"}], "spec.envFrom": [{"secretRef": {"name": "some"}}]}
     spec = RLJob.from_wire(valid_job(edits)).spec
     assert job_variables(spec, {}, {"HOME": "/home/me", "RLJOB_POD_NAME": "mine"}) == {"A": expected}

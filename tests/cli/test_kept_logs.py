@@ -1,4 +1,4 @@
-"""`rljob logs --storage`: what a job has left in its claim. The files are those that the trainer's own code writes."""
+"""`rljob logs --storage`: the logs of a job in its claim. The files are written by the trainer's own code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write(file: Path, text: str, at: int) -> None:
 
 @pytest.fixture
 def claim(tmp_path: Path) -> Path:
-    """Of a job that was made again: attempts 1 and 2 are newer than 3. The second was submitted twice, and a worker of
-    it has failed."""
+    """The claim of a recreated job: attempts 1 and 2 are newer than 3. The second attempt was submitted twice, and a
+    worker of it has failed."""
     run = tmp_path / "small" / "run"
     write(copy_of("job-driver-small-3-1.log", run), "third, of long ago\n", 100)
     write(copy_of("job-driver-small-1-1.log", run), "first\n", 200)
@@ -44,7 +44,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("within", ["", "small"])
-def test_the_newest_drivers_log_comes_as_it_is(claim: Path, rljob: Rljob, within: str) -> None:
+def test_the_newest_driver_log_is_printed_unchanged(claim: Path, rljob: Rljob, within: str) -> None:
     folder = claim / "small" / LOGS / "attempt-2"
     code, output, errors = rljob("logs", "small", "--storage", str(claim / within))
     assert (code, output) == (0, "step 1 \x1b[32mok\x1b[0m\nstep 2\nstep 3\nstep 4")
@@ -62,7 +62,7 @@ def test_the_newest_drivers_log_comes_as_it_is(claim: Path, rljob: Rljob, within
         (["--pool", "main", "--index", "1", "--attempt", "2"], "of attempt 1\nof attempt 2\n"),
     ],
 )
-def test_others_can_be_named(claim: Path, rljob: Rljob, arguments: list[str], printed: str) -> None:
+def test_other_logs_can_be_selected(claim: Path, rljob: Rljob, arguments: list[str], printed: str) -> None:
     assert rljob("logs", "small", "--storage", str(claim), *arguments)[:2] == (0, printed)
 
 
@@ -89,7 +89,7 @@ def test_workers_of_several_pools_have_a_folder_each(claim: Path, rljob: Rljob) 
         (["--container", "ray"], "--container ray: not available with --storage, which has only the driver's log"),
     ],
 )
-def test_a_missing_attempt_is_reported_with_those_that_exist(
+def test_a_missing_attempt_is_reported_with_the_existing_ones(
     claim: Path, rljob: Rljob, arguments: list[str], said: str
 ) -> None:
     code, output, errors = rljob("logs", "small", "--storage", str(claim), *arguments)
@@ -116,7 +116,8 @@ def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) 
 
 
 def test_a_line_without_an_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A progress bar, say. In pieces of 64 bytes its 2 MiB took minutes, when each piece was added to all before it."""
+    """A progress bar, for example. In pieces of 64 bytes its 2 MiB took minutes while each piece was appended to all
+    earlier ones."""
     monkeypatch.setattr(kept_logs, "PIECE_BYTES", 64)
     file, bar = tmp_path / "driver.log", b"=" * 2**21
     file.write_bytes(b"first\n" + bar + b"\n\n" + bar)

@@ -1,4 +1,4 @@
-"""`rljob list`: the table, written out by hand, and the form for programs."""
+"""`rljob list`: the table, written out by hand, and the machine-readable form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job(status: object, name: str = "small") -> StoredJob:
     return stored_job({"metadata": metadata, "status": status})
 
 
-def test_the_table_says_why_and_on_how_many_gpus() -> None:
+def test_the_table_shows_reason_and_gpus() -> None:
     jobs = [job(job_statuses.full_status()), job(FAILED, "big"), job({}, "waiting-for-an-operator")]
     assert [line.plain for line in list_lines(jobs, NOW, everywhere=False)] == [
         "NAME                     PHASE     REASON       STEP   REWARD  CKPT  ATTEMPT  GPUS  AGE",
@@ -72,9 +72,7 @@ def test_the_columns_are_those_of_kubectl() -> None:
         ({"phase": "Running", "gpus": "many"}, ["bad", "Running", "?", "30m"], 'status.gpus (seen: "many")'),
     ],
 )
-def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
-    status: object, row: list[str], place: str
-) -> None:
+def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row: list[str], place: str) -> None:
     jobs = [job(job_statuses.full_status()), job(status, "bad"), job({}, "z")]
     out, notes = io.StringIO(), io.StringIO()
     consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
@@ -85,7 +83,7 @@ def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
     assert notes.getvalue() == f"RLJob team-a/bad: cannot be parsed: {place}; {OTHER_VERSION}\n"
 
 
-def test_a_text_that_steers_a_terminal_does_not() -> None:
+def test_control_characters_do_not_reach_the_terminal() -> None:
     lines = list_lines([job({"phase": "Run\x1b[31mning\nx", "reason": "a\tb"})], NOW, everywhere=False)
     assert len(lines) == 2
     assert lines[1].plain.split() == ["small", "Running", "x", "a", "b", "30m"]
@@ -97,7 +95,7 @@ def load(output: str, form: str) -> object:
 
 @pytest.mark.apiserver
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljob, form: str) -> None:
+def test_json_output_is_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljob, form: str) -> None:
     code, output, errors = rljob("list", "-o", form)
     assert (code, errors) == (0, "")
     assert load(output, form) == {"apiVersion": "v1", "kind": "List", "items": []}
@@ -117,7 +115,7 @@ def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljo
 
 
 @pytest.mark.apiserver
-def test_all_namespaces_and_wide_columns(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_all_namespaces_and_wide_columns_are_shown(job_cluster: JobCluster, rljob: Rljob) -> None:
     job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     attempts = [{"number": 12, "cluster": "small-12", "started": CREATED, "outcome": "Evacuated", "state": "Moved"}]
     job_cluster.write_status("small", FAILED | {"attempts": attempts})

@@ -52,7 +52,7 @@ def container_statuses(containers: list[str], state: object) -> list[dict[str, o
     return [{"name": name, **status} for name in containers]
 
 
-def test_the_drivers_log_comes_as_it_is(small: JobCluster, kubelet: StandInKubelet, rljob: Rljob) -> None:
+def test_the_driver_log_is_printed_unchanged(small: JobCluster, kubelet: StandInKubelet, rljob: Rljob) -> None:
     create_pod(small, "small-1-head-a", "head")
     create_pod(small, "small-1-main-b", "main")
     kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"step 1 \x1b[32mok\x1b[0m\n", b"step 2\n"]
@@ -72,7 +72,7 @@ def test_the_drivers_log_comes_as_it_is(small: JobCluster, kubelet: StandInKubel
         (["--pool", "main", "--index", "1"], "small-1-main-b/ray"),
     ],
 )
-def test_other_containers_can_be_named(
+def test_other_containers_can_be_selected(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, arguments: list[str], pod: str
 ) -> None:
     create_pod(small, "small-1-main-b", "main")
@@ -82,7 +82,7 @@ def test_other_containers_can_be_named(
     assert rljob("logs", "small", *arguments) == (0, "this one\n", "")
 
 
-def test_pods_of_an_earlier_attempt_and_of_other_jobs_are_passed_over(
+def test_pods_of_an_earlier_attempt_and_of_other_jobs_are_ignored(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
 ) -> None:
     create_pod(small, "small-1-head-a", "head")
@@ -95,7 +95,7 @@ def test_pods_of_an_earlier_attempt_and_of_other_jobs_are_passed_over(
     assert rljob("logs", "small") == (0, "second\n", "")
 
 
-def test_an_attempt_can_be_named_and_the_newest_one_with_pods_is_the_default(
+def test_an_attempt_can_be_selected_and_the_newest_one_with_pods_is_the_default(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
 ) -> None:
     lost = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
@@ -150,7 +150,7 @@ def test_without_pods_the_path_of_the_log_copy_is_shown(small: JobCluster, rljob
     )
 
 
-def test_follow_waits_for_the_attempt_that_follows(
+def test_follow_waits_for_the_next_attempt(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = ATTEMPT | {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
@@ -194,7 +194,7 @@ def test_a_suspended_job_has_no_pods_to_wait_for(small: JobCluster, rljob: Rljob
         ),
     ],
 )
-def test_a_pod_that_the_job_never_has_is_refused(
+def test_a_pod_that_the_job_never_has_is_rejected(
     small: JobCluster, rljob: Rljob, arguments: list[str], message: str
 ) -> None:
     code, output, errors = rljob("logs", "small", "--follow", *arguments)
@@ -218,7 +218,7 @@ def test_a_container_that_has_not_started_is_reported_with_the_kubelet_reason(sm
     assert "container driver of pod small-1-head-a has not started (ImagePullBackOff); wait with --follow" in errors
 
 
-def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
+def test_follow_waits_for_the_container_and_prints_output_at_once(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_pod(small, "small-1-head-a", "head", state={"waiting": {"reason": "ContainerCreating"}})
@@ -235,7 +235,7 @@ def test_follow_waits_for_the_container_and_passes_on_what_comes_at_once(
             return len(data)
 
     def start(_: float) -> None:
-        """While the command waits."""
+        """Runs while the command waits."""
         statuses = container_statuses(["ray", "driver"], RUNNING)
         small.write_pod_status("small-1-head-a", {"containerStatuses": statuses})
         player.start()
@@ -262,7 +262,7 @@ def log_process(cluster: JobCluster, *arguments: str) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(small: JobCluster, kubelet: StandInKubelet) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(small: JobCluster, kubelet: StandInKubelet) -> None:
     create_pod(small, "small-1-head-a", "head")
     kubelet.logs[f"{small.namespace}/small-1-head-a/driver"] = [b"a line of the log\n" * 4000] * 20
     with log_process(small) as process:
@@ -304,7 +304,7 @@ def test_without_pods_the_path_of_the_log_copy_and_its_last_lines_are_shown(smal
         )
 
 
-def test_the_command_for_a_job_with_a_folder_of_its_own_in_the_claim(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_a_job_with_its_own_folder_in_the_claim_gets_a_matching_command(job_cluster: JobCluster, rljob: Rljob) -> None:
     storage = "{persistentVolumeClaim: results, subPath: team/my runs}"
     job_cluster.create_small_job(f"  checkpoint: {{storage: {storage}}}\n")
     ended = {"state": "Ended", "ended": SINCE, "outcome": "Failed", "reason": "HeadLost"}
@@ -325,7 +325,7 @@ def test_a_job_that_never_trained_has_no_log(small: JobCluster, rljob: Rljob) ->
     )
 
 
-def test_the_log_of_a_job_that_has_ended_is_there_while_its_cluster_is_kept(
+def test_the_log_of_a_finished_job_exists_while_its_cluster_is_kept(
     small: JobCluster, kubelet: StandInKubelet, rljob: Rljob
 ) -> None:
     create_pod(small, "small-1-head-a", "head", state={"terminated": {"exitCode": 0}})
@@ -334,7 +334,7 @@ def test_the_log_of_a_job_that_has_ended_is_there_while_its_cluster_is_kept(
     assert rljob("logs", "small") == (0, "all of it\n", "")
 
 
-def test_a_kubelet_that_does_not_answer_is_one_line(small: JobCluster, rljob: Rljob) -> None:
+def test_an_unresponsive_kubelet_is_reported_in_one_line(small: JobCluster, rljob: Rljob) -> None:
     create_pod(small, "small-1-head-a", "head")
     code, output, errors = rljob("logs", "small")
     assert (code, output) == (2, "")

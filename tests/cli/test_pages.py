@@ -1,8 +1,6 @@
-"""The pages' job files are valid, and their commands print what the pages say; numbers and times may differ.
-
-What a training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes
-what the commands print now into the pages.
-"""
+"""The pages' job files are valid, and their commands print what the pages show; numbers and times may differ. What a
+training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes the
+present output into the pages."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ yaml = YAML(typ="safe", pure=True)
 
 
 def whole_job(part: Json) -> Json:
-    """A job with this part of one; the rest is that of a mathematical training on one node."""
+    """Completes a job from the part that a page shows; the rest is that of a mathematical training on one node."""
     if "apiVersion" in part:
         return part
     spec = part.get("spec", part)
@@ -55,13 +53,13 @@ def whole_job(part: Json) -> Json:
 
 
 @pytest.mark.parametrize("block", PARTS_OF_JOBS)
-def test_the_yaml_of_every_page_is_that_of_a_valid_job(block: Block, tmp_path: Path) -> None:
+def test_the_yaml_of_every_page_is_a_valid_job(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     yaml.dump(whole_job(yaml.load(block.text)), file)
     load_job_file(file)
 
 
-def test_the_job_of_the_readme_is_short_and_that_of_the_tutorial(tmp_path: Path) -> None:
+def test_the_readme_job_is_short_and_equals_the_tutorials(tmp_path: Path) -> None:
     [of_readme] = blocks(README, "yaml")
     (tmp_path / "job.yaml").write_text(of_readme.text)
     load_job_file(tmp_path / "job.yaml")
@@ -71,7 +69,7 @@ def test_the_job_of_the_readme_is_short_and_that_of_the_tutorial(tmp_path: Path)
     assert yaml.load(of_readme.text) == of_tutorial
 
 
-def test_the_reward_of_readme_and_tutorial_does_what_they_say(tmp_path: Path) -> None:
+def test_the_reward_of_readme_and_tutorial_works_as_documented(tmp_path: Path) -> None:
     [of_readme] = blocks(README, "python")
     files = saved_files(TUTORIAL)
     assert of_readme.text == files["my_reward.py"]
@@ -88,7 +86,7 @@ Compare = Callable[[Path, str], None]
 
 @pytest.fixture
 def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Compare:
-    """Runs the commands of a page's section and compares what they print with the page."""
+    """Runs the commands of a page's section and compares their output with the page."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
 
@@ -107,13 +105,13 @@ def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytes
     return run
 
 
-def test_checking_the_tutorials_job(compare: Compare, tmp_path: Path) -> None:
+def test_the_checks_of_the_tutorials_job_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:
     for name, text in saved_files(TUTORIAL).items():
         (tmp_path / name).write_text(text)
     compare(TUTORIAL, "3. Write the job")
 
 
-def test_checking_the_first_jobs(compare: Compare, tmp_path: Path) -> None:
+def test_the_checks_of_the_first_jobs_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:
     compare(QUICKSTART, "Check the job")
     compare(QUICKSTART, "A job of your own")
     (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text().replace("  steps: 24", "  stepss: 24"))
@@ -121,7 +119,7 @@ def test_checking_the_first_jobs(compare: Compare, tmp_path: Path) -> None:
 
 
 def ago(seconds: int) -> str:
-    """A moment before now, as the API server writes it."""
+    """A time before now, as the API server writes it."""
     return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -198,8 +196,8 @@ COMPLETE: Json = {
 
 
 @pytest.mark.apiserver
-def test_the_quickstart_on_a_cluster(compare: Compare, job_cluster: JobCluster) -> None:
-    """The commands on a real API server; the test writes what the operator and the kubelet would."""
+def test_the_quickstart_on_a_cluster_prints_the_documented_output(compare: Compare, job_cluster: JobCluster) -> None:
+    """The commands run against a real API server; the test writes what the operator and the kubelet would write."""
     stored = job_cluster.create_job(yaml.load(REPOSITORY / "examples/quickstart.yaml"))
     job_cluster.write_status("quickstart", RUNNING)
     compare(QUICKSTART, "Watch")

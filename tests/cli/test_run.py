@@ -1,4 +1,4 @@
-"""`rljob run` as a process, with a stand-in for the trainer: what it hands over, refuses, stops and leaves behind."""
+"""`rljob run` as a process, with a stand-in for the trainer: what it passes on, rejects, stops and leaves behind."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def num_steps_in(workplace: JobFolder) -> int:
 
 
 @pytest.fixture
-def refused(workplace: JobFolder, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What `rljob run` says, in this process, before it starts the trainer."""
+def error_of_run(workplace: JobFolder, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The error that `rljob run` prints, in this process, before it starts the trainer."""
     monkeypatch.chdir(workplace.folder)
 
     def refuse(*arguments: str) -> str:
@@ -109,8 +109,8 @@ def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, na
     assert trainer_environment(workplace, 1)["RAY_ADDRESS"] == expected
 
 
-def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -> None:
-    output = refused("--ray", "auto", "--workers", "2")
+def test_workers_are_not_chosen_for_a_ray_cluster(error_of_run: Callable[..., str]) -> None:
+    output = error_of_run("--ray", "auto", "--workers", "2")
     assert "--workers: a Ray cluster uses the pools of the file; remove --workers or --ray" in output
 
 
@@ -125,17 +125,17 @@ def test_the_run_folder_keeps_the_resolved_algorithm(workplace: JobFolder) -> No
     assert resolve_algorithm(written) == resolve_algorithm(asked)
 
 
-def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_counted(
-    workplace: JobFolder, refused: Callable[..., str]
+def test_a_job_that_is_too_large_for_the_trainer_is_rejected_before_an_attempt_is_counted(
+    workplace: JobFolder, error_of_run: Callable[..., str]
 ) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  env:\n" + "".join(f"  - {{name: TEXT_{n}, value: {'x' * 4000}}}\n" for n in range(17)))
-    assert "at most 65536 bytes as JSON" in refused()
+    assert "at most 65536 bytes as JSON" in error_of_run()
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
 
-def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_counted(workplace: JobFolder) -> None:
-    # Linux takes at most 128 KiB in one variable; PYTHONPATH grows by the job's folders.
+def test_an_environment_that_the_system_rejects_is_named_before_an_attempt_is_counted(workplace: JobFolder) -> None:
+    # Linux accepts at most 128 KiB in one variable; PYTHONPATH grows by the job's folders.
     code, output = workplace.run(PYTHONPATH="/nowhere:" * 14_560)
     assert code == 2
     assert "error: the trainer cannot be started: its environment is larger than this system allows" in output
@@ -152,15 +152,15 @@ def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(w
     assert output.endswith("to continue: rljob run job.yaml --code code\n")
 
 
-def test_advice_repeats_the_options_that_were_given(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_advice_repeats_the_given_options(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     options = ("--run-folder", "my runs/1", "--workers", "1")
     again = "rljob run job.yaml --resume --workers 1 --run-folder 'my runs/1' --code code"
     code, output = workplace.run(*options, mode="lost")
     assert code == 75
     assert output.endswith(f"to continue: {again}\n")
-    output = refused(*options)
+    output = error_of_run(*options)
     assert f"`{again}`, or start another with --run-folder" in output
-    output = refused("--resume", "--run-folder", "other")
+    output = error_of_run("--resume", "--run-folder", "other")
     assert "no run to resume; start one with `rljob run job.yaml --run-folder other --code code`" in output
 
 
@@ -185,7 +185,7 @@ def test_every_exit_code_is_explained(code: int, text: str) -> None:
     assert text in explain_exit(code, None, was_killed_on_request=False)
 
 
-def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:
+def test_a_trainer_that_exits_with_0_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:
     code, output = workplace.run(mode="exit-0")
     assert code == 1
     assert "the trainer exited with code 0 before the job was complete" in output
@@ -193,50 +193,52 @@ def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplac
     assert json.loads((workplace.run_folder / "attempts.jsonl").read_text().splitlines()[-1])["exitCode"] == 1
 
 
-def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_a_second_run_is_rejected_and_a_resumed_one_counts_on(
+    workplace: JobFolder, error_of_run: Callable[..., str]
+) -> None:
     assert workplace.run()[0] == 0
     before = (workplace.run_folder / "metrics.jsonl").read_text()
     assert (
         "already contains a run (step 3 of 3, Complete); resume it with `rljob run job.yaml --resume --code code`"
-        in refused()
+        in error_of_run()
     )
     assert (workplace.run_folder / "metrics.jsonl").read_text() == before
     assert workplace.run("--resume")[0] == 0
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: JobFolder) -> None:
+def test_a_run_that_failed_before_its_first_step_may_be_run_again(workplace: JobFolder) -> None:
     assert workplace.run(mode="exit-2")[0] == 2
     assert workplace.run()[0] == 0
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_resume_without_a_run_is_rejected(workplace: JobFolder, refused: Callable[..., str]) -> None:
-    output = refused("--resume")
+def test_resume_without_a_run_is_rejected(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
+    output = error_of_run("--resume")
     assert f"{workplace.run_folder}: no run to resume; start one with `rljob run job.yaml --code code`\n" in output
 
 
-def test_resume_is_refused_where_the_job_says_never(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_resume_is_rejected_if_the_job_says_never(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  checkpoint: {resume: Never}\n")
-    assert "spec.checkpoint.resume: is Never" in refused("--resume")
+    assert "spec.checkpoint.resume: is Never" in error_of_run("--resume")
 
 
-def test_a_folder_of_something_else_is_left_alone(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_a_foreign_folder_is_not_changed(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     folder = workplace.folder / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("x")
-    output = refused("--run-folder", "mine")
+    output = error_of_run("--run-folder", "mine")
     assert "is not empty and not the folder of a run (it contains thesis.txt)" in output
     assert sorted(entry.name for entry in folder.iterdir()) == [".lock", "thesis.txt"]
 
 
 def test_two_runs_cannot_use_one_folder_at_once(
-    workplace: JobFolder, wait_for: WaitFor, refused: Callable[..., str]
+    workplace: JobFolder, wait_for: WaitFor, error_of_run: Callable[..., str]
 ) -> None:
     first = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
-    assert f"another run is using it (process {first.pid})" in refused("--resume")
+    assert f"another run is using it (process {first.pid})" in error_of_run("--resume")
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=120)
 
@@ -320,24 +322,26 @@ def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: JobF
     assert workplace.run("--resume")[0] == 0
 
 
-def test_a_bad_file_is_refused_before_anything_is_made(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_an_invalid_file_is_rejected_before_anything_is_created(
+    workplace: JobFolder, error_of_run: Callable[..., str]
+) -> None:
     workplace.job_file.write_text(workplace.job_file.read_text().replace("steps: 3", "stepz: 3"))
-    output = refused()
+    output = error_of_run()
     assert "job.yaml:" in output
     assert "stepz" in output
     assert not (workplace.folder / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py", "queue.py", "sched.py"])
-def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made(
-    workplace: JobFolder, refused: Callable[..., str], name: str
+def test_a_file_that_hides_a_module_of_python_is_rejected_before_anything_is_created(
+    workplace: JobFolder, error_of_run: Callable[..., str], name: str
 ) -> None:
     file = workplace.folder / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
     for unused in ("antigravity.py", "this.py"):
         (workplace.folder / unused).write_text("")
-    output = refused()
+    output = error_of_run()
     module = name.removeprefix("code/").removesuffix(".py").removesuffix("/__init__")
     assert output == (
         f"error: {file}: hides Python's own module {module!r}, which the trainer needs; rename the file, for example to"
@@ -347,8 +351,8 @@ def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made
 
 
 def test_a_missing_trainer_package_is_reported(
-    workplace: JobFolder, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    workplace: JobFolder, error_of_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_cli.local.run.find_spec", lambda _: None)
-    assert "the trainer is not installed" in refused()
+    assert "the trainer is not installed" in error_of_run()
     assert not (workplace.folder / "runs").exists()

@@ -23,7 +23,7 @@ Rljob = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the commands run."""
+    """The folder that the commands run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,7 +56,7 @@ def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: 
     assert (folder / "mine.yaml").read_text() == "my changes"
 
 
-def test_the_starter_file_trains_as_the_example_that_was_measured(rljob: Rljob, folder: Path) -> None:
+def test_the_starter_file_trains_like_the_measured_example(rljob: Rljob, folder: Path) -> None:
     rljob("init", "mine.yaml")
     mine = load_job_file(folder / "mine.yaml").spec.training
     example = load_job_file(REPOSITORY / "examples" / "smollm2-arithmetic.yaml").spec.training
@@ -65,7 +65,7 @@ def test_the_starter_file_trains_as_the_example_that_was_measured(rljob: Rljob, 
     assert mine.rollout.group_size == example.rollout.group_size
 
 
-def test_the_starter_file_can_only_be_written_where_there_is_a_folder(rljob: Rljob) -> None:
+def test_the_starter_file_needs_an_existing_folder(rljob: Rljob) -> None:
     code, _, errors = rljob("init", "nowhere/job.yaml")
     assert code == 2
     assert "nowhere/job.yaml: cannot be written (No such file or directory)" in errors
@@ -82,15 +82,15 @@ def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
     assert (workplace.run_folder / "plots" / "reward.png").exists()
 
 
-def test_plotting_something_else_is_refused(workplace: JobFolder) -> None:
+def test_plotting_a_foreign_folder_is_rejected(workplace: JobFolder) -> None:
     process = workplace.command("plot", "code")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "metrics.jsonl: no such file" in output
 
 
-def test_the_command_line_loads_neither_the_trainer_nor_its_libraries() -> None:
-    """What says the commands' names does not even load the contract's types."""
+def test_the_command_line_imports_neither_the_trainer_nor_its_libraries() -> None:
+    """The module with the commands' names does not even import the contract's types."""
     heavy = ("torch", "ray", "numpy", "rljob_trainer", "matplotlib", "transformers", "kubernetes", "rljob_operator")
     program = (
         "import importlib, pkgutil, sys, rljob_cli.__main__\n"

@@ -1,4 +1,4 @@
-"""`rljob status`, written out by hand for a job at several moments of its life, and for jobs with several attempts."""
+"""`rljob status`, written out by hand for a job at several times of its life, and for jobs with several attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def printed(stored: StoredJob, *, is_terminal: bool = False) -> str:
     return output.getvalue()
 
 
-def test_everything_about_a_job_that_runs() -> None:
+def test_a_running_job_is_shown_completely() -> None:
     assert printed(job(job_statuses.full_status())) == (
         "RLJob team-a/small   Running   age 30m\n"
         "  step         12/80, 10s ago\n"
@@ -77,7 +77,7 @@ def test_a_failure_shows_its_whole_message_without_control_characters() -> None:
     )
 
 
-def test_a_job_that_has_ended_has_no_time_left() -> None:
+def test_a_finished_job_has_no_time_left() -> None:
     status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
     status["conditions"].append(
@@ -91,7 +91,7 @@ def test_a_job_that_has_ended_has_no_time_left() -> None:
     assert "  attempt 1    Succeeded after 27m, cluster small-1\n" in text
 
 
-def test_a_job_without_a_status() -> None:
+def test_a_job_without_a_status_is_shown() -> None:
     assert printed(job({})) == (
         "RLJob team-a/small   Unseen   age 30m\n"
         "  no operator has processed it yet; `rljob explain small` shows what to check\n"
@@ -123,7 +123,7 @@ def test_the_command_shows_the_stored_status(job_cluster: JobCluster, rljob: Rlj
 
 
 @pytest.mark.apiserver
-def test_programs_get_the_object_itself(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_json_output_is_the_object_itself(job_cluster: JobCluster, rljob: Rljob) -> None:
     stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     code, output, _ = rljob("status", "small", "-o", "json")
     assert code == 0
@@ -136,7 +136,7 @@ def test_programs_get_the_object_itself(job_cluster: JobCluster, rljob: Rljob) -
 
 @pytest.mark.apiserver
 @pytest.mark.usefixtures("job_cluster")
-def test_a_job_that_is_not_there_has_an_exit_code_of_its_own(rljob: Rljob) -> None:
+def test_a_missing_job_has_its_own_exit_code(rljob: Rljob) -> None:
     looks = (["status"], ["status", "--watch"], ["logs"], ["explain"])
     for command in (*looks, ["delete"], ["suspend"], ["resume"], ["stop", "--wait"], ["retry"]):
         code, output, errors = rljob(*command, "nothing")
@@ -200,7 +200,7 @@ def test_attempts_show_why_they_ended_and_the_retries_left() -> None:
     ]
 
 
-def test_retries_count_anew_once_a_later_checkpoint_is_saved() -> None:
+def test_the_retry_budget_is_reset_once_a_later_checkpoint_is_saved() -> None:
     saved = {"step": 50, "uri": "file:///c/50", "digest": "sha256:1", "savedAt": CREATED}
     for former, used in ((10, 0), (50, 1)):
         counters = COUNTERS | {"checkpointStep": former}
@@ -209,7 +209,7 @@ def test_retries_count_anew_once_a_later_checkpoint_is_saved() -> None:
         assert f"infrastructure {used} of 10 used" in retries
 
 
-def test_an_attempt_that_stops_or_does_not_report() -> None:
+def test_an_attempt_that_stops_or_does_not_report_is_shown() -> None:
     stop = {"reason": "Suspended", "requestedAt": "2026-01-31T12:29:40Z"}
     attempts = [SECOND | {"state": "Stopping", "stop": stop, "silentSince": "2026-01-31T12:28:30Z"}]
     assert facts(attempted({"attempts": attempts}, {"suspend": True})) == [
@@ -219,7 +219,7 @@ def test_an_attempt_that_stops_or_does_not_report() -> None:
     ]
 
 
-def test_between_two_attempts() -> None:
+def test_a_job_between_two_attempts_is_shown() -> None:
     waits = {
         "reason": "HeadLost",
         "failureClass": "Infrastructure",
@@ -235,7 +235,7 @@ def test_between_two_attempts() -> None:
     ]
 
 
-def test_suspended_results_and_requests() -> None:
+def test_suspension_results_and_requests_are_shown() -> None:
     assert facts(attempted({"suspendedAt": "2026-01-31T12:20:00Z"}, {"suspend": True})) == [
         "  suspended    for 10m; it holds no nodes"
     ]
@@ -278,7 +278,7 @@ def test_conditions_that_may_be_false_are_not_coloured_as_errors() -> None:
     assert text.count("\x1b[33mFalse\x1b[0m") == 1
     assert "Failed        \x1b[1;31mTrue\x1b[0m " in text
     assert "Finished      True " in text
-    assert text.count("    b\n") == 1  # Finished repeats what Failed says
+    assert text.count("    b\n") == 1  # Finished repeats the reason of Failed
 
 
 def test_an_attempt_is_described_in_one_line() -> None:

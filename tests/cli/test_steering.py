@@ -1,5 +1,5 @@
-"""`rljob delete`, and what `suspend`, `resume`, `stop` and `retry` have in common: when they wait in vain, and what
-keeps them."""
+"""`rljob delete`, and what `suspend`, `resume`, `stop` and `retry` have in common: waiting without result, and
+errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.apiserver
 
 
 @pytest.mark.parametrize("command", ["suspend", "resume", "stop", "retry"])
-def test_a_job_that_is_being_deleted_is_left_alone(small: JobCluster, command: str) -> None:
+def test_a_job_that_is_being_deleted_is_not_changed(small: JobCluster, command: str) -> None:
     http, path = small.server.http, f"{small.jobs}/small"
     http.patch(path, json={"metadata": {"finalizers": ["example.com/slow"]}}).raise_for_status()
     small.delete("small")
@@ -43,15 +43,15 @@ def test_waiting_ends_with_the_job(small: JobCluster) -> None:
 def test_another_job_of_the_same_name_is_not_waited_for(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
 
-    def made_again() -> None:
+    def recreate() -> None:
         small.delete("small")
         small.create_small_job()
 
-    code, lines = job_steering.steer(small, "stop", [made_again])
+    code, lines = job_steering.steer(small, "stop", [recreate])
     assert (code, lines[-1]) == (3, f"RLJob {small.namespace}/small was deleted")
 
 
-def test_ctrl_c_ends_the_waiting_only(small: JobCluster) -> None:
+def test_ctrl_c_ends_only_the_waiting(small: JobCluster) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -114,7 +114,7 @@ def test_wait_returns_when_the_last_pod_was_deleted(job_cluster: JobCluster) -> 
     for name in ("head", "worker"):
         job_cluster.create_pod(name, {"rljob.dev/job-uid": metadata["uid"]}, ["ray"], {})
     job_cluster.create_pod("other", {"rljob.dev/job-uid": "another-job"}, ["ray"], {})
-    # No garbage collector runs here: the pods go when this list says so.
+    # No garbage collector runs here: the pods disappear when this list says so.
     steps: list[Callable[[], None]] = [
         lambda: None,
         lambda: job_cluster.delete_pod("head"),

@@ -1,4 +1,4 @@
-"""`rljob stop` and `rljob retry` on a real API server; the tests play the operator between two looks."""
+"""`rljob stop` and `rljob retry` on a real API server; the tests play the operator between two polls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_stop_waits_for_any_result_of_the_job(small: JobCluster) -> None:
     )
 
 
-def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
+def test_stop_is_requested_once_and_again_after_a_retry(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     job_steering.steer(small, "stop")
     where = f"RLJob {small.namespace}/small"
@@ -52,7 +52,7 @@ def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
     handled = {"stop": job_steering.ASKED}
     small.write_status("small", {"attempts": [job_statuses.ATTEMPT | {"stop": stop}], "handledRequests": handled})
     assert job_steering.steer(small, "stop")[1][0] == f"{where} is already being stopped, since {job_statuses.SINCE}"
-    # It was retried, and the request of before still stands there.
+    # The job was retried, and the earlier request is still in its annotation.
     small.write_status("small", {"attempts": [job_statuses.ENDED, job_statuses.ATTEMPT | {"number": 2}]})
     small.server.http.patch(
         f"{small.jobs}/small",
@@ -64,7 +64,7 @@ def test_stop_is_asked_once_and_again_after_a_retry(small: JobCluster) -> None:
 
 
 @pytest.mark.parametrize("request_text", ["", "long " * 60])
-def test_the_operators_note_of_any_request_is_recognized(small: JobCluster, request_text: str) -> None:
+def test_the_operators_acknowledgement_of_any_request_is_recognized(small: JobCluster, request_text: str) -> None:
     small.write_status("small", job_statuses.RUNNING)
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
     small.change("small", patch)
@@ -83,7 +83,7 @@ def test_stop_keeps_a_cluster_with_cleanup_keepcluster(small: JobCluster, rljob:
     assert ", then its cluster is kept (runPolicy.cleanup), and the job is Failed (StoppedByUser)\n" in output
 
 
-def test_retry_of_a_failed_job_waits_for_the_attempt_that_follows(small: JobCluster) -> None:
+def test_retry_of_a_failed_job_waits_for_the_next_attempt(small: JobCluster) -> None:
     status = job_statuses.full_status() | {
         "attempts": [job_statuses.ENDED],
         "counters": job_statuses.COUNTERS,
@@ -133,7 +133,7 @@ def test_a_long_retry_request_is_recognized_by_its_digest(small: JobCluster) -> 
     assert (code, lines[-1]) == (0, f"RLJob {small.namespace}/small: attempt 2 is running")
 
 
-def test_a_failure_after_a_retry_is_told_apart_from_the_one_before(small: JobCluster) -> None:
+def test_a_failure_after_a_retry_is_distinguished_from_the_one_before(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
@@ -147,7 +147,7 @@ def test_a_failure_after_a_retry_is_told_apart_from_the_one_before(small: JobClu
     assert lines[-1] == f"RLJob {small.namespace}/small has finished: Failed, ImagePullFailed: no such image"
 
 
-def test_retry_between_two_attempts_means_now(small: JobCluster) -> None:
+def test_retry_between_two_attempts_skips_the_backoff(small: JobCluster) -> None:
     small.write_status(
         "small",
         {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "nextAttempt": job_statuses.BETWEEN},
@@ -213,7 +213,7 @@ def test_a_retry_waits_until_the_operator_has_handled_an_earlier_stop(small: Job
 BEFORE, BEFORE_THAT = "2026-01-31T12:29:00Z", "2026-01-31T12:28:00Z"
 
 
-def test_a_failed_job_that_is_to_be_retried_can_be_stopped(small: JobCluster) -> None:
+def test_a_failed_job_with_a_pending_retry_can_be_stopped(small: JobCluster) -> None:
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
@@ -234,13 +234,13 @@ def test_the_later_of_an_unhandled_stop_and_an_unhandled_retry_counts(small: Job
     small.write_status(
         "small", {"attempts": [job_statuses.ENDED], "counters": job_statuses.COUNTERS, "result": job_statuses.FAILED}
     )
-    # The retry takes this stop back.
+    # The retry withdraws this stop.
     small.annotate("small", {ANNOTATION_STOP: BEFORE_THAT, ANNOTATION_RETRY: BEFORE})
     assert "a retry was already requested" in job_steering.steer(small, "retry")[1][0]
     assert "will be stopped: " in job_steering.steer(small, "stop")[1][0]
     assert job_steering.annotation(small, ANNOTATION_STOP) == job_steering.ASKED
     assert "was already asked to stop" in job_steering.steer(small, "stop")[1][0]
-    # And this stop the retry.
+    # And this stop withdraws the retry.
     small.annotate("small", {ANNOTATION_STOP: BEFORE, ANNOTATION_RETRY: BEFORE_THAT})
     assert "attempt 2 starts now" in job_steering.steer(small, "retry")[1][0]
     assert job_steering.annotation(small, ANNOTATION_RETRY) == job_steering.ASKED

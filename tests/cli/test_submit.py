@@ -1,4 +1,5 @@
-"""`rljob submit` against a real API server: created once, found again, changed where that is allowed, else refused."""
+"""`rljob submit` against a real API server: created once, found again, changed where that is allowed, otherwise
+rejected."""
 
 from __future__ import annotations
 
@@ -68,14 +69,14 @@ def test_the_same_file_again_finds_the_same_job(job_cluster: JobCluster, rljob: 
     assert job_cluster.job("small")["metadata"] == stored
 
 
-def test_defaults_that_are_written_out_are_the_same_job(rljob: Rljob, job_cluster: JobCluster, file: Path) -> None:
+def test_explicit_defaults_are_the_same_job(rljob: Rljob, job_cluster: JobCluster, file: Path) -> None:
     rljob("submit", str(file))
     file.write_text(ON_CLUSTER + "  head: {resources: {limits: {}}}\n  runPolicy: {gracePeriodSeconds: 120}\n")
     _, output, _ = rljob("submit", str(file))
     assert output.startswith(f"RLJob {job_cluster.namespace}/small already exists with this spec")
 
 
-def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
+def test_another_spec_under_the_same_name_is_rejected_with_every_difference(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     rljob("submit", str(file))
@@ -94,9 +95,7 @@ def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
     assert job_cluster.job("small")["metadata"]["generation"] == 1  # type: ignore[index]
 
 
-def test_a_changed_run_policy_is_applied_and_can_be_taken_back(
-    job_cluster: JobCluster, rljob: Rljob, file: Path
-) -> None:
+def test_a_changed_run_policy_is_applied_and_can_be_reverted(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     file.write_text(ON_CLUSTER + "  runPolicy: {gracePeriodSeconds: 60, activeDeadlineSeconds: 600}\n")
     code, output, _ = rljob("submit", str(file))
@@ -136,7 +135,7 @@ def run_policy(job_cluster: JobCluster) -> object:
     return spec["runPolicy"]
 
 
-def test_a_job_that_has_failed_can_be_retried(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_failed_job_can_be_retried(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     result = {"outcome": "Failed", "reason": "OutOfMemory", "at": "2026-01-31T12:00:00Z"}
     job_cluster.write_status("small", {"phase": "Failed", "result": result})
@@ -148,7 +147,7 @@ def test_a_job_that_has_failed_can_be_retried(job_cluster: JobCluster, rljob: Rl
     ]
 
 
-def test_a_job_that_is_complete_can_only_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_complete_job_must_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     complete = {"type": "Complete", "status": "True", "reason": "Succeeded"}
     times = {"lastTransitionTime": "2026-01-31T12:00:00Z"}
@@ -161,9 +160,7 @@ def test_a_job_that_is_complete_can_only_be_deleted_first(job_cluster: JobCluste
     )
 
 
-def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
-    job_cluster: JobCluster, rljob: Rljob, file: Path
-) -> None:
+def test_submitting_a_job_that_is_being_deleted_asks_to_wait(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     patch = {"metadata": {"finalizers": ["example.com/slow"]}}
     http, path = job_cluster.server.http, f"{job_cluster.jobs}/small"
@@ -190,7 +187,7 @@ def test_mistakes_in_the_file_are_reported_without_a_cluster(
     assert errors.startswith(f'{file}:8:12: spec.training.steps: must be a whole number (seen: "three"); ')
 
 
-def test_storage_that_only_a_cluster_needs_is_asked_for_before_anything_is_created(
+def test_missing_storage_for_a_cluster_is_reported_before_anything_is_created(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     file.write_text(SMALL_JOB)
@@ -201,7 +198,7 @@ def test_storage_that_only_a_cluster_needs_is_asked_for_before_anything_is_creat
     assert job_cluster.server.http.get(job_cluster.jobs).json()["items"] == []
 
 
-def test_a_namespace_of_the_file_is_used_and_named_in_what_comes_next(
+def test_a_namespace_of_the_file_is_used_and_repeated_in_the_next_commands(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     other = f"{job_cluster.namespace}-other"
@@ -219,7 +216,7 @@ def test_a_namespace_of_the_file_is_used_and_named_in_what_comes_next(
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_a_namespace_that_is_not_there_is_named(rljob: Rljob, file: Path) -> None:
+def test_a_missing_namespace_is_named(rljob: Rljob, file: Path) -> None:
     code, _, errors = rljob("submit", str(file), "-n", "nowhere")
     assert code == 2
     assert errors == (

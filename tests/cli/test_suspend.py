@@ -1,4 +1,4 @@
-"""`rljob suspend` and `rljob resume` on a real API server; the tests play the operator between two looks."""
+"""`rljob suspend` and `rljob resume` on a real API server; the tests play the operator between two polls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_suspend_of_a_suspended_job_changes_nothing(small: JobCluster) -> None:
     assert small.job("small")["metadata"]["generation"] == generation  # type: ignore[index]
 
 
-def test_a_job_that_ends_before_it_is_suspended_has_not_been(small: JobCluster) -> None:
+def test_a_job_that_finishes_before_its_suspension_is_reported(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     code, lines = job_steering.steer(
         small, "suspend", [job_steering.operator_writes(small, result=job_statuses.COMPLETE | {"message": "80 steps"})]
@@ -80,7 +80,7 @@ def test_a_job_that_ends_before_it_is_suspended_has_not_been(small: JobCluster) 
     assert lines[-1] == f"RLJob {small.namespace}/small has finished: Complete, Succeeded: 80 steps"
 
 
-def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> None:
+def test_a_job_that_another_user_resumes_is_not_waited_for(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
 
     def resumed() -> None:
@@ -107,7 +107,7 @@ def test_the_announced_suspension_depends_on_the_attempt(
     assert job_steering.steer(small, "suspend")[1][0] == f"RLJob {small.namespace}/small will be suspended: {takes}"
 
 
-def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluster) -> None:
+def test_resume_waits_for_a_running_trainer(small: JobCluster) -> None:
     small.write_status(
         "small", {"phase": "Suspended", "attempts": [job_statuses.ENDED], "suspendedAt": job_statuses.SINCE}
     )
@@ -142,7 +142,7 @@ def test_resume_of_a_job_that_is_not_suspended_says_so(small: JobCluster) -> Non
     assert job_steering.steer(small, "resume", []) == (0, [text])
 
 
-def test_a_job_that_failed_while_it_was_to_be_suspended_can_be_got_going(small: JobCluster) -> None:
+def test_a_job_that_failed_during_its_suspension_can_be_resumed(small: JobCluster) -> None:
     job_steering.steer(small, "suspend")
     small.write_status("small", {"result": job_statuses.FAILED, "counters": job_statuses.COUNTERS})
     where = f"RLJob {small.namespace}/small"
@@ -158,7 +158,7 @@ def test_a_job_that_failed_while_it_was_to_be_suspended_can_be_got_going(small: 
     assert job_steering.steer(small, "retry")[0] == 0
 
 
-def test_a_job_that_has_ended_cannot_be_suspended(small: JobCluster) -> None:
+def test_a_finished_job_cannot_be_suspended(small: JobCluster) -> None:
     small.write_status("small", {"result": job_statuses.FAILED})
     with pytest.raises(CliError, match=r"small: has finished \(Failed, OutOfMemory\), so it cannot be suspended"):
         job_steering.steer(small, "suspend")

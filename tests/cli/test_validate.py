@@ -1,4 +1,4 @@
-"""`rljob validate`: every problem with its place and source line, or one line that all is well."""
+"""`rljob validate`: every problem with its path and source line, or one line for a valid file."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_job_that_is_too_large_for_a_cluster_is_warned_of(tmp_path: Path) -> N
     assert "warning: spec: is too large for a cluster (job example: " in output
 
 
-def test_advice_on_a_quantity_leads_to_one_that_is_taken(tmp_path: Path) -> None:
+def test_advice_on_a_quantity_leads_to_an_accepted_value(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     for written in ("1e3", "0.5"):
         resources = f"spec:\n  head: {{resources: {{requests: {{cpu: {written}}}}}}}\n"
@@ -194,7 +194,7 @@ def test_resolved_prints_a_job_file_and_the_rest_goes_to_standard_error(rljob: R
     assert resolved.model_copy(update={"algorithm": job.algorithm}) == job
 
 
-def test_resolved_prints_no_job_where_there_is_a_problem(rljob: Rljob, tmp_path: Path) -> None:
+def test_resolved_prints_no_job_if_there_is_a_problem(rljob: Rljob, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB + "    algorithm: {type: A2C}\n")
     code, output, errors = rljob("validate", "--resolved", str(path))
@@ -276,7 +276,7 @@ def test_a_missing_file_is_a_problem_without_a_source_line(tmp_path: Path) -> No
     assert last == f"{path}: 1 problem found"
 
 
-def test_a_reward_in_a_file_called_like_a_module_of_python_is_refused_by_name(workplace: JobFolder) -> None:
+def test_a_reward_file_named_like_a_module_of_python_is_rejected_by_name(workplace: JobFolder) -> None:
     text = workplace.job_file.read_text()
     rewards = "rewards: [{type: Function, function: {path: 'numbers:score'}}]"
     workplace.job_file.write_text(text.replace("rewards: [{type: MathAnswer}]", rewards))

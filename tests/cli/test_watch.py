@@ -1,4 +1,4 @@
-"""Watching a job to its end, on a real API server; the operator's part is played between two looks."""
+"""`rljob watch` until the job finishes, on a real API server; the tests play the operator between two polls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ AGAIN = "rljob status small --watch"
 
 
 class TcpGate:
-    """Listens on `port` and passes everything on; while it is closed, connections are refused and old ones cut."""
+    """Listens on `port` and forwards everything; while it is closed, new connections are refused and old ones are
+    cut."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -55,13 +56,13 @@ class TcpGate:
         self.close()
 
     def open(self) -> None:
-        """Takes connections, on the same port as before."""
+        """Accepts connections, on the same port as before."""
         self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def close(self) -> None:
-        """Cuts everything; no more connections."""
+        """Cuts all connections and accepts no more."""
         sockets = [*self._open_sockets, *([self._listener] if self._listener else [])]
         self._listener, self._open_sockets = None, []
         for each in sockets:
@@ -88,7 +89,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 class Script:
-    """A clock whose sleeps do the next thing of a list; two seconds pass in each."""
+    """A clock whose sleeps perform the next action of a list; two seconds pass in each."""
 
     def __init__(self, steps: Sequence[Callable[[], None]]) -> None:
         self._steps = list(steps)
@@ -154,7 +155,7 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
     assert lines[-1] == "  Complete      True    Succeeded  14s    80 steps"
 
 
-def test_the_end_of_a_job_that_is_asked_to_try_again_is_not_waited_for(small: JobCluster) -> None:
+def test_watch_does_not_end_with_a_failure_that_is_being_retried(small: JobCluster) -> None:
     ended = {"outcome": "Failed", "reason": "ApplicationError", "at": SINCE}
 
     def goes_on() -> None:
@@ -197,27 +198,27 @@ def test_every_attempt_is_reported(small: JobCluster) -> None:
     ]
 
 
-def test_a_failure_ends_it_with_1_and_the_reason(small: JobCluster) -> None:
+def test_a_failure_ends_the_command_with_1_and_the_reason(small: JobCluster) -> None:
     code, output = watched(small, [write_status(small, VALID, FAILED, phase="Failed")])
     assert code == 1
     assert "Failed=True ApplicationError: exit code 1 ZeroDivisionError: division by zero\n" in output
     assert output.endswith("  Failed, ApplicationError:\n    exit code 1\n    ZeroDivisionError: division by zero\n")
 
 
-def test_a_job_that_has_ended_before_is_shown_once(small: JobCluster) -> None:
+def test_a_finished_job_is_shown_once(small: JobCluster) -> None:
     write_status(small, VALID, COMPLETE)()
     code, output = watched(small, [])
     assert code == 0
     assert output.count("Complete=True") == 1
 
 
-def test_a_job_that_is_deleted_meanwhile_ends_it_with_3(small: JobCluster) -> None:
+def test_a_job_that_is_deleted_meanwhile_ends_the_command_with_3(small: JobCluster) -> None:
     code, output = watched(small, [lambda: small.delete("small")])
     assert code == 3
     assert "2026-01-31T12:30:02Z  RLJob small was deleted\n" in output
 
 
-def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: JobCluster, tmp_path: Path) -> None:
+def test_a_short_outage_of_the_server_is_bridged_and_a_long_one_is_not(small: JobCluster, tmp_path: Path) -> None:
     gate = TcpGate("127.0.0.1", int(small.server.url.rpartition(":")[2]))
     with gate:
         file = tmp_path / "through-gate"
@@ -238,7 +239,7 @@ def test_a_short_absence_of_the_server_is_bridged_and_a_long_one_is_not(small: J
             watched(through_gate, [gate.close])
 
 
-def test_ctrl_c_leaves_the_job_alone(small: JobCluster) -> None:
+def test_ctrl_c_does_not_change_the_job(small: JobCluster) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Each test here runs on a CPU, as far as it can, and on a GPU where there is one."""
+"""Fixtures: each test here runs on the CPU, as far as it can, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def context(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def place(context: WorkerContext, tmp_path: Path) -> DevicePlace:
-    """Of one test."""
+    """The device and folder of one test."""
     return DevicePlace(context, tmp_path)

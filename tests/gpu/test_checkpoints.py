@@ -1,4 +1,5 @@
-"""Checkpoints of an actor on a device: what was saved comes back to the last bit, and training goes on alike."""
+"""Checkpoints of an actor on a device: the saved state is restored bit for bit, and training continues in the same
+way."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def saved(actor: ActorWorker, root: Path) -> Path:
     return folder
 
 
-def test_what_was_saved_comes_back_to_the_last_bit(place: DevicePlace) -> None:
+def test_saved_state_is_restored_bitwise(place: DevicePlace) -> None:
     model = tiny_models.save("qwen3 tied", place.folder / "model")
     first = engine_updates.build_actor(model, place.context)
     for step in range(SAVED_STEP):
@@ -46,8 +47,8 @@ def test_what_was_saved_comes_back_to_the_last_bit(place: DevicePlace) -> None:
     compare.assert_bitwise(engine_updates.state_of(second.engine), engine_updates.state_of(first.engine))
 
 
-def test_copies_are_taken_before_training_goes_on(place: DevicePlace) -> None:
-    """The shards are written in the background, from memory of the host."""
+def test_copies_are_taken_before_training_continues(place: DevicePlace) -> None:
+    """The shards are written in the background, from host memory."""
     model = tiny_models.save("qwen3 tied", place.folder / "model")
     actor = engine_updates.build_actor(model, place.context)
     actor.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, 0), 0)
@@ -69,7 +70,7 @@ def test_copies_are_taken_before_training_goes_on(place: DevicePlace) -> None:
     compare.assert_bitwise(engine_updates.state_of(actor.engine), right)
 
 
-def test_random_generators_go_on_where_they_were(place: DevicePlace) -> None:
+def test_random_generators_continue_where_they_were(place: DevicePlace) -> None:
     actor = engine_updates.build_actor(tiny_models.save("qwen3 tied", place.folder / "model"), place.context)
     devices = {torch.device("cpu"), place.device}
     state = json.loads(json.dumps(actor.random_state()))

@@ -1,4 +1,4 @@
-"""The hybrid of an actor and generation with transformers on a device: what is generated with are the trained weights.
+"""The hybrid of an actor and generation with transformers on a device: it generates with the trained weights.
 
 Legend: R response tokens of all rows.
 """
@@ -52,7 +52,7 @@ def made_hybrid(place: DevicePlace, dtype: torch.dtype, *, per_request_seeds: bo
 
 
 def asked(seed: int = 0) -> DataProto:
-    """Four responses to each prompt."""
+    """Generates four responses to each prompt."""
     prompts = [torch.tensor(prompt) for prompt in PROMPTS for _ in range(4)]
     return DataProto(
         {SAMPLE_SEEDS: torch.arange(len(prompts)) + seed}, ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)}
@@ -60,7 +60,7 @@ def asked(seed: int = 0) -> DataProto:
 
 
 def largest_difference(hybrid: HybridWorker, rollout: DataProto) -> float:
-    """Of the trainer's log-probabilities of a rollout and the generator's."""
+    """The largest difference between the trainer's and the generator's log-probabilities of a rollout."""
     mask = rollout.ragged_column(RESPONSE_MASK)
     rollout_R = rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask.values]
     found_R = hybrid.actor.engine.forward(token_batch(rollout), SAMPLING.temperature).logprobs_N
@@ -75,11 +75,11 @@ def test_the_generator_has_the_weights_of_every_update(place: DevicePlace) -> No
             rollout = hybrid.generate_sequences(asked(), SAMPLING, True)
             assert place.note(f"{name}, version {step}", largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(engine_updates.drawn_rollout(VOCABULARY, step), step)
-            # The update was large enough to be seen if it were not handed over.
+            # The update was large enough to be noticed if it were not synced.
             assert place.note(f"{name}, stale", largest_difference(hybrid, rollout)) > 2 * limit
 
 
-def test_weights_are_handed_over_to_the_last_bit(place: DevicePlace) -> None:
+def test_weights_are_synced_bitwise(place: DevicePlace) -> None:
     hybrid = made_hybrid(place, torch.float32)
     hybrid.actor.update_policy(engine_updates.drawn_rollout(VOCABULARY, 0), 0)
     with hybrid.generating():
@@ -90,12 +90,12 @@ def test_weights_are_handed_over_to_the_last_bit(place: DevicePlace) -> None:
     compare.assert_bitwise(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
 
 
-def test_training_and_generation_draw_from_streams_of_their_own(place: DevicePlace) -> None:
+def test_training_and_generation_draw_from_separate_streams(place: DevicePlace) -> None:
     """On the host, on the device, and from Python's and NumPy's generators."""
     first = made_hybrid(place, torch.float32)
     with first.generating():
         generation = draws(place.device)
-    # Generation has drawn in the first only: training does not notice.
+    # Only the first run has generated: training does not change.
     training = draws(place.device)
     second = made_hybrid(place, torch.float32)
     assert draws(place.device) == training
@@ -107,7 +107,7 @@ def test_training_and_generation_draw_from_streams_of_their_own(place: DevicePla
         assert len({tuple(each[name]) for each in (generation, training, later)}) == 3, drawn
 
 
-def test_without_seeds_of_their_own_responses_follow_from_the_steps_seed(place: DevicePlace) -> None:
+def test_without_request_seeds_responses_follow_from_the_steps_seed(place: DevicePlace) -> None:
     hybrid = made_hybrid(place, torch.float32, per_request_seeds=False)
     torch.manual_seed(5)
     found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True))
@@ -116,7 +116,7 @@ def test_without_seeds_of_their_own_responses_follow_from_the_steps_seed(place: 
     assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING, True)) != found
     with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING, True))
     assert with_seeds != found
-    # Responses to one prompt differ all the same.
+    # Responses to one prompt still differ.
     assert len(set(found[:4])) > 1
 
 
@@ -131,5 +131,5 @@ def draws(device: torch.device) -> dict[str, list[float]]:
 
 
 def tokens_of(rollout: DataProto) -> list[tuple[int, ...]]:
-    """Of each row."""
+    """The tokens of each row."""
     return [tuple(row.tolist()) for row in rollout.ragged_column(TOKENS).row_tensors()]

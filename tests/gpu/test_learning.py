@@ -1,4 +1,4 @@
-"""GRPO on the model of the quickstart in one process: actor and generation with transformers on one device.
+"""GRPO on the quickstart's model in one process: actor and generation with transformers on one device.
 
 Legend: B responses.
 """
@@ -117,8 +117,8 @@ def task_rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (TASK / name).read_text().splitlines()]
 
 
-def test_the_reward_goes_up(place: DevicePlace) -> None:
-    """BFloat16 on GPUs too: what a job trains with there."""
+def test_the_reward_increases(place: DevicePlace) -> None:
+    """In bfloat16 on GPUs, the precision that jobs train with there."""
     dtypes = (torch.float32, torch.bfloat16) if place.device.type == "cuda" else (torch.float32,)
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Offload on a device: the same numbers to the last bit, and on a GPU what it saves by the allocator's count."""
+"""Offloading on a device: bitwise the same numbers, and on a GPU the saved memory by the allocator's count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_UPDATES = 4
 
 
 def trained(folder: Path, place: DevicePlace, offload: OffloadSettings) -> TrainEngine:
-    """After some updates of several micro-batches, with a departure after each."""
+    """The state after some updates of several micro-batches, with an offload after each."""
     settings = engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=64)
     engine = TrainEngine(replace(settings, offload=offload))
     for _ in range(NUM_UPDATES):
@@ -30,13 +30,13 @@ def trained(folder: Path, place: DevicePlace, offload: OffloadSettings) -> Train
     return engine
 
 
-def test_training_is_the_same_to_the_last_bit(place: DevicePlace) -> None:
+def test_training_is_bitwise_the_same(place: DevicePlace) -> None:
     folder = tiny_models.save("qwen3", place.folder / "model")
     plain, away = (engine_updates.state_of(trained(folder, place, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
     compare.assert_bitwise(away, plain)
 
 
-def test_what_leaves_is_free_by_the_allocator(place: DevicePlace) -> None:
+def test_offloaded_memory_is_free_by_the_allocator(place: DevicePlace) -> None:
     place.needs_gpu("a CPU's allocator keeps no count")
     engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
     list(engine.named_optimizer_state())

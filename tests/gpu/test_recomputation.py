@@ -1,4 +1,4 @@
-"""Recomputed activations: the same gradients for less memory, in all layers or in every n-th."""
+"""Recomputed activations: the same gradients with less memory, in all layers or in every n-th."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECOMPUTED = {0: [], 1: [0, 1, 2, 3, 4], 2: [0, 2, 4], 3: [0, 3]}
 
 
 def watched_update(settings: TrainEngineSettings) -> tuple[engine_updates.Update, list[int]]:
-    """And which layers ran twice in it."""
+    """An update, and which layers ran twice in it."""
     engine = TrainEngine(settings)
     counts: Counter[int] = Counter()
 
@@ -40,7 +40,7 @@ def watched_update(settings: TrainEngineSettings) -> tuple[engine_updates.Update
     return found, [number for number, count in sorted(counts.items()) if count == 2]
 
 
-def test_gradients_are_those_of_kept_activations(place: DevicePlace) -> None:
+def test_gradients_equal_those_of_kept_activations(place: DevicePlace) -> None:
     folder = tiny_models.save_deep(place.folder / "model", NUM_LAYERS)
     for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
         results: dict[int, engine_updates.Update] = {}
@@ -57,8 +57,8 @@ def test_gradients_are_those_of_kept_activations(place: DevicePlace) -> None:
             assert results[every].loss == results[0].loss
 
 
-def test_less_is_kept_the_more_layers_are_recomputed(place: DevicePlace) -> None:
-    """By what is saved for the backward pass, and on GPUs by the allocator's peak."""
+def test_recomputing_more_layers_keeps_less_memory(place: DevicePlace) -> None:
+    """Measured by the tensors that are saved for the backward pass, and on GPUs by the allocator's peak."""
     folder = tiny_models.save_deep(place.folder / "model", NUM_LAYERS)
     kept: list[int] = []
     peaks: list[int] = []

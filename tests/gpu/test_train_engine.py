@@ -1,4 +1,4 @@
-"""The training engine on a device: the numbers of transformers alone, in 32 and in 16 bits, the update of the fused
+"""The training engine on a device: the numbers of transformers alone, in float32 and bfloat16, the update of the fused
 optimizer, and how often the host waits for a GPU."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_micro_batches_change_no_gradient(place: DevicePlace) -> None:
     assert place.note("gradient", compare.difference(many.gradients, one.gradients)) < LARGEST_DIFFERENCE
 
 
-def test_bfloat16_is_no_further_off_than_that_of_transformers(place: DevicePlace) -> None:
+def test_bfloat16_is_as_exact_as_that_of_transformers(place: DevicePlace) -> None:
     folder, batch = tiny_models.save(ARCHITECTURE, place.folder / "model"), engine_updates.drawn_batch()
     engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
     right_R = engine_updates.plain_logprobs_R(engine_updates.plain_model(folder), batch).detach()
@@ -52,14 +52,14 @@ def test_bfloat16_is_no_further_off_than_that_of_transformers(place: DevicePlace
     error = place.note("mean error", float((engine.forward(batch, 1.0).logprobs_N - right_R).abs().mean()))
     their_error = place.note("mean error of transformers", float((theirs_R - right_R).abs().mean()))
     assert 1e-4 < error <= 1.1 * their_error
-    # A gradient in 16 bits points where the one in 32 bits does.
+    # A bfloat16 gradient has the same direction as the float32 one.
     ours = engine_updates.update(engine, batch).gradients
     exact = engine_updates.plain_update(engine_updates.plain_model(folder), batch).gradients
     assert place.note("gradient", compare.difference(ours, exact)) < 0.1
 
 
-def test_fused_adamw_is_adamw(place: DevicePlace) -> None:
-    """Against the formulas of arXiv 1711.05101 in 64 bits, for three updates."""
+def test_fused_adamw_equals_the_formulas(place: DevicePlace) -> None:
+    """Against the formulas of arXiv 1711.05101 in float64, for three updates."""
     spec = Optimizer(learning_rate=1e-2, beta1=0.8, beta2=0.9, weight_decay=0.1, max_gradient_norm=1e6)
     folder = tiny_models.save(ARCHITECTURE, place.folder / "model")
     engine = TrainEngine(engine_updates.engine_settings(folder, place.device, optimizer=spec))
@@ -90,7 +90,7 @@ def test_fused_adamw_is_adamw(place: DevicePlace) -> None:
 
 
 def test_the_host_waits_at_most_once_per_micro_batch(place: DevicePlace) -> None:
-    """By torch's own count, beyond what an update costs however many micro-batches it has."""
+    """By torch's own count, minus the waits of an update with any number of micro-batches."""
     place.needs_gpu("a CPU has nothing to wait for")
     folder = tiny_models.save(ARCHITECTURE, place.folder / "model")
     length, few_rows, many_rows = 64, 4, 12
@@ -102,7 +102,7 @@ def test_the_host_waits_at_most_once_per_micro_batch(place: DevicePlace) -> None
 
 
 def num_waits(engine: TrainEngine, batch: TokenBatch) -> int:
-    """Of one update, after one that warms up."""
+    """The waits of one update, after a warm-up update."""
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
         return -distribution.logprobs_N.mean()

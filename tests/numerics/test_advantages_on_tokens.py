@@ -1,4 +1,4 @@
-"""Advantages on tokens against slow loops over the rows of all workers, however these are dealt out."""
+"""Advantages on tokens against slow loops over the rows of all workers, however the rows are distributed."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_gae_equals_a_loop(workers: list[list[Row]], gamma: float, lambda_: floa
     values = [token.value for row in rows for token in row.tokens]
     advantages, returns = found_by(workers, type="GAE", gae={"gamma": gamma, "lambda": lambda_})
     assert advantages == pytest.approx(slow_whitened(plain), rel=1e-6, abs=1e-6)
-    # Before whitening: what the critic is fitted to is in the units of the rewards.
+    # Before whitening: the critic's targets are in the units of the rewards.
     assert returns == pytest.approx([a + v for a, v in zip(plain, values, strict=True)], rel=1e-9, abs=1e-9)
 
 
@@ -173,7 +173,7 @@ def test_the_optimal_token_baseline_equals_a_loop(workers: list[list[Row]], zero
     assert found == (pytest.approx(slow_optimal(rows, zero_tail), rel=1e-6, abs=1e-6), None)
 
 
-def test_gae_by_hand() -> None:
+def test_gae_matches_a_case_by_hand() -> None:
     # Row 1: delta = (0.5 - 0.25, 1 - 0.5) = (0.25, 0.5), A = (0.5, 0.5). Row 2: A = (-1).
     rows = [Row(1.0, 0, (Token(value=0.25), Token(value=0.5))), Row(0.0, 0, (Token(value=1.0),))]
     advantages, returns = found_by([rows], torch.float32, type="GAE", gae={"lambda": 0.5})
@@ -182,29 +182,29 @@ def test_gae_by_hand() -> None:
     assert advantages == pytest.approx([0.5 / 0.75**0.5, 0.5 / 0.75**0.5, -1 / 0.75**0.5])
 
 
-def test_a_token_is_charged_for_its_own_kl() -> None:
+def test_a_token_pays_for_its_own_kl() -> None:
     row = Row(1.0, 0, (Token(penalty=0.5), Token(penalty=0.25), Token()))
     found, _ = found_by([[row]], type="OptimalTokenBaseline")
-    # Alone in its group: the returns themselves. The last token is charged for what it did, not for the first.
+    # Alone in its group: the returns themselves. The last token pays for its own KL, not for that of the first.
     assert found == [0.25, 0.75, 1.0]
 
 
 SURE = Token(probability=1.0)
 
 
-def test_where_the_policy_was_sure_the_baseline_is_the_mean_and_rounding_does_not_decide() -> None:
+def test_for_a_certain_policy_the_baseline_is_the_mean_whatever_the_rounding() -> None:
     rows = [Row(1.0, 0, (SURE, SURE)), Row(0.0, 0, (SURE, SURE))]
     found, _ = found_by([rows], type="OptimalTokenBaseline")
     assert found == pytest.approx([0.5, 0.5, -0.5, -0.5])
     inputs = inputs_of(rows, torch.float32)
-    # As 32 bits may have them: sums of squares that are a rounding off, to both sides.
+    # As float32 may compute them: sums of squares that are off by rounding, in both directions.
     inputs.columns[SQUARES].copy_(torch.tensor([1.0 + 2e-7, 1.0, 1.0 - 1.2e-7, 1.0]))
     for_tokens = estimator_of(type="OptimalTokenBaseline").for_tokens
     assert for_tokens is not None
     assert for_tokens(inputs, OneWorker()).advantages_N.abs().max() <= 1.0
 
 
-def test_negative_groups_have_no_place_in_a_table() -> None:
+def test_negative_group_numbers_work() -> None:
     with pytest.raises(ValueError, match=r"groups: ids .*\(got -1\)"):
         found_by([[Row(1.0, -1, (Token(),))]], type="OptimalTokenBaseline")
 

@@ -1,4 +1,4 @@
-"""The loss of a mini-batch must not depend on how it was cut into micro-batches and workers."""
+"""The loss of a mini-batch must not depend on how it was split into micro-batches and workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=8)
         (LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM, (3.0 + 15.0) / 2 / 16),
     ],
 )
-def test_by_hand_with_an_empty_row(aggregation: LossAggregation, expected: float) -> None:
+def test_aggregation_matches_a_case_by_hand_with_an_empty_row(aggregation: LossAggregation, expected: float) -> None:
     segments = token_rows.rows_of(2, 3, 0)
     losses_N = torch.tensor([1.0, 2.0, 4.0, 5.0, 6.0])
     denominators = count_denominators(segments)

@@ -1,4 +1,4 @@
-"""Advantages and losses that a user writes: how they are found, what they are given, and what is said of bad ones."""
+"""User-defined advantages and losses: how they are found, which arguments they get, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rljob_trainer.workers import columns
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of this test's own, importable."""
+    """An importable module of this test."""
     name = f"algorithms_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(ALGORITHM_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -81,7 +81,7 @@ def test_a_plain_advantage_is_called_with_all_responses(module: str) -> None:
     assert estimator.for_responses(responses(1.0, 0.0, 0.5)).tolist() == [0.5, -0.5, 0.0]
 
 
-def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None:
+def test_an_advantage_on_tokens_knows_the_tokens_of_other_workers(module: str) -> None:
     estimator = estimator_of(f"{module}:largest")
     assert estimator.level is Level.TOKEN
     parts = [token_inputs([1.0, 3.0], [1, 2]), token_inputs([], []), token_inputs([2.0], [1])]
@@ -93,7 +93,7 @@ def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None
     assert token_rows.on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
 
 
-def test_columns_are_those_that_are_declared(module: str) -> None:
+def test_functions_get_the_declared_columns(module: str) -> None:
     estimator = estimator_of(f"{module}:distance")
     assert estimator.needs == {"ref_logprobs", "old_logprobs"}
     assert estimator.for_tokens is not None
@@ -101,7 +101,7 @@ def test_columns_are_those_that_are_declared(module: str) -> None:
     assert estimator.for_tokens(inputs, OneWorker()).advantages_N.tolist() == [1.0, 0.0]
 
 
-def test_a_plain_loss(module: str) -> None:
+def test_a_plain_loss_is_called(module: str) -> None:
     loss = loss_of(f"{module}:reinforce")
     assert (loss.needs, loss.wanted, loss.whole_pass) == (frozenset(), Wanted(), None)
     inputs = loss_inputs([-1.0, -3.0])
@@ -120,7 +120,7 @@ def test_a_worker_without_tokens_takes_part_in_the_graph(module: str) -> None:
     assert found.losses_N.shape == (0,)
 
 
-def test_a_loss_says_what_it_needs(module: str) -> None:
+def test_a_loss_declares_its_needs(module: str) -> None:
     loss = loss_of(f"{module}:informed")
     assert loss.needs == {"rollout_logprobs"}
     assert loss.wanted == Wanted(entropy=True, squares=True)
@@ -140,7 +140,7 @@ def test_a_loss_says_what_it_needs(module: str) -> None:
     assert not found.sums["weight"].requires_grad
 
 
-def test_a_pass_over_the_whole_mini_batch(module: str) -> None:
+def test_a_loss_may_have_a_pass_over_the_whole_mini_batch(module: str) -> None:
     loss = loss_of(f"{module}:of_the_chosen")
     assert loss.whole_pass is not None
     base = loss_inputs([-1.0, -3.0, -2.0])
@@ -177,7 +177,7 @@ BAD_ADVANTAGES = [
 
 
 @pytest.mark.parametrize(("path", "message"), BAD_ADVANTAGES)
-def test_advantages_that_cannot_be_used_are_refused_at_once(module: str, path: str, message: str) -> None:
+def test_unusable_advantages_are_rejected_at_once(module: str, path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("{m}", module)) as caught:
         estimator_of(path.replace("{m}", module))
     assert str(caught.value).startswith("spec.training.algorithm.advantage.function.path: ")
@@ -224,7 +224,7 @@ BAD_LOSSES = [
 
 
 @pytest.mark.parametrize(("path", "message"), BAD_LOSSES)
-def test_losses_that_cannot_be_used_are_refused_at_once(module: str, path: str, message: str) -> None:
+def test_unusable_losses_are_rejected_at_once(module: str, path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("{m}", module)) as caught:
         loss_of(path.replace("{m}", module))
     assert str(caught.value).startswith("spec.training.algorithm.loss.function.path: ")
@@ -243,7 +243,7 @@ def test_a_later_failure_names_the_function_and_the_step(module: str, monkeypatc
         loss.compute(loss_inputs([-1.0]))
 
 
-def test_losses_that_are_not_finite_are_counted_and_refused_at_the_end_of_the_step(module: str) -> None:
+def test_losses_that_are_not_finite_are_counted_and_rejected_at_the_end_of_the_step(module: str) -> None:
     loss = loss_of(f"{module}:reinforce")
     found = loss.compute(loss_inputs([-1.0, torch.nan, -torch.inf, -2.0]))
     share = found.sums["not_finite"].item() / 4

@@ -1,4 +1,4 @@
-"""What a critic learns depends on nothing it should not.
+"""The training of a critic depends on nothing that it should not depend on.
 
 Legend: B rows, R response tokens.
 """
@@ -52,7 +52,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The critic's state after a save, after a step more, and after the same from the checkpoint."""
+    """The critic's state after a save, after one more step, and after the same step from the checkpoint."""
 
     saved: dict[str, torch.Tensor]
     loaded: dict[str, torch.Tensor]
@@ -62,7 +62,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What moved in a step in which the critic alone learns, and in the next."""
+    """What changed in a step in which only the critic trains, and in the next one."""
 
     moved: list[tuple[bool, bool]]
     """Of actor and critic."""
@@ -117,7 +117,7 @@ def warm_up(context: WorkerContext) -> WarmUp:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the ranks have done."""
+    """Results of the ranks."""
 
     steps: dict[str, list[Steps]]
     resumed: list[Resumed]
@@ -140,7 +140,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("name", list(CASES)[1:])
-def test_updates_of_the_critic_do_not_depend_on_layout_or_micro_batches(seen: Seen, name: str) -> None:
+def test_critic_updates_do_not_depend_on_layout_or_micro_batches(seen: Seen, name: str) -> None:
     [one] = seen.steps["one"]
     assert len(one.gradients) == 8
     assert len(seen.steps[name]) == CASES[name][0]
@@ -150,10 +150,10 @@ def test_updates_of_the_critic_do_not_depend_on_layout_or_micro_batches(seen: Se
             compare.assert_same_metrics(mine, right)
 
 
-def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
+def test_the_metrics_of_a_step_are_plausible(seen: Seen) -> None:
     [one] = seen.steps["one"]
     first, second = one.metrics
-    # A critic that begins with zeros expects nothing, so that its errors are the returns themselves.
+    # A critic that begins with zeros predicts nothing, so that its errors are the returns themselves.
     assert first[EXPLAINED_VARIANCE] == pytest.approx(0.0, abs=1e-9)
     assert second[EXPLAINED_VARIANCE] != pytest.approx(0.0, abs=1e-3)
     assert first[VALUE_LOSS] > 0
@@ -161,7 +161,7 @@ def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
     assert 0 < second[VALUE_CLIP_FRACTION] < 1
 
 
-def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
+def test_a_resumed_critic_is_bitwise_the_same(seen: Seen) -> None:
     assert len(seen.resumed) == 2
     for rank in seen.resumed:
         compare.assert_bitwise(rank.loaded, rank.saved)

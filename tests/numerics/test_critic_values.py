@@ -1,4 +1,4 @@
-"""A critic's values are those of transformers' own class for them.
+"""A critic's values equal those of transformers' own classes.
 
 Legend: R response tokens.
 """
@@ -47,7 +47,7 @@ def random_model(kind: str) -> PreTrainedModel:
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
-def test_values_are_those_of_a_token_classifier(tmp_path: Path, kind: str) -> None:
+def test_values_equal_those_of_a_token_classifier(tmp_path: Path, kind: str) -> None:
     model = random_model(kind)
     # Zero in a model that was never trained.
     torch.nn.init.constant_(model.score.bias, 0.7)
@@ -63,7 +63,7 @@ def test_values_are_those_of_a_token_classifier(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.usefixtures("context")
-def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_becomes_a_critic_that_predicts_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=64,
@@ -83,5 +83,5 @@ def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: 
     assert torch.equal(values_R, torch.zeros(9))
     assert VALUE_WEIGHT in names
     assert not [name for name in names if "lm_head" in name]
-    # Its output head is not missed.
+    # The missing output head is no error.
     assert "are left out" not in caplog.text

@@ -1,4 +1,4 @@
-"""Steps with dynamic sampling train on the groups that were taken, and on nothing else; a resumed run on the same."""
+"""Steps with dynamic sampling train on the accepted groups only; a resumed run trains on the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPTS = replays.prompts_of(0, 18)
 
 
 class Taken(replays.ReplayedRollouts):
-    """Gives what another run has taken, whatever is asked."""
+    """Returns what another run has accepted, whatever is requested."""
 
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
@@ -62,7 +62,7 @@ def cursor() -> PromptCursor[PromptRow]:
 
 
 def step_of(run: replays.ReplayedRun, stream: PromptCursor[PromptRow], number: int) -> dict[str, float]:
-    """As the controller does it."""
+    """Does what the controller does."""
     return run.training_step.run(stream.next_batch(run.replay.batch_size), number)[1]
 
 
@@ -78,7 +78,7 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
     run = replays.replayed_run(REPLAY, context, stream)
     metrics = step_of(run, stream, 0)
     [found] = taken
-    # Of the generator's rows, every other prompt's have equal scores of 1, the others' a mean of a half.
+    # Of the generator's rows, those of every other prompt have equal scores of 1, the others a mean of a half.
     assert found.rollout.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
     assert stream.next_batch(1) == [PROMPTS[7]]
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[LEARNED_FRACTION]) == (2.0, 8.0, 1.0)
@@ -91,7 +91,7 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
 
 
 def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Responses of a later round are drawn anew, and as if all prompts had been asked at once."""
+    """Responses of a later round are drawn anew, and as if all prompts had been requested at once."""
     rounds: list[list[int]] = []
     begin = replays.ReplayedRollouts.begin
 

@@ -1,4 +1,4 @@
-"""Adapters (LoRA): what is trained, that it does not depend on the layout, and what becomes of it."""
+"""Adapters (LoRA): what is trained, that it does not depend on the layout, and how it is merged and saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[lora_runs.OfRank]]:
-    """By the number of ranks."""
+    """Results by the number of ranks."""
     return lora_runs.all_runs(tmp_path_factory.mktemp("checkpoints"))
 
 
@@ -24,7 +24,7 @@ def outcome(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> step_cases.O
 
 
 @pytest.mark.parametrize("name", lora_runs.SAME_AS_ONE)
-def test_gradients_are_those_of_one_worker_and_one_pass(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> None:
+def test_gradients_equal_those_of_one_worker_and_one_pass(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> None:
     found, right = outcome(ranks, name), outcome(ranks, "one")
     assert len(found.gradients) == len(right.gradients) == 2
     assert max(map(compare.difference, found.gradients, right.gradients)) < compare.RELATIVE
@@ -61,7 +61,7 @@ def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[lora_runs.OfR
         assert num_ranks in (1, 2)
 
 
-def test_adapters_begin_the_same_on_any_number_of_ranks(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_adapters_start_the_same_on_any_number_of_ranks(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     one, two = (ranks[count][0].trained.first for count in (1, 2))
     compare.assert_bitwise(two, one)
     firsts = [tensor for name, tensor in one.items() if ".lora_A." in name]
@@ -70,7 +70,7 @@ def test_adapters_begin_the_same_on_any_number_of_ranks(ranks: dict[int, list[lo
     assert not any(tensor.any() for name, tensor in one.items() if ".lora_B." in name)
 
 
-def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_merging_adds_the_product_and_keeps_the_base(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for of_ranks in ranks.values():
         for rank in of_ranks:
             trained = rank.trained
@@ -87,7 +87,7 @@ def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[lora
                 torch.testing.assert_close(trained.merged[name].double(), right, rtol=0, atol=1e-6)
 
 
-def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_the_reference_is_the_base_without_adapters(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for of_ranks in ranks.values():
         for rank in of_ranks:
             trained = rank.trained
@@ -95,7 +95,7 @@ def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[lora_
             assert (trained.policy_logprobs - trained.base_logprobs).abs().max() > 0.01
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_a_resumed_run_is_bitwise_the_same(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     for rank in ranks[2]:
         compare.assert_bitwise(rank.resumed, rank.trained.last)
         assert compare.difference(rank.trained.saved, rank.trained.last) > 0.01
@@ -108,17 +108,17 @@ def test_a_resumed_run_is_the_same_to_the_bit(ranks: dict[int, list[lora_runs.Of
         assert compare.difference(found, right) < 1e-3
 
 
-def test_in_16_bits_it_is_near(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_half_precision_is_close(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     found, right = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
     assert 1e-4 < compare.difference(found, right) < 0.5
 
 
-def test_dropout_is_for_gradients_alone(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_dropout_is_used_for_gradients_only(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
     dropped, whole = (outcome(ranks, name).gradients[0] for name in ("dropout", "first"))
     assert compare.difference(dropped, whole) > 0.1
     for of_ranks in ranks.values():
         first, second = of_ranks[0].dropout_logprobs
         assert torch.equal(first, second)
-    # In the only update of a step the policy has dropped inputs, and the old log-probabilities have not.
+    # In the only update of a step the policy drops inputs; the old log-probabilities do not.
     assert outcome(ranks, "one update").metrics[PPO_KL] == 0.0
     assert abs(outcome(ranks, "one update, dropout").metrics[PPO_KL]) > 1e-4

@@ -1,7 +1,5 @@
-"""What `maskTruncatedResponses` leaves out of an update, beside a plain loop over responses.
-
-The first update of a step is compared: its old log-probabilities are its own, and its ratios are all 1.
-"""
+"""What `maskTruncatedResponses` leaves out of an update, compared with a plain loop over responses. The first update of
+a step is compared: its old log-probabilities are its own, and its ratios are all 1."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
 
 
 @pytest.mark.parametrize("placement", list(KlPlacement))
-def test_masked_responses_cost_a_pass_where_their_kl_counts(context: WorkerContext, placement: KlPlacement) -> None:
+def test_masked_responses_cost_a_pass_only_if_their_kl_counts(context: WorkerContext, placement: KlPlacement) -> None:
     algorithm = MASKING.model_copy(update={"kl": Kl(coefficient=0.1, placement=placement)})
     run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
     assert run.reference is not None
@@ -82,8 +80,8 @@ def test_masked_responses_cost_a_pass_where_their_kl_counts(context: WorkerConte
 
 
 def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContext) -> None:
-    """REINFORCE++ with the KL in its rewards, against a reference that is another model: what is whitened, what the KL
-    is a mean of and what the coefficient counts are the responses that are learned from."""
+    """REINFORCE++ with the KL in its rewards, against a reference that is another model. Only responses that are
+    trained on are whitened, averaged in the KL and counted for the coefficient."""
     controller = {"type": "Adaptive", "adaptive": {"target": KL_TARGET, "horizon": KL_HORIZON}}
     setting = {"coefficient": KL_COEFFICIENT, "estimator": "K2", "placement": "Reward", "controller": controller}
     wire = {"type": "ReinforcePlusPlus", "maskTruncatedResponses": True, "kl": setting}
@@ -101,7 +99,7 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
         returns.append(rewards_R.flip(0).cumsum(0).flip(0))
     returns_N = torch.cat(returns)
     advantages_N = (returns_N - returns_N.mean()) / returns_N.std()
-    # That of a ratio of 1 is that of its logarithm.
+    # The derivative of a ratio of 1 is that of its logarithm.
     (-advantages_N * torch.cat(new)).mean().backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     run = replays.replayed_run(replay, context)
@@ -119,7 +117,7 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
 
 
 def moved(model: Moved) -> Moved:
-    """With other weights, which follow from its own."""
+    """The model with other weights, which follow from its own."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)

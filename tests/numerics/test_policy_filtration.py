@@ -1,4 +1,4 @@
-"""Which responses policy filtration draws: by hand, against a slow loop, and what a step learns then.
+"""Which responses policy filtration draws: by hand, against a slow loop, and what a step then trains on.
 
 Legend: B responses, T tokens of a row, R response tokens of it, H hidden size.
 """
@@ -42,23 +42,23 @@ def filtration(**wire: object) -> PolicyFiltration:
         ({"type": "MaxRandom"}, [0.1, 0.1, 0.1, 0.4, 0.4]),
     ],
 )
-def test_weights_by_hand(wire: dict[str, object], right: list[float]) -> None:
-    """Those of verl, by the largest score's for Power, and without its 1e-8."""
+def test_weights_match_a_case_by_hand(wire: dict[str, object], right: list[float]) -> None:
+    """The weights of verl, divided by that of the largest score for Power, and without its 1e-8."""
     weights_B = filtration_weights(torch.tensor(SCORES), filtration(**wire))
     assert weights_B.tolist() == pytest.approx(right, rel=1e-12)
 
 
 @pytest.mark.parametrize("chosen", DRAWING)
-def test_equal_scores_are_drawn_alike(chosen: PolicyFiltrationType) -> None:
+def test_equal_scores_are_drawn_with_equal_probability(chosen: PolicyFiltrationType) -> None:
     for score in (0.0, -3.0, 1e200):
         weights_B = filtration_weights(torch.full((4,), score, dtype=torch.float64), filtration(type=chosen))
         assert len(set(weights_B.tolist())) == 1
         assert 0 < weights_B[0] <= 1
 
 
-def test_rows_by_hand() -> None:
-    """Weights 0, 1/3, 1 of the rows that are learned from: the second up to a quarter of the chance, the fourth from
-    there on. The third is not learned from."""
+def test_rows_match_a_case_by_hand() -> None:
+    """Weights 0, 1/3, 1 of the rows that are trained on: the second up to a quarter of the probability, the fourth from
+    there on. The third is not trained on."""
     scores_B = torch.tensor([0.0, 1.0, 9.0, 3.0])
     is_learned_B = torch.tensor([True, True, False, True])
     by_size = filtration(type="Power", exponent=1)
@@ -77,7 +77,7 @@ def test_rows_by_hand() -> None:
     chosen=st.sampled_from(DRAWING),
     scope=st.sampled_from(FiltrationScope),
 )
-def test_draws_are_those_of_a_slow_loop(
+def test_draws_equal_those_of_a_slow_loop(
     rows: list[tuple[float, int, bool, float]], chosen: PolicyFiltrationType, scope: FiltrationScope
 ) -> None:
     how = filtration(type=chosen, scope=scope)
@@ -99,7 +99,7 @@ def test_draws_are_those_of_a_slow_loop(
         ]
         weights = filtration_weights(torch.tensor([scores[each] for each in peers]), how).tolist()
         left = uniform[row] * sum(weights)
-        # Where the chance is on the border between two, rounding may decide.
+        # If the random number is on the border between two, rounding may decide.
         near = {peers[0]} if left < 1e-12 else set()
         for peer, weight in zip(peers, weights, strict=True):
             if weight and -1e-12 < left < weight + 1e-12:
@@ -118,7 +118,7 @@ def test_the_same_step_draws_the_same_and_another_draws_anew() -> None:
 
     assert drawn(1, 2) == drawn(1, 2)
     assert len({tuple(drawn(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
-    # NumPy's promise of a stream, which a resumed run relies on.
+    # NumPy's guarantee of a stream, which a resumed run relies on.
     assert drawn(1, 2)[:4] == [60, 60, 58, 50]
 
 
@@ -151,8 +151,8 @@ def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch
 
 
 def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> None:
-    """A critic that expects nothing has the score of its response to learn at each token, and for now its head alone
-    has a gradient: the mean of -score x (what the head reads of the token)."""
+    """A critic that predicts zero has the score of its response as target at each token, and at first only its head has
+    a gradient: the mean of -score x (the head's input at the token)."""
     algorithm = Algorithm.from_wire({"type": "PPO", "policyFiltration": {"type": "MaxRandom"}})
     replay = replays.Replay(algorithm, num_steps=1, critic=Critic())
     rows = plain_grpo.rows_of(replay, 0)

@@ -1,5 +1,5 @@
 """Every policy loss against its formula, written token by token with autograd; its behaviour at extremes; and that it
-does not depend on how rows are dealt out.
+does not depend on how rows are distributed.
 
 Legend: B rows, N response tokens of all rows.
 """
@@ -36,11 +36,11 @@ KNOBS: dict[str, Wire] = {
 WIRES: dict[str, Wire] = {name: {"type": name.split()[0], **knobs} for name, knobs in KNOBS.items()}
 
 
-def test_every_loss_is_tried() -> None:
+def test_every_loss_is_tested() -> None:
     assert {wire["type"] for wire in WIRES.values()} == set(LossType) - {LossType.FUNCTION}
 
 
-def test_the_losses_that_look_at_the_whole_mini_batch_are_known_without_the_trainer() -> None:
+def test_losses_over_the_whole_mini_batch_are_known_without_the_trainer() -> None:
     assert {wire["type"] for wire in WIRES.values() if loss_parts.named_loss(wire).whole_pass} == set(WITH_WHOLE_PASS)
 
 
@@ -118,7 +118,7 @@ PLAIN_OF_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 """One response's loss of log-ratios, new log-probabilities and advantages: the mean over its tokens."""
 
-# Multiples of 1/64: no kink but that of |0| is met.
+# Multiples of 1/64: no kink is hit except that of |0|.
 LOGPROB = st.integers(-200, -1).map(lambda number: number / 64)
 TOKEN = st.tuples(LOGPROB, LOGPROB, st.sampled_from([-1.5, -0.5, 0.0, 0.75, 2.0]))
 ROWS = st.lists(st.lists(TOKEN, max_size=5), min_size=1, max_size=4)
@@ -139,7 +139,7 @@ def assert_found(found: loss_parts.Found, losses_N: Tensor, logprobs_N: Tensor) 
 @pytest.mark.parametrize("name", PLAIN)
 @settings(max_examples=40, deadline=None)
 @given(rows=ROWS)
-def test_losses_of_tokens_are_the_formula(name: str, rows: Rows) -> None:
+def test_token_losses_equal_the_formula(name: str, rows: Rows) -> None:
     batch = batch_of(rows)
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
     losses = [
@@ -153,7 +153,7 @@ def test_losses_of_tokens_are_the_formula(name: str, rows: Rows) -> None:
 @pytest.mark.parametrize("name", PLAIN_OF_ROWS)
 @settings(max_examples=40, deadline=None)
 @given(rows=ROWS)
-def test_losses_of_responses_are_the_formula_in_the_mean_over_each_response(name: str, rows: Rows) -> None:
+def test_response_losses_equal_the_formula_in_the_mean_over_each_response(name: str, rows: Rows) -> None:
     batch = batch_of(rows)
     segments = token_rows.rows_of(*batch.lengths)
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
@@ -204,7 +204,7 @@ def test_kl_cov_penalises_the_tokens_of_the_largest_covariance(rows: Rows) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS.filter(lambda rows: any(rows)))
-def test_clip_cov_leaves_out_so_many_tokens_of_the_range(rows: Rows) -> None:
+def test_clip_cov_leaves_out_its_number_of_tokens_in_the_range(rows: Rows) -> None:
     batch = batch_of(rows)
     loss = loss_parts.named_loss(WIRES["ClipCov"])
     assert loss.whole_pass is not None
@@ -235,7 +235,7 @@ function."""
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     batch = loss_parts.made_batch((4, 0, 3, 6), seed=4, dtype=torch.float64)
     loss = loss_parts.named_loss(WIRES[name])
     whole = {} if loss.whole_pass is None else loss.whole_pass(batch.seen(), OneWorker())
@@ -306,8 +306,8 @@ def test_a_batch_without_trained_tokens_has_zero_loss(name: str) -> None:
 
 @pytest.mark.parametrize("name", WIRES)
 def test_the_first_update_of_a_step_is_the_plain_policy_gradient(name: str) -> None:
-    """New and old policy are the same: nothing is clipped, and penalties pull nowhere. Of Clip-Cov some tokens are
-    left out."""
+    """New and old policy are the same: nothing is clipped, and penalties have no gradient. Clip-Cov leaves some tokens
+    out."""
     batch = loss_parts.made_batch((4, 3), seed=2)
     same = loss_parts.MiniBatch(
         batch.lengths, batch.logprobs_N, batch.logprobs_N, batch.advantages_N, batch.rollout_logprobs_N

@@ -1,4 +1,5 @@
-"""The auxiliary loss of routers and the load of experts: those of the model's own class, whatever the micro-batches.
+"""The auxiliary loss of routers and the load of experts equal those of the model's own class, whatever the
+micro-batches.
 
 Legend: T tokens of the longest row, N tokens of all rows, L layers, E experts.
 """
@@ -98,7 +99,7 @@ def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_the_auxiliary_loss_is_that_of_the_models_class(tmp_path: Path, is_checkpointed: bool) -> None:
+def test_the_auxiliary_loss_equals_that_of_the_models_class(tmp_path: Path, is_checkpointed: bool) -> None:
     folder = model_in(tmp_path)
     model, aux, logits = plain(folder)
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -119,7 +120,9 @@ def test_the_auxiliary_loss_is_that_of_the_models_class(tmp_path: Path, is_check
 
 
 @pytest.mark.usefixtures("context")
-def test_without_it_in_the_configuration_nothing_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_auxiliary_loss_is_added_if_the_configuration_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     folder = model_in(tmp_path, has_loss=False)
     model, _, _ = plain(folder)
@@ -132,8 +135,8 @@ def test_without_it_in_the_configuration_nothing_is_added(tmp_path: Path, caplog
 
 
 @pytest.mark.usefixtures("context")
-def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
-    """DeepSeek V3 chooses with a bias beside its logits, and within groups."""
+def test_expert_load_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
+    """DeepSeek V3 selects with a bias added to its logits, and within groups."""
     torch.manual_seed(4)
     model = tiny_models.make("deepseek_v3")
     biases = {name: each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")}
@@ -172,7 +175,7 @@ def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
         (Qwen3MoeConfig(output_router_logits=True, router_aux_loss_coef=0.0), None),
     ],
 )
-def test_what_a_configuration_asks_for_is_known_under_all_its_names(
+def test_configuration_fields_are_known_under_all_their_names(
     config: PreTrainedConfig, asked: AuxiliaryLoss | None
 ) -> None:
     with torch.device("meta"):

@@ -1,5 +1,5 @@
-"""Sums of squared probabilities and entropy cost passes over the vocabulary: they are computed where somebody asks, and
-what is given is what the model says. For entropy only updates ask, whose metric it is.
+"""Sums of squared probabilities and entropy cost passes over the vocabulary: they are computed only on request, and
+equal the model's. Only updates request entropy, which is their metric.
 
 Legend: R response tokens, V vocabulary.
 """
@@ -32,7 +32,7 @@ def replay_of(wire: dict[str, object]) -> replays.Replay:
 
 @dataclass
 class Asked:
-    """Whether each pass was asked for squares, and for which entropy."""
+    """Whether squares, and which entropy, were requested in each pass."""
 
     forward: list[bool] = field(default_factory=list)
     updates: list[bool] = field(default_factory=list)
@@ -91,13 +91,13 @@ def test_forward_passes_return_squares_on_request(
     compute_logprobs = run.group.compute_logprobs
     monkeypatch.setattr(run.group, "compute_logprobs", lambda batch: found.append(compute_logprobs(batch)) or found[-1])
     run.step(0)
-    # The loss has a pass over each mini-batch before its update, which has no use for squares.
+    # The loss has a pass over each mini-batch before its update, which does not need squares.
     assert asked.forward == [of_old, *([False, False] if of_updates else [])]
     assert asked.updates == [of_updates] * 2
     assert (SQUARES in found[0].result().ragged) is of_old
 
 
-def test_they_are_those_of_the_model(context: WorkerContext) -> None:
+def test_squares_equal_those_of_the_model(context: WorkerContext) -> None:
     replay = replace(replay_of(OTB), temperature=0.7)
     run, model = replays.replayed_run(replay, context), plain_grpo.plain_model()
     column = run.actor.compute_logprobs(plain_grpo.rollout_of(replay, 0)).ragged_column(SQUARES)
@@ -109,7 +109,7 @@ def test_they_are_those_of_the_model(context: WorkerContext) -> None:
 
 
 @pytest.mark.parametrize(("coefficient", "of_updates"), [(0.0, Entropy.VALUE), (0.01, Entropy.GRADIENT)])
-def test_for_entropy_only_updates_ask(
+def test_only_updates_request_entropy(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch, coefficient: float, of_updates: Entropy
 ) -> None:
     wire = {"entropyCoefficient": coefficient, "kl": {"coefficient": 0.1, "placement": "Loss"}}

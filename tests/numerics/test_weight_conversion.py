@@ -1,4 +1,5 @@
-"""Weights of files become those of a model, in parts as ranks hold them, and those of the model those of the files."""
+"""Weights of files are converted to those of a model, in the parts that ranks hold, and the model's weights to those of
+the files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ WEIGHTS = "model.safetensors"
 
 
 def split_in_files() -> PreTrainedModel:
-    """Files hold gate and up projections as one, and gate, queries, keys and values as one."""
+    """Files hold gate and up projections as one tensor, and gate, queries, keys and values as one."""
     torch.manual_seed(0)
     config = HrmTextConfig(**{**tiny_models.COMMON, "num_key_value_heads": 2})
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -44,13 +45,13 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Each once, under its first name; what no file holds is left out."""
+    """Each tensor once, under its first name, without those that no file holds."""
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {name: each.detach() for name, each in model.state_dict().items() if name in once}
 
 
 def windows_of(tensors: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict[str, Window]:
-    """As `fully_shard` cuts rows."""
+    """Windows of rows as `fully_shard` splits them."""
     found = {}
     for name, tensor in tensors.items():
         window = whole_window(tensor.shape)
@@ -119,7 +120,7 @@ def refusal(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
 EXPERT = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
 
 
-def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_missing_experts_are_named(tmp_path: Path) -> None:
     def drop_all(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if "layers.0.block_sparse_moe.experts" in name]:
             del tensors[name]
@@ -127,7 +128,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
     assert "has no tensor 'model.layers.0.mlp.experts" in refusal(drop_all, tmp_path)
 
 
-def test_an_expert_that_is_missing_is_seen(tmp_path: Path) -> None:
+def test_a_missing_expert_is_detected(tmp_path: Path) -> None:
     def drop_one(tensors: dict[str, Tensor]) -> None:
         for part in ("w1", "w2", "w3"):
             del tensors[EXPERT.format(3).replace("w1", part)]
@@ -135,14 +136,14 @@ def test_an_expert_that_is_missing_is_seen(tmp_path: Path) -> None:
     assert "there are 3 of 4" in refusal(drop_one, tmp_path)
 
 
-def test_half_an_expert_is_seen(tmp_path: Path) -> None:
+def test_half_an_expert_is_detected(tmp_path: Path) -> None:
     def drop_half(tensors: dict[str, Tensor]) -> None:
         del tensors[EXPERT.format(2)]
 
     assert "there are 3 of 4" in refusal(drop_half, tmp_path)
 
 
-def test_an_expert_of_another_shape_is_seen(tmp_path: Path) -> None:
+def test_an_expert_of_another_shape_is_detected(tmp_path: Path) -> None:
     def cut(tensors: dict[str, Tensor]) -> None:
         for index in range(4):
             tensors[EXPERT.format(index)] = tensors[EXPERT.format(index)][:-1].clone()
@@ -150,15 +151,15 @@ def test_an_expert_of_another_shape_is_seen(tmp_path: Path) -> None:
     assert "experts" in refusal(cut, tmp_path)
 
 
-def test_only_what_is_stacked_is_read_by_rows() -> None:
-    """Experts that a file has as one tensor already are joined, and not stacked."""
+def test_only_stacked_tensors_are_read_by_rows() -> None:
+    """Experts that a file has as one tensor already are concatenated, and not stacked."""
     joined = WeightConverter(["gate", "up"], "gate_up", [Concatenate(dim=1)])
     stacked = WeightConverter(["gate.*", "up.*"], "gate_up", [MergeModulelist(dim=0), Concatenate(dim=1)])
     for converter, expected in ((None, False), (joined, False), (stacked, True)):
         assert FileGroup(("a",), ("b",), converter, ("gate",)).stacks_along_rows is expected
 
 
-def test_what_transformers_keeps_in_32_bits_is_handed_over_in_them() -> None:
+def test_weights_that_transformers_keeps_in_float32_are_synced_in_float32() -> None:
     tensors = tensors_of(tiny_models.make("deepseek_v3"))
     kept = float32_names(tiny_models.make("deepseek_v3"), tensors)
     assert kept == {"model.layers.1.mlp.gate.e_score_correction_bias"}

@@ -1,4 +1,5 @@
-"""What one pass asks of the API server and does to it: the cache is believed for what can be undone only."""
+"""What one pass requests from the API server and changes on it: decisions that cannot be undone do not rely on the
+cache."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_the_intent_is_written_and_old_pods_are_listed_before_a_cluster_is_creat
     fake_api.run_controller(settings, test)
 
 
-def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) -> None:
+def test_a_cluster_missing_only_from_the_cache_is_not_lost(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
@@ -74,7 +75,7 @@ def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) 
     fake_api.run_controller(settings, test)
 
 
-def test_a_cluster_that_the_cache_does_not_have_yet_is_not_made_again(settings: Settings) -> None:
+def test_a_cluster_not_yet_in_the_cache_is_not_created_again(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         await world.passes(fake_api.KEY, 1)
@@ -148,7 +149,7 @@ def test_objects_without_read_permission_are_not_acted_upon(settings: Settings) 
     fake_api.run_controller(settings, test)
 
 
-def test_a_replica_that_does_not_lead_for_sure_writes_nothing(settings: Settings) -> None:
+def test_a_replica_without_confirmed_leadership_writes_nothing(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
@@ -167,7 +168,7 @@ def test_a_replica_that_does_not_lead_for_sure_writes_nothing(settings: Settings
     fake_api.run_controller(settings, test)
 
 
-def test_after_a_conflict_the_job_is_read_anew(settings: Settings) -> None:
+def test_a_conflict_makes_the_job_be_read_again(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
@@ -180,7 +181,7 @@ def test_after_a_conflict_the_job_is_read_anew(settings: Settings) -> None:
     fake_api.run_controller(settings, test)
 
 
-def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_of_a_newer_definition_are_logged_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.patience": {"minNodes": 1}})
         await world.relist()
@@ -208,7 +209,7 @@ def test_fields_that_a_newer_version_wrote_stay_in_the_status(settings: Settings
     fake_api.run_controller(settings, test)
 
 
-def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
+def test_an_expired_job_is_deleted(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
         await world.relist()
@@ -311,7 +312,7 @@ def ready_head(
 @pytest.mark.parametrize(
     ("is_renewed", "answers", "reason"), [(False, False, "HeadLost"), (True, False, ""), (False, True, "")]
 )
-def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_minute(
+def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, is_renewed: bool, answers: bool, reason: str
 ) -> None:
     seconds = 0.0

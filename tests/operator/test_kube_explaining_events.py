@@ -1,4 +1,4 @@
-"""Events are asked for once for all jobs of a namespace, and what cannot be read keeps nothing from being done."""
+"""Events are requested once for all jobs of a namespace, and unreadable events block nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_world(test: Callable[[Api, manual_clock.ManualClock, ExplainingEvents], C
     asyncio.run(test(api, clock, ExplainingEvents(cast(KubeObjects, api), clock.clock)))
 
 
-def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
+def test_all_jobs_of_a_namespace_share_a_response_for_some_seconds() -> None:
     async def test(api: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         found = await asyncio.gather(*(events.of_pods("team") for _ in range(100)))
         assert found == [(FAILED_MOUNT,)] * 100
@@ -75,7 +75,7 @@ def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, cap
     assert len(caplog.messages) == 1, "one line a minute tells it"
 
 
-def test_no_answer_is_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_response_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explaining_events, "TIMEOUT_SECONDS", 0.05)
 
     async def test(api: Api, _: manual_clock.ManualClock, events: ExplainingEvents) -> None:

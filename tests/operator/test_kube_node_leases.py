@@ -1,4 +1,4 @@
-"""A kubelet is silent from when its Lease was first seen not to be renewed."""
+"""A kubelet counts as silent from when its Lease was first seen not to be renewed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_testing.operator import manual_clock
 
 
 class Leases:
-    """The API server's, of one node."""
+    """The API server's Leases, of one node."""
 
     def __init__(self) -> None:
         self.renewed = "2026-01-31T12:00:00.000000Z"
@@ -51,7 +51,7 @@ def test_a_stale_node_lease_gives_its_age() -> None:
     assert seconds(node_leases) == 0.0
 
 
-def test_neither_clock_matters() -> None:
+def test_the_age_depends_on_neither_clock() -> None:
     leases, clock, node_leases = made()
     leases.renewed = "2031-01-31T12:00:00.000000Z"
     seconds(node_leases)
@@ -92,7 +92,7 @@ def test_an_unreadable_node_lease_is_ignored_and_logged_once(
     assert str(error) in caplog.text
 
 
-def test_an_api_server_that_does_not_answer_makes_no_node_silent() -> None:
+def test_an_unresponsive_api_server_makes_no_node_silent() -> None:
     leases, clock, node_leases = made()
     seconds(node_leases)
     leases.error = UnavailableError("no answer")

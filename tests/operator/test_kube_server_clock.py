@@ -1,4 +1,4 @@
-"""The time comes from the API server once, and goes on whatever the clocks of machines do afterwards."""
+"""The time comes from the API server once, and continues whatever the machines' clocks do afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALF = timedelta(seconds=0.5)
 """What the header leaves out of a time, on average."""
 
 
-def test_before_the_first_answer_it_is_the_nodes_time() -> None:
+def test_before_the_first_response_it_is_the_nodes_time() -> None:
     clock = manual_clock.ManualClock()
     assert clock.clock.now() == manual_clock.WRONG
     assert not clock.clock.is_steady
@@ -27,10 +27,10 @@ def test_the_server_clock_advances_with_the_monotonic_clock() -> None:
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=3600.25)
 
 
-def test_half_of_the_time_of_an_answer_is_its_way_here() -> None:
+def test_half_of_the_response_time_is_added() -> None:
     clock = manual_clock.ManualClock()
     clock.hear(answer_seconds=1.0)
-    # Written at 12:00:01 by the header, and half a second old when it came.
+    # Written at 12:00:01 by the header, and half a second old when it arrived.
     assert clock.clock.now() == manual_clock.NOON + timedelta(seconds=1.0) + HALF + timedelta(seconds=0.5)
 
 
@@ -41,7 +41,7 @@ def test_a_slow_response_does_not_set_the_clock() -> None:
 
 
 @pytest.mark.parametrize("date", ["", "soon", "Sat, 99 Jan 2026 12:00:00 GMT"])
-def test_a_header_that_is_no_time_is_left_out(date: str) -> None:
+def test_an_invalid_date_header_is_ignored(date: str) -> None:
     clock = manual_clock.synchronized_clock()
     clock.clock.hear(date, clock.seconds)
     assert clock.clock.now() == manual_clock.NOON + HALF
@@ -106,7 +106,7 @@ def test_an_age_survives_a_jump(hours: int) -> None:
     clock.hear()
     clock.pass_by(10)
     assert clock.ages.seconds("u", "silent", since) == 40.5
-    # What is written from now on is not comparable: it counts from when it is seen.
+    # Time stamps written from now on are not comparable: their age counts from when they are seen.
     assert clock.ages.seconds("v", "silent", clock.server_time) == 0.0
     assert clock.ages.seconds("v", "gone", clock.server_time, otherwise=-20) == -20
     clock.pass_by(25)

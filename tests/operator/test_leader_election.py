@@ -1,4 +1,4 @@
-"""Who leads: a Lease changes hands only when its holder cannot have renewed it."""
+"""Leader election: a Lease changes hands only when its holder cannot have renewed it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
 
 
 class CountedObjects(KubeObjects):
-    """With a number of the reads that have ended."""
+    """Counts the reads that have ended."""
 
     num_reads = 0
 
@@ -39,8 +39,8 @@ class CountedObjects(KubeObjects):
         finally:
             self.num_reads += 1
 
-    async def new_look(self) -> None:
-        """Until something was read that was asked for after now, and acted upon."""
+    async def wait_for_new_poll(self) -> None:
+        """Waits until a read that starts after now has ended and was acted upon."""
         before = self.num_reads
         while self.num_reads < before + 3:
             await asyncio.sleep(0.02)
@@ -48,7 +48,7 @@ class CountedObjects(KubeObjects):
 
 @asynccontextmanager
 async def lease_objects(testbed: Testbed) -> AsyncIterator[CountedObjects]:
-    """With the operator's rights."""
+    """With the operator's permissions."""
     connection = await load_connection(str(testbed.setup.kubeconfig()))
     async with KubeClient(connection, Metrics(), CLOCK) as client:
         yield CountedObjects(client)
@@ -70,14 +70,14 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             for _ in range(4):
                 our_clock.pass_by(LEASE_SECONDS / 3)
                 their_clock.pass_by(LEASE_SECONDS / 3)
-                await ours.new_look()
-                await theirs.new_look()
+                await ours.wait_for_new_poll()
+                await theirs.wait_for_new_poll()
             assert not holding.done()
             assert not taking.done(), "it is renewed"
             holding.cancel()
-            await theirs.new_look()
+            await theirs.wait_for_new_poll()
             their_clock.pass_by(LEASE_SECONDS - 1)
-            await theirs.new_look()
+            await theirs.wait_for_new_poll()
             assert not taking.done(), "it may be renewed yet"
             their_clock.pass_by(2)
             await taking
@@ -95,7 +95,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             with pytest.raises(LeadershipLostError, match="held by third"):
                 await second.hold()
             taking = asyncio.create_task(first.acquire())
-            await ours.new_look()
+            await ours.wait_for_new_poll()
             our_clock.pass_by(LEASE_SECONDS + 1)
             await taking
 
@@ -146,7 +146,7 @@ def test_a_paused_leader_does_not_act_before_it_has_checked_its_lease() -> None:
 
 
 def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
-    """Tests of whole processes shorten them."""
+    """Tests of whole processes shorten these times."""
     assert leader_election.LEASE_SECONDS + leader_election.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
     assert leader_election.LEASE_SECONDS - leader_election.RENEW_SECONDS >= 2 * leader_election.RETRY_SECONDS
     assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
@@ -154,7 +154,7 @@ def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
 
 
 class RenewingObjects:
-    """An API server that has no Lease, and takes one."""
+    """An API server without a Lease, which accepts one."""
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
         raise NotFoundError(f"{kind.plural} {namespace}/{name}")

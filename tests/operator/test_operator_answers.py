@@ -1,8 +1,6 @@
-"""Answers of the API server that are not to be believed: no JSON, half of it, another kind, older than what is known.
-
-Up to three reads, or four writes, are answered so in each state of a job of two attempts, and listings of everything;
-more in a row would only make the operator wait longer. Each kind of answer has a job and an operator of its own, all at
-once.
+"""Invalid and stale responses of the API server: not JSON, truncated, of another kind, older than what is known. Up to
+three reads, or four writes, get such a response in each state of a job of two attempts, and so do listings; more in a
+row would only make the operator wait longer. Each kind of response has a job and an operator of its own, all at once.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ PAGE = "<html><body>The proxy has restarted.</body></html>"
 
 @dataclass
 class Liar:
-    """Answers in the server's place, once for each kind of request and state of the job."""
+    """Responds in the server's place, once for each kind of request and state of the job."""
 
     answer: Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
     """Given the request and the state."""
@@ -63,7 +61,7 @@ class Liar:
     def note(self, request: api_proxy.SeenRequest, data: bytes) -> None:
         with self.lock:
             if str(request) == "patch rljobs/status":
-                # Where it is refused, the answer is no job.
+                # A rejected request has no job in its response.
                 status = json.loads(data)["status"]
                 attempts = status.get("attempts") if isinstance(status, dict) else None
                 self.state = f"{attempts[-1]['number']} {attempts[-1]['state']}" if attempts else self.state
@@ -98,13 +96,13 @@ def cut_off(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
 
 
 def oldest(liar: Liar, request: api_proxy.SeenRequest, _: str) -> api_proxy.Fault | None:
-    """The first answer to such a request."""
+    """The first response to such a request."""
     heard = liar.heard.get(api_proxy.request_label(request))
     return api_proxy.Fault(200, "", body=heard[0][1]) if heard else None
 
 
 def of_the_former_state(liar: Liar, request: api_proxy.SeenRequest, state: str) -> api_proxy.Fault | None:
-    """The last answer to such a request before the job was in this state."""
+    """The last response to such a request before the job was in this state."""
     heard = [answer for before, answer in liar.heard.get(api_proxy.request_label(request), []) if before != state]
     return api_proxy.Fault(200, "", body=heard[-1]) if heard else None
 
@@ -133,8 +131,8 @@ WRITES = {
 
 
 def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> scripts.Life:
-    """A trainer that does not end before the operator has written that this attempt's is running, however slow it is:
-    it asks for everything again when it ends."""
+    """A trainer that does not end before the operator has written that the attempt is running, however slow the
+    operator is: it reads everything again when the trainer ends."""
     is_seen = threading.Event()
 
     def life(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
@@ -149,7 +147,7 @@ def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> script
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job."""
+    """The result of a job."""
 
     status: dict[str, Any]
     told: list[tuple[str, str]]
@@ -182,7 +180,7 @@ def run_job_with_false_answers(testbed: Testbed, lie: Answer, to_writes: bool) -
 
 @dataclass(frozen=True)
 class Life:
-    """A job under way."""
+    """A running job."""
 
     testbed: Testbed
     outcome: Future[Outcome]

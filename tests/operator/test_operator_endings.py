@@ -1,7 +1,5 @@
-"""Every way in which the outside can keep a job from its end, or end it, is told with its reason.
-
-All jobs run at once under one operator; each test waits for its own.
-"""
+"""Every way in which the outside can keep a job from completing, or end it, is reported with its reason. All jobs run
+at once under one operator; each test waits for its own."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def not_starting(_: float, __: Mapping[str, object]) -> scripts.RunMoment:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job, its surroundings, and what it must say."""
+    """A job, its environment, and the expected condition."""
 
     condition: tuple[str, str, str]
     """Type, status and reason."""
@@ -202,7 +200,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 @pytest.fixture(scope="module")
 def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
-    """All of them, under way."""
+    """All of these jobs, running."""
     testbed = module_testbed
     operator = testbed.with_shorter_times({"STOP_SECONDS": 4.0}).operator()
     operator.start()
@@ -222,7 +220,7 @@ def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_condition_names_the_reason(jobs: Testbed, name: str) -> None:
+def test_the_condition_has_the_expected_reason(jobs: Testbed, name: str) -> None:
     scenario = SCENARIOS[name]
     kind, status, reason = scenario.condition
     condition = jobs.wait_for(name, kind, reason, status)
@@ -235,7 +233,7 @@ def test_the_condition_names_the_reason(jobs: Testbed, name: str) -> None:
 def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed) -> None:
     jobs.script("too-late-1", scripts.ClusterScript({"head": scripts.STARTING, "main": scripts.STARTING}))
     jobs.submit("too-late", NO_RETRIES)
-    # Before that another step would be named as the one that was not done in time.
+    # Earlier, the message would name another step that was not finished in time.
     jobs.wait(lambda: "0 of 2 pods ready" in jobs.condition("too-late", "ClusterReady").get("message", ""), "its pods")
     jobs.change("too-late", {"spec": {"runPolicy": {"provisioningDeadlineSeconds": 3}}})
     message = jobs.wait_for("too-late", "Failed", "ProvisioningDeadlineExceeded")["message"]
@@ -269,7 +267,7 @@ def is_known_to_have_ended(testbed: Testbed, pod: str) -> bool:
     return any(each.get("lastState") for each in containers)
 
 
-def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: Testbed) -> None:
+def test_a_running_job_obeys_a_deadline_that_is_set_later(jobs: Testbed) -> None:
     jobs.dashboard("long-run-1").train_for_ever(2)
     jobs.submit("long-run")
     jobs.wait_for("long-run", "Progressing", "Training")

@@ -1,5 +1,4 @@
-"""The operator's process among faults of what is around it: late news, clocks that jump, versions that differ, rights
-that are missing."""
+"""The operator's process under faults around it: late events, clocks that jump, other versions, missing permissions."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ CLUSTERS_DEFINITION = f"{DEFINITIONS}/rayclusters.ray.io"
 
 @pytest.fixture
 def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
-    """An operator behind the proxy; started by the test."""
+    """An operator behind the proxy; the test starts it."""
     operator = testbed.through(proxy.url).operator("operator-watched")
     try:
         yield operator
@@ -34,7 +33,7 @@ def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorPro
 
 
 class Shuffled:
-    """Of the events of each watch every second comes twice, and every third after the one that follows it."""
+    """Of the events of each watch, every second one comes twice, and every third one after its successor."""
 
     def __init__(self) -> None:
         self._held: dict[str, bytes] = {}
@@ -72,7 +71,7 @@ def test_duplicated_and_reordered_events_change_nothing(
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_an_hour_moves_no_deadline(
+def test_a_clock_jump_of_an_hour_moves_no_deadline(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess, hours: int
 ) -> None:
     watched.start()
@@ -84,7 +83,7 @@ def test_a_clock_that_jumps_an_hour_moves_no_deadline(
     testbed.wait_for(running, "Progressing", "Training")
     testbed.wait_for(pending, "ClusterReady", "PodsPending", "False")
     proxy.seconds_ahead = 3600.0 * hours
-    # Each write of a status brings an answer with the new time, and another pass follows it.
+    # Each write of a status returns the new time, and another pass follows it.
     for generation, seconds in ((2, 121), (3, 122)):
         for name in (pending, running):
             testbed.change(name, {"spec": {"runPolicy": {"gracePeriodSeconds": seconds}}})
@@ -98,13 +97,13 @@ def test_a_clock_that_jumps_an_hour_moves_no_deadline(
 
 
 def wait_until_seen(testbed: Testbed, name: str, generation: int) -> None:
-    """Until a pass has seen this generation of a job."""
+    """Waits until a pass has seen this generation of a job."""
     testbed.wait(lambda: testbed.job(name)["status"]["observedGeneration"] == generation, "a pass")
 
 
 @contextmanager
 def changed(testbed: Testbed, definition: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """A definition whose schema of the whole object is another one for a while."""
+    """A definition whose schema of the whole object is replaced for a while."""
     before = testbed.http.get(definition).raise_for_status().json()
     after = copy.deepcopy(before)
     change(after["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
@@ -135,8 +134,8 @@ def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watch
 
 
 def counters_are(testbed: Testbed, *, is_kept: bool) -> bool:
-    """Whether the API server keeps them, or drops them, by a job that no operator looks at. For a moment after a change
-    of the definition it serves nothing of it (503)."""
+    """Whether the API server keeps the counters or drops them, shown by a job that no operator reconciles. For a moment
+    after a change of the definition the server responds with 503."""
     if testbed.http.get(PROBE).status_code == 404:
         testbed.http.post(PROBE.rpartition("/")[0], json=testbed.wire("probe"))
     status = {"counters": {"attempts": int(time.monotonic() * 10)}}
@@ -151,7 +150,7 @@ def patched_status(testbed: Testbed, path: str, status: Mapping[str, Any]) -> di
 
 
 def of_the_next_version(schema: dict[str, Any]) -> None:
-    """With fields that this version does not know: two of the spec with defaults, two of the status."""
+    """Adds fields that this version does not know: two of the spec with defaults, two of the status."""
     spec, status = (schema["properties"][part]["properties"] for part in ("spec", "status"))
     spec["queue"] = {"type": "string", "default": "research"}
     spec["pools"]["items"]["properties"]["spot"] = {"type": "boolean", "default": False}
@@ -191,7 +190,7 @@ def is_of_this_version(served_spec: Mapping[str, Any]) -> bool:
 
 
 def without_tokens(schema: dict[str, Any]) -> None:
-    """As KubeRay's before 1.5."""
+    """The definition of a KubeRay before 1.5."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     known: Mapping[str, Any] = {
         "rayVersion": {"type": "string"},

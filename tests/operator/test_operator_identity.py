@@ -1,4 +1,4 @@
-"""What belongs to a job and what does not: deletion, names that are taken, keys that change."""
+"""What belongs to a job and what does not: deletion, name conflicts, changed keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(testbed: Testbed) -> Mapping[str, list[str]]:
     return {kind: sorted(item["metadata"]["name"] for item in testbed.items(kind)) for kind in MADE}
 
 
-def test_a_running_job_that_is_deleted_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_deleted_running_job_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("short-1").train_for_ever()
     testbed.submit("short")
     testbed.wait_for("short", "Progressing", "Training")
@@ -29,7 +29,7 @@ def test_a_running_job_that_is_deleted_leaves_nothing(testbed: Testbed, operator
     assert "level=error" not in operator.log()
 
 
-def test_a_job_made_again_starts_behind_the_one_before(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_recreated_job_starts_after_the_former_is_gone(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("twin-1").train_for_ever()
     testbed.submit("twin")
     testbed.wait_for("twin", "Progressing", "Training")
@@ -45,7 +45,7 @@ def test_a_job_made_again_starts_behind_the_one_before(testbed: Testbed, operato
     assert "level=error" not in operator.log()
 
 
-def test_a_cluster_of_somebody_else_is_left_alone(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_foreign_cluster_is_not_changed(testbed: Testbed, operator: OperatorProcess) -> None:
     body = {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -65,7 +65,7 @@ def test_a_cluster_of_somebody_else_is_left_alone(testbed: Testbed, operator: Op
     assert operator.metric('rljob_operator_effects_total{kind="CreateCluster",outcome="done"}') == 0
 
 
-def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
+def test_a_key_can_be_replaced_while_jobs_run(testbed: Testbed) -> None:
     keys = testbed.setup.folder / "token-keys"
     with testbed.operator().at_work():
         testbed.dashboard("steady-1").train_for_ever()
@@ -88,7 +88,7 @@ def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
         testbed.wait_for("steady", "Progressing", "Training")
 
 
-def test_jobs_of_other_namespaces_are_not_touched(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_jobs_of_other_namespaces_are_not_changed(testbed: Testbed, operator: OperatorProcess) -> None:
     other = testbed.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "other-"}}).json()
     elsewhere = dataclasses.replace(testbed, namespace=other["metadata"]["name"])
     elsewhere.submit("foreign")

@@ -1,4 +1,5 @@
-"""What changes while the operator is away, deaf or locked out: objects deleted, watches that end, a token that ends."""
+"""Changes while the operator is stopped, without watches or locked out: deleted objects, watches that end, a token that
+expires."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def lines_with(operator: forked_operator.OperatorProcess, words: str) -> str:
     return "\n".join(line for line in operator.log().splitlines() if words in line)
 
 
-def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
+def test_an_expired_token_is_read_again(testbed: Testbed) -> None:
     account = testbed.setup.folder / "account"
     account.mkdir()
     certificate = testbed.setup.certificate
@@ -104,7 +105,7 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
         testbed.submit("locked")
         testbed.wait_for("locked", "Progressing", "Training")
         testbed.http.delete(f"{SECRETS}/ends").raise_for_status()
-        # It remembers for some seconds whom it has let in.
+        # The API server caches for some seconds which tokens it accepted.
         testbed.server.program.kill()
         testbed.start_server_again()
         testbed.submit("waits")
@@ -116,7 +117,8 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
 
         (account / "token").write_text(forked_operator.account_token(testbed.http))
         renewed_at = time.monotonic()
-        # Everything is listed every 5 s while that fails; a token that is kept for a minute would not be the new one.
+        # While listing fails, everything is listed every 5 s; a token that is cached for a minute would not be the new
+        # one.
         testbed.wait(lambda: "status" in testbed.job("waits"), "the operator to be let in", seconds=20)
         testbed.wait_for("waits", "Complete", "Succeeded")
         print(f"a job that waited for a token was complete {time.monotonic() - renewed_at:.1f} s after there was one")
@@ -129,7 +131,7 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
         assert testbed.dashboard("locked-1").posts == ["locked-1-1"]
 
 
-def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
+def test_watches_that_end_in_any_way_are_restarted(testbed: Testbed) -> None:
     pending: dict[str, api_proxy.Fault] = {}
 
     def fault(request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
@@ -156,7 +158,7 @@ def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
                 assert testbed.dashboard(f"after-{number}-1").posts == [f"after-{number}-1-1"]
                 assert not pending
                 restarts = operator.metric("rljob_operator_watch_restarts_total") - restarts
-                # One that ends takes the others with it; a connection that is cut is no reason.
+                # One that ends stops the others with it; a cut connection does not.
                 assert restarts in range(1 if broken else 0, len(broken) + 1), operator.log()
             assert operator.probe("/healthz") == 200
             assert "a bug in the operator" not in operator.log()

@@ -1,8 +1,6 @@
-"""Time without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
-requests to the API server that nobody answers, and such as are carried out when they have been given up.
-
-All at the same time; time limits are shorter than on a cluster, but the replicas' clock is set by the test.
-"""
+"""Silence: a leader that is paused and wakes up when another one leads; watches that deliver nothing; requests to the
+API server that get no response, and requests that are carried out after they have timed out. All at the same time; time
+limits are shorter than on a cluster, but the test sets the replicas' clock."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ STALLED = {
 
 @dataclass(frozen=True)
 class Deaf:
-    """An operator whose watches are open and bring nothing."""
+    """An operator whose watches are open and deliver nothing."""
 
     testbed: Testbed
     operator: OperatorProcess
@@ -61,7 +59,7 @@ class Deaf:
 
 @pytest.fixture(scope="module")
 def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaf]:
-    """It makes a cluster for its job, and hears nothing of its pods."""
+    """It creates a cluster for its job, and receives no event about its pods."""
     testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
     with api_proxy.running_proxy(testbed.server) as proxy:
         listings_by_then: list[int] = []
@@ -90,7 +88,7 @@ def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @dataclass
 class Stall:
-    """Of each kind of request the first is never answered nor carried out, and the second is carried out late."""
+    """Of each kind of request the first gets no response and is not carried out, and the second is carried out late."""
 
     over: threading.Event = field(default_factory=threading.Event)
     asked: Counter[str] = field(default_factory=Counter)
@@ -107,7 +105,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """An operator whose requests stall, with jobs that it begins with."""
+    """An operator whose requests stall, with jobs that exist from the start."""
 
     testbed: Testbed
     operator: OperatorProcess
@@ -136,7 +134,7 @@ def unanswered(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory
 
 @contextmanager
 def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProcess, api_proxy.ApiProxy]]:
-    """A replica, and what it asks of the API server."""
+    """A replica, and its requests to the API server."""
     with (
         api_proxy.running_proxy(testbed.server) as proxy,
         testbed.through(proxy.url).with_leader_election({"RETRY_SECONDS": 2.5}).operator(name).at_work() as replica,
@@ -160,7 +158,7 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_pat
             testbed.submit(name)
         testbed.wait_for("trains", "Progressing", "Training")
         testbed.wait_for("begins", "ClusterReady", "PodsPending", "False")
-        # Events are posted after the status that they tell of.
+        # Events are posted after the status that they are about.
         testbed.wait(
             lambda: {("trains", "Training"), ("begins", "Creating")} <= reported_events(testbed), "their events"
         )
@@ -198,18 +196,18 @@ def reported_events(testbed: Testbed) -> set[tuple[str, str]]:
 
 
 def test_a_listing_makes_up_for_silent_watches(deaf: Deaf) -> None:
-    # After the listing that everything began with comes another one.
+    # After the initial listing comes another one.
     deaf.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
     print(
         f"a job behind silent watches was complete {time.monotonic() - deaf.started_at:.0f} s after the operator began"
     )
-    # Before that listing nothing was known of what had happened.
+    # Before that listing the operator could not know what had happened.
     assert deaf.listings_by_then[0] > deaf.num_listings
     assert deaf.testbed.dashboard("unheard-1").posts == ["unheard-1-1"]
     assert deaf.operator.probe("/healthz") == 200
 
 
-def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unanswered) -> None:
+def test_requests_without_a_response_time_out_and_are_retried(unanswered: Unanswered) -> None:
     testbed, operator = unanswered.testbed, unanswered.operator
     for name in PATIENT_JOBS:
         testbed.wait_for(name, "Complete", "Succeeded", seconds=300)

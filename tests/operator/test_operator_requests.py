@@ -1,4 +1,4 @@
-"""What the operator asks of the API server: only what its role allows, no more than needed, again where it failed."""
+"""The operator's requests to the API server: only what its role allows, no more than needed, retried after failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_oper
 
 @pytest.fixture
 def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
-    """An operator whose requests are written down."""
+    """An operator whose requests are recorded."""
     with at_work(testbed, proxy) as operator:
         yield operator
 
@@ -63,7 +63,7 @@ def allowed() -> set[tuple[str, str, str]]:
     }
 
 
-def test_every_right_is_used_and_no_other(
+def test_every_permission_is_used_and_no_other(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: forked_operator.OperatorProcess
 ) -> None:
     testbed.fail_volume_mount("stuck-1", "no volume")
@@ -75,7 +75,7 @@ def test_every_right_is_used_and_no_other(
     testbed.wait_for("stuck", "ClusterReady", "VolumeMountFailed", "False")
     testbed.wait(lambda: ("update", "coordination.k8s.io", "leases") in used(proxy), "the lease to be renewed")
     assert used(proxy) | RARELY_USED == allowed()
-    # By itself: times and numbers may contain it.
+    # As a word of its own: times and numbers may contain it.
     assert not re.search(r"\b403\b", watched.log())
 
 
@@ -107,13 +107,13 @@ def test_nothing_is_written_while_nothing_changes(
     time.sleep(2)
     before = list(proxy.requests)
     asked = testbed.dashboard("still-1").num_asked
-    # Of four looks, and longer than a progress that is told anew.
+    # As long as four polls, and longer than the interval at which progress is written again.
     time.sleep(4)
     since = Counter(str(seen) for seen in list(proxy.requests)[len(before) :] if seen.resource != "leases")
     # A listing of everything, once a minute, may fall into this time.
     assert set(since) <= {"list rljobs", "list rayclusters", "list pods"}, since
     assert all(number == 1 for number in since.values()), since
-    # Looks of one request, though nothing happened that would call for one; and now and then groups and nodes.
+    # Polls of one request, though nothing happened that would cause one; and now and then groups and nodes.
     assert 0 < testbed.dashboard("still-1").num_asked - asked <= 6
     assert watched.probe("/healthz") == 200
 
@@ -145,7 +145,7 @@ def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> N
 
 
 @pytest.mark.usefixtures("watched")
-def test_requests_that_fail_are_made_again(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
+def test_failed_requests_are_retried(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
     """Each kind of request fails once: writes of the status with a conflict, others with an overload or an error."""
     failed: set[str] = set()
 
@@ -169,7 +169,7 @@ def test_requests_that_fail_are_made_again(testbed: Testbed, proxy: api_proxy.Ap
 
 
 @pytest.mark.usefixtures("operator")
-def test_an_admission_policy_speaks_through_the_job(testbed: Testbed) -> None:
+def test_a_message_of_an_admission_policy_is_shown_in_the_job(testbed: Testbed) -> None:
     policy = f"no-clusters-{testbed.namespace}"
     base = "/apis/admissionregistration.k8s.io/v1"
     rules = [{"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayclusters"]}]
@@ -198,7 +198,7 @@ def test_an_admission_policy_speaks_through_the_job(testbed: Testbed) -> None:
 
 
 @pytest.mark.usefixtures("watched")
-def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
+def test_a_dead_admission_webhook_is_named(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
     words = 'failed calling webhook "gate.example.org": connection refused'
     proxy.fault = lambda request: api_proxy.Fault(500, words) if str(request) == "create rayclusters" else None
     testbed.submit("gated")
@@ -216,7 +216,7 @@ def test_failing_requests_are_retried_with_backoff(testbed: Testbed) -> None:
     testbed.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
     testbed.wait(lambda: len(dashboard.posted_at) > 5, "six tries")
     pauses = [then - one for one, then in pairwise(dashboard.posted_at)]
-    # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; while Ray is looked at every second all the time.
+    # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; meanwhile Ray is polled every second.
     assert all(pause >= 0.8 / 8 * 2**number for number, pause in enumerate(pauses[:5])), pauses
     assert pauses[4] > 2 * min(pauses[:2]), pauses
     dashboard.submit_error = None

@@ -1,4 +1,4 @@
-"""The operator as a service: leading and following, outages around it, slow neighbours, probes and signals."""
+"""The operator as a service: leader and follower, outages around it, slow dashboards, probes and signals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, opera
     assert list(testbed.dashboard("long-1").started) == ["long-1-1"]
 
 
-def test_kuberay_is_installed_later(testbed: Testbed) -> None:
+def test_kuberay_may_be_installed_later(testbed: Testbed) -> None:
     testbed.uninstall_kuberay()
     try:
         with testbed.operator().at_work() as operator:
@@ -90,7 +90,7 @@ def test_kuberay_is_installed_later(testbed: Testbed) -> None:
             testbed.install_kuberay()
             testbed.wait_for("early", "Complete", "Succeeded")
             testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to begin anew")
-            # Nothing but the watch tells within the time of this test that a cluster is gone.
+            # Only the watch reports within the time of this test that a cluster was deleted.
             testbed.dashboard("gone-1").train_for_ever()
             testbed.submit("gone")
             testbed.wait_for("gone", "Progressing", "Training")
@@ -110,11 +110,11 @@ def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
         for name in ("quick", "quicker"):
             testbed.submit(name)
             testbed.wait_for(name, "Complete", "Succeeded")
-        # Each slow one is given 5 s. Were they waited for, so would be in each of a dozen passes.
+        # Each slow one is given 5 s. If passes waited for them, so would each of a dozen passes.
         assert time.monotonic() - started < 60
 
 
-def test_all_namespaces(testbed: Testbed) -> None:
+def test_jobs_of_all_namespaces_are_reconciled(testbed: Testbed) -> None:
     everywhere = replace(testbed, setup=replace(testbed.setup, namespaces=[]))
     with everywhere.operator().at_work():
         testbed.submit("anywhere")
@@ -128,7 +128,7 @@ def test_a_running_operator_stops_on_sigterm(testbed: Testbed, operator: Operato
     assert operator.terminate(STOP_SECONDS) == 0
 
 
-def test_bad_settings_are_named(testbed: Testbed) -> None:
+def test_invalid_settings_are_named(testbed: Testbed) -> None:
     environment = inherited_environment() | {"RLJOB_OPERATOR_POD_NAME": "x", "RLJOB_OPERATOR_POD_NAMESPACE": "y"}
     environment |= {"RLJOB_OPERATOR_RAY_VERSION": "2.60.0", "RLJOB_OPERATOR_NUM_WORKERS": "many"}
     environment |= {"RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(testbed.setup.folder)}

@@ -1,4 +1,4 @@
-"""What the client of Ray dashboards makes of answers that no Ray gives, and of none."""
+"""How the client of Ray dashboards handles responses that no Ray gives, and missing ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from rljob_testing.operator import dashboard_client
 def guarded(
     answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A server that refuses requests without token, and hangs up after it has answered another one."""
+    """A server that rejects requests without a token, and closes the connection after it has responded to another
+    one."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():
@@ -34,7 +35,7 @@ def guarded(
     return serve
 
 
-def test_an_unreachable_dashboard() -> None:
+def test_an_unreachable_dashboard_is_reported() -> None:
     async def test() -> None:
         port = local_servers.free_port()
         async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
@@ -62,7 +63,7 @@ def test_an_unreachable_dashboard() -> None:
         (b"", "disconnected"),
     ],
 )
-def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
+def test_responses_that_cannot_be_parsed_are_reported(answer: bytes, error: str) -> None:
     async def test() -> None:
         async def strange(_: bytes, writer: asyncio.StreamWriter) -> None:
             writer.write(answer)
@@ -97,7 +98,7 @@ def node(num_gpus: str) -> bytes:
         (ok(200_000 * "["), "not JSON"),
     ],
 )
-def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
+def test_any_number_and_any_depth_is_handled(answer: bytes, error: str) -> None:
     async def test() -> None:
         async with answering({"": answer}) as odd:
             seen = await dashboard_client.observe_without_memory(odd, None)
@@ -109,7 +110,7 @@ def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
 
 @asynccontextmanager
 async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
-    """A dashboard that answers by how the path begins. The connection stays open."""
+    """A dashboard that responds by the prefix of the path. The connection stays open."""
 
     class Handler(local_servers.QuietHandler):
         def do_GET(self) -> None:
@@ -118,7 +119,7 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
                 return
             self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
 
-    # A thread of its own: asyncio holds a stream only as long as somebody reads from it.
+    # In a thread of its own: asyncio keeps a stream only as long as a reader exists.
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -129,7 +130,7 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
             server.shutdown()
 
 
-def test_only_a_file_that_is_not_there_is_none() -> None:
+def test_only_a_missing_file_is_none() -> None:
     async def test() -> None:
         def failed(text: str) -> bytes:
             return f"HTTP/1.1 500 Error\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
@@ -154,7 +155,7 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dripping_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
 
     async def test() -> None:
@@ -174,7 +175,7 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_no_answer_is_asked_for_in_another_encoding() -> None:
+def test_no_response_in_another_encoding_is_requested() -> None:
     async def test() -> None:
         requests: list[bytes] = []
 
@@ -193,7 +194,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
 
 
 def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no proxy of the environment sees a token."""
+    """Also, no proxy of the environment sees a token."""
     nowhere = local_servers.free_port()
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")
     monkeypatch.setenv("no_proxy", "")
@@ -219,7 +220,7 @@ def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatc
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
+def test_a_rejected_or_closed_connection_is_not_reused() -> None:
     async def test() -> None:
         connections: list[list[int]] = []
         answers = iter((200, 403, 403, 200, 200, 200, 200))
@@ -246,7 +247,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_bundles_are_counted_by_what_they_ask_for() -> None:
+def test_bundles_are_counted_by_the_resources_they_request() -> None:
     def group(name: str, state: str, *bundles: dict[str, float]) -> dict[str, object]:
         return {
             "name": name,

@@ -1,4 +1,5 @@
-"""The client of Ray's dashboard on a real Ray with token authentication: what the stand-in of other tests imitates."""
+"""The client of Ray's dashboard on a real Ray with token authentication: the behaviour that the stand-in of other tests
+imitates."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_ray.RayC
 
 
 async def poll_until(ask: Callable[[], Awaitable[ObservedRay]], wanted: Callable[[ObservedRay], bool]) -> ObservedRay:
-    """Looks again and again."""
+    """Polls until the condition holds."""
     while not wanted(seen := await ask()):
         await asyncio.sleep(0.3)
     return seen
@@ -48,7 +49,7 @@ def submission(name: str, entrypoint: str, **variables: str) -> dict[str, object
 
 
 @pytest.mark.ray
-def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
+def test_nodes_are_read_with_a_token(cluster: local_ray.RayCluster) -> None:
     async def test() -> None:
         async with dashboard_client.connected(cluster.port, dashboard_client.TOKEN) as allowed:
             seen = await dashboard_client.observe_without_memory(allowed, "nobody-1-1")
@@ -71,7 +72,9 @@ def test_nodes_and_tokens(cluster: local_ray.RayCluster) -> None:
 
 
 @pytest.mark.ray
-def test_a_trainer_that_fails_after_it_wrote_its_run_state(cluster: local_ray.RayCluster, tmp_path: Path) -> None:
+def test_a_trainer_that_fails_after_writing_its_run_state_is_reported(
+    cluster: local_ray.RayCluster, tmp_path: Path
+) -> None:
     async def test() -> None:
         (tmp_path / "state.json").write_text(dump_run_state(inputs.run_state(step=2)))
         go_on = tmp_path / "go-on"
@@ -128,7 +131,7 @@ def test_variables_of_the_submission_override_those_of_the_pod(cluster: local_ra
             "RLJOB_RUN_STATE_FILE": "/tmp/ray/session_latest/logs/rljob-run-state-variables-1-1.json",
             "RAY_JOB_STOP_WAIT_TIME_S": "110",
         }
-        # Empty, these did neither Ray nor the shells and programs that it starts any harm.
+        # Empty values harm neither Ray nor the shells and programs that it starts.
         assert {name: variables[name] for name in SHADOWS} == dict(SHADOWS)
 
     asyncio.run(asyncio.wait_for(test(), 240))
@@ -136,7 +139,7 @@ def test_variables_of_the_submission_override_those_of_the_pod(cluster: local_ra
 
 @pytest.mark.ray
 def test_disabled_hooks_do_nothing(cluster: local_ray.RayCluster) -> None:
-    """Those of a start and of a runtime environment were asked before any other test here was run."""
+    """The hooks of a start and of a runtime environment were called before any other test here was run."""
     headers = {"Authorization": f"Bearer {dashboard_client.TOKEN}"}
     url = f"http://127.0.0.1:{cluster.port}/api/component_activities"
     told = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().json()
@@ -145,9 +148,9 @@ def test_disabled_hooks_do_nothing(cluster: local_ray.RayCluster) -> None:
 
 
 @pytest.mark.ray
-def test_a_ray_that_asks_for_no_token_gets_no_job(tmp_path: Path) -> None:
+def test_a_ray_without_authentication_gets_no_job(tmp_path: Path) -> None:
     async def test() -> None:
-        # A home of its own, because Ray asks for a token where it finds one there.
+        # A home of its own, because Ray requires a token if it finds one there.
         with local_ray.pod_cluster(tmp_path, "", {"HOME": str(tmp_path)}, num_workers=0) as open_cluster:
             async with dashboard_client.connected(open_cluster.port, dashboard_client.TOKEN) as unguarded:
                 seen = await dashboard_client.observe_without_memory(unguarded, None)

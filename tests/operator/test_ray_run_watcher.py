@@ -1,4 +1,4 @@
-"""How few requests tell what must be known of a job that runs, and that nothing is missed for it."""
+"""How few requests observe a running job completely."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rljob_operator.reconcile.observed import ObservedRay, ObservedRayNode, RayJ
 from rljob_testing.operator import watched_dashboard
 
 
-def test_before_a_submission_it_is_the_nodes_and_one_proof_that_not_everybody_is_answered() -> None:
+def test_before_a_submission_nodes_and_one_authentication_probe_are_requested() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         seen = await place.look(None)
         assert seen == ObservedRay(Reachability.OK, nodes=(ObservedRayNode(True, 0), ObservedRayNode(False, 8)))
@@ -46,7 +46,7 @@ def test_a_running_trainer_costs_one_request_per_poll_on_one_connection() -> Non
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
-def test_a_trainer_that_starts_is_asked_for_with_its_groups_every_half_minute() -> None:
+def test_a_starting_trainer_is_polled_with_its_placement_groups_every_half_minute() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         assert (await place.look()).infeasible_groups == ()
         assert place.ray.since() == ["probe", "nodes", "job", "state", "placement_groups"]
@@ -249,7 +249,7 @@ def test_a_rejected_token_proves_nothing_for_other_tokens() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.rejecting = True
         assert (await place.look(None)).reachability is Reachability.REJECTED
-        # A rejection is heard twice: the second time on a connection that ends with it.
+        # A rejection comes twice: the second time on a connection that ends with it.
         assert place.ray.since() == ["probe", "nodes", "nodes"]
         place.ray.rejecting, place.ray.guarded = False, False
         assert (await place.look(None)).reachability is Reachability.OPEN
@@ -287,7 +287,7 @@ def test_a_new_watcher_sees_the_same_as_the_third_poll() -> None:
         ]
         for place.ray.status, place.ray.state in moments:
             place.now += 30
-            # Nodes, run state and process take a look each where all is due.
+            # Nodes, run state and process take one poll each if all are due.
             await place.look()
             await place.look()
             remembering = await place.look()
@@ -301,7 +301,7 @@ def test_a_new_watcher_sees_the_same_as_the_third_poll() -> None:
     )
 
 
-def test_whether_the_writer_of_stacks_is_missing_costs_one_request_while_it_matters() -> None:
+def test_a_missing_stack_writer_costs_one_request_while_it_matters() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         assert not (await place.look()).stacks_missing
         place.ray.since()
@@ -318,7 +318,7 @@ def test_whether_the_writer_of_stacks_is_missing_costs_one_request_while_it_matt
         seen = await place.watcher.observe(
             "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS
         )
-        # That this is not known makes nothing else unknown.
+        # The rest is still known if this is not.
         assert (seen.reachability, seen.stacks_missing) == (Reachability.OK, False)
         assert seen.job is not None
 

@@ -1,4 +1,4 @@
-"""What is kept of a job that has ended: its cluster where the job says so, but never a trainer."""
+"""What is kept of a finished job: its cluster if the job says so, but never a trainer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def late(run: RayJobStatus) -> Observed:
 
 
 def silent() -> Observed:
-    """A trainer of which nothing was learned for as long as the operator waits."""
+    """A trainer that was unreachable for as long as the operator waits."""
     status = inputs.running(
         1000, record={"silent_since": "2026-03-01T11:50:00Z", "progressed_at": "2026-03-01T11:59:59Z"}
     )
@@ -53,13 +53,13 @@ def silent() -> Observed:
 
 
 def half_submitted(seen: ObservedRay) -> Observed:
-    """A submission that was written down, and that Ray has not told of for as long as it may take."""
+    """A submission that was recorded, and that Ray has not reported for as long as that may take."""
     status = inputs.provisioning(seconds_ago=300, record={"submissions": 1, "ready_at": "2026-03-01T11:56:00Z"})
     return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
 def told_its_end() -> Observed:
-    """A trainer that has told that it is done, and whose process is there twice its grace later."""
+    """A trainer that has reported its end, and whose process still exists after twice its grace period."""
     status = inputs.running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
     return inputs.healthy(inputs.ray_job(), inputs.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
 
@@ -95,7 +95,7 @@ def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> Non
 
 
 @pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "gone"])
-def test_a_trainer_has_ended_with_its_head(head_is_there: bool) -> None:
+def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
     not_asked = ObservedRay(Reachability.NOT_ASKED)
@@ -104,7 +104,7 @@ def test_a_trainer_has_ended_with_its_head(head_is_there: bool) -> None:
     assert plan.effects == ()
 
 
-def test_a_kept_cluster_stays_where_another_one_goes_and_the_spec_cannot_be_read() -> None:
+def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec() -> None:
     seen = late(RayJobStatus.SUCCEEDED)
     seen = replace(seen, ray=inputs.ray(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)))
     kept = inputs.with_status_written(seen, decide(seen))

@@ -1,4 +1,4 @@
-"""What time alone does: the deadlines, stopping in good order, and when the operator looks again."""
+"""What time alone causes: deadlines, graceful stops, and when the operator reconciles next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pending(seconds_ago: float) -> Observed:
 
 
 def training(seconds_ago: float) -> Observed:
-    """Since so many seconds, with a checkpoint of step 4."""
+    """An attempt that has trained for this many seconds, with a checkpoint of step 4."""
     status = inputs.running(seconds_ago, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING))
     return inputs.healthy(state=inputs.run_state(checkpoint_step=4), status=status, job_spec=LIMITS)
 
@@ -60,14 +60,14 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
         (inputs.ray(), Mentions("300 s: Ray job example-1-1 is being submitted")),
     ],
 )
-def test_the_deadline_names_what_was_missing(seen: ObservedRay, text: Mentions) -> None:
+def test_the_provisioning_deadline_names_what_was_missing(seen: ObservedRay, text: Mentions) -> None:
     ready = replace(pending(10), pods=inputs.ready_pods(), ray=seen)
     waited = inputs.with_status_written(ready, decide(ready))
     failed = condition_of(decide(waited, inputs.at(290)).status, C.FAILED)
     assert failed == ("True", "ProvisioningDeadlineExceeded", text)
 
 
-def test_a_job_that_was_submitted_has_no_provisioning_deadline() -> None:
+def test_a_submitted_job_has_no_provisioning_deadline() -> None:
     unready = replace(training(301), pods=inputs.ready_pods()[:1])
     assert condition_of(decide(unready).status, C.FAILED) is None
 
@@ -97,7 +97,7 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     assert last.status.attempts[0].outcome == AttemptOutcome.STOPPED
 
 
-def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
+def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -> None:
     # The operator was away when the deadline passed, 4000 s ago.
     late = training(5000)
     plan = decide(late)
@@ -111,7 +111,7 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
     )
 
 
-def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
+def test_an_unreachable_dashboard_does_not_prolong_the_grace_period() -> None:
     asked = inputs.with_status_written(training(1000), decide(training(1000)))
     silent = replace(asked, ray=UNREACHABLE)
     plan = decide(silent, inputs.at(20))
@@ -120,8 +120,8 @@ def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
     assert condition_of(decide(inputs.with_status_written(silent, plan), inputs.at(50)).status, C.FAILED) is not None
 
 
-def test_the_grace_begins_with_the_request() -> None:
-    # The trainer has said for 500 s that it stops, which somebody else asked for.
+def test_the_grace_period_begins_with_the_request() -> None:
+    # The trainer has reported for 500 s that it stops, which somebody else requested.
     status = inputs.running(
         1000, inputs.condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500)
     )
@@ -152,7 +152,7 @@ def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None
     assert condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", asked)
 
 
-def test_a_request_to_stop_is_not_taken_back() -> None:
+def test_a_stop_request_is_not_withdrawn() -> None:
     asked = inputs.with_status_written(training(1000), decide(training(1000)))
     raised = inputs.spec({"runPolicy.activeDeadlineSeconds": 100_000})
     stopped = replace(asked, job=replace(asked.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
@@ -184,11 +184,11 @@ def test_a_deadline_can_be_raised_in_time() -> None:
 
 
 def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
-    """Ray says that the trainer runs, which was seen so long ago to tell that it has ended; its grace is 50 s."""
+    """Ray reports that the trainer runs although its final state was seen this long ago; its grace period is 50 s."""
     error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
     told = {"ending_seen_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
     status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
-    # What the trainer's clock says does not matter.
+    # The trainer's clock does not matter.
     state = inputs.run_state(phase, step=10, seconds_ago=-3600, error=error)
     return inputs.healthy(inputs.ray_job(), state, status, job_spec=LIMITS)
 
@@ -222,13 +222,13 @@ def test_a_stopped_trainer_keeps_the_result_it_reported(
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    """Another cluster has had the name for so long, as was seen after a long wait for something else."""
+    """Another cluster has had the name for this long; the conflict was seen after a long wait for something else."""
     record = {"name_taken_since": timestamp(inputs.at(-seconds_ago))}
     seen = inputs.moment(inputs.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
 
 
-def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
+def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
     quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
     waited = replace(inputs.moment(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
     waited = inputs.with_status_written(waited, decide(waited))
@@ -237,7 +237,7 @@ def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
     assert plan.status.result is None
     noted = inputs.with_status_written(taken, plan)
     assert decide(noted, inputs.at(59)).status.result is None
-    # What is not tried for a while, as after a restart, tells nothing new.
+    # An effect that is not tried for a while, as after a restart, gives no new information.
     untried = replace(noted, failure=None)
     assert decide(untried, inputs.at(30)).status.attempts == noted.job.status.attempts
     result = decide(noted, inputs.at(60)).status.result
@@ -252,7 +252,7 @@ def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
 @pytest.mark.parametrize(
     ("seen", "seconds"),
     [
-        # Pods start: their events are looked at every 10 s, or at the deadline.
+        # Pods start: their events are polled every 10 s, or at the deadline.
         (pending(100), 10),
         (pending(297), 3),
         (replace(pending(100), pods=inputs.ready_pods(), ray=inputs.ray(gpus=())), 4),

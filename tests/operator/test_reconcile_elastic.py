@@ -1,4 +1,4 @@
-"""Elastic restart: fewer nodes where nodes stay away, and all of them again when they are back."""
+"""Elastic restart: fewer nodes if nodes stay away, and all of them again when they are back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_TWO = (PoolNodes(name="main", nodes=2),)
 
 
 def pods(num_ready: int) -> tuple[object, ...]:
-    """A head and four workers, of which so many are ready."""
+    """A head and four workers, of which this many are ready."""
     return (inputs.pod("h", HEAD_GROUP), *(inputs.pod(f"w{number}", ready=number < num_ready) for number in range(4)))
 
 
@@ -61,7 +61,7 @@ def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batc
     assert (plan.status.gpus, plan.status.pools[0].desired) == (8, 4)
 
 
-def test_before_that_it_waits_and_with_all_nodes_it_takes_all() -> None:
+def test_before_that_it_waits_and_with_all_nodes_it_uses_all() -> None:
     assert decide(starting(3, seconds_ago=99)).effects == ()
     assert decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
     assert decide(starting(4)).effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
@@ -69,7 +69,7 @@ def test_before_that_it_waits_and_with_all_nodes_it_takes_all() -> None:
 
 
 def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
-    """A submission on so many nodes is written down, and was not made, for the dashboard did not take it."""
+    """A submission on this many nodes is recorded, but was not made, because the dashboard did not accept it."""
     seen = starting(num_ready, seconds_ago=200)
     record = {
         "submissions": 1,
@@ -83,7 +83,7 @@ def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
 
 
 @pytest.mark.parametrize("nodes", [(), ON_TWO], ids=["all nodes", "two nodes"])
-def test_a_node_that_is_lost_before_ray_has_the_trainer_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
+def test_a_node_lost_before_the_submission_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
     plan = decide(about_to_submit(1, nodes))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=1),)
@@ -96,14 +96,14 @@ def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no answer"])
-def test_nodes_that_come_after_a_submission_without_answer_do_not_change_it(silent: bool) -> None:
-    """Ray may have taken it: the record would tell of all nodes, and the job train on two to its end."""
+def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(silent: bool) -> None:
+    """Ray may have accepted it: the record would show all nodes, and the job would train on two to its end."""
     seen = about_to_submit(4, ON_TWO)
     failure = EffectFailure(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE, "no answer within 60 s")
     plan = decide(replace(seen, failure=failure if silent else None))
     assert newest(plan.status).nodes == ON_TWO
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
-    # So it is stopped for all nodes as usual, when Ray is seen to have it.
+    # So the job is stopped for all nodes as usual, once Ray is seen to have it.
     taken = replace(
         inputs.with_status_written(seen, plan), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
     )
@@ -113,7 +113,7 @@ def test_nodes_that_come_after_a_submission_without_answer_do_not_change_it(sile
     assert decide(inputs.with_status_written(taken, noted), inputs.at(60)).effects == (StopJob("example-1-1"),)
 
 
-def test_a_submission_that_ray_refused_takes_the_nodes_that_are_there_by_then() -> None:
+def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> None:
     refusal = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
     plan = decide(replace(about_to_submit(4, ON_TWO), failure=refusal))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
@@ -128,7 +128,7 @@ def test_a_possible_submission_is_not_forgotten_without_enough_nodes(num_ready: 
 
 
 @pytest.mark.parametrize("seen", [starting(0), starting(3, job_spec=RIGID)], ids=["no node", "not elastic"])
-def test_too_few_nodes_and_jobs_that_do_not_want_it_wait_on(seen: Observed) -> None:
+def test_too_few_nodes_and_jobs_without_elastic_restart_keep_waiting(seen: Observed) -> None:
     assert decide(seen).effects == ()
     assert newest(decide(seen).status).nodes == ()
 
@@ -140,7 +140,7 @@ def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
     assert condition_of(plan.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
 
 
-def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_minute() -> None:
+def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute() -> None:
     seen = small(4)
     plan = decide(seen)
     assert plan.effects == ()
@@ -158,7 +158,7 @@ def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_mi
     assert ended.effects == ()
     attempts = ended.status.attempts
     assert (attempts[0].reason, attempts[0].failure_class) == ("Resized", "Free")
-    # The next one begins at once, on the same cluster, and counts against no budget.
+    # The next attempt begins at once, on the same cluster, and uses no retry.
     assert (attempts[1].cluster, attempts[1].nodes) == ("example-1", ())
     assert ended.status.counters is not None
     assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
@@ -177,7 +177,7 @@ def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -
     assert again.effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
 
 
-def test_a_node_that_is_lost_costs_the_attempt_and_its_cluster() -> None:
+def test_a_lost_node_ends_the_attempt_and_its_cluster() -> None:
     lost = replace(small(1), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 75)))
     plan = decide(lost)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)

@@ -1,4 +1,4 @@
-"""How attempts end: whose fault it is, and what the message says."""
+"""How attempts end: the failure class, and the message."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_without_an_exit_code_the_error_type_of_ray_decides(error_type: str | No
 
 
 @pytest.mark.parametrize("code", [75, -9, None])
-def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
+def test_a_failure_explained_by_memory_is_reported_as_out_of_memory(code: int | None) -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code), state)
     pods = (*inputs.ready_pods(), inputs.pod("worker-7", problem=OOM))
@@ -76,11 +76,11 @@ def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
     assert reason == "OutOfMemory"
     assert message.startswith("pod worker-7: container ray ran out of memory (OOMKilled); ")
     assert message.endswith(": WorkerLost: rank 3 is gone")
-    # The job's own error stays its own.
+    # An error of the job keeps its own reason.
     assert failure(replace(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
 
 
-def test_a_head_that_ran_out_of_memory() -> None:
+def test_a_head_that_ran_out_of_memory_is_reported() -> None:
     ended = inputs.pod("h", HEAD_GROUP, ended=True, problem=OOM)
     assert failure(inputs.moment(inputs.running(), inputs.cluster(), (ended, inputs.pod("w"))))[0] == "OutOfMemory"
     restarted = inputs.pod("h", HEAD_GROUP, problem=OOM)
@@ -128,7 +128,7 @@ def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     )
 
 
-def test_a_cluster_that_was_complete_gets_none() -> None:
+def test_a_cluster_that_was_complete_gets_no_new_head() -> None:
     lacking = decide(
         inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
     ).status
@@ -136,7 +136,7 @@ def test_a_cluster_that_was_complete_gets_none() -> None:
     assert failure(inputs.moment(lacking, inputs.cluster(), (inputs.pod("w"),)))[0] == "HeadLost"
 
 
-def test_a_cluster_that_kuberay_saw_complete_gets_none_either() -> None:
+def test_a_cluster_that_kuberay_saw_complete_gets_no_new_head_either() -> None:
     assert (
         failure(inputs.moment(inputs.provisioning(), inputs.cluster(provisioned=True), (inputs.pod("w"),)))[0]
         == "HeadLost"
@@ -155,7 +155,7 @@ def test_the_result_reported_by_ray_takes_precedence_over_the_state_of_the_clust
     assert condition_of(decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE) is not None
 
 
-def test_success_needs_the_trainers_word() -> None:
+def test_success_requires_the_trainers_final_state() -> None:
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
     assert failure(inputs.healthy(done, inputs.run_state()))[0] == "EndedWithoutResult"
     assert (
@@ -219,7 +219,7 @@ def test_messages_are_printable() -> None:
     assert message.endswith("code 1: Traceback\n ValueError:   bad end")
 
 
-def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
+def test_an_end_seen_at_the_deadline_is_the_result() -> None:
     asked = inputs.running(60, inputs.condition(C.PROGRESSING))
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), asked)
     assert condition_of(decide(done).status, C.COMPLETE) is not None

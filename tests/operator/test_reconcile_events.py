@@ -1,4 +1,4 @@
-"""Events: one for each change that people want to read, and none for what they have read already."""
+"""Events: one for each change that people want to read, and none for what an earlier event reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reasons(seen: Observed) -> list[str]:
     return [event.reason.value for event in decide(seen).events]
 
 
-def test_the_events_of_a_successful_job() -> None:
+def test_the_events_of_a_successful_job_are_complete() -> None:
     outside = [
         inputs.moment(),
         inputs.moment(there=inputs.cluster()),
@@ -80,7 +80,7 @@ def test_an_invalid_job_gets_one_warning_event() -> None:
     assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
 
 
-def test_a_long_text_of_wide_letters_fits_into_an_event() -> None:
+def test_a_long_text_of_multibyte_characters_fits_into_an_event() -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
     plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]

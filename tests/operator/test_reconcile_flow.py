@@ -1,4 +1,5 @@
-"""A job's way through the operator, pass by pass: intents before effects, conditions, phases, the end and after."""
+"""A job's way through the operator, pass by pass: intents before effects, conditions, phases, the end and
+afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SUCCEEDED = JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(inpu
 COMPLETE = inputs.running(60).model_copy(update={"attempts": (inputs.completed_attempt(),), "result": SUCCEEDED})
 
 
-def test_the_intent_is_written_before_the_cluster_is_made() -> None:
+def test_the_intent_is_written_before_the_cluster_is_created() -> None:
     seen = inputs.moment()
     first = decide(seen)
     assert first.status.attempts == (
@@ -60,7 +61,7 @@ def test_without_kuberay_no_object_is_created() -> None:
     assert plan.requeue_after_seconds == 10
 
 
-def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
+def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
     seen = inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     first = decide(seen)
     # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
@@ -78,7 +79,7 @@ def test_a_ready_cluster_gets_the_job_with_a_number_that_only_grows() -> None:
 
 
 def test_a_job_of_the_year_2038_is_started_too() -> None:
-    """The seconds of its creation are more than a count can be."""
+    """The seconds of its creation exceed the range of a start number."""
     seen = inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
     plan = decide(late)
@@ -103,7 +104,7 @@ def test_a_trainer_is_not_submitted_before_pods_and_nodes_are_ready(seen: Observ
     assert plan.status.attempts[0].submissions == 0
 
 
-def test_a_dashboard_that_asks_nobody_for_a_token_ends_the_job_before_anything_is_submitted() -> None:
+def test_a_dashboard_without_authentication_ends_the_job_before_anything_is_submitted() -> None:
     seen = inputs.silent_ray(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
     plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
@@ -126,7 +127,7 @@ def test_gpus_are_counted_node_by_node() -> None:
     )
 
 
-def test_pools_count_only_pods_that_are_of_use() -> None:
+def test_pools_count_only_usable_pods() -> None:
     two_nodes = inputs.spec({"pools[0].nodes": 2})
     pods = (
         inputs.pod("h", HEAD_GROUP),
@@ -149,7 +150,7 @@ def test_the_most_specific_problem_is_named() -> None:
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
 
 
-def test_transition_times_move_with_the_status_only() -> None:
+def test_transition_times_change_only_with_the_status() -> None:
     waiting = decide(inputs.moment(inputs.provisioning(), inputs.cluster()))
     (before,) = [each for each in waiting.status.conditions if each.type == C.CLUSTER_READY]
     broken = (inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
@@ -162,7 +163,7 @@ def test_transition_times_move_with_the_status_only() -> None:
     assert last.last_transition_time == "2026-03-01T12:00:20Z"
 
 
-def test_conditions_stand_in_the_order_in_which_a_job_gets_there_and_name_their_generation() -> None:
+def test_conditions_are_ordered_by_progress_and_name_their_generation() -> None:
     status = decide(
         inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     ).status
@@ -212,7 +213,7 @@ def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
     assert decide(seen).status.phase == phase
 
 
-def test_an_operator_that_cannot_read_a_running_job_leaves_it_alone() -> None:
+def test_a_running_job_with_an_unreadable_spec_is_not_changed() -> None:
     seen = inputs.healthy(state=inputs.run_state())
     known = decide(seen).status
     unread = replace(seen, job=replace(seen.job, spec=None, spec_error="later: is not a known field", status=known))
@@ -240,7 +241,7 @@ def unread(seen: Observed) -> Observed:
         (inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 2)), C.FAILED, "ConfigurationError"),
     ],
 )
-def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: ConditionType, reason: str) -> None:
+def test_the_end_of_a_job_with_an_unreadable_spec_is_noticed(seen: Observed, kind: ConditionType, reason: str) -> None:
     plan = decide(unread(seen))
     told = condition_of(plan.status, kind)
     assert told is not None
@@ -249,7 +250,7 @@ def test_the_end_of_a_job_that_cannot_be_read_is_seen(seen: Observed, kind: Cond
     assert plan.requeue_after_seconds is None
 
 
-def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> None:
+def test_a_job_with_an_unreadable_spec_waits_with_its_next_attempt() -> None:
     lost = unread(inputs.moment(inputs.running(), inputs.cluster(), ()))
     plan = decide(lost)
     assert plan.status.attempts[0].reason == "HeadLost"
@@ -267,7 +268,7 @@ def test_a_job_that_cannot_be_read_waits_for_its_next_attempt_until_it_can() -> 
     )
 
 
-def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
+def test_known_addresses_of_a_job_with_an_unreadable_spec_stay() -> None:
     known = decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
     plan = decide(
         unread(inputs.healthy(state=inputs.run_state(step=8, checkpoint_step=8), status=known)),
@@ -278,26 +279,26 @@ def test_of_a_job_that_cannot_be_read_the_known_addresses_stay() -> None:
     assert plan.status.progress.step == 8
 
 
-def test_a_cluster_that_was_kept_stays_when_the_job_can_no_longer_be_read() -> None:
+def test_a_kept_cluster_stays_when_the_spec_becomes_unreadable() -> None:
     keep = inputs.moment(
         COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"runPolicy.cleanup": "KeepCluster"})
     )
     assert decide(unread(inputs.with_status_written(keep, decide(keep)))).effects == ()
 
 
-def test_a_job_that_runs_needs_no_default_image_any_more() -> None:
+def test_a_running_job_needs_no_default_image() -> None:
     without = replace(inputs.DEFAULTS, trainer_image=None)
     assert condition_of(reconcile(inputs.moment(), inputs.NOW, without).status, C.FAILED) is not None
     assert condition_of(reconcile(inputs.healthy(), inputs.NOW, without).status, C.FAILED) is None
 
 
-def test_a_job_that_is_deleted_is_left_to_the_garbage_collector() -> None:
+def test_a_job_being_deleted_is_left_to_the_garbage_collector() -> None:
     seen = inputs.healthy()
     plan = decide(replace(seen, job=replace(seen.job, deleting=True)))
     assert (plan.status, plan.effects, plan.events, plan.requeue_after_seconds) == (seen.job.status, (), (), None)
 
 
-def test_while_the_trainer_runs_a_silent_dashboard_harms_neither_cluster_nor_job() -> None:
+def test_while_the_trainer_runs_an_unreachable_dashboard_affects_neither_cluster_nor_job() -> None:
     silent = replace(inputs.healthy(status=STARTED), ray=inputs.silent_ray())
     plan = decide(silent)
     assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", "2 of 2 pods ready and in Ray")
@@ -321,7 +322,7 @@ def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
     ],
 )
 @pytest.mark.parametrize("outcome", ["Succeeded", "Failed"])
-def test_an_ending_is_for_good(outside: Observed, outcome: str) -> None:
+def test_a_result_is_final(outside: Observed, outcome: str) -> None:
     result = SUCCEEDED.model_copy(update={"outcome": outcome})
     status = COMPLETE.model_copy(update={"result": result})
     plan = decide(replace(outside, job=replace(outside.job, status=status)))
@@ -354,7 +355,7 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
     assert gone.status.pools == (PoolStatus(name="main", desired=1, ready=0),)
 
 
-def test_a_cluster_that_cannot_be_removed_says_why() -> None:
+def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
     seen = inputs.moment(COMPLETE, inputs.cluster(), inputs.ready_pods())
     refused = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
     plan = decide(replace(seen, failure=refused))
@@ -368,7 +369,7 @@ def test_a_cluster_that_cannot_be_removed_says_why() -> None:
     )
 
 
-def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:
+def test_a_kept_cluster_is_removed_when_the_job_says_so_later() -> None:
     keep = inputs.moment(
         COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"runPolicy.cleanup": "KeepCluster"})
     )
@@ -378,7 +379,7 @@ def test_a_kept_cluster_goes_when_the_job_says_so_later() -> None:
     assert decide(remove).effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
-def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
+def test_a_cluster_that_starts_after_the_end_is_removed_too() -> None:
     failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(inputs.NOW)})
     never_seen = COMPLETE.model_copy(update={"attempts": (inputs.attempt(seen=False),), "result": failed})
     assert decide(inputs.moment(never_seen, inputs.cluster(uid="late"))).effects == (
@@ -386,7 +387,7 @@ def test_a_cluster_that_comes_up_after_the_end_is_removed_too() -> None:
     )
 
 
-def test_the_same_moment_twice_gives_the_same_plan() -> None:
+def test_the_same_observation_gives_the_same_plan() -> None:
     assert decide(inputs.healthy(state=inputs.run_state()), inputs.NOW) == decide(
         inputs.healthy(state=inputs.run_state()), inputs.NOW
     )

@@ -1,4 +1,4 @@
-"""What is lost while something else happens: a stop, an outage of the operator, a trainer that may still be there."""
+"""Losses during something else: during a stop, an outage of the operator, or with a trainer that may still exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: obj
     assert plan.status.next_attempt is None
 
 
-def test_a_suspended_job_that_loses_its_head_is_suspended_and_nothing_is_counted() -> None:
+def test_a_suspending_job_that_loses_its_head_is_suspended_without_using_a_retry() -> None:
     suspended = inputs.spec({"suspend": True, "runPolicy": {"maxInfraRetries": 0}})
     seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=suspended)
     status = decide(without_head(inputs.with_status_written(seen, decide(seen))), inputs.at(4)).status
@@ -53,7 +53,7 @@ def test_a_suspended_job_that_loses_its_head_is_suspended_and_nothing_is_counted
     assert (status.counters.infrastructure_retries, status.counters.failed_attempts) == (0, 0)
 
 
-def test_a_trainer_that_could_not_be_asked_to_stop_goes_with_its_cluster() -> None:
+def test_a_trainer_that_could_not_be_asked_to_stop_is_removed_with_its_cluster() -> None:
     stop = StopRequest(reason=R.RESIZED.value, requested_at=timestamp(inputs.at(-GRACE_SECONDS)))
     seen = inputs.moment(
         inputs.running(9000, record={"stop": stop}), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray()
@@ -64,7 +64,7 @@ def test_a_trainer_that_could_not_be_asked_to_stop_goes_with_its_cluster() -> No
 
 
 @pytest.mark.parametrize(("in_ray", "same_cluster"), [(RayJobStatus.RUNNING, False), (RayJobStatus.FAILED, True)])
-def test_a_trainer_that_has_failed_and_is_still_there_goes_with_its_cluster(
+def test_a_failed_trainer_that_still_exists_is_removed_with_its_cluster(
     in_ray: RayJobStatus, same_cluster: bool
 ) -> None:
     status = inputs.running(9000, record={"ending_seen_at": timestamp(inputs.at(-3 * GRACE_SECONDS))})
@@ -93,7 +93,7 @@ def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, obje
     assert (attempt.stop, attempt.ended, attempt.silent_since) == (None, None, None)
 
 
-def test_a_silence_that_this_operator_has_seen_ends_the_attempt_all_the_same() -> None:
+def test_an_unreachability_that_this_operator_has_seen_still_ends_the_attempt() -> None:
     status = inputs.running(8000, record=AWAY | {"silent_since": timestamp(inputs.at(-3690))})
     seen = inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
     assert decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
@@ -113,7 +113,7 @@ def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
 
 
 @pytest.mark.parametrize("deadline", [12, 30, 59, 61, 90])
-def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadline: int) -> None:
+def test_a_short_stall_deadline_does_not_stop_a_trainer_that_makes_progress(deadline: int) -> None:
     job_spec = inputs.spec({"runPolicy": {"stallDeadlineSeconds": deadline}})
     seen = inputs.healthy(
         inputs.ray_job(),
@@ -126,7 +126,7 @@ def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadlin
         seen = replace(seen, ray=inputs.ray(inputs.ray_job(), state))
         seen = inputs.with_status_written(seen, decide(seen, inputs.at(seconds)))
         assert seen.job.status.attempts[-1].stop is None, f"after {seconds} s"
-    # What it wrote last counts from when it is noted.
+    # Its last report counts from when it is recorded.
     seen = inputs.with_status_written(seen, decide(seen, inputs.at(200 + deadline)))
     stop = decide(seen, inputs.at(200 + 2 * deadline)).status.attempts[-1].stop
     assert stop is not None
@@ -134,7 +134,7 @@ def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadlin
 
 
 def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
-    """Its driver is stopped first; that the pod has ended is told later."""
+    """Its driver is stopped first; that the pod has ended is reported later."""
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.STOPPED))
     plan = decide(seen)
     assert plan.status.attempts[-1].ended is None
@@ -150,7 +150,7 @@ def unread(seen: Observed) -> Observed:
     return replace(seen, job=replace(seen.job, spec=None, spec_error="spec.new: not known here"))
 
 
-def test_a_spec_that_cannot_be_read_costs_no_job_its_tries() -> None:
+def test_an_unreadable_spec_uses_no_retries() -> None:
     status = inputs.running(9000)
     assert status.counters is not None
     counters = status.counters.model_copy(update={"application_retries": 2, "infrastructure_retries": 10})
@@ -162,7 +162,7 @@ def test_a_spec_that_cannot_be_read_costs_no_job_its_tries() -> None:
     assert found.next_attempt is not None
 
 
-def test_a_job_between_attempts_whose_spec_cannot_be_read_can_be_stopped() -> None:
+def test_a_job_between_attempts_with_an_unreadable_spec_can_be_stopped() -> None:
     seen = unread(inputs.moment(inputs.waiting_for_retry()))
     result = decide(replace(seen, job=replace(seen.job, stop_request="now"))).status.result
     assert result is not None

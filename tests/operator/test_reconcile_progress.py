@@ -1,4 +1,4 @@
-"""What the trainer says gets into the status: soon, not too often, and with addresses that people can use."""
+"""The trainer's reports reach the status: soon, not too often, and with addresses that people can use."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def written(seconds: float) -> RLJobStatus:
 
 
 def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
-    """The trainer's state of that time."""
+    """The trainer's state at that time."""
     return inputs.run_state(step=2, seconds_ago=-seconds, checkpoint_step=checkpoint_step)
 
 
 @pytest.mark.parametrize(
     ("state", "now", "step"),
     [
-        # The trainer reports every second: what is less than 5 s newer waits.
+        # The trainer reports every second: a report less than 5 s newer waits.
         (state_at(4), 4.5, 1),
         (state_at(5), 5.5, 2),
-        # One that reports seldom is not kept waiting for its next report.
+        # A trainer that reports seldom does not wait for its next report.
         (state_at(3), 8.9, 1),
         (state_at(3), 9, 2),
-        # Its clock may be wrong by an hour either way.
+        # Its clock may be wrong by an hour in either direction.
         (state_at(3605), 4, 2),
         (state_at(-3590), 4, 1),
         (state_at(-3590), 9, 2),
         (state_at(-3600), -3590, 2),
-        # A checkpoint brings the progress with it.
+        # A checkpoint is written together with the progress.
         (state_at(1, checkpoint_step=2), 2, 2),
     ],
 )
@@ -76,7 +76,7 @@ def simulate(seconds_per_step: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seconds_per_step", [1, 2, 3, 4, 5, 6, 11, 30])
-def test_while_it_changes_it_is_written_within_10_seconds_and_every_5_on_the_average(seconds_per_step: int) -> None:
+def test_changing_progress_is_written_within_10_seconds_and_every_5_on_average(seconds_per_step: int) -> None:
     times = simulate(seconds_per_step)
     longest = max(b - a for a, b in itertools.pairwise(times))
     assert longest <= max(10, seconds_per_step + 4)
@@ -94,7 +94,7 @@ def test_addresses_are_those_of_the_claim() -> None:
     assert moved.export_uri == "pvc://shared/team/run/run/export"
 
 
-def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
+def test_addresses_elsewhere_and_too_long_ones_stay_unchanged() -> None:
     elsewhere = decide(inputs.healthy(state=inputs.run_state(export_uri="s3://bucket/export"))).status
     assert elsewhere.export_uri == "s3://bucket/export"
     deep = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
@@ -102,7 +102,7 @@ def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
     assert decide(inputs.healthy(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
 
 
-def test_a_run_state_takes_no_address_that_a_status_would_not_take() -> None:
+def test_a_run_state_accepts_no_address_that_a_status_would_reject() -> None:
     longest = inputs.run_state(export_uri="s3://" + "a" * 4091)
     assert decide(inputs.healthy(state=longest)).status.export_uri == longest.export_uri
     with pytest.raises(ValidationError, match="4096"):
@@ -130,8 +130,8 @@ def test_reported_fields_stay_when_a_later_run_state_lacks_them() -> None:
     assert later.checkpoint == known.checkpoint
 
 
-def test_the_attempt_says_what_it_saved_itself() -> None:
-    """And not the checkpoint of an earlier attempt, which a start reports before it has begun to train, or fails."""
+def test_the_attempt_shows_only_its_own_checkpoint() -> None:
+    """Not the checkpoint of an earlier attempt, which a start reports before it has begun to train, or fails."""
     for phase, step, resumed_from, saved in (
         (RunPhase.STARTING, 6, 6, None),
         (RunPhase.FAILED, 6, 6, None),
@@ -146,6 +146,6 @@ def test_the_attempt_says_what_it_saved_itself() -> None:
         assert status.checkpoint is not None
 
 
-def test_the_attempt_says_where_it_resumed() -> None:
+def test_the_attempt_shows_where_it_resumed() -> None:
     state = inputs.run_state().model_copy(update={"resumed_from_step": 3})
     assert decide(inputs.healthy(state=state)).status.attempts[0].resumed_from_step == 3

@@ -1,4 +1,5 @@
-"""What holds of every decision, whatever the operator sees; of time, `test_reconcile_properties_time` tells."""
+"""Properties of every decision, whatever the operator sees; those about time are in
+`test_reconcile_properties_time`."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ RARELY_GIVEN = {
 out by hand in `test_reconcile_unread_spec`."""
 
 
-def test_every_effect_reason_and_ending_is_reached() -> None:
+def test_every_effect_reason_and_result_is_reached() -> None:
     reached: Counter[object] = Counter()
 
     @EVERYTHING
@@ -70,7 +71,7 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
 
 
 def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:
-    """What this decision shows; of conditions, those that it changed."""
+    """What this decision shows; of the conditions, those that it changed."""
     before, status = seen.job.status, plan.status
     told: list[object] = [type(effect) for effect in plan.effects]
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
@@ -124,7 +125,7 @@ def attempt_and_result(status: RLJobStatus) -> object:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
+def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
     before, plan = seen.job.status, decide(seen)
     if before.result is None:
         return
@@ -158,7 +159,7 @@ def test_conditions_report_the_result_once(seen: Observed) -> None:
 
 @pytest.fixture(scope="module")
 def status_schema() -> jsonschema.Draft202012Validator:
-    """As the API server checks a status, but for the formats of times."""
+    """The schema by which the API server checks a status, except for the formats of times."""
     schema = root_schema()["properties"]
     assert isinstance(schema, dict)
     return jsonschema.Draft202012Validator(schema["status"])
@@ -166,9 +167,7 @@ def status_schema() -> jsonschema.Draft202012Validator:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_the_status_is_one_that_the_server_takes(
-    status_schema: jsonschema.Draft202012Validator, seen: Observed
-) -> None:
+def test_the_server_accepts_the_status(status_schema: jsonschema.Draft202012Validator, seen: Observed) -> None:
     plan = decide(seen)
     wire = without_nulls(plan.status.to_wire())
     status_schema.validate(wire)
@@ -236,7 +235,7 @@ def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_a_job_is_suspended_when_nothing_of_it_is_seen_to_run(seen: Observed) -> None:
+def test_a_job_is_suspended_only_when_nothing_of_it_runs(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.suspended_at is None or before.suspended_at is not None:
         return
@@ -258,7 +257,7 @@ def lost(pod: ObservedPod) -> bool:
 
 @settings(max_examples=800)
 @given(any_moment.moments())
-def test_every_effect_may_be_done(seen: Observed) -> None:
+def test_every_effect_is_allowed(seen: Observed) -> None:
     plan = decide(seen)
     assert len(set(plan.effects)) == len(plan.effects)
     assert not (seen.job.deleting and plan.effects)
@@ -382,11 +381,11 @@ def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
 
 
 def records(status: RLJobStatus) -> RLJobStatus:
-    """Without what is told to people."""
+    """The status without what is only for people."""
     return status.model_copy(update={"conditions": (), "reason": None})
 
 
 @ANY_MOMENT
 @given(any_moment.moments())
-def test_a_job_that_is_deleted_is_left_alone(seen: Observed) -> None:
+def test_a_job_that_is_being_deleted_is_not_changed(seen: Observed) -> None:
     assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)

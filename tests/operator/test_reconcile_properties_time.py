@@ -1,4 +1,4 @@
-"""What holds of every decision about time: what it changes, what it does not, and that every wait has an end."""
+"""Properties of every decision about time: what time changes, what it does not, and that every wait has an end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
 
 
 def settled(seen: Observed) -> Observed:
-    """When all that follows at once is written."""
+    """The status after all immediate passes."""
     for _ in range(5):
         plan = decide(seen)
         if plan.status == seen.job.status:
@@ -61,8 +61,8 @@ def settled(seen: Observed) -> Observed:
 
 
 def seconds_to_deadlines(seen: Observed) -> list[float]:
-    """From `NOW` to all moments to come at which time alone may change something, counted apart from the operator's own
-    reckoning."""
+    """Seconds from `NOW` to all times at which time alone may change something, computed independently of the
+    operator."""
     status, spec = seen.job.status, seen.job.spec
     due: list[float] = []
     if status.next_attempt is not None:
@@ -82,12 +82,12 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
 
 def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list[float]:
     grace, stall = policy.grace_period_seconds, policy.stall_deadline_seconds
-    # A conflict of names; the trainer's last words; what a trainer that runs may take.
+    # A name conflict; the trainer's final report; the time that a running trainer may take.
     due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
     due.append(seconds_to(attempt.admitted_at or attempt.started, policy.provisioning_deadline_seconds))
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
-    # Fewer nodes than all: until they are taken, and until they are given up for all.
+    # Fewer nodes than all: until they are used, and until they are given up for all.
     due.append(seconds_to(attempt.admitted_at or attempt.started, any_moment.ELASTIC_WAIT_SECONDS))
     if attempt.whole_since is not None:
         due.append(seconds_to(attempt.whole_since, 60))
@@ -128,7 +128,7 @@ def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: i
     plan = decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
     other = decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
-    # How often progress is written depends on it; that it is, does not.
+    # The clock affects how often progress is written, not whether it is written.
     expected, written = with_clock_of_trainer(plan.status, seconds), other.status
     assert written.model_copy(update={"progress": None}) == expected.model_copy(update={"progress": None})
     assert (other.effects, other.events, other.requeue_after_seconds) == (
@@ -139,7 +139,7 @@ def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: i
 
 
 def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
-    """One that was wrong before, too."""
+    """Also if the clock was wrong before."""
     num_told = 0
 
     @ANY_MOMENT
@@ -160,7 +160,7 @@ def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
 
 
 def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:
-    """What the trainer's clock said, said by another."""
+    """The trainer's report with another clock."""
     progress, checkpoint = status.progress, status.checkpoint
     if progress is not None:
         progress = progress.model_copy(update={"updated_at": shifted_time(progress.updated_at, seconds)})
@@ -176,12 +176,12 @@ def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:
 
 
 def shifted_status(status: RLJobStatus, seconds: float) -> RLJobStatus:
-    """With all its times."""
+    """The status with all its times shifted."""
     return RLJobStatus.from_wire(shifted(status.to_wire(), seconds))
 
 
 def shifted_ray(ray: ObservedRay, seconds: float) -> ObservedRay:
-    """With the times of the run state."""
+    """The observation with the times of the run state shifted."""
     if ray.run_state is None:
         return ray
     return replace(ray, run_state=RunState.from_wire(shifted(ray.run_state.to_wire(), seconds)))
@@ -220,7 +220,7 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
 @settings(max_examples=100)
 @given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
-    # A spec that cannot be run by, or not be read, waits for one that can.
+    # A spec that cannot be run or read waits for one that can.
     if seen.job.deleting or not has_fitting_spec(seen):
         return
     seen, seconds = replace(seen, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
@@ -239,7 +239,7 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
             seen = done(seen, effect)
         seen, seconds = without_what_goes(seen), seconds + 30
         if not seen.job.status.attempts or seen.job.status.attempts[-1].ended is not None:
-            # Between attempts, what may be read is waited for without an end.
+            # Between attempts, the wait for a readable spec has no end.
             seen = replace(seen, forbidden=None)
 
 
@@ -271,7 +271,7 @@ def has_fitting_spec(seen: Observed) -> bool:
 
 
 def done(seen: Observed, effect: Effect) -> Observed:
-    """What Kubernetes does about it, where no node ever has room for a pod, and nobody hears of Ray."""
+    """What Kubernetes does after the effects, if no node ever has room for a pod and Ray is unreachable."""
     if isinstance(effect, CreateCluster):
         return replace(
             seen, clusters=(*seen.clusters, inputs.cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}"))
@@ -282,7 +282,8 @@ def done(seen: Observed, effect: Effect) -> Observed:
 
 
 def without_what_goes(seen: Observed) -> Observed:
-    """Clusters that are deleted, and pods without a cluster; but for those that nobody on their node removes."""
+    """Removes clusters that are being deleted, and pods without a cluster; except for those whose node removes
+    nothing."""
     clusters = tuple(each for each in seen.clusters if not each.deleting)
     names = {each.name for each in clusters}
     return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names or pod.overdue))

@@ -1,4 +1,4 @@
-"""Every reason that a condition can give, each reached from one observation worked out by hand."""
+"""Every reason that a condition can have, each reached from one observation worked out by hand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
 
 
 def requested(seen: Observed, **requests: str) -> Observed:
-    """With annotations of somebody who wants something."""
+    """A job with annotations that request something."""
     return replace(seen, job=replace(seen.job, **requests))  # type: ignore[arg-type]
 
 
@@ -364,7 +364,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
 @pytest.mark.parametrize(
     ("kind", "reason", "seen", "status", "message"), REASONS, ids=[f"{row[0]}-{row[1]}" for row in REASONS]
 )
-def test_the_reason_is_given(
+def test_the_reason_is_reported(
     kind: ConditionType, reason: Reason, seen: Observed, status: str, message: str | Mentions
 ) -> None:
     allowed = S.without_retries(seen) if kind is C.FAILED else seen
@@ -376,7 +376,7 @@ def test_every_reason_is_reached_and_only_in_its_own_conditions() -> None:
     assert all(row[1] in CONDITION_REASONS[row[0]] for row in REASONS)
 
 
-def test_every_ending_has_a_class_and_can_be_given() -> None:
+def test_every_result_has_a_failure_class_and_can_be_reached() -> None:
     endings = set(CONDITION_REASONS[C.FAILED])
     assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, R.RESIZED}
     assert {row[1] for row in REASONS if row[0] is C.FAILED} == endings

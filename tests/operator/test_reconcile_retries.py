@@ -1,4 +1,5 @@
-"""What follows from the end of an attempt: pauses, budgets, which cluster the next one has, and the end of the job."""
+"""What follows the end of an attempt: backoff, retry budgets, the cluster of the next attempt, and the end of the
+job."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ APPLICATION, INFRASTRUCTURE = 1, 75
 
 
 def failing(code: int = APPLICATION, counters: Counters | None = None, checkpoint_step: int | None = None) -> Observed:
-    """A trainer that has ended with this code on a healthy cluster."""
+    """A trainer that has exited with this code on a healthy cluster."""
     status = inputs.running().model_copy(
         update={"counters": counters or Counters(attempts=1, start_number=inputs.START_NUMBER)}
     )
@@ -37,7 +38,7 @@ def pause_seconds(status: RLJobStatus) -> float:
     return (moment(status.next_attempt.not_before) - inputs.NOW).total_seconds()
 
 
-def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
+def test_an_application_failure_reuses_the_cluster() -> None:
     plan = decide(failing())
     assert plan.effects == ()
     assert plan.status.result is None
@@ -55,7 +56,7 @@ def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
     assert told[2] == Mentions("after: the trainer", "code 1: Ray's message")
 
 
-def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own() -> None:
+def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> None:
     first = decide(failing())
     later = replace(inputs.with_status_written(failing(), first), ray=inputs.ray())
     assert decide(later, inputs.at(7)).status == first.status
@@ -79,14 +80,14 @@ def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own(
     ],
     ids=["not ready", "missing", "going"],
 )
-def test_an_application_that_failed_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
+def test_an_application_failure_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
     plan = decide(replace(failing(), pods=pods))
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
 
 
-def test_a_cluster_that_breaks_during_the_pause_is_not_used_again() -> None:
+def test_a_cluster_that_breaks_during_the_backoff_is_not_reused() -> None:
     seen = inputs.moment(
         inputs.waiting_for_retry(same_cluster=True), inputs.cluster(), (inputs.pod("h", "head"),), job_spec=BUDGETS
     )
@@ -98,7 +99,7 @@ def test_a_cluster_that_breaks_during_the_pause_is_not_used_again() -> None:
     assert decide(well).effects == ()
 
 
-def test_a_failure_of_the_infrastructure_takes_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
+def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
     seen = failing(INFRASTRUCTURE)
     plan = decide(seen)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
@@ -140,7 +141,7 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
         (INFRASTRUCTURE, {"infrastructure_retries": 3}, "3 of 3 retries (runPolicy.maxInfraRetries): the trainer"),
     ],
 )
-def test_a_budget_that_is_used_up_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
+def test_a_used_up_retry_budget_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
     plan = decide(failing(code, Counters(attempts=3, **counters)))
     told = condition_of(plan.status, C.FAILED)
     assert told is not None
@@ -151,7 +152,7 @@ def test_a_budget_that_is_used_up_ends_the_job(code: int, counters: dict[str, in
     assert still.status.result is None
 
 
-def test_retries_are_given_back_after_progress_and_only_then() -> None:
+def test_the_retry_budget_is_reset_only_after_progress() -> None:
     used = Counters(attempts=3, application_retries=2, infrastructure_retries=1, checkpoint_step=4)
     same = decide(failing(APPLICATION, used, checkpoint_step=4)).status
     assert same.result is not None
@@ -162,7 +163,7 @@ def test_retries_are_given_back_after_progress_and_only_then() -> None:
     assert further.counters.failed_attempts == 1
 
 
-def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
+def test_backoff_doubles_up_to_ten_minutes_and_differs_between_jobs() -> None:
     pauses = [
         pause_seconds(decide(failing(INFRASTRUCTURE, Counters(attempts=1, application_retries=used))).status)
         for used in range(12)
@@ -197,7 +198,7 @@ def test_a_cluster_without_authentication_is_not_reused() -> None:
     assert told[1] == "KubeRayTooOld"
 
 
-def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
+def test_the_history_is_bounded_and_the_numbers_continue() -> None:
     attempts = tuple(inputs.ended_attempt(number=number) for number in range(95, 105))
     status = inputs.waiting_for_retry(0, attempts=attempts).model_copy(
         update={"counters": Counters(attempts=104, start_number=2**31)}
@@ -208,11 +209,11 @@ def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
     assert started.counters.attempts == 105
     far = decide(inputs.moment(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
     assert far.attempts[-1].number == 1234
-    # KubeRay cuts longer names; the 234th attempt is long gone.
+    # KubeRay truncates longer names; the 234th attempt is long gone.
     assert far.attempts[-1].cluster == "example-234"
 
 
-def test_start_numbers_grow_whatever_clocks_and_history_say() -> None:
+def test_start_numbers_grow_whatever_clocks_and_history_are() -> None:
     status = inputs.provisioning().model_copy(
         update={"counters": Counters(attempts=7, start_number=inputs.START_NUMBER + 500)}
     )
@@ -229,14 +230,14 @@ def test_clusters_that_no_attempt_owns_are_removed() -> None:
     status = RLJobStatus(attempts=(inputs.ended_attempt(), inputs.attempt(number=2)), counters=Counters(attempts=2))
     seen = replace(inputs.moment(status), clusters=(former, ours))
     assert decide(seen).effects == (DeleteCluster("example-1", "c1"),)
-    # One of the right name and of another UID: a leader that was paused made it.
+    # One with the right name and another UID: a leader that was paused created it.
     twin = replace(seen, clusters=(inputs.cluster(name="example-2", uid="late"),))
     plan = decide(twin)
     assert plan.effects == (DeleteCluster("example-2", "late"),)
     assert plan.status.attempts[-1].reason == "ClusterLost"
 
 
-def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> None:
+def test_an_attempt_counts_active_seconds_without_waiting() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
     plan = decide(
         inputs.healthy(

@@ -1,4 +1,4 @@
-"""Suspension, and what people ask for: stopping for good, and another attempt."""
+"""Suspension and user requests: stop for good, and retry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EARLIER, LATER = "2026-03-01T11:59:00.5Z", "2026-03-01T12:59:30+01:00"
 
 
 def asked(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
-    """With the annotations of somebody who wants something."""
+    """A job with annotations that request something."""
     return replace(seen, job=replace(seen.job, stop_request=stop, retry_request=retry))
 
 
@@ -43,7 +43,7 @@ def test_a_job_may_be_created_suspended() -> None:
     assert [each.number for each in started.status.attempts] == [1]
 
 
-def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
+def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     seen = inputs.healthy(state=inputs.run_state(checkpoint_step=4), job_spec=SUSPENDED)
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
@@ -91,7 +91,7 @@ def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
 
 
 def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
-    """The operator was away, and longer than that, since it had written the request down."""
+    """The operator was away for longer than that time after it had recorded the request."""
     seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
     silent = replace(seen, ray=inputs.silent_ray(seconds=0))
     requested = inputs.with_status_written(silent, decide(silent))
@@ -100,7 +100,7 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     later = replace(inputs.with_status_written(requested, asked_now), ray=seen.ray)
     assert decide(later, inputs.at(160 + 119)).status.attempts[0].ended is None
     assert decide(later, inputs.at(160 + 120)).status.attempts[0].reason == "Suspended"
-    # Nor is it over when nobody has been asking for long.
+    # Nor is the time over if nobody has asked for long.
     assert decide(requested, inputs.at(160)).status.attempts[0].ended is None
     ended = decide(replace(requested, ray=inputs.silent_ray(seconds=20)), inputs.at(160)).status.attempts[0]
     text = Mentions("could not be asked to stop for 120 s", "dashboard")
@@ -108,7 +108,7 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
 
 
 @pytest.mark.parametrize("job_spec", [SUSPENDED, inputs.spec({"runPolicy.activeDeadlineSeconds": 1}), inputs.spec()])
-def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: RLJobSpec) -> None:
+def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJobSpec) -> None:
     seen = asked(
         inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 2), inputs.run_state(RunPhase.FAILED), job_spec=job_spec)
     )
@@ -123,7 +123,7 @@ def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: R
     assert decide(old).status.attempts[0].reason == "ApplicationError"
 
 
-def test_pods_that_only_start_go_at_once() -> None:
+def test_starting_pods_are_removed_at_once() -> None:
     plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.attempts[0].reason == "Suspended"
@@ -131,7 +131,7 @@ def test_pods_that_only_start_go_at_once() -> None:
     assert plan.status.counters.failed_attempts == 0
 
 
-def test_a_job_that_waits_for_its_next_attempt_waits_no_longer() -> None:
+def test_a_job_waiting_for_its_next_attempt_is_suspended_at_once() -> None:
     plan = decide(inputs.moment(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
     assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
     kept = decide(
@@ -161,7 +161,7 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
         (None, "the trainer was asked to stop, and Ray lost it"),
     ],
 )
-def test_a_trainer_that_fails_while_it_stops_is_not_said_to_stop_as_requested(code: int | None, part: str) -> None:
+def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: int | None, part: str) -> None:
     seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     failed = replace(
         inputs.with_status_written(seen, decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
@@ -171,7 +171,7 @@ def test_a_trainer_that_fails_while_it_stops_is_not_said_to_stop_as_requested(co
     assert part in result.message
 
 
-def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
+def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
     seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
@@ -216,14 +216,14 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
     assert plan.status.checkpoint == failed.job.status.checkpoint
     assert plan.status.handled_requests is not None
     assert plan.status.handled_requests.retry == "first"
-    # The same request is seen to once.
+    # The same request is handled once.
     again = inputs.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
     assert decide(asked(inputs.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
     handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
     assert decide(handled, inputs.at(101)).status.attempts[-1].number == 2
 
 
-def test_a_retry_waits_until_nothing_is_left_of_the_failed_one() -> None:
+def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
     seen = inputs.without_retries(inputs.moment(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
     failed = asked(inputs.with_status_written(seen, decide(seen)), retry="now")
     plan = decide(failed)
@@ -232,7 +232,7 @@ def test_a_retry_waits_until_nothing_is_left_of_the_failed_one() -> None:
     assert plan.requeue_after_seconds == 10
 
 
-def test_a_retry_ends_the_pause_and_gives_tries_back() -> None:
+def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
     plan = decide(asked(inputs.moment(inputs.waiting_for_retry(300)), retry="now"))
     assert plan.status.attempts[-1].number == 2
     assert plan.status.counters is not None
@@ -252,7 +252,7 @@ def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
     )
 
 
-def test_a_complete_job_is_not_taken_up_again() -> None:
+def test_a_complete_job_is_not_restarted() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     complete = inputs.with_status_written(done, decide(done))
     plan = decide(asked(complete, retry="now"))
@@ -267,7 +267,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     seen = inputs.with_status_written(seen, decide(seen))
     assert decide(seen, inputs.at(599)).effects == ()
     stalled = decide(seen, inputs.at(600))
-    # First its processes tell where they stand.
+    # First its processes write their stacks.
     assert stalled.effects == (DumpStacks("example-1-1", 1),)
     assert stalled.status.attempts[0].stop is not None
     assert stalled.status.attempts[0].stop.reason == "Stalled"
@@ -281,7 +281,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
         *("no progress for 600 s", "step 4 of 10 (evaluates)", "pvc://ckpt/example/run/logs/attempt-1", "within 80 s")
     )
     assert ended.next_attempt is not None
-    # Who was away since the request was written down has its stacks written, too.
+    # An operator that was away since the request was recorded has the stacks written, too.
     unasked = stalled.status.attempts[0].model_copy(
         update={"stop": stalled.status.attempts[0].stop.model_copy(update={"told_at": None})}
     )
@@ -294,7 +294,7 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
 
 @pytest.mark.parametrize("seconds_away", [4, 29, 30, 79, 80, 9000])
 def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -> None:
-    """It was written down that Ray is asked, and nobody did."""
+    """The intent to ask Ray was recorded, and nobody asked."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
     seen = inputs.with_status_written(seen, decide(seen))
@@ -308,8 +308,8 @@ def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -
     assert decide(asked, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
 
 
-def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() -> None:
-    """Within twice the time for them."""
+def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -> None:
+    """Within twice the time for the stacks."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
     seen = inputs.with_status_written(seen, decide(seen))
@@ -329,7 +329,7 @@ def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() ->
     assert 680 <= ended_second <= 714
 
 
-def test_a_moment_of_silence_is_not_worth_a_word() -> None:
+def test_a_short_silence_is_not_reported() -> None:
     seen = inputs.healthy(state=inputs.run_state())
     known = inputs.with_status_written(seen, decide(seen))
     short = decide(replace(known, ray=inputs.silent_ray(seconds=19)), inputs.at(19))
@@ -342,7 +342,7 @@ def test_a_moment_of_silence_is_not_worth_a_word() -> None:
     assert heard.status.attempts[0].silent_since is None
 
 
-def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
+def test_a_finished_job_is_deleted_when_its_ttl_expires() -> None:
     ttl = inputs.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=ttl)
     end = decide(done)
@@ -357,12 +357,12 @@ def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
 
 
 def over() -> Observed:
-    """Of which nothing is left."""
+    """A finished job of which nothing is left."""
     seen = inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)))
     return replace(inputs.with_status_written(seen, decide(seen)), clusters=(), pods=())
 
 
-def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
+def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
     seen = asked(over(), stop=LATER, retry=EARLIER)
     plan = decide(seen, inputs.at(10))
     assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
@@ -372,7 +372,7 @@ def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
     handled = plan.status.handled_requests
     assert handled is not None
     assert (handled.stop, handled.retry) == (LATER, EARLIER)
-    # Both are seen to once.
+    # Both are handled once.
     assert decide(inputs.with_status_written(seen, plan), inputs.at(20)).status == plan.status
 
 
@@ -381,7 +381,7 @@ def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
     [(EARLIER, LATER), (EARLIER, EARLIER), ("b", "a"), (LATER, "a"), ("b", EARLIER)],
     ids=["before it", "at its time", "no times", "a retry without time", "a stop without time"],
 )
-def test_any_other_stop_is_taken_back_by_the_retry(stop: str, retry: str) -> None:
+def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
     seen = asked(over(), stop=stop, retry=retry)
     plan = decide(seen, inputs.at(10))
     assert plan.status.attempts[-1].number == 2

@@ -1,5 +1,5 @@
-"""An attempt under way whose spec this operator cannot read, after a roll-back perhaps: it ends at its deadlines, the
-job does not, and nothing is held while it waits for an operator that can."""
+"""A running attempt whose spec this operator cannot read, for example after a rollback: the attempt ends at its
+deadlines, the job does not, and no resources are held while it waits for an operator that can read it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HOUR = 3600
 
 
 def unread(seen: Observed, policy: RunPolicy | None = None) -> Observed:
-    """`policy`: what can be read of it; by default nothing."""
+    """`policy`: the readable part of it; by default nothing."""
     job = replace(seen.job, spec=None, spec_error="pools[0].topology: is new", readable_policy=policy or RunPolicy())
     return replace(seen, job=job)
 
 
 def begun(seconds_ago: float) -> Observed:
-    """All is ready, and nobody can submit."""
+    """Everything is ready, and nobody can submit."""
     return inputs.moment(
         inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), inputs.ready_pods(), inputs.ray()
     )
@@ -46,7 +46,7 @@ def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reaso
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, 1800), (RunPolicy(provisioning_deadline_seconds=300), 300)])
-def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | None, limit: int) -> None:
+def test_an_attempt_without_a_trainer_ends_at_its_deadline(policy: RunPolicy | None, limit: int) -> None:
     before = decide(unread(begun(limit - 1), policy))
     assert (before.effects, before.status.attempts[0].ended, before.requeue_after_seconds) == ((), None, 1)
     seen = unread(begun(limit), policy)
@@ -58,7 +58,7 @@ def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | Non
     assert_waits_for_another_operator(seen, plan.status, "ProvisioningDeadlineExceeded")
 
 
-def test_one_that_has_no_cluster_ends_too() -> None:
+def test_an_attempt_without_a_cluster_ends_too() -> None:
     seen = unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1800)))
     assert (
         decide(unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
@@ -68,7 +68,7 @@ def test_one_that_has_no_cluster_ends_too() -> None:
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
-def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -> None:
+def test_a_hanging_trainer_is_stopped(policy: RunPolicy | None, limit: int) -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), policy)
     seen = inputs.with_status_written(seen, decide(seen))
     assert decide(seen, inputs.at(limit - 1)).effects == ()
@@ -81,14 +81,14 @@ def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -
 
 
 def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]]:
-    """Of three passes: the stacks are written in 30 s, and it may take 120 s to stop."""
+    """The effects of three passes: the stacks are written in 30 s, and stopping may take 120 s."""
     plans = [decide(seen, inputs.at(since + seconds)) for seconds in (0, 30, 150)]
     ended = plans[-1].status
     assert (ended.attempts[0].reason, ended.phase) == ("Stalled", "Retrying")
     return [plan.effects for plan in plans]
 
 
-def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
+def test_an_unreachable_dashboard_is_not_waited_for_longer() -> None:
     seen = unread(
         replace(
             inputs.healthy(status=inputs.running(9000)),
@@ -102,7 +102,7 @@ def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
     assert ended.status.phase == "Retrying"
 
 
-def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
+def test_an_unreadable_run_state_does_not_end_the_job_either() -> None:
     newer = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is new")
     seen = unread(replace(inputs.healthy(), ray=newer))
     seen = inputs.with_status_written(seen, decide(seen))
@@ -118,7 +118,7 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
 @pytest.mark.parametrize(
     ("seen", "kind", "reason", "status", "message"),
     [
-        # Its trainer has failed at the same moment, so it is not that which ends the attempt.
+        # Its trainer has failed at the same time, so the run state does not end the attempt.
         (
             replace(
                 inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 75)),
@@ -142,13 +142,13 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
     ],
     ids=["too old", "too late", "run state"],
 )
-def test_reasons_that_only_such_a_job_gives(
+def test_reasons_that_only_such_a_job_has_are_reported(
     seen: Observed, kind: ConditionType, reason: Reason, status: str, message: Mentions
 ) -> None:
     assert condition_of(decide(unread(seen)).status, kind) == (status, reason, message)
 
 
-def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:
+def test_a_readable_active_deadline_ends_the_job_as_usual() -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), RunPolicy(active_deadline_seconds=60))
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)

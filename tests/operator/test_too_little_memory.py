@@ -1,4 +1,4 @@
-"""A job whose models are too large for its GPUs by an estimate: it is told once, and nothing else is different."""
+"""A job whose models are estimated to be too large for its GPUs: it gets one warning, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 
 def job(edits: Mapping[str, object] | None = None, **parts: object) -> Json:
-    """As the API server returns it."""
+    """A job as the API server returns it."""
     metadata = {"name": "job", "namespace": "team", "uid": "u1", "creationTimestamp": "2026-01-31T12:00:00Z"}
     return {**cluster_job("job", edits), "metadata": metadata, **parts}
 

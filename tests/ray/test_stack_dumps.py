@@ -1,4 +1,4 @@
-"""What is written of a run that hangs, before anything of it is ended."""
+"""The stacks that are written of a hanging run before anything of it is stopped."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.ray]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def refusal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[None]]:
-    """Of a program that finds no Ray. It waits for Ray, and meanwhile the other test goes on."""
+def start_without_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[None]]:
+    """Starts a program that finds no Ray. While it waits for Ray, the other test runs."""
     with ThreadPoolExecutor() as executor:
         yield executor.submit(without_ray, tmp_path_factory.mktemp("run"))
 
@@ -35,7 +35,7 @@ def without_ray(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_driver")
-def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: str) -> None:
+def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path: Path, cluster: str) -> None:
     pool = ResourcePool(PoolSettings("main", 1, 2, False, 0.1, 60))
     support = Path(__file__).parents[1] / "support"
     python_path = os.pathsep.join([str(support), *inherited_python_path()])
@@ -66,7 +66,7 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
             f"stacks-head-pod-first+second-{process}.txt" for process in (waits, stops)
         )
         assert "in add_when_there_is\n" in (folder / by_id[waits]["file"]).read_text()
-        # They go on as if nothing had been.
+        # Both continue unchanged afterwards.
         end.touch()
         result = pending.result()
         assert isinstance(result, DataProto)
@@ -76,5 +76,5 @@ def test_a_worker_that_is_stopped_and_one_that_waits(tmp_path: Path, cluster: st
         pool.release()
 
 
-def test_without_ray_what_is_here_is_told(refusal: Future[None]) -> None:
-    refusal.result()
+def test_without_ray_the_stacks_of_local_processes_are_written(start_without_ray: Future[None]) -> None:
+    start_without_ray.result()

@@ -1,4 +1,4 @@
-"""Signals, as they come from a cluster and at awkward moments."""
+"""Signals that a cluster sends, at awkward moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray]
 
 
 def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
-    # Ray puts a handler of its own for SIGTERM, which is what a pod gets; ours has to be the one that counts.
+    # Ray installs its own handler for SIGTERM, the signal that a pod gets; ours must be the one in effect.
     job = training_runs.small_job(steps=1000, checkpoint={"everySteps": 1000})
     process = run_trainer.start(job, cluster)
     while not run_trainer.files.training_steps():
@@ -34,7 +34,7 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrain
 
 
 @pytest.mark.long
-def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
+def test_a_stop_while_ray_starts_exits_at_once(tmp_path: Path) -> None:
     run = training_runs.LocalRun(tmp_path, training_runs.small_job())
     run.wait_for(lambda: "Ray: starting" in run.output)
     time.sleep(1)
@@ -44,7 +44,7 @@ def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in run.output
     assert run.files.state().phase == "Stopped"
     assert run.left_behind() == []
-    # There is nothing to resume, so the same command goes on.
+    # There is nothing to resume from, so the advice is the same command.
     assert run.output.endswith("to continue: rljob run job.yaml\n")
 
 
@@ -72,7 +72,7 @@ def score(prompt, response, answer, row):
 
 
 def stopping_job(folder: Path) -> training_runs.Document:
-    """Four steps; the prompts of every second one begin with 2, the held-out ones with 3."""
+    """Four steps; the prompts of every second step begin with 2, the held-out ones with 3."""
     folder.mkdir(exist_ok=True)
     (folder / "stopping_reward.py").write_text(STOPPING_REWARD.format(process_id=os.getpid()))
     for name, digits in (("rows", "11112222"), ("held_out", "33")):
@@ -87,8 +87,8 @@ def stopping_job(folder: Path) -> training_runs.Document:
 
 
 @pytest.mark.long
-def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
-    # Ray's stop signals what a reward has started, so what it says from then on cannot be trusted.
+def test_a_stop_while_scoring_affects_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
+    # Ray's stop also signals the processes that a reward has started, so their output cannot be trusted afterwards.
     whole = training_runs.RunTrainer(tmp_path / "whole")
     job = stopping_job(whole.folder)
     for name in ("stopped-in-step", "stopped-in-evaluation"):
@@ -111,7 +111,7 @@ def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_pat
     assert last.files.exported_weights() == whole.files.exported_weights()
 
 
-def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> None:
+def test_a_start_that_was_replaced_by_a_newer_one_does_nothing(tmp_path: Path) -> None:
     run_trainer = training_runs.RunTrainer(tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The tutorial's commands as its reader types them: a real training with a reward of one's own."""
+"""Runs the tutorial's commands as its reader types them: a real training with a reward of one's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TUTORIAL, QUICKSTART = REPOSITORY / "docs/tutorial-own-reward.md", REPOSITORY / 
 
 
 def printed(shown: Shown, folder: Path) -> str:
-    """What a command of the page prints in this folder."""
+    """The lines that a command of the page prints in this folder."""
     environment = inherited_environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     run = subprocess.run(
@@ -34,13 +34,13 @@ def printed(shown: Shown, folder: Path) -> str:
     return run.stdout
 
 
-def test_the_tutorial_trains_and_prints_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_trains_and_prints_the_documented_output(tmp_path: Path) -> None:
     for name, text in saved_files(TUTORIAL).items():
         (tmp_path / name).write_text(text)
     [train] = shown_commands(TUTORIAL, "4. Train")
     output = printed(train, tmp_path)
     assert first_missing(train, output) is None, output
-    # The quickstart's training is another job of the same kind: its output has the same form, without a note on code.
+    # The quickstart's training is a job of the same kind: its output has the same form, without a line about code.
     [quickstart] = shown_commands(QUICKSTART, "Run it")
     renamed = tuple(line.replace("quickstart", "descending") for line in quickstart.output)
     without_note = "".join(line for line in output.splitlines(keepends=True) if not line.startswith("note: code"))

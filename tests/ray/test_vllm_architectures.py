@@ -1,8 +1,5 @@
-"""vLLM generates with the trainer's weights, architecture by architecture: what it says of the tokens that it has drawn
-is what the trainer says; and where it is not so, that is known.
-
-In one process for all, without Ray.
-"""
+"""vLLM generates with the trainer's weights, architecture by architecture, and both report the same log-probabilities
+of the generated tokens. Exceptions are listed here. All models run in one process, without Ray."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ pytestmark = [pytest.mark.vllm]
 TOLERANCE = 1e-4
 NUM_TOKENS = 48
 RIGHT = (
-    # First: vLLM makes groups for experts with the first engine of a process only.
+    # First: vLLM makes groups for experts only with the first engine of a process.
     "qwen3_moe",
     "mixtral",
     "qwen2",
@@ -46,7 +43,7 @@ RIGHT = (
     "cohere",
     "phi3",
     "nemotron",
-    # What vLLM takes from transformers.
+    # Models that vLLM runs through transformers.
     "olmo2",
     "gpt_neox",
 )
@@ -62,7 +59,7 @@ FAILING = "phi"
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of a model."""
+    """The result for one model."""
 
     difference: float = 0.0
     """The largest, of log-probabilities, in nats."""
@@ -74,7 +71,7 @@ class Compared:
 
 
 def compared_models(root: Path, context: WorkerContext) -> dict[str, Compared]:
-    # The first engine that goes would take the process group with it.
+    # Deleting the first engine would destroy the process group.
     engines: list[VllmEngine] = []
     return {name: compared(name, root / name, context, engines) for name in (*RIGHT, *WRONG, *REFUSED, FAILING)}
 
@@ -113,29 +110,29 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_both_engines_give_tokens_the_same_logprobs(models: dict[str, Compared], name: str) -> None:
+def test_both_engines_give_the_same_logprobs(models: dict[str, Compared], name: str) -> None:
     found = models[name]
     assert (found.refusal, found.failure) == ("", "")
     assert found.difference < TOLERANCE
     assert NUM_TOKENS / 2 < found.num_tokens <= NUM_TOKENS
-    # Tokens are uncertain, or hardly anything would be compared.
+    # Tokens are drawn from a nearly uniform distribution; otherwise hardly anything would be compared.
     assert found.mean_logprob < -0.5
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_where_windows_are_others_it_shows(models: dict[str, Compared], name: str) -> None:
-    """When this fails, vLLM has become right, and docs/models.md is to say so."""
+def test_known_differences_of_sliding_windows_still_exist(models: dict[str, Compared], name: str) -> None:
+    """When this fails, vLLM has been fixed: update docs/models.md."""
     assert models[name].difference > 0.1
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_vllm_does_not_start_with_is_no_failure_to_try_again(models: dict[str, Compared], name: str) -> None:
+def test_models_that_vllm_rejects_are_configuration_errors(models: dict[str, Compared], name: str) -> None:
     said = models[name].refusal
     assert said.startswith("spec.training.rollout.engine: vLLM cannot run ")
     assert REFUSED[name] in said
     assert said.endswith("; set HuggingFace, or choose another model")
 
 
-def test_a_head_with_a_bias_is_no_good(models: dict[str, Compared]) -> None:
-    """Likewise."""
+def test_a_head_with_a_bias_still_differs(models: dict[str, Compared]) -> None:
+    """When this fails, vLLM has been fixed: update docs/models.md."""
     assert "has no attribute 'bias'" in models[FAILING].failure

@@ -1,9 +1,7 @@
-"""A mixture of experts on two ranks: vLLM, which holds half of each layer on each, is given the trainer's weights to
-the bit, and generates with them after every hand-over, not only after the first. Without seeds of requests both ranks
-draw the same tokens, by torch's own generator.
-
-In processes of their own, without Ray: a training engine of two replicas, and vLLM over both.
-"""
+"""A mixture of experts on two ranks: vLLM holds half of each layer on each rank, receives the trainer's weights bit for
+bit, and generates with them after every weight sync, not only after the first. Without per-request seeds both ranks
+draw the same tokens from torch's own generator. Runs in processes of its own without Ray: a training engine of two
+replicas, and vLLM over both."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Generated:
-    """What a rank has seen."""
+    """The results of one rank."""
 
     versions: list[tuple[float, list[str]]]
     """For each version of the weights the largest difference of log-probabilities, in nats, and the tensors that
@@ -47,7 +45,7 @@ class Generated:
 
 
 def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
-    """Collective."""
+    """Collective: all ranks call it."""
     from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
@@ -55,7 +53,7 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
     vllm = small_vllm.started_engine(folder, context.world_size)
     right = load_file(folder / "model.safetensors")
-    given = weights_given_to(vllm)
+    given = recorded_weights(vllm)
     found = []
     for version in range(NUM_VERSIONS):
         sync_weights(trained, vllm, torch.float32, version)
@@ -72,7 +70,7 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
 
 
 def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
-    """Collective."""
+    """Collective: all ranks call it."""
     from rljob_testing.models import small_vllm
 
     torch.manual_seed(seed)
@@ -83,8 +81,8 @@ def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
     return [finished[str(row)].token_ids for row in range(len(small_vllm.PROMPTS))]
 
 
-def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
-    """Of this rank: copies of all tensors that come to vLLM's model from now on, before it packs them."""
+def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
+    """Copies of all tensors that reach vLLM's model on this rank from now on, before vLLM packs them."""
     given: dict[str, torch.Tensor] = {}
 
     def copied(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -100,7 +98,7 @@ def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
     return given
 
 
-def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
+def test_every_version_of_the_weights_generates(tmp_path: Path) -> None:
     folder = tiny_models.save("qwen3_moe", tmp_path)
     tiny_models.copy_tokenizer(folder)
     [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(seen_on_a_rank, folder), 2)], gloo_ranks.VLLM)

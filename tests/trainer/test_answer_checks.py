@@ -1,7 +1,5 @@
-"""Answers of the data that MathAnswer cannot score: named before a device is taken, or left out when rows are drawn.
-
-Real processes. A function stands in for MathAnswer where processes fail; it notes what it was asked.
-"""
+"""Answers in the dataset that MathAnswer cannot score are named before a device is used, or skipped when rows are
+drawn. The processes are real. A function replaces MathAnswer where processes fail; it records its arguments."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ class Check:
         ),
     ],
 )
-def test_answers_that_are_neither_strings_nor_numbers_are_refused(answers: list[object], message: str) -> None:
+def test_answers_that_are_neither_strings_nor_numbers_are_rejected(answers: list[object], message: str) -> None:
     with pytest.raises(DatasetError) as caught:
         refuse_unusable(rows(*answers), DATASET, "reward_model")
     assert str(caught.value) == message
@@ -128,7 +126,7 @@ def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack
     assert "a.jsonl, line 2: the answer is the string '\\\\boxed{}', which cannot be scored: " in str(caught.value)
 
 
-def test_each_distinct_answer_is_tried_once_and_all_rows_that_fail_are_counted(
+def test_each_distinct_answer_is_checked_once_and_all_failing_rows_are_counted(
     tmp_path: Path, stack: ExitStack
 ) -> None:
     check = Check(tmp_path, stack)
@@ -159,7 +157,7 @@ def test_a_row_whose_answer_takes_too_long_is_named(tmp_path: Path, stack: ExitS
 
 
 @pytest.mark.parametrize("answer", ["dies", "no memory"])
-def test_a_process_that_fails_is_not_blamed_on_the_answer(tmp_path: Path, stack: ExitStack, answer: str) -> None:
+def test_a_failing_process_is_not_blamed_on_the_answer(tmp_path: Path, stack: ExitStack, answer: str) -> None:
     check = Check(tmp_path, stack)
     assert check.run(rows("1", "dies once", "2")) is None
     with pytest.raises(
@@ -170,7 +168,7 @@ def test_a_process_that_fails_is_not_blamed_on_the_answer(tmp_path: Path, stack:
     assert {"dies": "signal SIGKILL", "no memory": "MemoryError"}[answer] in str(caught.value)
 
 
-def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
+def test_a_wrong_column_is_found_before_all_of_it_is_parsed(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_checks, "ANSWERS_PER_BLOCK", 4)
@@ -182,7 +180,7 @@ def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
     assert sum(check.asked.values()) == 8
 
 
-def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
+def test_above_the_limit_rows_are_skipped_when_they_are_drawn(
     tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -210,11 +208,11 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
 @pytest.mark.parametrize(
     ("answer", "end"), [("dies", "ended its process (signal SIGKILL)"), ("no memory", "raised Mem")]
 )
-def test_a_drawn_row_that_ends_its_process_is_left_out(
+def test_a_drawn_row_that_kills_its_process_is_skipped(
     tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     answer: str, end: str,
 ) -> None:  # fmt: skip
-    """Each attempt would draw the same row, and end like the one before."""
+    """Otherwise each attempt would draw the same row and fail in the same way."""
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
     check = Check(tmp_path, stack)
     training = rows("5", answer, "dies once", "6")
@@ -229,7 +227,7 @@ def test_a_drawn_row_that_ends_its_process_is_left_out(
     assert check.asked == {"'5'": 1, f"'{answer}'": 2, "'dies once'": 2, "'6'": 1, "'1'": 1}
 
 
-def test_a_drawn_row_is_not_blamed_where_no_answer_can_be_scored(
+def test_a_drawn_row_is_not_blamed_if_no_answer_can_be_scored(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
@@ -257,7 +255,7 @@ def test_rows_of_two_files_with_the_same_index_are_both_named(
     assert len(caplog.records) == 2
 
 
-def test_below_the_limit_and_without_math_no_process_stays(
+def test_below_the_limit_or_without_math_no_process_stays(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answer_checks.MAX_ROWS_PARSED == 100_000

@@ -1,4 +1,4 @@
-"""What is said where a machine has no room for what leaves the devices: whose it is, and where the job asks for it."""
+"""The error when host memory is too small for offloaded state: it names the role and the job's field."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def test_the_role_and_its_field_are_named(
         check_host_room(settings, memory)
     assert str(caught.value).startswith(said)
     assert (" and optimizer (on " in str(caught.value)) == is_trained
-    # 1,024 x 256 numbers of 4 bytes, with the bias; the moments are twice as many beside them.
+    # 1,024 x 256 numbers of 4 bytes, with the bias; the moments take twice as much.
     assert f": {3 if is_trained else 1}.0 MiB needed, 0.5 MiB available); increase the pool" in str(caught.value)

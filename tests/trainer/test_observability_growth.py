@@ -1,4 +1,4 @@
-"""Files that somebody else makes larger: what gets further is told, what hangs is not."""
+"""Files that another program enlarges: growth is reported as progress, a hang is not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PATIENCE_SECONDS = 20.0
 A_FEW_LOOKS_SECONDS = 0.2
 
 
-class Told:
-    """What was told, and when."""
+class ProgressLog:
+    """The progress reports, and when they came."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -24,14 +24,14 @@ class Told:
         self._came.set()
 
     def within(self, seconds: float) -> bool:
-        """Whether something comes now."""
+        """Whether a report comes within this time."""
         found = self._came.wait(seconds)
         self._came.clear()
         return found
 
 
-def test_only_what_was_never_there_is_progress(tmp_path: Path) -> None:
-    told, file = Told(), tmp_path / "blobs" / "weights.incomplete"
+def test_only_bytes_beyond_the_former_maximum_are_progress(tmp_path: Path) -> None:
+    told, file = ProgressLog(), tmp_path / "blobs" / "weights.incomplete"
     with watched_growth(tmp_path, told, LOOK_SECONDS):
         assert not told.within(A_FEW_LOOKS_SECONDS)
         file.parent.mkdir()
@@ -39,7 +39,7 @@ def test_only_what_was_never_there_is_progress(tmp_path: Path) -> None:
         assert told.within(PATIENCE_SECONDS)
         told.within(A_FEW_LOOKS_SECONDS)
         assert not told.within(A_FEW_LOOKS_SECONDS), "it hangs"
-        # A download that begins anew has to get beyond the former one.
+        # A download that starts again has to exceed the size of the former one.
         file.unlink()
         file.write_bytes(b"x" * 50_000)
         assert not told.within(A_FEW_LOOKS_SECONDS)
@@ -51,7 +51,7 @@ def test_only_what_was_never_there_is_progress(tmp_path: Path) -> None:
     assert len(told.sizes) == num_told, "it is over"
 
 
-def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    told = Told()
+def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
+    told = ProgressLog()
     with watched_growth(tmp_path / "no", told, LOOK_SECONDS):
         assert not told.within(A_FEW_LOOKS_SECONDS)

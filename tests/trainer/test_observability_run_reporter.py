@@ -1,4 +1,4 @@
-"""RunState on disk: complete at every moment, versioned, and true."""
+"""RunState on disk: complete at every moment, versioned, and correct."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_first_state_is_written_at_once_with_its_version(tmp_path: Path) -> 
     }
 
 
-def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
+def test_a_run_from_resume_to_the_end_is_reported(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
     found = CheckpointStatus(step=4, uri="file:checkpoints/4", digest="sha256:0", saved_at="2023-11-14T22:13:00Z")
@@ -68,7 +68,7 @@ def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_failure_is_told_in_bounds(tmp_path: Path) -> None:
+def test_a_failure_message_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     run = reporter(path, WallClock())
     run.step_done(1, {"critic/rewards/mean": 0.5})
@@ -83,7 +83,7 @@ def test_a_failure_is_told_in_bounds(tmp_path: Path) -> None:
     assert len(state.error.message) <= 4096
 
 
-def test_a_failure_of_a_worker_says_where_and_of_the_controller_it_does_not(tmp_path: Path) -> None:
+def test_a_failure_of_a_worker_names_its_location_and_one_of_the_controller_does_not(tmp_path: Path) -> None:
     run = reporter(tmp_path / "state.json", WallClock())
     error: WorkerError | ConfigurationError = WorkerError("actor.update_policy: worker rank 3, pod p-3, node n-1: boom")
     error.worker = FailedWorker("actor", 3, "p-3", "n-1")
@@ -100,7 +100,7 @@ def test_a_failure_of_a_worker_says_where_and_of_the_controller_it_does_not(tmp_
     assert run.state.error.message == f"{error} (worker rank 0 (hybrid), pod p-0, node n-0)"
 
 
-def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
+def test_slow_work_is_reported_at_intervals(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
 
@@ -110,7 +110,7 @@ def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
 
     run.doing("loads the data")
     assert told() == ("loads the data", "22:13:20Z")
-    # Before training there are few such things, and each may be the one that takes long.
+    # Before training there are few reports, and each may be about the slow one.
     run.doing("loads models")
     assert told() == ("loads models", "22:13:20Z")
     run.training_started(0)
@@ -127,7 +127,7 @@ def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
     clock.now += 10.0
     run.got_further("worker-1: 3 of 8 micro-batches")
     assert told() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
-    # Set back.
+    # The clock was set back.
     clock.now -= 3610.0
     run.doing("evaluates")
     assert told() == ("evaluates", "21:13:40Z")

@@ -1,4 +1,4 @@
-"""Responses as texts: what they add to their prompt, with special tokens for rewards and without for reward models."""
+"""Responses as text: what they add to their prompt, with special tokens for rewards and without for reward models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sentence_piece() -> PreTrainedTokenizerFast:
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """A token per byte."""
+    """A tokenizer with one token per byte."""
     letters = sorted(ByteLevel.alphabet())
     backend = Backend(models.WordLevel({letter: number for number, letter in enumerate(letters)}, unk_token="a"))
     backend.decoder = decoders.ByteLevel()
@@ -40,25 +40,25 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def text_of(tokenizer: PreTrainedTokenizerFast, prompt: list[int], response: list[int]) -> str:
-    """Of a decoder that knows no token but the tokenizer's end token."""
+    """Text from a decoder that knows no end token but the tokenizer's."""
     ends = frozenset(each for each in (tokenizer.eos_token_id,) if each is not None)
     found = ResponseDecoder(Spaces(tokenizer), ends, frozenset(), frozenset()).response_text(prompt, response)
     assert found.text == found.plain
     return found.text
 
 
-def test_a_space_at_the_beginning_is_kept(sentence_piece: PreTrainedTokenizerFast) -> None:
+def test_a_leading_space_is_kept(sentence_piece: PreTrainedTokenizerFast) -> None:
     assert text_of(sentence_piece, [0, 2], [3, 4, 5, 1]) == " two words."
     assert text_of(sentence_piece, [], [3, 4]) == "two words"
 
 
-def test_no_space_is_cleaned_away(sentence_piece: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_no_space_is_cleaned_up(sentence_piece: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     sentence_piece.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert response_decoder(Tokenizer(tmp_path)).response_text([2], [3, 6, 4]).text == " two , words"
 
 
-def test_a_character_divided_between_prompt_and_response() -> None:
+def test_a_character_split_between_prompt_and_response_is_decoded() -> None:
     tokenizer = byte_level()
     first, second = (tokenizer.convert_tokens_to_ids(letter) for letter in ("Ã", "©"))
     assert tokenizer.decode([first, second]) == "é"
@@ -67,7 +67,7 @@ def test_a_character_divided_between_prompt_and_response() -> None:
     assert text_of(tokenizer, [letter], [first, second]) == "é"
 
 
-def test_a_character_that_the_response_was_cut_off_in() -> None:
+def test_a_character_that_the_response_was_truncated_in_is_decoded() -> None:
     tokenizer = byte_level()
     first, letter = (tokenizer.convert_tokens_to_ids(each) for each in ("Ã", "b"))
     assert text_of(tokenizer, [letter], [letter, first]) == "b"
@@ -75,8 +75,8 @@ def test_a_character_that_the_response_was_cut_off_in() -> None:
 
 @dataclass(frozen=True)
 class Spoken:
-    """A response and what becomes of it where the tags are special tokens; where they are ordinary added ones a reward
-    model sees them, too."""
+    """A response and its texts if the tags are special tokens; if they are ordinary added tokens, a reward model sees
+    them, too."""
 
     response: str
     text: str
@@ -114,7 +114,7 @@ SPOKEN = {
 
 @pytest.fixture(scope="module")
 def decoders_and_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[ResponseDecoder, Tokenizer]]:
-    """By whether the tags are special tokens."""
+    """Decoders and tokenizers, by whether the tags are special tokens."""
     folders = {each: tmp_path_factory.mktemp("model") for each in (True, False)}
     for are_special, folder in folders.items():
         chat_models.save(folder, chat_models.TEMPLATES["ChatML, thinking"], are_special=are_special)
@@ -123,7 +123,7 @@ def decoders_and_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[bo
 
 
 @pytest.mark.parametrize("are_special", [True, False])
-def test_rewards_see_special_tokens_and_no_ends(
+def test_rewards_see_special_tokens_and_no_end_tokens(
     decoders_and_tokenizers: dict[bool, tuple[ResponseDecoder, Tokenizer]], are_special: bool
 ) -> None:
     decoder, tokenizer = decoders_and_tokenizers[are_special]
@@ -139,7 +139,7 @@ def test_rewards_see_special_tokens_and_no_ends(
     assert found == right
 
 
-def test_ends_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
+def test_end_tokens_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
     chat_models.save(tmp_path, chat_models.TEMPLATES["Llama 3"], pad_token=None)
     tokens = Tokenizer(tmp_path).vocabulary()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokens["<|end_header_id|>"]]}))
@@ -150,7 +150,7 @@ def test_ends_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Spaces:
-    """A tokenizer of transformers, with the spaces that tokens have."""
+    """A tokenizer of transformers whose tokens contain spaces."""
 
     tokenizer: PreTrainedTokenizerFast
 
