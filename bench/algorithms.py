@@ -50,10 +50,10 @@ from rljob_bench.token_case import (
     OPERATIONS,
     REINFORCE_PLUS_PLUS,
     WHITENING,
-    Answer,
+    Outcome,
     TokenCase,
-    answer,
-    made_tables,
+    outcome,
+    random_tables,
 )
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
@@ -101,7 +101,7 @@ class Tokens:
     """A case in the trainer's form: response tokens only."""
 
     def __init__(self, case: TokenCase) -> None:
-        tables = made_tables(case)
+        tables = random_tables(case)
         mask_BT = tables.mask_BT
         self.lengths = tuple(mask_BT.sum(dim=1).tolist())
         self.max_new_tokens = case.width
@@ -134,13 +134,13 @@ class Tokens:
             return num_tokens * {WHITENING: 2, GAE: 4, REINFORCE_PLUS_PLUS: 2}.get(operation, 1)
         return num_tokens * (5 if operation == CLIPPED_WITH_KL else 4)
 
-    def answer(self, operation: str) -> Answer:
+    def outcome(self, operation: str) -> Outcome:
         """The result of one call, for comparison with verl."""
         found = self.call(operation)()
         if operation in ADVANTAGES:
-            return answer(float(found.sum()), found)
+            return outcome(float(found.sum()), found)
         assert self.logprobs_N.grad is not None
-        return answer(float(found), self.logprobs_N.grad)
+        return outcome(float(found), self.logprobs_N.grad)
 
     def _group_relative(self) -> Tensor:
         segments = Segments.of(self.lengths, CPU)
@@ -187,7 +187,7 @@ class Tokens:
         return aggregate_loss(values_N, segments, aggregation, count_denominators(segments), 1, self.max_new_tokens)
 
 
-def check_alike(operation: str, ours: Answer, theirs: object) -> None:
+def check_alike(operation: str, ours: Outcome, theirs: object) -> None:
     """Raises AssertionError if the two sides computed different results."""
     assert isinstance(theirs, dict)
     for name, value in asdict(ours).items():
@@ -214,9 +214,9 @@ def measure(
         }
         if DEFAULT in running:
             asked = {"operation": operation, "case": asdict(case)}
-            theirs = running[DEFAULT].ask("algorithm", **asked, num_calls=1)["answer"]
+            theirs = running[DEFAULT].ask("algorithm", **asked, num_calls=1)["outcome"]
             if operation not in LOSS_CASES or not LOSS_CASES[operation].is_drawn:
-                check_alike(operation, tokens.answer(operation), theirs)
+                check_alike(operation, tokens.outcome(operation), theirs)
             turns[DEFAULT] = partial(running[DEFAULT].seconds, "algorithm", **asked, num_calls=CALLS_PER_TURN)
         timings = interleaved(turns, num_rounds)
         fastest = {name: 1e3 * each.fastest for name, each in timings.items()}

@@ -28,12 +28,19 @@ from pathlib import Path
 
 import torch
 
-from rljob_bench.alone_actor import drawn_rollout, drawn_work, give_back, made_actor, only_worker, random_model
 from rljob_bench.device_peak import measured_peak, stated_peak, synchronize
 from rljob_bench.machine import installed_versions
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.model_shape import SHAPES, TINY, ModelShape, Work, peak_bytes, update_operations
 from rljob_bench.report import Bar, Measurement, Report
+from rljob_bench.single_actor import (
+    build_actor,
+    only_worker,
+    random_model,
+    random_rollout,
+    random_work,
+    release_cached_memory,
+)
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.memory import MEMORY
 from rljob_trainer.workers.actor import ActorWorker
@@ -106,13 +113,13 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
     ratios: list[float] = []
     with random_model(shape, context.device) as folder:
         for name, every in INTERVALS.items():
-            work = drawn_work(NUM_MICRO_BATCHES * options.micro_batch_tokens, options.longest, every)
+            work = random_work(NUM_MICRO_BATCHES * options.micro_batch_tokens, options.longest, every)
             expected = peak_bytes(shape, work, options.micro_batch_tokens)
             if expected > USABLE_SHARE * memory_of(context.device):
                 report.notes.append(f"{shape.name}, {name}: skipped: it needs {expected / GIB:.1f} GiB by the formula")
                 print(report.notes[-1], flush=True)
                 continue
-            actor = made_actor(folder, context, DTYPES[context.device_type], work, options.micro_batch_tokens)
+            actor = build_actor(folder, context, DTYPES[context.device_type], work, options.micro_batch_tokens)
             update, forward, found = measured_update(actor, shape, work, options.num_rounds)
             speed = update_operations(shape, work) / update
             stated = None if peaks.stated is None else speed / peaks.stated
@@ -129,7 +136,7 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
             ratios += [found / expected] if on_gpu else []
             del actor
             gc.collect()
-            give_back(context.device)
+            release_cached_memory(context.device)
     size = f"{shape.num_parameters / 1e9:.3g}e9"
     title = f"{shape.name} ({size}), {NUM_MICRO_BATCHES} x {options.micro_batch_tokens:,} tokens"
     header = ("tokens/s", "ms", "TFLOP/s", "/ data sheet", "/ product of matrices", "forward alone, tokens/s")
@@ -142,7 +149,7 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
 def measured_update(actor: ActorWorker, shape: ModelShape, work: Work, num_rounds: int) -> tuple[float, float, float]:
     """Seconds of an update and of a forward pass (medians), and the bytes at the update's peak. One warm-up update
     creates the moments."""
-    rollout, device = drawn_rollout(shape, work), actor.engine.device
+    rollout, device = random_rollout(shape, work), actor.engine.device
     tokens = token_batch(rollout)
     actor.update_policy(rollout, 0)
     MEMORY.take_metrics()

@@ -73,10 +73,10 @@ def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, floa
             create_all(server, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", jobs)
             until(lambda: all_run(server, path, num_jobs), f"{num_jobs} jobs run")
             time.sleep(10)
-            before = sum(each.num_asked for each in asked), num_requests(server), cpu_seconds(process_id)
+            before = sum(each.num_requests for each in asked), num_requests(server), cpu_seconds(process_id)
             begin = time.monotonic()
             time.sleep(seconds)
-            after = sum(each.num_asked for each in asked), num_requests(server), cpu_seconds(process_id)
+            after = sum(each.num_requests for each in asked), num_requests(server), cpu_seconds(process_id)
             job_minutes = num_jobs * (time.monotonic() - begin) / 60
             memory = resident_mib(process_id)
     dashboard, api, processor = (late - early for early, late in zip(before, after, strict=True))

@@ -20,7 +20,7 @@ from rljob_kind.diagnosis import diagnosis
 from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_kind.installation import RELEASE, ensure_own_images, install
 from rljob_kind.kuberay import bring_up
-from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, keep_cluster, kubeconfig_file, program_folder
@@ -69,7 +69,7 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[None]:
     progress = pytestconfig.stash[PROGRESS]
     shown = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert shown is not None
-    with cluster_for_oneself(progress):
+    with cluster_lock(progress):
         with shown.global_and_fixture_disabled():
             print(file=sys.stderr)
             is_new = bring_up(progress)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
-from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_below
+from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_SAMPLED
 from rljob_trainer.observability.samples import SampleKind
@@ -89,7 +89,7 @@ def main() -> int:
     recipes = [recipe for recipe in RECIPES if recipe.name in (GRPO, *options.recipes)]
     learned: dict[str, list[Result]] = {recipe.name: [] for recipe in recipes}
     on_noise: dict[str, list[Result]] = {recipe.name: [] for recipe in recipes}
-    with runs_below(options.folder) as runs:
+    with runs_in(options.folder) as runs:
         for seed in options.seeds:
             for recipe in recipes:
                 learned[recipe.name].append(result(runs, recipe, seed, is_noise=False))
@@ -127,7 +127,7 @@ def result(runs: Runs, recipe: Recipe, seed: int, *, is_noise: bool) -> Result:
     path = runs.folder / f"{name}.json"
     if not path.exists():
         start = time.monotonic()
-        run = runs.ended(name, job_of(recipe, seed, is_noise=is_noise))
+        run = runs.completed(name, job_of(recipe, seed, is_noise=is_noise))
         found = Result(time.strftime("%Y-%m-%d"), time.monotonic() - start, accuracies(run), scores(run, EVAL_SAMPLED))
         path.write_text(json.dumps(asdict(found)))
     read = json.loads(path.read_text())

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from rljob_proof.curves import Scores, draw, last, new_figure, save, scores
-from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_below
+from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_GREEDY
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="default: curves.png in the folder")
     options = parser.parse_args()
     model = trained_model(options.folder)
-    with runs_below(options.folder) as runs:
+    with runs_in(options.folder) as runs:
         found = {seed: run(runs, model, seed, options.steps) for seed in options.seeds}
     accuracies = {seed: scores(each, f"{EVAL_GREEDY}/{EXACT}") for seed, each in found.items()}
     likings = {seed: scores(each, f"{EVAL_GREEDY}/{PREFERENCE}") for seed, each in found.items()}
@@ -71,7 +71,7 @@ def run(runs: Runs, model: Path, seed: int, num_steps: int) -> training_runs.Run
         "evaluation": {"everySteps": EVERY_STEPS},
         "loggers": ["Console"],
     }
-    return runs.ended(f"seed-{seed}", example_job(EXAMPLE, changes, checkpoint_every=num_steps))
+    return runs.completed(f"seed-{seed}", example_job(EXAMPLE, changes, checkpoint_every=num_steps))
 
 
 def example_rewards() -> list[training_runs.Document]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
-from rljob_proof.runs import REPOSITORY, example_job, runs_below
+from rljob_proof.runs import REPOSITORY, example_job, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_SAMPLED, LOGPROB_DIFF_MEAN, STALENESS_MEAN
 
@@ -63,11 +63,11 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "rollout-correction")
     options = parser.parse_args()
     curves: dict[str, list[Curve]] = {variant.name: [] for variant in VARIANTS}
-    with runs_below(options.folder) as runs:
+    with runs_in(options.folder) as runs:
         for seed in options.seeds:
             for variant in VARIANTS:
                 job = job_of(variant, seed, options.steps, options.sync_every, options.learning_rate)
-                curve = curve_of(runs.ended(f"{variant.name.replace(', ', '-')}-{seed}", job))
+                curve = curve_of(runs.completed(f"{variant.name.replace(', ', '-')}-{seed}", job))
                 curves[variant.name].append(curve)
                 print(row_of(variant, seed, curve), flush=True)
     figure, panels = new_figure(1, f"Weights handed over every {options.sync_every} steps")

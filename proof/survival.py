@@ -31,7 +31,7 @@ from rljob_kind.cluster import CPU_NODE, GPU_NODE, NUM_GPUS, make_namespace, mak
 from rljob_kind.installation import ensure_own_images, install
 from rljob_kind.kuberay import bring_up
 from rljob_kind.loading import load_image
-from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder, repository
@@ -237,7 +237,7 @@ def main() -> int:
     options = parser.parse_args()
     progress = Progress(cluster_folder() / "timings" / "survival.json")
     rows: list[str] = []
-    with cluster_for_oneself(progress):
+    with cluster_lock(progress):
         bring_up(progress)
         images = ensure_own_images(progress)
         install(images, progress)

@@ -34,10 +34,10 @@ from rljob_bench.token_case import (
     LAMBDA,
     REINFORCE_PLUS_PLUS,
     WHITENING,
-    Answer,
+    Outcome,
     TokenCase,
-    answer,
-    made_tables,
+    outcome,
+    random_tables,
 )
 
 ESTIMATORS = {
@@ -50,7 +50,7 @@ class Tokens:
     """A case in verl's form: padded tables."""
 
     def __init__(self, case: TokenCase) -> None:
-        tables = made_tables(case)
+        tables = random_tables(case)
         self.tables = tables
         # The mask in the type of the losses, which is the fastest input for verl's functions.
         self.mask_BT = tables.mask_BT.float()
@@ -80,13 +80,13 @@ class Tokens:
             return lambda: self._named_loss(operation)
         return lambda: self._loss(operation)
 
-    def answer(self, operation: str) -> Answer:
+    def outcome(self, operation: str) -> Outcome:
         """The result of one call, for comparison."""
         found = self.call(operation)()
         if operation in ADVANTAGES:
             values_N = found[self.tables.mask_BT]
-            return answer(float(values_N.sum()), values_N)
-        return answer(float(found), self.logprobs_BT.grad[self.tables.mask_BT])
+            return outcome(float(values_N.sum()), values_N)
+        return outcome(float(found), self.logprobs_BT.grad[self.tables.mask_BT])
 
     def _config(self, case: LossCase) -> ActorConfig:
         policy_loss = PolicyLossConfig(**case.policy_loss)

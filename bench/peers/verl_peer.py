@@ -16,7 +16,7 @@ import ray
 import torch
 from ray.util.placement_group import remove_placement_group
 
-from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, made_columns
+from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, new_columns
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.processes import wait_until_gone
 from rljob_bench.rounds import timed_calls
@@ -130,7 +130,7 @@ class Peer:
             self._tokens = (case, Tokens(TokenCase(**case)))
         tokens = self._tokens[1]
         seconds = timed_calls(tokens.call(operation), num_calls)
-        return {"seconds": seconds, "answer": asdict(tokens.answer(operation))}
+        return {"seconds": seconds, "outcome": asdict(tokens.outcome(operation))}
 
     def _operation(self, operation: str, num_bytes: int) -> Callable[[], object]:
         group = self._group
@@ -148,7 +148,7 @@ class Peer:
         from verl import DataProto
 
         if self._sent[0] != num_bytes:
-            self._sent = (num_bytes, made_columns(num_bytes))
+            self._sent = (num_bytes, new_columns(num_bytes))
         return self._sent[1], DataProto.from_dict(tensors=self._sent[1])
 
     def _rows(self, num_bytes: int) -> object:

@@ -9,7 +9,7 @@ from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 
-from rljob_bench.columns import first_values, made_columns, plus_one, row_sums
+from rljob_bench.columns import first_values, new_columns, plus_one, row_sums
 
 
 class MeasuredWorker(Worker):
@@ -55,4 +55,4 @@ class MeasuredWorker(Worker):
 
 
 def _made(rows: DataProto) -> DataProto:
-    return DataProto.from_dict(tensors=made_columns(rows.meta_info["num_bytes"], len(rows)))
+    return DataProto.from_dict(tensors=new_columns(rows.meta_info["num_bytes"], len(rows)))

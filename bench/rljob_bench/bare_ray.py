@@ -20,7 +20,7 @@ from rljob_bench.columns import (
     check_plus_one,
     check_sums,
     first_values,
-    made_columns,
+    new_columns,
     plus_one,
     row_sums,
 )
@@ -54,7 +54,7 @@ class BareWorker:
 
     def make(self, num_bytes: int, num_rows: int) -> Arrays:
         """Columns of `num_bytes`, created on each worker."""
-        return _arrays(made_columns(num_bytes, num_rows))
+        return _arrays(new_columns(num_bytes, num_rows))
 
     def first_values(self, batch: Arrays) -> npt.NDArray[np.generic]:
         """One number per row, from its first position."""
@@ -127,7 +127,7 @@ class BareGroup:
 
     def _batch(self, num_bytes: int) -> Columns:
         if self._sent[0] != num_bytes:
-            self._sent = (num_bytes, made_columns(num_bytes))
+            self._sent = (num_bytes, new_columns(num_bytes))
         return self._sent[1]
 
 

@@ -15,7 +15,7 @@ NUM_ROWS = 1024
 BYTES_PER_POSITION = 8 + 4 + 4
 
 
-def made_columns(num_bytes: int, num_rows: int = NUM_ROWS) -> Columns:
+def new_columns(num_bytes: int, num_rows: int = NUM_ROWS) -> Columns:
     """Columns like those of a rollout: `tokens` int64 [B, T], `logprobs` and `advantages` float32 [B, T], with
     `num_bytes` in total, rounded down to whole positions. Every value of row i is i % 8."""
     num_positions = num_bytes // (BYTES_PER_POSITION * num_rows)

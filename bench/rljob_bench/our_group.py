@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, made_columns
+from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, new_columns
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.our_worker import ROLE, MeasuredWorker, make_measured
 from rljob_bench.peer_process import python_path
@@ -101,7 +101,7 @@ class OurGroup:
 
     def _batch(self, num_bytes: int) -> tuple[Columns, DataProto]:
         if self._sent[0] != num_bytes:
-            self._sent = (num_bytes, made_columns(num_bytes))
+            self._sent = (num_bytes, new_columns(num_bytes))
         return self._sent[1], DataProto(self._sent[1])
 
     def _made(self, num_bytes: int) -> DataProto:

@@ -22,7 +22,7 @@ from rljob_bench.step_case import (
     NUM_PROMPTS,
     PROMPT_TOKENS,
     CaseFolder,
-    drawn_prompts,
+    random_prompts,
 )
 from rljob_bench.step_reward import TURNS_COLUMN, released_file, waiting_file
 
@@ -160,7 +160,9 @@ class OurTraining:
         """The job file; fields that it does not contain have their defaults."""
         held_out = self.folder / "held_out.jsonl"
         # One row per worker, so that no row is repeated; the first row waits for the next turn.
-        rows = [{"prompt": prompt} for prompt in drawn_prompts(case.model, next(iter(details.num_workers.values())), 1)]
+        rows = [
+            {"prompt": prompt} for prompt in random_prompts(case.model, next(iter(details.num_workers.values())), 1)
+        ]
         rows[0][TURNS_COLUMN] = str(self._turns)
         held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
         timeline_steps = [self._steps_per_turn * turn for turn in range(1, MAX_TIMELINES + 1)]

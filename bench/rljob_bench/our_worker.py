@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rljob_bench.columns import first_values, made_columns, plus_one, row_sums
+from rljob_bench.columns import first_values, new_columns, plus_one, row_sums
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -41,12 +41,12 @@ class MeasuredWorker(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def make(self, rows: DataProto, num_bytes: int) -> DataProto:
         """Columns of `num_bytes`, created on each worker."""
-        return DataProto(made_columns(num_bytes, len(rows)))
+        return DataProto(new_columns(num_bytes, len(rows)))
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def make_later(self, rows: DataProto, num_bytes: int) -> DataProto:
         """The same, but the caller gets a `Pending`."""
-        return DataProto(made_columns(num_bytes, len(rows)))
+        return DataProto(new_columns(num_bytes, len(rows)))
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def first_values(self, batch: DataProto) -> DataProto:

@@ -91,11 +91,11 @@ def run_measurements(
     for repeat in range(1, num_repeats + 1):
         for family in families:
             for case in (family.calibrating, *family.others):
-                made_run(folder, case, repeat)
+                ensure_run(folder, case, repeat)
     return tuple(each for family in families for each in _measured(folder, family, num_repeats))
 
 
-def made_run(folder: Path, case: RunCase, repeat: int) -> Path:
+def ensure_run(folder: Path, case: RunCase, repeat: int) -> Path:
     """Makes a run and returns its folder. Raises CalledProcessError if it fails."""
     run = folder / f"{case.name}-{repeat}"
     if (run / "metrics.jsonl").is_file():

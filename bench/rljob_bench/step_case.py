@@ -72,12 +72,12 @@ def written(case: Case, folder: Path) -> CaseFolder:
     model = folder / "model"
     case.make_model(model)
     prompts = folder / "prompts.jsonl"
-    texts = drawn_prompts(model, NUM_DATASET_ROWS)
+    texts = random_prompts(model, NUM_DATASET_ROWS)
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return CaseFolder(model, prompts, _num_parameters(model))
 
 
-def drawn_prompts(model: Path, count: int, seed: int = 0) -> list[str]:
+def random_prompts(model: Path, count: int, seed: int = 0) -> list[str]:
     """Different texts of exactly PROMPT_TOKENS tokens."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     words = _one_token_words(tokenizer)

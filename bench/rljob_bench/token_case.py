@@ -53,7 +53,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Outcome:
     """The result of a contender, for comparison: a loss and its gradient, or the values of an advantage."""
 
     total: float
@@ -62,7 +62,7 @@ class Answer:
     """A sum over all tokens in which every token has another weight."""
 
 
-def made_tables(case: TokenCase) -> Tables:
+def random_tables(case: TokenCase) -> Tables:
     """Most ratios of new to old probabilities are in the trust region, as in training, and some are far outside."""
     generator = torch.Generator().manual_seed(0)
 
@@ -89,8 +89,8 @@ def made_tables(case: TokenCase) -> Tables:
     )
 
 
-def answer(total: float, values_N: Tensor) -> Answer:
+def outcome(total: float, values_N: Tensor) -> Outcome:
     """`values_N`: one value per response token."""
     wide_N = values_N.double()
     weights_N = (torch.arange(len(wide_N), dtype=torch.float64) * 0.618).frac()
-    return Answer(total, float(wide_N.norm()), float(wide_N @ weights_N))
+    return Outcome(total, float(wide_N.norm()), float(wide_N @ weights_N))

@@ -29,7 +29,7 @@ class Runs:
     folder: Path
     ray_address: str
 
-    def ended(self, name: str, job: training_runs.Document) -> training_runs.RunFiles:
+    def completed(self, name: str, job: training_runs.Document) -> training_runs.RunFiles:
         """The files of a completed run, which is made if needed. Raises SystemExit if the folder has a run of another
         job, or if the run fails."""
         place = self.folder / name
@@ -48,7 +48,7 @@ class Runs:
 
 
 @contextmanager
-def runs_below(folder: Path) -> Iterator[Runs]:
+def runs_in(folder: Path) -> Iterator[Runs]:
     """Runs below a folder. Completed runs are not repeated, and an interrupted run continues from its checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     with local_ray.ray_cluster(NUM_CPUS, folder / "ray.log") as address:

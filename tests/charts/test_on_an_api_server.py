@@ -95,7 +95,7 @@ def test_pod_security_would_reject_anything_less(
 @pytest.fixture
 def release(server: ApiServer, helm: charts.Helm) -> Iterator[charts.Helm]:
     """Helm connected to the server; everything that was installed is removed afterwards."""
-    connection = charts.connected(helm, server)
+    connection = charts.with_cluster_access(helm, server)
     yield connection
     if "rljob-operator" in connection("list", "--short", f"--namespace={charts.NAMESPACE}"):
         connection.uninstall()

@@ -15,7 +15,7 @@ from rljob_cli.cluster.listing import list_lines
 from rljob_cli.cluster.status import job_lines
 from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_operator.reconcile.observed import Observed
-from rljob_testing.operator import any_moment, inputs
+from rljob_testing.operator import any_observed, inputs
 from rljob_testing.operator.inputs import decide
 
 HEADLINES = {
@@ -50,7 +50,7 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
     headlines: Counter[str] = Counter()
 
     @settings(max_examples=600)
-    @given(any_moment.moments())
+    @given(any_observed.observations())
     def check(seen: Observed) -> None:
         job = stored(seen, decide(seen).status)
         lines = explained(job)

@@ -16,7 +16,15 @@ from ruamel.yaml import YAML
 
 from rljob_api.job_file import load_job_file
 from rljob_testing.cli.job_cluster import JobCluster, Json
-from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
+from rljob_testing.pages import (
+    REPOSITORY,
+    Block,
+    blocks,
+    first_line_not_printed,
+    saved_files,
+    shown_commands,
+    update_output,
+)
 
 README, QUICKSTART, TUTORIAL = (
     REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
@@ -96,7 +104,7 @@ def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytes
         for shown in commands:
             _, *arguments = shlex.split(shown.command)
             _, output, errors = rljob(*arguments)
-            missing = first_missing(shown, output + errors)
+            missing = first_line_not_printed(shown, output + errors)
             if missing is not None and pytestconfig.getoption("update_pages"):
                 update_output(page, shown, output + errors)
                 continue

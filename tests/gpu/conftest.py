@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.gpu.device import DEVICE_TYPES, DevicePlace, joined, missing_device
+from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
 from rljob_trainer.dispatch.worker import WorkerContext
 
 
@@ -22,6 +22,6 @@ def context(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def place(context: WorkerContext, tmp_path: Path) -> DevicePlace:
+def place(context: WorkerContext, tmp_path: Path) -> DeviceContext:
     """The device and folder of one test."""
-    return DevicePlace(context, tmp_path)
+    return DeviceContext(context, tmp_path)

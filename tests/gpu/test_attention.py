@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.models import tiny_models
 from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train import attention, attention_kernels
@@ -84,7 +84,7 @@ def error(found: Result, right: Result) -> float:
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
-def test_kernels_agree_in_float32(place: DevicePlace) -> None:
+def test_kernels_agree_in_float32(place: DeviceContext) -> None:
     host = torch.device("cpu")
     for shape in SHAPES:
         for kernel, lengths in (
@@ -97,7 +97,7 @@ def test_kernels_agree_in_float32(place: DevicePlace) -> None:
             assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, right)) < 1e-5
 
 
-def test_variable_lengths_in_half_precision_are_as_exact_as_padding(place: DevicePlace) -> None:
+def test_variable_lengths_in_half_precision_are_as_exact_as_padding(place: DeviceContext) -> None:
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
     host = torch.device("cpu")
     for shape in SHAPES:
@@ -110,9 +110,9 @@ def test_variable_lengths_in_half_precision_are_as_exact_as_padding(place: Devic
         assert place.note(name, flat) <= 1.1 * place.note(f"{name}, padded", padded)
 
 
-def test_the_engine_uses_the_kernel_for_variable_lengths(place: DevicePlace) -> None:
+def test_the_engine_uses_the_kernel_for_variable_lengths(place: DeviceContext) -> None:
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
-    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.drawn_batch()
+    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
     right_R = TrainEngine(engine_updates.engine_settings(folder, place.device)).forward(batch, 1.0).logprobs_N
     engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
     kernels: list[Kernel] = []

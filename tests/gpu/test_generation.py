@@ -15,7 +15,7 @@ import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.training import engine_updates
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -42,7 +42,7 @@ LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.3}
 """Of log-probabilities: of an engine that generates with a cache, and of the trainer."""
 
 
-def made_hybrid(place: DevicePlace, dtype: torch.dtype, *, per_request_seeds: bool = True) -> HybridWorker:
+def made_hybrid(place: DeviceContext, dtype: torch.dtype, *, per_request_seeds: bool = True) -> HybridWorker:
     """Actor and generator of the quickstart's model."""
     actor = engine_updates.build_actor(MODEL, place.context, dtype, Optimizer(learning_rate=1e-2))
     settings = HfSettings(MODEL, place.device, dtype, len(PROMPTS))
@@ -67,30 +67,30 @@ def largest_difference(hybrid: HybridWorker, rollout: DataProto) -> float:
     return float((found_R - rollout_R).abs().max())
 
 
-def test_the_generator_has_the_weights_of_every_update(place: DevicePlace) -> None:
+def test_the_generator_has_the_weights_of_every_update(place: DeviceContext) -> None:
     for dtype, limit in LARGEST_DIFFERENCE.items():
         name = str(dtype).removeprefix("torch.")
         hybrid = made_hybrid(place, dtype)
         for step in range(2):
             rollout = hybrid.generate_sequences(asked(), SAMPLING, True)
             assert place.note(f"{name}, version {step}", largest_difference(hybrid, rollout)) < limit
-            hybrid.actor.update_policy(engine_updates.drawn_rollout(VOCABULARY, step), step)
+            hybrid.actor.update_policy(engine_updates.random_rollout(VOCABULARY, step), step)
             # The update was large enough to be noticed if it were not synced.
             assert place.note(f"{name}, stale", largest_difference(hybrid, rollout)) > 2 * limit
 
 
-def test_weights_are_synced_bitwise(place: DevicePlace) -> None:
+def test_weights_are_synced_bitwise(place: DeviceContext) -> None:
     hybrid = made_hybrid(place, torch.float32)
-    hybrid.actor.update_policy(engine_updates.drawn_rollout(VOCABULARY, 0), 0)
+    hybrid.actor.update_policy(engine_updates.random_rollout(VOCABULARY, 0), 0)
     with hybrid.generating():
         engine = hybrid.rollout.engine
         assert isinstance(engine, HfEngine)
         found = {name: each.detach().cpu() for name, each in engine.model.named_parameters()}
     shards = hybrid.actor.engine.named_shards()
-    compare.assert_bitwise(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
+    compare.assert_bitwise_equal(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
 
 
-def test_training_and_generation_draw_from_separate_streams(place: DevicePlace) -> None:
+def test_training_and_generation_draw_from_separate_streams(place: DeviceContext) -> None:
     """On the host, on the device, and from Python's and NumPy's generators."""
     first = made_hybrid(place, torch.float32)
     with first.generating():
@@ -107,7 +107,7 @@ def test_training_and_generation_draw_from_separate_streams(place: DevicePlace) 
         assert len({tuple(each[name]) for each in (generation, training, later)}) == 3, drawn
 
 
-def test_without_request_seeds_responses_follow_from_the_steps_seed(place: DevicePlace) -> None:
+def test_without_request_seeds_responses_follow_from_the_steps_seed(place: DeviceContext) -> None:
     hybrid = made_hybrid(place, torch.float32, per_request_seeds=False)
     torch.manual_seed(5)
     found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True))

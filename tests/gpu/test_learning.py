@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.batch.proto import DataProto
@@ -53,7 +53,7 @@ MIN_GAIN = 0.3
 class Learner:
     """A GRPO run without a controller: prompts, scores and advantages are made here."""
 
-    def __init__(self, place: DevicePlace, dtype: torch.dtype) -> None:
+    def __init__(self, place: DeviceContext, dtype: torch.dtype) -> None:
         optimizer = Optimizer(learning_rate=1e-3, warmup_steps=5)
         algorithm = resolve_algorithm(Algorithm())
         engine = TrainEngineSettings(TASK / "model", place.device, dtype, False, 4096, optimizer)
@@ -117,7 +117,7 @@ def task_rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (TASK / name).read_text().splitlines()]
 
 
-def test_the_reward_increases(place: DevicePlace) -> None:
+def test_the_reward_increases(place: DeviceContext) -> None:
     """In bfloat16 on GPUs, the precision that jobs train with there."""
     dtypes = (torch.float32, torch.bfloat16) if place.device.type == "cuda" else (torch.float32,)
     for dtype in dtypes:

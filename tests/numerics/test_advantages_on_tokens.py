@@ -77,7 +77,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> TokenI
     }
     groups_B = torch.tensor([row.group for row in rows], dtype=torch.int64)
     rewards_B = torch.tensor([row.reward for row in rows], dtype=dtype)
-    return TokenInputs(rewards_B, groups_B, token_rows.rows_of(*(len(row.tokens) for row in rows)), columns)
+    return TokenInputs(rewards_B, groups_B, token_rows.segments_of(*(len(row.tokens) for row in rows)), columns)
 
 
 def found_by(

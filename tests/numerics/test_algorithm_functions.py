@@ -63,13 +63,17 @@ def responses(*rewards: float) -> ResponseInputs:
 
 
 def token_inputs(rewards: list[float], lengths: list[int], **columns_N: Tensor) -> TokenInputs:
-    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), token_rows.rows_of(*lengths), columns_N)
+    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), token_rows.segments_of(*lengths), columns_N)
 
 
 def loss_inputs(logprobs: list[float], **columns_N: Tensor) -> LossInputs:
     logprobs_N = torch.tensor(logprobs, requires_grad=True)
     return LossInputs(
-        token_rows.rows_of(len(logprobs)), logprobs_N, logprobs_N.detach() + 0.5, torch.ones(len(logprobs)), columns_N
+        token_rows.segments_of(len(logprobs)),
+        logprobs_N,
+        logprobs_N.detach() + 0.5,
+        torch.ones(len(logprobs)),
+        columns_N,
     )
 
 
@@ -114,7 +118,7 @@ def test_a_plain_loss_is_called(module: str) -> None:
 
 
 def test_a_worker_without_tokens_takes_part_in_the_graph(module: str) -> None:
-    inputs = LossInputs(token_rows.rows_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
+    inputs = LossInputs(token_rows.segments_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
     found = loss_of(f"{module}:reinforce").compute(inputs)
     assert found.losses_N.requires_grad
     assert found.losses_N.shape == (0,)
@@ -265,7 +269,7 @@ def test_the_recipes_parts_have_their_settings() -> None:
     )
     loss = policy_loss(resolve_algorithm(clipped))
     ratios_N, advantages_N = torch.tensor([0.5, 1.5, 9.0]), torch.tensor([-1.0, 1.0, -1.0])
-    found = loss.compute(LossInputs(token_rows.rows_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
+    found = loss.compute(LossInputs(token_rows.segments_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
     assert found.losses_N.tolist() == pytest.approx([0.9, -1.3, 2.0])
     assert set(found.sums) == {"pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"}
 

@@ -74,14 +74,14 @@ class WarmUp:
 def state_of(run: replays.ReplayedRun) -> dict[str, torch.Tensor]:
     assert run.critic is not None
     engine = run.critic.engine
-    moments = {f"optimizer.{name}": each for name, each in replays.whole(engine.named_optimizer_state()).items()}
-    return {**replays.whole(engine.named_shards()), **moments}
+    moments = {f"optimizer.{name}": each for name, each in replays.whole_copies(engine.named_optimizer_state()).items()}
+    return {**replays.whole_copies(engine.named_shards()), **moments}
 
 
 def two_steps(replay: replays.Replay, context: WorkerContext) -> Steps:
     run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with replays.kept_gradients(run.critic.engine) as gradients:
+    with replays.recorded_gradients(run.critic.engine) as gradients:
         return Steps(gradients, run.steps(0, 2))
 
 
@@ -145,7 +145,7 @@ def test_critic_updates_do_not_depend_on_layout_or_micro_batches(seen: Seen, nam
     assert len(one.gradients) == 8
     assert len(seen.steps[name]) == CASES[name][0]
     for found in seen.steps[name]:
-        assert max(map(compare.difference, found.gradients, one.gradients)) < compare.RELATIVE
+        assert max(map(compare.relative_difference, found.gradients, one.gradients)) < compare.RELATIVE
         for mine, right in zip(found.metrics, one.metrics, strict=True):
             compare.assert_same_metrics(mine, right)
 
@@ -164,9 +164,9 @@ def test_the_metrics_of_a_step_are_plausible(seen: Seen) -> None:
 def test_a_resumed_critic_is_bitwise_the_same(seen: Seen) -> None:
     assert len(seen.resumed) == 2
     for rank in seen.resumed:
-        compare.assert_bitwise(rank.loaded, rank.saved)
-        compare.assert_bitwise(rank.later_resumed, rank.later)
-        assert compare.difference(rank.later, rank.saved) > 0
+        compare.assert_bitwise_equal(rank.loaded, rank.saved)
+        compare.assert_bitwise_equal(rank.later_resumed, rank.later)
+        assert compare.relative_difference(rank.later, rank.saved) > 0
 
 
 def test_only_the_critic_is_trained_during_its_warm_up(seen: Seen) -> None:

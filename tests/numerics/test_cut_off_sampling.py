@@ -28,7 +28,7 @@ def test_samples_follow_the_truncated_distribution(engine: HfEngine, name: str) 
             GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling_by_definition.SETTINGS[name], seed)
         )
     samples = [(each.token_ids[0], each.logprobs[0]) for each in engine.step()]
-    sampling_by_definition.assert_follows(
+    sampling_by_definition.assert_samples_follow(
         samples, sampling_by_definition.distribution(sampling_by_definition.SETTINGS[name])
     )
 

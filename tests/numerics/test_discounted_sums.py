@@ -34,11 +34,11 @@ def normal(count: int) -> torch.Tensor:
 
 
 def test_sums_match_a_case_by_hand() -> None:
-    sums_N = discounted_sums(torch.tensor([1.0, 2.0, 4.0, 8.0]), token_rows.rows_of(3, 0, 1), 0.5)
+    sums_N = discounted_sums(torch.tensor([1.0, 2.0, 4.0, 8.0]), token_rows.segments_of(3, 0, 1), 0.5)
     assert sums_N.tolist() == [3.0, 4.0, 4.0, 8.0]
-    assert last_positions(token_rows.rows_of(3, 0, 1)).tolist() == [2, 3]
-    assert discounted_sums(torch.zeros(0), token_rows.rows_of(0, 0), 0.5).tolist() == []
-    assert discounted_sums(torch.zeros(0), token_rows.rows_of(), 0.5).tolist() == []
+    assert last_positions(token_rows.segments_of(3, 0, 1)).tolist() == [2, 3]
+    assert discounted_sums(torch.zeros(0), token_rows.segments_of(0, 0), 0.5).tolist() == []
+    assert discounted_sums(torch.zeros(0), token_rows.segments_of(), 0.5).tolist() == []
 
 
 @settings(max_examples=60)
@@ -49,7 +49,7 @@ def test_sums_match_a_case_by_hand() -> None:
 def test_sums_equal_a_loop_from_the_end_of_each_row(lengths: list[int], factor: float) -> None:
     values_N = normal(sum(lengths))
     before_N = values_N.clone()
-    sums_N = discounted_sums(values_N, token_rows.rows_of(*lengths), factor)
+    sums_N = discounted_sums(values_N, token_rows.segments_of(*lengths), factor)
     assert sums_N.tolist() == pytest.approx(slow_sums(values_N.tolist(), lengths, factor), rel=1e-10, abs=1e-10)
     assert torch.equal(values_N, before_N)
 
@@ -58,7 +58,7 @@ def test_sums_equal_a_loop_from_the_end_of_each_row(lengths: list[int], factor: 
 def test_long_rows_in_float32_are_as_exact_as_the_type(factor: float) -> None:
     lengths = [4096, 3000, 4096, 17]
     values_N = normal(sum(lengths)).float()
-    sums_N = discounted_sums(values_N, token_rows.rows_of(*lengths), factor)
+    sums_N = discounted_sums(values_N, token_rows.segments_of(*lengths), factor)
     expected_N = torch.tensor(slow_sums(values_N.tolist(), lengths, factor), dtype=torch.float64)
     assert sums_N.dtype == torch.float32
     # Of sums of up to 4,096 values: their largest magnitudes.
@@ -70,7 +70,7 @@ def test_a_discounted_sum_does_not_cross_rows() -> None:
     """Not even by rounding, if one row has numbers that are a billion times as large."""
     lengths = [100, 100, 100]
     values_N = normal(300).float()
-    alone_N = discounted_sums(values_N[100:200].clone(), token_rows.rows_of(100), 0.99)
+    alone_N = discounted_sums(values_N[100:200].clone(), token_rows.segments_of(100), 0.99)
     values_N[:100] *= 1e9
     values_N[200:] *= 1e9
-    torch.testing.assert_close(discounted_sums(values_N, token_rows.rows_of(*lengths), 0.99)[100:200], alone_N)
+    torch.testing.assert_close(discounted_sums(values_N, token_rows.segments_of(*lengths), 0.99)[100:200], alone_N)

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "custom_algorithm"
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
 INPUTS = GOLDEN["inputs"]
 MASK_BT = torch.tensor(INPUTS["mask"])
-ROWS = token_rows.rows_of_mask(MASK_BT)
+ROWS = token_rows.segments_of_mask(MASK_BT)
 # All rewards of the golden inputs are at the last token of a response, as ours are.
 REWARDS_B = torch.tensor(INPUTS["token_level_rewards"]).sum(dim=1)
 GROUPS_B = torch.tensor([ord(uid) for uid in INPUTS["uid"]])
@@ -63,7 +63,7 @@ def test_discounted_returns_do_not_depend_on_the_workers(module: ModuleType) -> 
     function = module.discounted_returns.for_tokens
     whole_N = function(TokenInputs(REWARDS_B, GROUPS_B, ROWS, {}), OneWorker()).advantages_N
     parts = [
-        TokenInputs(REWARDS_B[start:stop], GROUPS_B[start:stop], token_rows.rows_of(*ROWS.lengths[start:stop]), {})
+        TokenInputs(REWARDS_B[start:stop], GROUPS_B[start:stop], token_rows.segments_of(*ROWS.lengths[start:stop]), {})
         for start, stop in ((0, 1), (1, 1), (1, 6))
     ]
     parts_N = [found.advantages_N for found in token_rows.on_workers(parts, function)]

@@ -33,9 +33,9 @@ def is_cut_off(tokens_R: Tensor) -> bool:
 
 
 def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerContext) -> None:
-    rows = plain_grpo.rows_of(REPLAY, 0)
+    rows = plain_grpo.rows_of_step(REPLAY, 0)
     advantages = plain_grpo.group_advantages(rows, REPLAY.group_size)
-    model = plain_grpo.plain_model()
+    model = plain_grpo.initial_policy()
     learned = [
         (row.logprobs_R(model, 1.0), advantage)
         for row, advantage in zip(rows, advantages, strict=True)
@@ -49,9 +49,9 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
     (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     _, found = plain_grpo.first_update(REPLAY, context)
-    assert compare.difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, right) < compare.RELATIVE
     _, unmasked = plain_grpo.first_update(replace(REPLAY, algorithm=Algorithm()), context)
-    assert compare.difference(unmasked, right) > 0.01
+    assert compare.relative_difference(unmasked, right) > 0.01
     metrics = replays.replayed_run(REPLAY, context).step(0)
     assert metrics[LEARNED_FRACTION] == len(learned) / len(rows)
     assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(learned) / len(rows))
@@ -64,9 +64,9 @@ def test_masked_responses_cost_a_pass_only_if_their_kl_counts(context: WorkerCon
     algorithm = MASKING.model_copy(update={"kl": Kl(coefficient=0.1, placement=placement)})
     run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
     assert run.reference is not None
-    with replays.watched_passes(run.reference.engine) as referred, replays.watched_passes(run.actor.engine) as passes:
+    with replays.recorded_passes(run.reference.engine) as referred, replays.recorded_passes(run.actor.engine) as passes:
         run.step(0)
-    rows = plain_grpo.rows_of(REPLAY, 0)
+    rows = plain_grpo.rows_of_step(REPLAY, 0)
     lengths = [len(row.tokens_T) - 1 for row in rows]
     learned = [
         length for length, row in zip(lengths, rows, strict=True) if not is_cut_off(row.tokens_T[row.is_response_T])
@@ -86,8 +86,8 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     setting = {"coefficient": KL_COEFFICIENT, "estimator": "K2", "placement": "Reward", "controller": controller}
     wire = {"type": "ReinforcePlusPlus", "maskTruncatedResponses": True, "kl": setting}
     replay = replace(REPLAY, algorithm=Algorithm.from_wire(wire))
-    model, other = plain_grpo.plain_model(), moved(plain_grpo.plain_model())
-    rows = plain_grpo.rows_of(replay, 0)
+    model, other = plain_grpo.initial_policy(), moved(plain_grpo.initial_policy())
+    rows = plain_grpo.rows_of_step(replay, 0)
     learned = [row for row in rows if not is_cut_off(row.tokens_T[row.is_response_T])]
     new = [row.logprobs_R(model, 1.0) for row in learned]
     with torch.no_grad():
@@ -105,9 +105,9 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     run = replays.replayed_run(replay, context)
     assert run.reference is not None
     moved(run.reference.engine.model)
-    with replays.kept_gradients(run.actor.engine) as gradients:
+    with replays.recorded_gradients(run.actor.engine) as gradients:
         metrics = run.step(0)
-    assert compare.difference(gradients[0], right) < compare.RELATIVE
+    assert compare.relative_difference(gradients[0], right) < compare.RELATIVE
     measured = float(torch.cat(kl).mean())
     assert metrics[KL_LOSS] == pytest.approx(measured, rel=compare.RELATIVE)
     error = measured / KL_TARGET - 1

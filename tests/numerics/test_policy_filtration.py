@@ -128,13 +128,13 @@ def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch
 ) -> None:
     algorithm = Algorithm.from_wire({"policyFiltration": {"type": "MaxRandom", "scope": scope}})
     replay = replays.Replay(algorithm, num_steps=1)
-    rows = plain_grpo.rows_of(replay, 0)
+    rows = plain_grpo.rows_of_step(replay, 0)
     scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
     advantages = plain_grpo.group_advantages(rows, replay.group_size)
     groups_B = torch.arange(16) // 4
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
     drawn_B = filtered_rows(how, scores_B, groups_B, everything_B, replays.SEED, 0)
-    model = plain_grpo.plain_model()
+    model = plain_grpo.initial_policy()
     taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
     loss = torch.stack(
         [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]
@@ -142,9 +142,9 @@ def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch
     (loss / sum(len(new_R) for new_R, _ in taken)).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     _, found = plain_grpo.first_update(replay, context)
-    assert compare.difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, right) < compare.RELATIVE
     _, undrawn = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
-    assert compare.difference(undrawn, right) > 0.01
+    assert compare.relative_difference(undrawn, right) > 0.01
     metrics = replays.replayed_run(replay, context).step(0)
     assert metrics[DISTINCT_FRACTION] == len(set(drawn_B.tolist())) / 16 < 1
     assert metrics[LEARNED_FRACTION] == 1
@@ -155,11 +155,11 @@ def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> Non
     a gradient: the mean of -score x (the head's input at the token)."""
     algorithm = Algorithm.from_wire({"type": "PPO", "policyFiltration": {"type": "MaxRandom"}})
     replay = replays.Replay(algorithm, num_steps=1, critic=Critic())
-    rows = plain_grpo.rows_of(replay, 0)
+    rows = plain_grpo.rows_of_step(replay, 0)
     scores_B = torch.tensor([row.score for row in rows], dtype=torch.float64)
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
     drawn_B = filtered_rows(how, scores_B, torch.arange(16) // 4, everything_B, replays.SEED, 0)
-    decoder = plain_grpo.plain_model().get_decoder()
+    decoder = plain_grpo.initial_policy().get_decoder()
 
     def head_gradient(taken: list[int]) -> dict[str, torch.Tensor]:
         sums, num_tokens = torch.zeros(()), 0
@@ -172,11 +172,11 @@ def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> Non
 
     run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with replays.kept_gradients(run.critic.engine) as gradients:
+    with replays.recorded_gradients(run.critic.engine) as gradients:
         run.step(0)
     [update] = gradients
     found = {VALUE_WEIGHT: update.pop(NAME_PREFIX + VALUE_WEIGHT)}
     assert not any(each.any() for each in update.values())
     right = head_gradient(drawn_B.tolist())
-    assert compare.difference(found, right) < compare.RELATIVE
-    assert compare.difference(head_gradient(list(range(16))), right) > 0.01
+    assert compare.relative_difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(head_gradient(list(range(16))), right) > 0.01

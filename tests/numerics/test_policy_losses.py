@@ -130,7 +130,7 @@ def batch_of(rows: Rows) -> loss_parts.MiniBatch:
     return loss_parts.MiniBatch(tuple(map(len, rows)), *columns, rollout_logprobs_N=columns[1].float())
 
 
-def assert_found(found: loss_parts.Found, losses_N: Tensor, logprobs_N: Tensor) -> None:
+def assert_found(found: loss_parts.ComputedLoss, losses_N: Tensor, logprobs_N: Tensor) -> None:
     (gradients_N,) = torch.autograd.grad(losses_N.sum() + 0 * logprobs_N.sum(), logprobs_N)
     torch.testing.assert_close(found.losses_N, losses_N.detach(), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found.gradients_N, gradients_N, rtol=1e-6, atol=1e-9)
@@ -155,7 +155,7 @@ def test_token_losses_equal_the_formula(name: str, rows: Rows) -> None:
 @given(rows=ROWS)
 def test_response_losses_equal_the_formula_in_the_mean_over_each_response(name: str, rows: Rows) -> None:
     batch = batch_of(rows)
-    segments = token_rows.rows_of(*batch.lengths)
+    segments = token_rows.segments_of(*batch.lengths)
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
     found_B = segments.mean(loss_parts.named_loss(WIRES[name]).compute(batch.inputs(logprobs_N, {})).losses_N)
     (gradients_N,) = torch.autograd.grad(found_B.sum(), logprobs_N)
@@ -236,10 +236,10 @@ function."""
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_equal_finite_differences(name: str) -> None:
-    batch = loss_parts.made_batch((4, 0, 3, 6), seed=4, dtype=torch.float64)
+    batch = loss_parts.random_mini_batch((4, 0, 3, 6), seed=4, dtype=torch.float64)
     loss = loss_parts.named_loss(WIRES[name])
     whole = {} if loss.whole_pass is None else loss.whole_pass(batch.seen(), OneWorker())
-    segments = token_rows.rows_of(*batch.lengths)
+    segments = token_rows.segments_of(*batch.lengths)
 
     def of_rows(logprobs_N: Tensor) -> Tensor:
         return segments.mean(loss.compute(batch.inputs(logprobs_N, whole)).losses_N)
@@ -261,8 +261,8 @@ DEALT_OUT = (
 @pytest.mark.parametrize("name", WIRES)
 @pytest.mark.parametrize("workers", DEALT_OUT)
 def test_workers_and_micro_batches_do_not_matter(name: str, workers: tuple[tuple[int, ...], ...]) -> None:
-    batch, loss = loss_parts.made_batch(LENGTHS, seed=11), loss_parts.named_loss(WIRES[name])
-    whole, parts = loss_parts.together(loss, batch), loss_parts.losses_on_workers(loss, batch, workers)
+    batch, loss = loss_parts.random_mini_batch(LENGTHS, seed=11), loss_parts.named_loss(WIRES[name])
+    whole, parts = loss_parts.losses_in_one_micro_batch(loss, batch), loss_parts.losses_on_workers(loss, batch, workers)
     for row, found in parts.items():
         torch.testing.assert_close(found.losses_N, whole[row].losses_N, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found.gradients_N, whole[row].gradients_N, rtol=1e-6, atol=1e-6)
@@ -276,7 +276,7 @@ def test_workers_and_micro_batches_do_not_matter(name: str, workers: tuple[tuple
 def test_log_ratios_of_any_size_give_finite_losses_and_gradients(name: str, advantage: float) -> None:
     new_N, old_N = torch.tensor([0.0, -500.0, 0.0, -90.0, -0.5]), torch.tensor([-500.0, 0.0, -90.0, 0.0, -0.5])
     batch = loss_parts.MiniBatch((2, 3), new_N, old_N, torch.full((5,), advantage), old_N)
-    for found in loss_parts.together(loss_parts.named_loss(WIRES[name]), batch).values():
+    for found in loss_parts.losses_in_one_micro_batch(loss_parts.named_loss(WIRES[name]), batch).values():
         assert found.losses_N.isfinite().all()
         assert found.gradients_N.isfinite().all()
 
@@ -286,20 +286,20 @@ def test_the_smallest_and_largest_numbers_of_a_job_give_finite_losses_and_gradie
     (block,) = set(WIRES[name]) - {"type"}
     numbers = WIRES[name][block]
     assert isinstance(numbers, dict)
-    batch = loss_parts.made_batch((3, 4), seed=1)
+    batch = loss_parts.random_mini_batch((3, 4), seed=1)
     for field, value in numbers.items():
         ends = (0.01 if "temperature" in field else 1e-300, 1e12) if isinstance(value, float) else ()
         for end in ends if field != "tokenShare" else (1e-300, 1.0):
             loss = loss_parts.named_loss({**WIRES[name], block: {**numbers, field: end}})
-            for found in loss_parts.together(loss, batch).values():
+            for found in loss_parts.losses_in_one_micro_batch(loss, batch).values():
                 assert found.losses_N.isfinite().all(), (field, end)
                 assert found.gradients_N.isfinite().all(), (field, end)
 
 
 @pytest.mark.parametrize("name", WIRES)
 def test_a_batch_without_trained_tokens_has_zero_loss(name: str) -> None:
-    batch = loss_parts.made_batch((0, 0), seed=1)
-    found = loss_parts.together(loss_parts.named_loss(WIRES[name]), batch)
+    batch = loss_parts.random_mini_batch((0, 0), seed=1)
+    found = loss_parts.losses_in_one_micro_batch(loss_parts.named_loss(WIRES[name]), batch)
     assert all(len(row.losses_N) == 0 for row in found.values())
     assert all(value == 0 for value in found[0].sums.values())
 
@@ -308,11 +308,11 @@ def test_a_batch_without_trained_tokens_has_zero_loss(name: str) -> None:
 def test_the_first_update_of_a_step_is_the_plain_policy_gradient(name: str) -> None:
     """New and old policy are the same: nothing is clipped, and penalties have no gradient. Clip-Cov leaves some tokens
     out."""
-    batch = loss_parts.made_batch((4, 3), seed=2)
+    batch = loss_parts.random_mini_batch((4, 3), seed=2)
     same = loss_parts.MiniBatch(
         batch.lengths, batch.logprobs_N, batch.logprobs_N, batch.advantages_N, batch.rollout_logprobs_N
     )
-    found = loss_parts.together(loss_parts.named_loss(WIRES[name]), same)
+    found = loss_parts.losses_in_one_micro_batch(loss_parts.named_loss(WIRES[name]), same)
     gradients_N = torch.cat([found[row].gradients_N for row in range(2)])
     kept_N = gradients_N != 0
     assert int(kept_N.sum()) >= (6 if name == "ClipCov" else 7)

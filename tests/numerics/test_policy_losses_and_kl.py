@@ -26,7 +26,7 @@ def computed(
 ) -> TokenLosses:
     settings = Clipped(clip_ratio_low=low, clip_ratio_high=high, dual_clip_ratio=dual)
     return clipped_surrogate(
-        LossInputs(token_rows.rows_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings
+        LossInputs(token_rows.segments_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings
     )
 
 
@@ -232,6 +232,6 @@ def test_k1_and_k3_average_to_the_true_kl() -> None:
 
 def test_kl_in_reward_sums_over_response_tokens_without_gradient() -> None:
     kl_N = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
-    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, token_rows.rows_of(2, 1, 0)), 0.1)
+    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, token_rows.segments_of(2, 1, 0)), 0.1)
     torch.testing.assert_close(rewards_B, torch.tensor([0.85, -0.2, 0.5]))
     assert not rewards_B.requires_grad

@@ -61,7 +61,7 @@ def plain_gradient(
     replay: replays.Replay, rows: list[plain_grpo.Row], *, is_rejecting: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The gradient of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
-    model, advantages = plain_grpo.plain_model(), plain_grpo.group_advantages(rows, replay.group_size)
+    model, advantages = plain_grpo.initial_policy(), plain_grpo.group_advantages(rows, replay.group_size)
     old = [row.logprobs_R(model, 1.0) for row in rows]
     ratios = [(each.detach() - row.rollout_logprobs_R) for each, row in zip(old, rows, strict=True)]
     kept = [
@@ -82,12 +82,12 @@ def test_losses_are_weighted_and_rejected_tokens_do_not_count(context: WorkerCon
     if not is_rejecting:
         algorithm = Algorithm(rollout_correction=RolloutCorrection(type=RolloutCorrectionType.TOKEN_TRUNCATED))
     replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
-    rows = plain_grpo.rows_of(replay, 0)
+    rows = plain_grpo.rows_of_step(replay, 0)
     _, found = plain_grpo.first_update(replay, context)
     right, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
-    assert compare.difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, right) < compare.RELATIVE
     _, uncorrected = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
-    assert compare.difference(found, uncorrected) > 0.1
+    assert compare.relative_difference(found, uncorrected) > 0.1
     metrics = replays.replayed_run(replay, context).step(0)
     ratios_N = log_ratios_N.exp()
     is_kept_N = (ratios_N >= 0.01) & (ratios_N <= 20.0) if is_rejecting else ratios_N >= 0

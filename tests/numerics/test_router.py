@@ -91,7 +91,7 @@ def plain(folder: Path) -> tuple[PreTrainedModel, Tensor, list[Tensor]]:
 def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str, float]]:
     engine = TrainEngine(replay.engine_settings(1))
     num_tokens = sum(LENGTHS) - len(LENGTHS)
-    with replays.kept_gradients(engine) as gradients:
+    with replays.recorded_gradients(engine) as gradients:
         engine.forward_backward(batch(), lambda _, found: -found.logprobs_N.sum() / num_tokens, 1.0)
         engine.optimizer_step(1e-3)
     return gradients[0], engine.take_routing()
@@ -108,7 +108,7 @@ def test_the_auxiliary_loss_equals_that_of_the_models_class(tmp_path: Path, is_c
             model=folder, max_tokens_per_micro_batch=max_tokens, gradient_checkpointing=is_checkpointed
         )
         found, metrics = engine_gradient(replay)
-        assert compare.difference(found, right) < compare.RELATIVE
+        assert compare.relative_difference(found, right) < compare.RELATIVE
         assert metrics[ROUTER_LOSS] == pytest.approx(float(aux), rel=1e-5)
         counts_LE = torch.stack(
             [torch.bincount(each.topk(NUM_CHOSEN).indices.flatten(), minlength=NUM_EXPERTS) for each in logits]
@@ -128,7 +128,7 @@ def test_no_auxiliary_loss_is_added_if_the_configuration_has_none(
     model, _, _ = plain(folder)
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     found, metrics = engine_gradient(replays.Replay(model=folder))
-    assert compare.difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, right) < compare.RELATIVE
     assert ROUTER_LOSS not in metrics
     assert metrics[EXPERT_LOAD_MAX] > 1
     assert "auxiliary" not in caplog.text

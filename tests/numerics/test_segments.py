@@ -14,7 +14,7 @@ ROWS = st.lists(st.lists(st.integers(-1000, 1000), max_size=5), max_size=8)
 
 
 def test_segments_match_a_case_by_hand() -> None:
-    segments = token_rows.rows_of(2, 0, 3)
+    segments = token_rows.segments_of(2, 0, 3)
     values_N = torch.tensor([1.0, 2.0, 10.0, 20.0, 60.0])
     assert segments.sum(values_N).tolist() == [3.0, 0.0, 90.0]
     assert segments.mean(values_N).tolist() == [1.5, 0.0, 30.0]
@@ -25,7 +25,7 @@ def test_segments_match_a_case_by_hand() -> None:
 
 @given(ROWS)
 def test_segments_equal_loops(rows: list[list[int]]) -> None:
-    segments = token_rows.rows_of(*map(len, rows))
+    segments = token_rows.segments_of(*map(len, rows))
     values_N = torch.tensor([float(value) for row in rows for value in row])
     assert segments.sum(values_N).tolist() == [sum(row) for row in rows]
     means = [sum(row) / len(row) if row else 0.0 for row in rows]
@@ -36,7 +36,7 @@ def test_segments_equal_loops(rows: list[list[int]]) -> None:
 
 
 def test_gradients_equal_finite_differences() -> None:
-    segments = token_rows.rows_of(2, 0, 3)
+    segments = token_rows.segments_of(2, 0, 3)
     values_N = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     values_B = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(segments.sum, (values_N,))
@@ -50,20 +50,20 @@ def test_a_row_is_bitwise_equal_beside_any_other_rows() -> None:
     generator = torch.Generator().manual_seed(1)
     lengths = [700, 3, 0, 4096, 1]
     values_N = torch.randn(sum(lengths), generator=generator)
-    together_B = token_rows.rows_of(*lengths).sum(values_N)
+    together_B = token_rows.segments_of(*lengths).sum(values_N)
     alone = [
-        float(token_rows.rows_of(length).sum(row_T))
+        float(token_rows.segments_of(length).sum(row_T))
         for length, row_T in zip(lengths, torch.split_with_sizes(values_N, lengths), strict=True)
     ]
     assert together_B.tolist() == alone
-    assert torch.equal(token_rows.rows_of(*lengths).sum(values_N), together_B)
+    assert torch.equal(token_rows.segments_of(*lengths).sum(values_N), together_B)
 
 
 def test_long_rows_are_summed_in_float64() -> None:
     # In float32, 2^24 + 1 is 2^24.
     values_N = torch.ones(4097)
     values_N[0] = 2.0**24
-    assert token_rows.rows_of(4097).sum(values_N).item() == 2.0**24 + 4096
+    assert token_rows.segments_of(4097).sum(values_N).item() == 2.0**24 + 4096
 
 
 def test_negative_lengths_are_rejected() -> None:

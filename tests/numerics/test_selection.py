@@ -18,7 +18,7 @@ from rljob_trainer.algorithms.selection import Threshold, drawn_keys, largest, n
 
 def drawn(logprobs_N: Tensor, *lengths: int) -> Tensor:
     """Draws for all tokens."""
-    return drawn_keys(logprobs_N, token_rows.rows_of(*lengths), torch.arange(len(logprobs_N)))
+    return drawn_keys(logprobs_N, token_rows.segments_of(*lengths), torch.arange(len(logprobs_N)))
 
 
 KEY = st.one_of(st.integers(0, 2**32 - 1), st.integers(2**31 - 3, 2**31 + 3), st.integers(0, 3))

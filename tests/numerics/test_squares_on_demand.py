@@ -99,9 +99,9 @@ def test_forward_passes_return_squares_on_request(
 
 def test_squares_equal_those_of_the_model(context: WorkerContext) -> None:
     replay = replace(replay_of(OTB), temperature=0.7)
-    run, model = replays.replayed_run(replay, context), plain_grpo.plain_model()
+    run, model = replays.replayed_run(replay, context), plain_grpo.initial_policy()
     column = run.actor.compute_logprobs(plain_grpo.rollout_of(replay, 0)).ragged_column(SQUARES)
-    for row, squares_T in zip(plain_grpo.rows_of(replay, 0), column.row_tensors(), strict=True):
+    for row, squares_T in zip(plain_grpo.rows_of_step(replay, 0), column.row_tensors(), strict=True):
         with torch.no_grad():
             right_R = row.all_logprobs_RV(model, 0.7).exp().square().sum(dim=1)
         torch.testing.assert_close(squares_T[row.is_response_T], right_R, rtol=1e-5, atol=1e-6)

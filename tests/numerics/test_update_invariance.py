@@ -39,7 +39,7 @@ class Seen:
     steps: dict[str, list[step_cases.Outcome]]
     long: dict[int, list[invariance_runs.LongRun]]
     resumed: dict[int, list[invariance_runs.Resumed]]
-    uneven: dict[int, list[invariance_runs.Uneven]]
+    uneven: dict[int, list[invariance_runs.UnevenUpdate]]
     failures: dict[int, list[str]]
     other_models: dict[int, list[dict[str, step_cases.Outcome]]]
     replicas: list[invariance_runs.Replicas]
@@ -53,7 +53,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     counts = (2, 1, 4)
     found = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, num_ranks) for num_ranks in counts])
     of_ranks = {
-        num_ranks: [each for each in ranks if isinstance(each, invariance_runs.OfRank)]
+        num_ranks: [each for each in ranks if isinstance(each, invariance_runs.RankResults)]
         for num_ranks, ranks in zip(counts, found, strict=True)
     }
     return Seen(
@@ -69,7 +69,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 def assert_same(found: step_cases.Outcome, right: step_cases.Outcome) -> None:
     assert len(found.gradients) == len(right.gradients)
-    assert max(map(compare.difference, found.gradients, right.gradients)) < compare.RELATIVE
+    assert max(map(compare.relative_difference, found.gradients, right.gradients)) < compare.RELATIVE
     compare.assert_same_metrics(found.metrics, right.metrics)
 
 
@@ -132,7 +132,7 @@ def test_aggregations_differ(seen: Seen) -> None:
 @pytest.mark.parametrize("other", ["micro-batches", "two workers"])
 def test_a_loss_over_the_whole_mini_batch_equals_that_of_one_worker(seen: Seen, other: str) -> None:
     [one] = seen.steps["covariance"]
-    assert compare.difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
+    assert compare.relative_difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
     for outcome in seen.steps[f"covariance, {other}"]:
         assert_same(outcome, one)
         # The time of the pass is shown, and named as a span once for each of the two updates.
@@ -147,7 +147,7 @@ def test_every_loss_equals_that_of_one_worker(seen: Seen, name: str) -> None:
     """In micro-batches, too, and with the rows in another order. In the first update of the step the policies are the
     same, in the second they differ."""
     [one] = seen.steps[name]
-    assert compare.difference(one.gradients[1], seen.steps["one"][0].gradients[1]) > 0.1
+    assert compare.relative_difference(one.gradients[1], seen.steps["one"][0].gradients[1]) > 0.1
     for outcome in seen.steps[f"{name}, two workers"]:
         assert_same(outcome, one)
     if name.endswith("Cov"):
@@ -177,7 +177,7 @@ def test_corrected_losses_equal_those_of_one_worker(seen: Seen) -> None:
     [one], [rejected] = seen.steps["corrected"], seen.steps["corrected, rejected"]
     assert 0.2 < rejected.metrics[REJECTED_FRACTION] < 0.8
     assert one.metrics[CORRECTION_BOUNDED] > 0.1
-    assert compare.difference(one.gradients[0], rejected.gradients[0]) > 0.1
+    assert compare.relative_difference(one.gradients[0], rejected.gradients[0]) > 0.1
     for outcome in seen.steps["corrected, two sequence ranks"]:
         assert_same(outcome, one)
     for outcome in seen.steps["corrected, rejected, two workers"]:
@@ -187,7 +187,7 @@ def test_corrected_losses_equal_those_of_one_worker(seen: Seen) -> None:
 def test_kl_in_the_reward_belongs_to_its_response(seen: Seen) -> None:
     """Two workers have the responses in another order than the rollout."""
     [one], [without] = seen.steps["advantage"], seen.steps["advantage, no KL"]
-    assert compare.difference(one.gradients[0], without.gradients[0]) > 0.1
+    assert compare.relative_difference(one.gradients[0], without.gradients[0]) > 0.1
     assert one.metrics[KL_LOSS] > 0
     for outcome in seen.steps["advantage, two workers"]:
         assert_same(outcome, one)
@@ -205,7 +205,7 @@ def test_a_token_advantage_sees_groups_and_kl_of_trained_responses(seen: Seen, n
 def test_half_precision_on_two_workers_is_close(seen: Seen, name: str) -> None:
     [one] = seen.steps["one"]
     for outcome in seen.steps[name]:
-        assert 1e-4 < compare.difference(outcome.gradients[0], one.gradients[0]) < 0.1
+        assert 1e-4 < compare.relative_difference(outcome.gradients[0], one.gradients[0]) < 0.1
 
 
 def test_ten_steps_on_two_workers_equal_those_of_one(seen: Seen) -> None:
@@ -231,20 +231,20 @@ def test_ten_steps_in_another_layout_equal_those_of_one_worker(seen: Seen, name:
 
 def test_a_repeated_and_a_resumed_run_are_bitwise_equal(seen: Seen) -> None:
     for rank, resumed in zip(seen.long[2], seen.resumed[2], strict=True):
-        compare.assert_bitwise(resumed.loaded, rank.saved)
-        compare.assert_bitwise(resumed.later, rank.later)
+        compare.assert_bitwise_equal(resumed.loaded, rank.saved)
+        compare.assert_bitwise_equal(resumed.later, rank.later)
         assert (
             resumed.metrics
             == rank.metrics[invariance_runs.SAVED_STEP : invariance_runs.SAVED_STEP + invariance_runs.RESUMED_STEPS]
         )
-        assert compare.difference(rank.later, rank.saved) > compare.RELATIVE
+        assert compare.relative_difference(rank.later, rank.saved) > compare.RELATIVE
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_another_number_of_workers_continues_from_the_same_state(seen: Seen, num_ranks: int) -> None:
     right = seen.long[2][0]
     for resumed in seen.resumed[num_ranks]:
-        compare.assert_bitwise(resumed.loaded, right.saved)
+        compare.assert_bitwise_equal(resumed.loaded, right.saved)
         for found, expected in zip(resumed.metrics, right.metrics[invariance_runs.SAVED_STEP :], strict=False):
             compare.assert_same_metrics(found, expected)
 

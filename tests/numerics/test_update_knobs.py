@@ -53,7 +53,7 @@ LARGEST_KL = 10.0
 def plain_run(replay: replays.Replay) -> PreTrainedModel:
     """GRPO as in its papers, on the replayed rollouts, with an entropy bonus and the K3 estimate of KL(new || initial
     model); every term is a mean over the tokens of the mini-batch."""
-    model, initial_model, spec = plain_grpo.plain_model(), plain_grpo.plain_model(), replay.optimizer
+    model, initial_model, spec = plain_grpo.initial_policy(), plain_grpo.initial_policy(), replay.optimizer
     entropy_weight, kl_weight = replay.algorithm.entropy_coefficient, replay.algorithm.kl.coefficient
     adamw = torch.optim.AdamW(
         model.parameters(),
@@ -64,7 +64,7 @@ def plain_run(replay: replays.Replay) -> PreTrainedModel:
         foreach=False,
     )
     for step in range(replay.num_steps):
-        rows = plain_grpo.rows_of(replay, step)
+        rows = plain_grpo.rows_of_step(replay, step)
         advantages = plain_grpo.group_advantages(rows, replay.group_size)
         with torch.no_grad():
             old = [row.logprobs_R(model, replay.temperature) for row in rows]
@@ -98,13 +98,13 @@ def moved(found: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def test_several_updates_of_a_batch_equal_those_of_plain_torch(context: WorkerContext) -> None:
-    start = named(plain_grpo.plain_model())
+    start = named(plain_grpo.initial_policy())
     run = replays.replayed_run(SEVERAL_UPDATES, context)
     metrics = run.steps(0, SEVERAL_UPDATES.num_steps)
     # The old log-probabilities stay those from before the step, so that in later updates tokens are clipped.
     assert all(step[CLIP_FRACTION] > 0.02 for step in metrics)
     found, right = run.weights(), named(plain_run(SEVERAL_UPDATES))
-    assert compare.difference(moved(found, start), moved(right, start)) < 1e-4
+    assert compare.relative_difference(moved(found, start), moved(right, start)) < 1e-4
     assert max(float((found[name] - right[name]).abs().max()) for name in right) < 1e-5
 
 
@@ -116,7 +116,7 @@ def test_training_in_half_precision_keeps_weights_in_float32(context: WorkerCont
     seen: set[torch.dtype] = set()
     layer = run.actor.engine.model.language_model.get_submodule("model.layers.1.mlp")
     hook = layer.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
-    with replays.kept_gradients(run.actor.engine) as gradients:
+    with replays.recorded_gradients(run.actor.engine) as gradients:
         run.step(0)
     hook.remove()
     assert seen == {torch.bfloat16}
@@ -137,7 +137,7 @@ def test_a_frozen_model_in_half_precision_takes_half_the_memory() -> None:
     replay = replays.Replay(compute_dtype=torch.bfloat16)
     engine = TrainEngine(replay.engine_settings(1, is_trained=False))
     assert {tensor.dtype for _, tensor in engine.named_shards()} == {torch.bfloat16}
-    rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
     found_R = engine.forward(token_batch(plain_grpo.rollout_of(replay, 0)), 1.0).logprobs_N
     right_R = torch.cat([row.logprobs_R(model, 1.0) for row in rows])
     assert 1e-3 < float((found_R - right_R).abs().mean()) < 0.1
@@ -163,7 +163,7 @@ def test_checkpointing_keeps_less_for_the_backward_pass(context: WorkerContext) 
 @torch.no_grad()
 def test_logprobs_use_the_temperature(context: WorkerContext) -> None:
     replay = replace(SEVERAL_UPDATES, temperature=TEMPERATURE)
-    rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
     run, batch = replays.replayed_run(replay, context), plain_grpo.rollout_of(replay, 0)
     tokens = token_batch(batch)
     found = run.actor.engine.forward(tokens, TEMPERATURE, Entropy.VALUE, with_squares=True)
@@ -204,7 +204,7 @@ def test_a_loss_gets_entropy_without_a_gradient(context: WorkerContext) -> None:
         plain_grpo.first_update(replays.Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
         for each in (0.0, 1e-9)
     )
-    assert compare.difference(with_bonus, without) < compare.RELATIVE
+    assert compare.relative_difference(with_bonus, without) < compare.RELATIVE
 
 
 def test_rows_beyond_a_rotary_limit_are_rejected(context: WorkerContext) -> None:

@@ -57,7 +57,7 @@ def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) ->
         with scaled_gradients(run.actor, [factor]):
             metrics = run.step(step)
         assert (str(metrics[GRADIENT_NORM]), metrics[NUM_SKIPPED_UPDATES]) == (norm, 1)
-        compare.assert_bitwise(run.state(), before)
+        compare.assert_bitwise_equal(run.state(), before)
     metrics = run.step(3)
     assert metrics[NUM_SKIPPED_UPDATES] == 0
     right = without_them.step(3)
@@ -66,8 +66,8 @@ def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) ->
     assert {name: metrics[name] for name in metrics.keys() - of_age} == {
         name: right[name] for name in right.keys() - of_age
     }
-    compare.assert_bitwise(run.state(), without_them.state())
-    assert compare.difference(run.state(), before) > compare.RELATIVE
+    compare.assert_bitwise_equal(run.state(), without_them.state())
+    assert compare.relative_difference(run.state(), before) > compare.RELATIVE
 
 
 def test_five_failed_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
@@ -82,7 +82,7 @@ def test_five_failed_updates_in_a_row_end_the_run(context: WorkerContext) -> Non
 
 def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: WorkerContext) -> None:
     """Also if one step has so many updates that they would end the run."""
-    algorithm = user_algorithms.with_loss(user_algorithms.NO_NUMBER_PATH)
+    algorithm = user_algorithms.algorithm_with_loss(user_algorithms.NO_NUMBER_PATH)
     run = replays.replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
     with (
         user_algorithms.failing(),
@@ -94,9 +94,13 @@ def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: Wor
 @pytest.mark.parametrize(
     ("algorithm", "path", "kind"),
     [
-        (user_algorithms.with_loss(user_algorithms.FAILING_PATH), user_algorithms.FAILING_PATH, AlgorithmFunctionError),
         (
-            user_algorithms.with_loss(user_algorithms.FAILING_WHOLE_PASS_PATH),
+            user_algorithms.algorithm_with_loss(user_algorithms.FAILING_PATH),
+            user_algorithms.FAILING_PATH,
+            AlgorithmFunctionError,
+        ),
+        (
+            user_algorithms.algorithm_with_loss(user_algorithms.FAILING_WHOLE_PASS_PATH),
             user_algorithms.FAILING_WHOLE_PASS_PATH,
             CollectiveFunctionError,
         ),

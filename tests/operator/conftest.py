@@ -79,7 +79,7 @@ def module_testbed(
 
 @pytest.fixture
 def proxy(testbed: Testbed) -> Iterator[ApiProxy]:
-    """A proxy before the API server; `testbed.through(proxy.url)` makes operators use it."""
+    """A proxy before the API server; `testbed.with_server_url(proxy.url)` makes operators use it."""
     with running_proxy(testbed.server) as proxy:
         yield proxy
 
@@ -87,5 +87,5 @@ def proxy(testbed: Testbed) -> Iterator[ApiProxy]:
 @pytest.fixture
 def operator(testbed: Testbed) -> Iterator[OperatorProcess]:
     """A running operator for that namespace."""
-    with testbed.operator().at_work() as process:
+    with testbed.operator().running() as process:
         yield process

@@ -52,7 +52,7 @@ def test_all_jobs_of_a_namespace_share_a_response_for_some_seconds() -> None:
             ("another", "involvedObject.kind=Pod,type=Warning"),
             ("team", "involvedObject.uid=c1"),
         ]
-        clock.pass_by(KEPT_SECONDS)
+        clock.advance(KEPT_SECONDS)
         await events.of_pods("team")
         assert len(api.asked) == 4
 
@@ -65,7 +65,7 @@ def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, cap
         await events.of_pods("team")
         api.error = error
         for _ in range(3):
-            clock.pass_by(KEPT_SECONDS)
+            clock.advance(KEPT_SECONDS)
             assert await events.of_pods("team") == (FAILED_MOUNT,)
         assert await events.of_pods("another") == ()
         assert len(api.asked) == 5

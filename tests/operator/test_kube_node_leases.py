@@ -44,10 +44,10 @@ def test_a_stale_node_lease_gives_its_age() -> None:
     leases, clock, node_leases = made()
     assert seconds(node_leases) == 0.0, "what was before is not known"
     for expected in (4.0, 8.0, 12.0):
-        clock.pass_by(4)
+        clock.advance(4)
         assert seconds(node_leases) == expected
     leases.renewed = "2026-01-31T12:00:10.000000Z"
-    clock.pass_by(4)
+    clock.advance(4)
     assert seconds(node_leases) == 0.0
 
 
@@ -55,26 +55,26 @@ def test_the_age_depends_on_neither_clock() -> None:
     leases, clock, node_leases = made()
     leases.renewed = "2031-01-31T12:00:00.000000Z"
     seconds(node_leases)
-    clock.pass_by(30)
+    clock.advance(30)
     assert seconds(node_leases) == 30.0
     leases.renewed = "1999-01-31T12:00:00.000000Z"
-    clock.pass_by(30)
+    clock.advance(30)
     assert seconds(node_leases) == 0.0
 
 
 def test_jobs_on_one_node_share_a_poll() -> None:
     leases, clock, node_leases = made()
     seconds(node_leases)
-    clock.pass_by(1)
+    clock.advance(1)
     assert (seconds(node_leases), leases.num_asked) == (1.0, 1)
-    clock.pass_by(1)
+    clock.advance(1)
     assert (seconds(node_leases), leases.num_asked) == (2.0, 2)
 
 
 def test_a_node_lease_that_was_not_polled_counts_again_from_zero() -> None:
     _, clock, node_leases = made()
     seconds(node_leases)
-    clock.pass_by(61)
+    clock.advance(61)
     assert seconds(node_leases) == 0.0
 
 
@@ -87,7 +87,7 @@ def test_an_unreadable_node_lease_is_ignored_and_logged_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert seconds(node_leases) == 0.0
-            clock.pass_by(100)
+            clock.advance(100)
     assert len(caplog.records) == 1
     assert str(error) in caplog.text
 
@@ -96,5 +96,5 @@ def test_an_unresponsive_api_server_makes_no_node_silent() -> None:
     leases, clock, node_leases = made()
     seconds(node_leases)
     leases.error = UnavailableError("no answer")
-    clock.pass_by(70)
+    clock.advance(70)
     assert seconds(node_leases) == 0.0

@@ -96,9 +96,9 @@ def test_a_jump_of_the_clock_neither_makes_a_pod_overdue_nor_hides_one(hours: in
         return pod_problems.observed_pod(raw, clock.clock.now(), clock.ages).overdue
 
     assert not overdue()
-    clock.pass_by(89)
+    clock.advance(89)
     assert not overdue()
-    clock.pass_by(2)
+    clock.advance(2)
     assert overdue()
 
 
@@ -120,7 +120,7 @@ def test_a_node_is_silent_since_its_pods_lost_readiness() -> None:
 
     # 20 seconds ago, and the half second that the API server's header leaves out.
     assert seconds(not_ready()) == 20.5
-    clock.pass_by(40)
+    clock.advance(40)
     assert seconds(not_ready()) == 60.5
     assert seconds(pod("Running", conditions=[SCHEDULED, READY])) == 0.0
     assert seconds(not_ready(containers="False")) == 0.0, "its kubelet has said so itself"
@@ -133,7 +133,7 @@ def test_the_silence_of_a_node_is_measured_and_not_subtracted() -> None:
     pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
     clock.server_time += timedelta(hours=1)
     clock.hear()
-    clock.pass_by(5)
+    clock.advance(5)
     seen = pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
     assert seen.node_silent_seconds == 25.5
 

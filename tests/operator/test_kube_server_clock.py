@@ -23,7 +23,7 @@ def test_before_the_first_response_it_is_the_nodes_time() -> None:
 
 def test_the_server_clock_advances_with_the_monotonic_clock() -> None:
     clock = manual_clock.synchronized_clock()
-    clock.pass_by(3600.25)
+    clock.advance(3600.25)
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=3600.25)
 
 
@@ -53,7 +53,7 @@ def test_a_jump_of_the_server_clock_is_ignored_and_logged_once(hours: int, caplo
     clock.server_time += timedelta(hours=hours)
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
-            clock.pass_by(60)
+            clock.advance(60)
             clock.hear()
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(minutes=10)
     assert not clock.clock.is_steady
@@ -67,25 +67,25 @@ def test_a_jump_of_the_server_clock_is_ignored_and_logged_once(hours: int, caplo
 def test_a_small_difference_is_followed_slowly() -> None:
     clock = manual_clock.synchronized_clock()
     clock.server_time += timedelta(seconds=3)
-    clock.pass_by(100)
+    clock.advance(100)
     clock.hear()
     # One hundredth of the hundred seconds.
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=101)
-    clock.pass_by(1000)
+    clock.advance(1000)
     clock.hear()
     assert clock.clock.now() == manual_clock.NOON + HALF + timedelta(seconds=1103)
 
 
 def test_the_server_clock_never_goes_back() -> None:
     clock = manual_clock.synchronized_clock()
-    clock.pass_by(100)
+    clock.advance(100)
     before = clock.clock.now()
     clock.server_time -= timedelta(seconds=3)
     clock.hear()
     assert clock.clock.now() == before
-    clock.pass_by(0.5)
+    clock.advance(0.5)
     assert clock.clock.now() == before
-    clock.pass_by(1.5)
+    clock.advance(1.5)
     assert clock.clock.now() == before + timedelta(seconds=1)
 
 
@@ -93,7 +93,7 @@ def test_an_age_counts_from_its_time_stamp() -> None:
     clock = manual_clock.synchronized_clock(datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC))
     since = manual_clock.NOON - timedelta(seconds=30)
     assert clock.ages.seconds("u", "silent", since) == 30.5
-    clock.pass_by(10)
+    clock.advance(10)
     assert clock.ages.seconds("u", "silent", since) == 40.5
 
 
@@ -104,12 +104,12 @@ def test_an_age_survives_a_jump(hours: int) -> None:
     clock.ages.seconds("u", "silent", since)
     clock.server_time += timedelta(hours=hours)
     clock.hear()
-    clock.pass_by(10)
+    clock.advance(10)
     assert clock.ages.seconds("u", "silent", since) == 40.5
     # Time stamps written from now on are not comparable: their age counts from when they are seen.
     assert clock.ages.seconds("v", "silent", clock.server_time) == 0.0
     assert clock.ages.seconds("v", "gone", clock.server_time, otherwise=-20) == -20
-    clock.pass_by(25)
+    clock.advance(25)
     assert clock.ages.seconds("v", "silent", clock.server_time) == 25.0
     assert clock.ages.seconds("v", "gone", clock.server_time, otherwise=-20) == 5
 
@@ -118,7 +118,7 @@ def test_deleted_objects_are_forgotten() -> None:
     clock = manual_clock.synchronized_clock()
     clock.ages.seconds("u", "silent", manual_clock.NOON)
     clock.ages.seconds("v", "silent", manual_clock.NOON)
-    clock.pass_by(10)
+    clock.advance(10)
     clock.ages.keep_only(["v"])
     assert clock.ages.seconds("u", "silent", None) == 0.0
     assert clock.ages.seconds("v", "silent", None) == 10.5

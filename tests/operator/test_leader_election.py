@@ -68,23 +68,23 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             holding = asyncio.create_task(first.hold())
             taking = asyncio.create_task(second.acquire())
             for _ in range(4):
-                our_clock.pass_by(LEASE_SECONDS / 3)
-                their_clock.pass_by(LEASE_SECONDS / 3)
+                our_clock.advance(LEASE_SECONDS / 3)
+                their_clock.advance(LEASE_SECONDS / 3)
                 await ours.wait_for_new_poll()
                 await theirs.wait_for_new_poll()
             assert not holding.done()
             assert not taking.done(), "it is renewed"
             holding.cancel()
             await theirs.wait_for_new_poll()
-            their_clock.pass_by(LEASE_SECONDS - 1)
+            their_clock.advance(LEASE_SECONDS - 1)
             await theirs.wait_for_new_poll()
             assert not taking.done(), "it may be renewed yet"
-            their_clock.pass_by(2)
+            their_clock.advance(2)
             await taking
             record = await lease.read()
             assert record is not None
             assert (record.holder, record.num_transitions) == ("second", 1)
-            our_clock.pass_by(LEASE_SECONDS)
+            our_clock.advance(LEASE_SECONDS)
             with pytest.raises(LeadershipLostError, match="could not be renewed for 10 s"):
                 await first.hold()
             await first.release()
@@ -96,7 +96,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
                 await second.hold()
             taking = asyncio.create_task(first.acquire())
             await ours.wait_for_new_poll()
-            our_clock.pass_by(LEASE_SECONDS + 1)
+            our_clock.advance(LEASE_SECONDS + 1)
             await taking
 
     asyncio.run(asyncio.wait_for(test(), 240))
@@ -139,9 +139,9 @@ def test_a_paused_leader_does_not_act_before_it_has_checked_its_lease() -> None:
     )
     asyncio.run(leader.acquire())
     assert leader.is_certain
-    clock.pass_by(9.9)
+    clock.advance(9.9)
     assert leader.is_certain
-    clock.pass_by(50.2)
+    clock.advance(50.2)
     assert not leader.is_certain
 
 

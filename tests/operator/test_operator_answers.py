@@ -107,8 +107,8 @@ def of_the_former_state(liar: Liar, request: api_proxy.SeenRequest, state: str) 
     return api_proxy.Fault(200, "", body=heard[-1]) if heard else None
 
 
-Answer = Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
-LIES: Mapping[str, tuple[Answer, bool]] = {
+Response = Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
+LIES: Mapping[str, tuple[Response, bool]] = {
     "no JSON": (no_json, False),
     "half of it": (half_json, False),
     "a status": (of_another_kind, False),
@@ -130,7 +130,7 @@ WRITES = {
 }
 
 
-def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> scripts.Life:
+def ending_when_seen(testbed: Testbed, number: int, end: scripts.TrainerScript) -> scripts.TrainerScript:
     """A trainer that does not end before the operator has written that the attempt is running, however slow the
     operator is: it reads everything again when the trainer ends."""
     is_seen = threading.Event()
@@ -156,13 +156,13 @@ class Outcome:
     """Those that were live at the same time at most, and all."""
 
 
-def run_job_with_false_answers(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
+def run_job_with_false_answers(testbed: Testbed, lie: Response, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = testbed.clusters_version()
     for number, end in ((1, scripts.failing(75, ("WorkerLostError", "told"), "")), (2, scripts.succeeding(0.1))):
         testbed.dashboard(f"{JOB}-{number}").life = ending_when_seen(testbed, number, end)
     with api_proxy.running_proxy(testbed.server) as proxy:
-        operator = testbed.through(proxy.url).operator()
+        operator = testbed.with_server_url(proxy.url).operator()
         testbed.submit(JOB)
         liar = Liar(lie, to_writes)
         proxy.after = liar.note

@@ -54,7 +54,7 @@ class Scenario:
     """All of these stand in its message."""
     edits: Mapping[str, object] = field(default_factory=dict)
     script: scripts.ClusterScript = field(default_factory=scripts.ClusterScript)
-    life: scripts.Life = field(default_factory=scripts.succeeding)
+    life: scripts.TrainerScript = field(default_factory=scripts.succeeding)
     dashboard: Mapping[str, object] = field(default_factory=dict)
     """Attributes of the dashboard."""
 
@@ -243,7 +243,7 @@ def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed)
 
 def test_a_lost_head_cluster_or_driver_is_named(jobs: Testbed) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
-        jobs.dashboard(f"{name}-1").train_for_ever()
+        jobs.dashboard(f"{name}-1").train_forever()
         jobs.submit(name, NO_RETRIES)
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.wait_for(name, "Progressing", "Training")
@@ -268,7 +268,7 @@ def is_known_to_have_ended(testbed: Testbed, pod: str) -> bool:
 
 
 def test_a_running_job_obeys_a_deadline_that_is_set_later(jobs: Testbed) -> None:
-    jobs.dashboard("long-run-1").train_for_ever(2)
+    jobs.dashboard("long-run-1").train_forever(2)
     jobs.submit("long-run")
     jobs.wait_for("long-run", "Progressing", "Training")
     jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})

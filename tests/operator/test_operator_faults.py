@@ -25,7 +25,7 @@ CLUSTERS_DEFINITION = f"{DEFINITIONS}/rayclusters.ray.io"
 @pytest.fixture
 def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
     """An operator behind the proxy; the test starts it."""
-    operator = testbed.through(proxy.url).operator("operator-watched")
+    operator = testbed.with_server_url(proxy.url).operator("operator-watched")
     try:
         yield operator
     finally:
@@ -77,7 +77,7 @@ def test_a_clock_jump_of_an_hour_moves_no_deadline(
     watched.start()
     pending, running = f"pending{hours}".replace("-", "m"), f"running{hours}".replace("-", "m")
     testbed.keep_pods_starting(f"{pending}-1")
-    testbed.dashboard(f"{running}-1").train_for_ever()
+    testbed.dashboard(f"{running}-1").train_forever()
     testbed.submit(pending)
     testbed.submit(running, {"spec.runPolicy.activeDeadlineSeconds": 1800})
     testbed.wait_for(running, "Progressing", "Training")
@@ -163,7 +163,7 @@ def test_under_a_newer_crd_jobs_run_and_unknown_fields_are_logged_and_kept(
 ) -> None:
     with changed(testbed, JOBS_DEFINITION, of_the_next_version):
         testbed.wait(lambda: testbed.served_spec().get("queue") == "research", "the newer definition to be served")
-        testbed.dashboard("newer-1").train_for_ever()
+        testbed.dashboard("newer-1").train_forever()
         testbed.submit("newer")
         assert testbed.job("newer")["spec"]["pools"][0]["spot"] is False
         patched_status(testbed, f"{testbed.jobs}/newer", {"queuePosition": 3})
@@ -246,7 +246,7 @@ def test_an_operator_in_a_new_namespace_updates_the_network_policy(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     watched.start()
-    testbed.dashboard("moved-1").train_for_ever()
+    testbed.dashboard("moved-1").train_forever()
     testbed.submit("moved")
     testbed.wait_for("moved", "Progressing", "Training")
     (policy,) = testbed.items("networkpolicies")

@@ -20,7 +20,7 @@ def names(testbed: Testbed) -> Mapping[str, list[str]]:
 
 
 def test_a_deleted_running_job_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("short-1").train_for_ever()
+    testbed.dashboard("short-1").train_forever()
     testbed.submit("short")
     testbed.wait_for("short", "Progressing", "Training")
     assert [len(found) for found in names(testbed).values()] == [1, 2, 1, 1]
@@ -30,7 +30,7 @@ def test_a_deleted_running_job_leaves_nothing(testbed: Testbed, operator: Operat
 
 
 def test_a_recreated_job_starts_after_the_former_is_gone(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("twin-1").train_for_ever()
+    testbed.dashboard("twin-1").train_forever()
     testbed.submit("twin")
     testbed.wait_for("twin", "Progressing", "Training")
     first = testbed.dashboard("twin-1").started["twin-1-1"][1]
@@ -67,8 +67,8 @@ def test_a_foreign_cluster_is_not_changed(testbed: Testbed, operator: OperatorPr
 
 def test_a_key_can_be_replaced_while_jobs_run(testbed: Testbed) -> None:
     keys = testbed.setup.folder / "token-keys"
-    with testbed.operator().at_work():
-        testbed.dashboard("steady-1").train_for_ever()
+    with testbed.operator().running():
+        testbed.dashboard("steady-1").train_forever()
         testbed.submit("steady")
         testbed.wait_for("steady", "Progressing", "Training")
 
@@ -77,8 +77,8 @@ def test_a_key_can_be_replaced_while_jobs_run(testbed: Testbed) -> None:
         (keys / "key").write_bytes(b"another key of more than 16 bytes")
         testbed.submit("new")
         testbed.wait_for("new", "Complete", "Succeeded")
-        asked = testbed.dashboard("steady-1").num_asked
-        testbed.wait(lambda: testbed.dashboard("steady-1").num_asked > asked + 2, "further looks at the running job")
+        asked = testbed.dashboard("steady-1").num_requests
+        testbed.wait(lambda: testbed.dashboard("steady-1").num_requests > asked + 2, "further looks at the running job")
         assert testbed.condition("steady", "Progressing")["reason"] == "Training"
 
         (keys / "previous-key").unlink()

@@ -42,7 +42,7 @@ def test_objects_deleted_while_the_operator_was_down_are_found(
     lost = {"cluster": "ClusterLost", "head": "HeadLost"}
     kept = ("worker", "secret", "policy")
     for name in (*lost, *kept, "itself"):
-        testbed.dashboard(f"{name}-1").train_for_ever()
+        testbed.dashboard(f"{name}-1").train_forever()
         testbed.submit(name)
     for name in (*lost, *kept, "itself"):
         testbed.wait_for(name, "Progressing", "Training")
@@ -100,16 +100,16 @@ def test_an_expired_token_is_read_again(testbed: Testbed) -> None:
     former = forked_operator.account_token(testbed.http, "ends")
     (account / "token").write_text(former)
     testbed = replace(testbed, setup=replace(testbed.setup, account=account))
-    with testbed.operator().at_work() as operator:
-        testbed.dashboard("locked-1").train_for_ever()
+    with testbed.operator().running() as operator:
+        testbed.dashboard("locked-1").train_forever()
         testbed.submit("locked")
         testbed.wait_for("locked", "Progressing", "Training")
         testbed.http.delete(f"{SECRETS}/ends").raise_for_status()
         # The API server caches for some seconds which tokens it accepted.
         testbed.server.program.kill()
-        testbed.start_server_again()
+        testbed.restart_server()
         testbed.submit("waits")
-        testbed.dashboard("locked-1").train_for_ever(2)
+        testbed.dashboard("locked-1").train_forever(2)
         testbed.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be refused")
         testbed.wait(lambda: "the watches ended" in operator.log(), "the watches to be refused")
         assert "status" not in testbed.job("waits")
@@ -138,15 +138,15 @@ def test_watches_that_end_in_any_way_are_restarted(testbed: Testbed) -> None:
         return pending.pop(request.resource, None) if request.verb == "watch" else None
 
     with api_proxy.running_proxy(testbed.server) as proxy:
-        operator = testbed.through(proxy.url).operator()
+        operator = testbed.with_server_url(proxy.url).operator()
 
         def begun(before: Mapping[str, int]) -> bool:
-            return all(proxy.num_asked(f"watch {kind}") >= number + 2 for kind, number in before.items())
+            return all(proxy.num_requests(f"watch {kind}") >= number + 2 for kind, number in before.items())
 
-        with operator.at_work():
+        with operator.running():
             proxy.fault = fault
             for number, broken in enumerate(BROKEN_WATCHES):
-                before = {kind: proxy.num_asked(f"watch {kind}") for kind in broken}
+                before = {kind: proxy.num_requests(f"watch {kind}") for kind in broken}
                 restarts = operator.metric("rljob_operator_watch_restarts_total")
                 pending.update(broken)
                 proxy.cut()

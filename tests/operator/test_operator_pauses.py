@@ -72,7 +72,9 @@ def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> I
                 listings_by_then.append(num_listings())
 
         proxy.events, proxy.after = lambda _, __: (), note
-        operator = testbed.through(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0}).operator("operator-deaf")
+        operator = (
+            testbed.with_server_url(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0}).operator("operator-deaf")
+        )
         testbed.keep_pods_starting("unheard-1")
         testbed.submit("unheard")
         operator.start()
@@ -120,7 +122,7 @@ def unanswered(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory
     since, stall = testbed.clusters_version(), Stall()
     with api_proxy.running_proxy(testbed.server) as proxy:
         proxy.before = stall.before
-        quick = testbed.through(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
+        quick = testbed.with_server_url(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
         operator = quick.operator("operator-unanswered")
         operator.start()
         try:
@@ -137,7 +139,10 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
     """A replica, and its requests to the API server."""
     with (
         api_proxy.running_proxy(testbed.server) as proxy,
-        testbed.through(proxy.url).with_leader_election({"RETRY_SECONDS": 2.5}).operator(name).at_work() as replica,
+        testbed.with_server_url(proxy.url)
+        .with_leader_election({"RETRY_SECONDS": 2.5})
+        .operator(name)
+        .running() as replica,
     ):
         yield replica, proxy
 
@@ -145,9 +150,9 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
 @pytest.mark.usefixtures("deaf", "unanswered")
 def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_path: Path) -> None:
     clock = RunningClock(tmp_path / "clock")
-    replicas = testbed.by_clock(tmp_path / "clock")
+    replicas = testbed.with_clock(tmp_path / "clock")
     testbed.http.delete(testbed.lease)
-    testbed.dashboard("trains-1").train_for_ever()
+    testbed.dashboard("trains-1").train_forever()
     testbed.keep_pods_starting("begins-1")
     since = testbed.clusters_version()
     with ExitStack() as stack:
@@ -165,13 +170,13 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_pat
 
         first.pause()
         asked.seconds_ahead = asked_by_second.seconds_ahead = PAUSE_SECONDS
-        clock.pass_by(PAUSE_SECONDS)
+        clock.advance(PAUSE_SECONDS)
         testbed.let_pods_start("begins-1")
         testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
         testbed.wait_for("begins", "Complete", "Succeeded")
 
         num_asked = len(asked.requests)
-        first.go_on()
+        first.unpause()
         testbed.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log)
         assert first.exit_code() == 1
         assert "could not be renewed for 10 s" in first.log()

@@ -29,7 +29,7 @@ RARELY_USED = {
 
 @contextmanager
 def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
-    operator = testbed.through(proxy.url).with_leader_election().operator("operator-watched")
+    operator = testbed.with_server_url(proxy.url).with_leader_election().operator("operator-watched")
     operator.start()
     try:
         operator.wait_until_healthy()
@@ -101,12 +101,12 @@ def test_a_job_costs_few_writes(
 def test_nothing_is_written_while_nothing_changes(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: forked_operator.OperatorProcess
 ) -> None:
-    testbed.dashboard("still-1").train_for_ever()
+    testbed.dashboard("still-1").train_forever()
     testbed.submit("still")
     testbed.wait_for("still", "Progressing", "Training")
     time.sleep(2)
     before = list(proxy.requests)
-    asked = testbed.dashboard("still-1").num_asked
+    asked = testbed.dashboard("still-1").num_requests
     # As long as four polls, and longer than the interval at which progress is written again.
     time.sleep(4)
     since = Counter(str(seen) for seen in list(proxy.requests)[len(before) :] if seen.resource != "leases")
@@ -114,27 +114,27 @@ def test_nothing_is_written_while_nothing_changes(
     assert set(since) <= {"list rljobs", "list rayclusters", "list pods"}, since
     assert all(number == 1 for number in since.values()), since
     # Polls of one request, though nothing happened that would cause one; and now and then groups and nodes.
-    assert 0 < testbed.dashboard("still-1").num_asked - asked <= 6
+    assert 0 < testbed.dashboard("still-1").num_requests - asked <= 6
     assert watched.probe("/healthz") == 200
 
 
 def test_many_events_do_not_cause_more_reconcile_passes(
     testbed: Testbed, unhurried: forked_operator.OperatorProcess
 ) -> None:
-    testbed.dashboard("busy-1").train_for_ever()
+    testbed.dashboard("busy-1").train_forever()
     testbed.submit("busy")
     testbed.wait_for("busy", "Progressing", "Training")
     time.sleep(2)
     started = time.monotonic()
-    passes, asked = unhurried.metric("rljob_operator_passes_total"), testbed.dashboard("busy-1").num_asked
+    passes, asked = unhurried.metric("rljob_operator_passes_total"), testbed.dashboard("busy-1").num_requests
     for number in range(100):
         touch(testbed, "/api/v1", "pods", "busy-1-head-0", str(number))
     testbed.change("busy", {"metadata": {"labels": {"touched": "yes"}}})
     time.sleep(2)
-    num_asked = testbed.dashboard("busy-1").num_asked - asked
+    num_requests = testbed.dashboard("busy-1").num_requests - asked
     num_passes = unhurried.metric("rljob_operator_passes_total") - passes
     looks = (time.monotonic() - started) / 1.5 + 2
-    assert num_asked <= looks + 1
+    assert num_requests <= looks + 1
     assert num_passes <= looks
 
 

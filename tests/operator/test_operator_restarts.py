@@ -42,7 +42,7 @@ class Course:
     """A job, the fate of its trainers, and the program that kills the operator, if there is one."""
 
     testbed: Testbed
-    killer: operator_killer.Killer | None
+    killer: operator_killer.OperatorKiller | None
     moments: dict[int, Callable[[Environment], scripts.RunMoment]] = field(default_factory=dict)
     """Of the trainer of each attempt."""
 
@@ -283,7 +283,7 @@ def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def new() -> Testbed:
         testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
-        return testbed.by_clock(clock)
+        return testbed.with_clock(clock)
 
     with ThreadPoolExecutor(2 * len(STORIES)) as threads:
         runs = {story.run for story in STORIES.values()}

@@ -27,9 +27,9 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
     def holder() -> str:
         return str(testbed.http.get(testbed.lease).json()["spec"]["holderIdentity"])
 
-    with first.at_work():
+    with first.running():
         testbed.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
-        with second.at_work():
+        with second.running():
             assert (holder(), second.metric("rljob_operator_leader")) == ("operator-a", 0)
             assert second.probe("/readyz") == 200
             assert second.terminate(STOP_SECONDS) == 0
@@ -66,13 +66,13 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
 
 
 def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("long-1").train_for_ever()
+    testbed.dashboard("long-1").train_forever()
     testbed.submit("long")
     testbed.wait_for("long", "Progressing", "Training")
     testbed.server.program.kill()
     time.sleep(3)
     assert operator.probe("/healthz") == 200
-    testbed.start_server_again()
+    testbed.restart_server()
     testbed.dashboard("long-1").complete_after(0.1)
     testbed.wait_for("long", "Complete", "Succeeded")
     testbed.submit("after")
@@ -84,14 +84,14 @@ def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, opera
 def test_kuberay_may_be_installed_later(testbed: Testbed) -> None:
     testbed.uninstall_kuberay()
     try:
-        with testbed.operator().at_work() as operator:
+        with testbed.operator().running() as operator:
             testbed.submit("early")
             testbed.wait_for("early", "ClusterReady", "KubeRayUnavailable", "False")
             testbed.install_kuberay()
             testbed.wait_for("early", "Complete", "Succeeded")
             testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to begin anew")
             # Only the watch reports within the time of this test that a cluster was deleted.
-            testbed.dashboard("gone-1").train_for_ever()
+            testbed.dashboard("gone-1").train_forever()
             testbed.submit("gone")
             testbed.wait_for("gone", "Progressing", "Training")
     finally:
@@ -100,7 +100,7 @@ def test_kuberay_may_be_installed_later(testbed: Testbed) -> None:
 
 def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
     slow = [f"slow-{number}" for number in range(6)]
-    with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().at_work():
+    with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().running():
         for name in slow:
             testbed.dashboard(f"{name}-1").delay_seconds = 60.0
             testbed.submit(name)
@@ -116,7 +116,7 @@ def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
 
 def test_jobs_of_all_namespaces_are_reconciled(testbed: Testbed) -> None:
     everywhere = replace(testbed, setup=replace(testbed.setup, namespaces=[]))
-    with everywhere.operator().at_work():
+    with everywhere.operator().running():
         testbed.submit("anywhere")
         testbed.wait_for("anywhere", "Complete", "Succeeded")
 

@@ -12,35 +12,35 @@ from rljob_testing.operator import watched_dashboard
 
 def test_before_a_submission_nodes_and_one_authentication_probe_are_requested() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        seen = await place.look(None)
+        seen = await place.poll(None)
         assert seen == ObservedRay(Reachability.OK, nodes=(ObservedRayNode(True, 0), ObservedRayNode(False, 8)))
-        await place.look(None)
-        assert place.ray.since() == ["probe", "nodes", "nodes"]
+        await place.poll(None)
+        assert place.ray.take_requests() == ["probe", "nodes", "nodes"]
         await place.watcher.observe("uid", place.dashboard("of another cluster"), None)
-        assert place.ray.since() == ["probe", "nodes"]
+        assert place.ray.take_requests() == ["probe", "nodes"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
 def test_a_running_trainer_costs_one_request_per_poll_on_one_connection() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        whole = await place.look()
-        assert place.ray.since() == ["probe", "nodes", "job", "state"]
+        whole = await place.poll()
+        assert place.ray.take_requests() == ["probe", "nodes", "job", "state"]
         assert whole.job is not None
         assert (whole.job.status, whole.nodes) == (
             RayJobStatus.RUNNING,
             (ObservedRayNode(True, 0), ObservedRayNode(False, 8)),
         )
         # The run state does not change, so Ray is asked for the process in between.
-        assert await place.looks(5) == [["state"], ["job"], ["state"], ["job"], ["state"]]
-        place.ray.since()
-        assert await place.look() == whole
+        assert await place.polled_requests(5) == [["state"], ["job"], ["state"], ["job"], ["state"]]
+        place.ray.take_requests()
+        assert await place.poll() == whole
         for step in (2, 3, 4):
             place.ray.state = watched_dashboard.state("Running", step)
-            seen = await place.look()
+            seen = await place.poll()
             assert seen.run_state is not None
             assert (seen.run_state.progress.step, seen.job, seen.nodes) == (step, whole.job, whole.nodes)
-        assert place.ray.since() == ["job", "state", "state", "state"]
+        assert place.ray.take_requests() == ["job", "state", "state", "state"]
         assert place.ray.num_connections == 1
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
@@ -48,21 +48,21 @@ def test_a_running_trainer_costs_one_request_per_poll_on_one_connection() -> Non
 
 def test_a_starting_trainer_is_polled_with_its_placement_groups_every_half_minute() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        assert (await place.look()).infeasible_groups == ()
-        assert place.ray.since() == ["probe", "nodes", "job", "state", "placement_groups"]
+        assert (await place.poll()).infeasible_groups == ()
+        assert place.ray.take_requests() == ["probe", "nodes", "job", "state", "placement_groups"]
         place.ray.groups.append(watched_dashboard.INFEASIBLE)
         place.ray.state = watched_dashboard.state("Starting", 0)
         place.now += 29
-        assert (await place.look()).infeasible_groups == ()
-        assert place.ray.since() == ["job", "state"]
+        assert (await place.poll()).infeasible_groups == ()
+        assert place.ray.take_requests() == ["job", "state"]
         place.now += 1
-        assert (await place.look()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
-        assert place.ray.since() == ["job", "state", "placement_groups"]
-        assert (await place.look()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
-        assert place.ray.since() == ["job", "state"]
+        assert (await place.poll()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
+        assert place.ray.take_requests() == ["job", "state", "placement_groups"]
+        assert (await place.poll()).infeasible_groups == ("rollout: 1 x {GPU: 8}",)
+        assert place.ray.take_requests() == ["job", "state"]
         place.ray.state = watched_dashboard.state("Running", 0)
-        assert (await place.look()).infeasible_groups == ()
-        assert await place.looks(1) == [["state"]]
+        assert (await place.poll()).infeasible_groups == ()
+        assert await place.polled_requests(1) == [["state"]]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
@@ -70,27 +70,27 @@ def test_a_starting_trainer_is_polled_with_its_placement_groups_every_half_minut
 @pytest.mark.parametrize(("phase", "status"), [("Failed", "FAILED"), ("Complete", "FAILED"), ("Stopped", "STOPPED")])
 def test_a_final_run_state_is_followed_up_in_the_same_poll(phase: str, status: str) -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
+        await place.poll()
         place.ray.status, place.ray.state, place.ray.log = status, watched_dashboard.state(phase), "Traceback"
-        place.ray.since()
-        seen = await place.look()
-        assert place.ray.since() == ["state", "job", "state", "log"]
+        place.ray.take_requests()
+        seen = await place.poll()
+        assert place.ray.take_requests() == ["state", "job", "state", "log"]
         assert seen.job is not None
         assert seen.run_state is not None
         assert (seen.job.status, seen.run_state.phase, seen.log_tail) == (status, phase, "Traceback")
-        assert await place.look() == seen
-        assert place.ray.since() == ["nodes", "job", "state", "log"]
+        assert await place.poll() == seen
+        assert place.ray.take_requests() == ["nodes", "job", "state", "log"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_finished_trainer_that_still_runs_is_polled_with_its_run_state() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
+        await place.poll()
         place.ray.state = watched_dashboard.state("Complete", 4)
-        assert await place.looks(3) == [["state", "job", "state"], ["job", "state"], ["job", "state"]]
+        assert await place.polled_requests(3) == [["state", "job", "state"], ["job", "state"], ["job", "state"]]
         place.ray.status = "SUCCEEDED"
-        seen = await place.look()
+        seen = await place.poll()
         assert seen.job is not None
         assert (seen.job.status, seen.log_tail) == (RayJobStatus.SUCCEEDED, "")
 
@@ -99,78 +99,78 @@ def test_a_finished_trainer_that_still_runs_is_polled_with_its_run_state() -> No
 
 def test_a_process_without_a_final_run_state_is_noticed_in_the_second_poll() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
+        await place.poll()
         place.ray.status, place.ray.log = "FAILED", "Killed"
-        place.ray.since()
-        assert (await place.look()).log_tail == ""
-        assert (await place.look()).log_tail == "Killed"
-        assert place.ray.since() == ["state", "job", "state", "log"]
+        place.ray.take_requests()
+        assert (await place.poll()).log_tail == ""
+        assert (await place.poll()).log_tail == "Killed"
+        assert place.ray.take_requests() == ["state", "job", "state", "log"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_a_failed_light_poll_is_followed_by_a_full_one_at_once() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
+        await place.poll()
         place.ray.failing = {"state"}
-        place.ray.since()
-        seen = await place.look()
-        assert place.ray.since() == ["state", "nodes", "job", "state"]
+        place.ray.take_requests()
+        seen = await place.poll()
+        assert place.ray.take_requests() == ["state", "nodes", "job", "state"]
         assert (seen.reachability, seen.error) == (Reachability.UNREACHABLE, "HTTP 503: busy")
         place.ray.failing = set()
-        assert await place.looks(2) == [["nodes", "job", "state"], ["state"]]
+        assert await place.polled_requests(2) == [["nodes", "job", "state"], ["state"]]
         place.ray.status = None
-        place.ray.since()
-        seen = await place.look()
+        place.ray.take_requests()
+        seen = await place.poll()
         assert (seen.reachability, seen.job, seen.run_state) == (Reachability.OK, None, None)
-        assert place.ray.since() == ["job", "nodes", "job"]
+        assert place.ray.take_requests() == ["job", "nodes", "job"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_another_submission_gets_a_full_poll() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
-        place.ray.since()
-        seen = await place.look("job-1-2")
+        await place.poll()
+        place.ray.take_requests()
+        seen = await place.poll("job-1-2")
         assert seen.job is not None
         assert seen.job.submission_id == "job-1-2"
-        assert place.ray.since()[:2] == ["nodes", "job"]
+        assert place.ray.take_requests()[:2] == ["nodes", "job"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_nodes_are_also_polled_every_minute() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
+        await place.poll()
         place.ray.nodes = [watched_dashboard.HEAD]
         place.now += 59
-        assert len((await place.look()).nodes) == 2
+        assert len((await place.poll()).nodes) == 2
         place.now += 1
-        place.ray.since()
-        assert (await place.look()).nodes == (ObservedRayNode(True, 0),)
-        assert place.ray.since() == ["nodes", "job"]
-        assert await place.looks(2) == [["state"], ["job"]]
+        place.ray.take_requests()
+        assert (await place.poll()).nodes == (ObservedRayNode(True, 0),)
+        assert place.ray.take_requests() == ["nodes", "job"]
+        assert await place.polled_requests(2) == [["state"], ["job"]]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
 
 def test_polls_more_than_a_minute_apart_are_full() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        await place.look()
+        await place.poll()
         for step in (1, 2):
             place.now += 61
             place.ray.state = watched_dashboard.state("Running", step)
-            await place.look()
+            await place.poll()
             place.now += 61
-            seen = (await place.look()).run_state
+            seen = (await place.poll()).run_state
             assert seen is not None
             assert seen.progress.step == step
         place.ray.status, place.ray.exit_code = "FAILED", 2
         place.now += 61
-        await place.look()
+        await place.poll()
         place.now += 61
-        ended = (await place.look()).job
+        ended = (await place.poll()).job
         assert ended is not None
         assert (ended.status, ended.exit_code) == (RayJobStatus.FAILED, 2)
 
@@ -180,14 +180,14 @@ def test_polls_more_than_a_minute_apart_are_full() -> None:
 def test_an_unreadable_run_state_is_reported_and_still_polled() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.state = '{"contractVersion": 99}'
-        seen = await place.look()
+        seen = await place.poll()
         assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         assert "contract versions 1 to 2 (seen: 99)" in (seen.run_state_error or "")
-        assert await place.looks(2) == [["state"], ["job"]]
+        assert await place.polled_requests(2) == [["state"], ["job"]]
         place.ray.state = "x" * 70_000
-        assert "70000 characters" in ((await place.look()).run_state_error or "")
+        assert "70000 characters" in ((await place.poll()).run_state_error or "")
         place.ray.state = watched_dashboard.state("Running", 3)
-        seen = await place.look()
+        seen = await place.poll()
         assert seen.run_state is not None
         assert (seen.run_state.progress.step, seen.run_state_error) == (3, None)
 
@@ -200,19 +200,19 @@ def test_silence_counts_from_the_first_failed_poll_of_this_cluster() -> None:
         silent = []
         for seconds in (0.0, 7.0, 13.0):
             place.now += seconds
-            silent.append((await place.look()).silent_seconds)
+            silent.append((await place.poll()).silent_seconds)
         assert silent == [0.0, 7.0, 20.0]
         other = await place.watcher.observe("uid", place.dashboard("of another cluster"), None)
         assert (other.reachability, other.silent_seconds) == (Reachability.UNREACHABLE, 0.0)
         place.now += 5
         place.ray.failing = set()
-        assert (await place.look()).silent_seconds == 0.0
+        assert (await place.poll()).silent_seconds == 0.0
         place.now += 5
         place.ray.failing = {"nodes", "state"}
-        assert (await place.look()).silent_seconds == 0.0
+        assert (await place.poll()).silent_seconds == 0.0
         place.now += 2
         place.watcher.forget("uid")
-        assert (await place.look()).silent_seconds == 0.0
+        assert (await place.poll()).silent_seconds == 0.0
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(state=watched_dashboard.state("Running")), test)
 
@@ -229,18 +229,18 @@ def test_a_slow_poll_counts_as_silence_for_its_duration() -> None:
 
 def test_a_dashboard_without_authentication_is_reported_and_gets_no_token() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        seen = await place.look(None)
+        seen = await place.poll(None)
         assert seen.reachability is Reachability.OPEN
         assert "without a token" in (seen.error or "")
         with pytest.raises(DashboardOpenError):
             await place.dashboard().submit({"submission_id": watched_dashboard.SUBMISSION})
-        assert place.ray.since() == ["probe", "probe"]
+        assert place.ray.take_requests() == ["probe", "probe"]
         place.now += 9
-        assert (await place.look(None)).silent_seconds == 9.0
+        assert (await place.poll(None)).silent_seconds == 9.0
         place.ray.guarded = True
-        assert (await place.look(None)).reachability is Reachability.OK
+        assert (await place.poll(None)).reachability is Reachability.OK
         await place.dashboard().submit({"submission_id": watched_dashboard.SUBMISSION})
-        assert place.ray.since() == ["probe", "probe", "nodes", "probe", "submit"]
+        assert place.ray.take_requests() == ["probe", "probe", "nodes", "probe", "submit"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(guarded=False), test)
 
@@ -248,23 +248,23 @@ def test_a_dashboard_without_authentication_is_reported_and_gets_no_token() -> N
 def test_a_rejected_token_proves_nothing_for_other_tokens() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
         place.ray.rejecting = True
-        assert (await place.look(None)).reachability is Reachability.REJECTED
+        assert (await place.poll(None)).reachability is Reachability.REJECTED
         # A rejection comes twice: the second time on a connection that ends with it.
-        assert place.ray.since() == ["probe", "nodes", "nodes"]
+        assert place.ray.take_requests() == ["probe", "nodes", "nodes"]
         place.ray.rejecting, place.ray.guarded = False, False
-        assert (await place.look(None)).reachability is Reachability.OPEN
-        assert place.ray.since() == ["probe"]
+        assert (await place.poll(None)).reachability is Reachability.OPEN
+        assert place.ray.take_requests() == ["probe"]
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(), test)
 
 
 def test_an_unclear_response_to_the_probe_proves_nothing() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        seen = await place.look(None)
-        assert (seen.reachability, place.ray.since()) == (Reachability.UNREACHABLE, ["probe"])
+        seen = await place.poll(None)
+        assert (seen.reachability, place.ray.take_requests()) == (Reachability.UNREACHABLE, ["probe"])
         assert "HTTP 503" in (seen.error or "")
         place.ray.failing = set()
-        assert (await place.look(None)).reachability is Reachability.OK
+        assert (await place.poll(None)).reachability is Reachability.OK
 
     watched_dashboard.run_with_dashboard(watched_dashboard.FakeRay(failing={"probe"}), test)
 
@@ -288,9 +288,9 @@ def test_a_new_watcher_sees_the_same_as_the_third_poll() -> None:
         for place.ray.status, place.ray.state in moments:
             place.now += 30
             # Nodes, run state and process take one poll each if all are due.
-            await place.look()
-            await place.look()
-            remembering = await place.look()
+            await place.poll()
+            await place.poll()
+            remembering = await place.poll()
             forgetful = await RunWatcher(lambda: place.now).observe(
                 "uid", place.dashboard(), watched_dashboard.SUBMISSION
             )
@@ -303,17 +303,17 @@ def test_a_new_watcher_sees_the_same_as_the_third_poll() -> None:
 
 def test_a_missing_stack_writer_costs_one_request_while_it_matters() -> None:
     async def test(place: watched_dashboard.WatchedDashboard) -> None:
-        assert not (await place.look()).stacks_missing
-        place.ray.since()
+        assert not (await place.poll()).stacks_missing
+        place.ray.take_requests()
         seen = await place.watcher.observe(
             "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS
         )
-        assert (place.ray.since(), seen.stacks_missing) == (["state", "stacks"], True)
+        assert (place.ray.take_requests(), seen.stacks_missing) == (["state", "stacks"], True)
         place.ray.has_stacks = True
         seen = await place.watcher.observe(
             "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS
         )
-        assert (place.ray.since(), seen.stacks_missing) == (["job", "stacks"], False)
+        assert (place.ray.take_requests(), seen.stacks_missing) == (["job", "stacks"], False)
         place.ray.failing.add("stacks")
         seen = await place.watcher.observe(
             "uid", place.dashboard(), watched_dashboard.SUBMISSION, watched_dashboard.STACKS

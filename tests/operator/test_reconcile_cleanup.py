@@ -49,13 +49,13 @@ def silent() -> Observed:
     job_spec = KEEP.model_copy(
         update={"run_policy": KEEP.run_policy.model_copy(update={"active_deadline_seconds": None})}
     )
-    return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=600), job_spec)
+    return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=600), job_spec)
 
 
 def half_submitted(seen: ObservedRay) -> Observed:
     """A submission that was recorded, and that Ray has not reported for as long as that may take."""
     status = inputs.provisioning(seconds_ago=300, record={"submissions": 1, "ready_at": "2026-03-01T11:56:00Z"})
-    return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
+    return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
 def told_its_end() -> Observed:
@@ -80,7 +80,7 @@ def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) ->
     assert plan.status.result is not None
     assert plan.effects == REMOVED
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
-    gone = inputs.moment(plan.status, job_spec=KEEP)
+    gone = inputs.observed(plan.status, job_spec=KEEP)
     assert condition_of(decide(gone, inputs.at(60)).status, C.CLUSTER_READY) == ("False", "Removed", DELETED_ANYWAY)
 
 
@@ -99,7 +99,9 @@ def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
     not_asked = ObservedRay(Reachability.NOT_ASKED)
-    plan = decide(inputs.moment(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP))
+    plan = decide(
+        inputs.observed(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP)
+    )
     assert plan.status.attempts[0].reason == "HeadLost"
     assert plan.effects == ()
 
@@ -117,7 +119,7 @@ def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec()
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
     plan = decide(
-        inputs.moment(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
+        inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
     )
     assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
     assert plan.effects == ()

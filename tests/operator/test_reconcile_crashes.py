@@ -143,7 +143,7 @@ class Operator:
         raise AssertionError(f"not at an end after {MAX_PASSES} passes: {self.status!r}")
 
     def _is_at_rest(self, plan: Plan) -> bool:
-        nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not self.world.is_asked_later
+        nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not self.world.has_later_request
         return self.world.deleted or (nothing_follows and not self.world.clusters and self._frozen is None)
 
     def _let_the_frozen_go_on(self) -> None:

@@ -31,7 +31,7 @@ UNREACHABLE = inputs.silent_ray()
 
 
 def pending(seconds_ago: float) -> Observed:
-    return inputs.moment(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), job_spec=LIMITS)
+    return inputs.observed(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), job_spec=LIMITS)
 
 
 def training(seconds_ago: float) -> Observed:
@@ -224,13 +224,13 @@ def test_a_stopped_trainer_keeps_the_result_it_reported(
 def name_conflict(seconds_ago: float) -> Observed:
     """Another cluster has had the name for this long; the conflict was seen after a long wait for something else."""
     record = {"name_taken_since": timestamp(inputs.at(-seconds_ago))}
-    seen = inputs.moment(inputs.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
+    seen = inputs.observed(inputs.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
 
 
 def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
     quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-    waited = replace(inputs.moment(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
+    waited = replace(inputs.observed(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
     waited = inputs.with_status_written(waited, decide(waited))
     taken = replace(waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
     plan = decide(taken)
@@ -259,7 +259,7 @@ def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
         (training(100), 4),
         (training(998), 2),
         (name_conflict(55), 5),
-        (inputs.moment(decide(inputs.without_retries(inputs.moment(inputs.running()))).status), None),
+        (inputs.observed(decide(inputs.without_retries(inputs.observed(inputs.running()))).status), None),
     ],
 )
 def test_the_requeue_is_not_later_than_the_deadline(seen: Observed, seconds: float | None) -> None:

@@ -31,7 +31,7 @@ def pods(num_ready: int) -> tuple[object, ...]:
 
 
 def starting(num_ready: int, seconds_ago: float = 100, job_spec: object = ELASTIC) -> Observed:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.provisioning(seconds_ago=seconds_ago),
         inputs.cluster(),
         seen=inputs.ray(gpus=(2,) * num_ready),

@@ -82,10 +82,10 @@ def test_a_failure_explained_by_memory_is_reported_as_out_of_memory(code: int | 
 
 def test_a_head_that_ran_out_of_memory_is_reported() -> None:
     ended = inputs.pod("h", HEAD_GROUP, ended=True, problem=OOM)
-    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (ended, inputs.pod("w"))))[0] == "OutOfMemory"
+    assert failure(inputs.observed(inputs.running(), inputs.cluster(), (ended, inputs.pod("w"))))[0] == "OutOfMemory"
     restarted = inputs.pod("h", HEAD_GROUP, problem=OOM)
     assert (
-        failure(inputs.moment(inputs.running(), inputs.cluster(), (restarted, inputs.pod("w")), inputs.ray()))[0]
+        failure(inputs.observed(inputs.running(), inputs.cluster(), (restarted, inputs.pod("w")), inputs.ray()))[0]
         == "OutOfMemory"
     )
 
@@ -94,14 +94,14 @@ def test_an_evicted_head_is_named_with_the_reason() -> None:
     evicted = inputs.pod(
         "h", HEAD_GROUP, ended=True, problem=PodProblem(R.INFRASTRUCTURE_ERROR, "Evicted: low on disk")
     )
-    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (evicted, inputs.pod("w")))) == (
+    assert failure(inputs.observed(inputs.running(), inputs.cluster(), (evicted, inputs.pod("w")))) == (
         "HeadLost",
         Mentions("pod h on node node-of-h", "Evicted: low on disk"),
     )
 
 
 def test_a_terminating_head_is_waited_for() -> None:
-    going = inputs.moment(
+    going = inputs.observed(
         inputs.running(),
         inputs.cluster(),
         (inputs.pod("h", HEAD_GROUP, ready=False, deleting=True), inputs.pod("w")),
@@ -115,7 +115,7 @@ def test_a_terminating_head_is_waited_for() -> None:
 
 def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
     stuck = inputs.pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
-    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (stuck, inputs.pod("w")))) == (
+    assert failure(inputs.observed(inputs.running(), inputs.cluster(), (stuck, inputs.pod("w")))) == (
         "HeadLost",
         Mentions("pod h on node node-of-h", "deleted", "node seems to be lost"),
     )
@@ -123,30 +123,30 @@ def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
 
 def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     assert (
-        decide(inputs.moment(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),))).status.attempts[0].ended
+        decide(inputs.observed(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),))).status.attempts[0].ended
         is None
     )
 
 
 def test_a_cluster_that_was_complete_gets_no_new_head() -> None:
     lacking = decide(
-        inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
+        inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
     ).status
     assert lacking.attempts[0].submissions == 0
-    assert failure(inputs.moment(lacking, inputs.cluster(), (inputs.pod("w"),)))[0] == "HeadLost"
+    assert failure(inputs.observed(lacking, inputs.cluster(), (inputs.pod("w"),)))[0] == "HeadLost"
 
 
 def test_a_cluster_that_kuberay_saw_complete_gets_no_new_head_either() -> None:
     assert (
-        failure(inputs.moment(inputs.provisioning(), inputs.cluster(provisioned=True), (inputs.pod("w"),)))[0]
+        failure(inputs.observed(inputs.provisioning(), inputs.cluster(provisioned=True), (inputs.pod("w"),)))[0]
         == "HeadLost"
     )
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:
-    seen = inputs.moment(inputs.running(), inputs.cluster(deleting=True), inputs.ready_pods())
+    seen = inputs.observed(inputs.running(), inputs.cluster(deleting=True), inputs.ready_pods())
     assert failure(seen) == ("ClusterLost", Mentions("RayCluster example-1 was deleted"))
-    replaced = inputs.moment(inputs.running(), inputs.cluster(uid="c2"), inputs.ready_pods())
+    replaced = inputs.observed(inputs.running(), inputs.cluster(uid="c2"), inputs.ready_pods())
     assert failure(replaced)[0] == "ClusterLost"
 
 

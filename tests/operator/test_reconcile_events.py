@@ -19,9 +19,9 @@ def reasons(seen: Observed) -> list[str]:
 
 def test_the_events_of_a_successful_job_are_complete() -> None:
     outside = [
-        inputs.moment(),
-        inputs.moment(there=inputs.cluster()),
-        inputs.moment(there=inputs.cluster(), pods=inputs.ready_pods(), seen=inputs.ray()),
+        inputs.observed(),
+        inputs.observed(there=inputs.cluster()),
+        inputs.observed(there=inputs.cluster(), pods=inputs.ready_pods(), seen=inputs.ray()),
         inputs.healthy(),
         inputs.healthy(state=inputs.run_state()),
         inputs.healthy(state=inputs.run_state(checkpoint_step=4)),
@@ -30,9 +30,9 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
             inputs.ray_job(RayJobStatus.SUCCEEDED, 0),
             inputs.run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10),
         ),
-        inputs.moment(),
+        inputs.observed(),
     ]
-    told, status = [], inputs.moment().job.status
+    told, status = [], inputs.observed().job.status
     for number, seen in enumerate(outside):
         plan = decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
         told.append([event.reason.value for event in plan.events])
@@ -52,7 +52,7 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
 
 def test_an_event_is_sent_only_when_the_reason_changes() -> None:
     def head(reason: Reason, message: str) -> Observed:
-        return inputs.moment(
+        return inputs.observed(
             inputs.provisioning(),
             inputs.cluster(),
             (inputs.pod("h", HEAD_GROUP, problem=PodProblem(reason, message)), inputs.pod("w")),
@@ -70,12 +70,12 @@ def test_an_event_is_sent_only_when_the_reason_changes() -> None:
 
 
 def test_one_loss_gets_one_event() -> None:
-    assert reasons(inputs.without_retries(inputs.moment(inputs.running()))) == ["ClusterLost"]
+    assert reasons(inputs.without_retries(inputs.observed(inputs.running()))) == ["ClusterLost"]
     assert reasons(inputs.without_retries(replace(inputs.healthy(), ray=inputs.ray()))) == ["DriverLost"]
 
 
 def test_an_invalid_job_gets_one_warning_event() -> None:
-    seen = inputs.moment()
+    seen = inputs.observed()
     seen = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.pools: wrong"))
     assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
 

@@ -34,7 +34,7 @@ COMPLETE = inputs.running(60).model_copy(update={"attempts": (inputs.completed_a
 
 
 def test_the_intent_is_written_before_the_cluster_is_created() -> None:
-    seen = inputs.moment()
+    seen = inputs.observed()
     first = decide(seen)
     assert first.status.attempts == (
         Attempt(number=1, cluster="example-1", started="2026-03-01T12:00:00Z", submissions=0),
@@ -48,7 +48,7 @@ def test_the_intent_is_written_before_the_cluster_is_created() -> None:
 
 
 def test_creation_of_a_cluster_is_repeated_until_the_cluster_exists() -> None:
-    seen = inputs.moment(inputs.provisioning(seen=False))
+    seen = inputs.observed(inputs.provisioning(seen=False))
     assert decide(seen).effects == (CreateCluster(1, "example-1"),)
     there = decide(replace(seen, clusters=(inputs.cluster(),)))
     assert there.effects == ()
@@ -56,13 +56,13 @@ def test_creation_of_a_cluster_is_repeated_until_the_cluster_exists() -> None:
 
 
 def test_without_kuberay_no_object_is_created() -> None:
-    plan = decide(replace(inputs.moment(inputs.provisioning(seen=False)), kuberay_installed=False))
+    plan = decide(replace(inputs.observed(inputs.provisioning(seen=False)), kuberay_installed=False))
     assert plan.effects == ()
     assert plan.requeue_after_seconds == 10
 
 
 def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
-    seen = inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     first = decide(seen)
     # Created 100 s before NOW, which is 1772366400 s after 1970, and the first submission.
     assert first.effects == (SubmitJob("example-1-1", attempt=1, start_number=1772366301),)
@@ -80,7 +80,7 @@ def test_a_ready_cluster_gets_the_job_with_a_growing_start_number() -> None:
 
 def test_a_job_of_the_year_2038_is_started_too() -> None:
     """The seconds of its creation exceed the range of a start number."""
-    seen = inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
+    seen = inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray())
     late = replace(seen, job=replace(seen.job, created=datetime.fromtimestamp(2**31, UTC)))
     plan = decide(late)
     assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=2**31 + 1),)
@@ -99,14 +99,14 @@ def test_a_job_of_the_year_2038_is_started_too() -> None:
     ids=["a GPU is missing", "a node is missing", "unreachable", "rejected", "not asked"],
 )
 def test_a_trainer_is_not_submitted_before_pods_and_nodes_are_ready(seen: ObservedRay) -> None:
-    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
     assert plan.effects == ()
     assert plan.status.attempts[0].submissions == 0
 
 
 def test_a_dashboard_without_authentication_ends_the_job_before_anything_is_submitted() -> None:
     seen = inputs.silent_ray(Reachability.OPEN, 0, "GET /api/jobs/ without a token: HTTP 200")
-    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen))
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     assert condition_of(plan.status, C.FAILED) == (
         "True",
@@ -118,7 +118,9 @@ def test_a_dashboard_without_authentication_ends_the_job_before_anything_is_subm
 def test_gpus_are_counted_node_by_node() -> None:
     two_nodes = inputs.spec({"pools[0].nodes": 2})
     plan = decide(
-        inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(2), inputs.ray(gpus=(3, 1)), two_nodes)
+        inputs.observed(
+            inputs.provisioning(), inputs.cluster(), inputs.ready_pods(2), inputs.ray(gpus=(3, 1)), two_nodes
+        )
     )
     assert condition_of(plan.status, C.PLACEMENT_FEASIBLE) == (
         "False",
@@ -136,7 +138,7 @@ def test_pools_count_only_usable_pods() -> None:
         inputs.pod("c", ended=True),
         inputs.pod("d", ready=False),
     )
-    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), pods, job_spec=two_nodes))
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), pods, job_spec=two_nodes))
     assert plan.status.pools == (PoolStatus(name="main", desired=2, ready=1),)
 
 
@@ -145,20 +147,20 @@ def test_the_most_specific_problem_is_named() -> None:
         inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.UNSCHEDULABLE, "no node")),
         inputs.pod("a", problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),
     )
-    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), pods))
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), pods))
     message = "0 of 2 pods ready; 1 of 1 pods of pool main: not found (pod a)"
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "ImagePullFailed", message)
 
 
 def test_transition_times_change_only_with_the_status() -> None:
-    waiting = decide(inputs.moment(inputs.provisioning(), inputs.cluster()))
+    waiting = decide(inputs.observed(inputs.provisioning(), inputs.cluster()))
     (before,) = [each for each in waiting.status.conditions if each.type == C.CLUSTER_READY]
     broken = (inputs.pod("h", HEAD_GROUP, problem=PodProblem(Reason.IMAGE_PULL_FAILED, "not found")),)
-    other = decide(inputs.moment(waiting.status, inputs.cluster(), broken), inputs.at(10))
+    other = decide(inputs.observed(waiting.status, inputs.cluster(), broken), inputs.at(10))
     (changed,) = [each for each in other.status.conditions if each.type == C.CLUSTER_READY]
     assert (before.reason, changed.reason) == ("PodsPending", "ImagePullFailed")
     assert changed.last_transition_time == before.last_transition_time == "2026-03-01T12:00:00Z"
-    ready = decide(inputs.moment(other.status, inputs.cluster(), inputs.ready_pods(), inputs.ray()), inputs.at(20))
+    ready = decide(inputs.observed(other.status, inputs.cluster(), inputs.ready_pods(), inputs.ray()), inputs.at(20))
     (last,) = [each for each in ready.status.conditions if each.type == C.CLUSTER_READY]
     assert last.last_transition_time == "2026-03-01T12:00:20Z"
 
@@ -181,19 +183,19 @@ STARTED = inputs.running(60, inputs.condition(C.PROGRESSING, reason=Reason.TRAIN
 @pytest.mark.parametrize(
     ("seen", "phase"),
     [
-        (inputs.moment(job_spec=inputs.spec({"checkpoint": {}})), "Failed"),
-        (inputs.moment(inputs.waiting_for_retry()), "Retrying"),
-        (inputs.moment(job_spec=inputs.spec({"suspend": True})), "Suspended"),
+        (inputs.observed(job_spec=inputs.spec({"checkpoint": {}})), "Failed"),
+        (inputs.observed(inputs.waiting_for_retry()), "Retrying"),
+        (inputs.observed(job_spec=inputs.spec({"suspend": True})), "Suspended"),
         (
-            inputs.moment(
+            inputs.observed(
                 inputs.running(), inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"suspend": True})
             ),
             "Stopping",
         ),
-        (inputs.moment(), "Provisioning"),
-        (inputs.moment(inputs.provisioning(), inputs.cluster()), "Provisioning"),
+        (inputs.observed(), "Provisioning"),
+        (inputs.observed(inputs.provisioning(), inputs.cluster()), "Provisioning"),
         (
-            inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray()),
+            inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray()),
             "Provisioning",
         ),
         (inputs.healthy(status=inputs.running(60, record={"state": "Starting"})), "Starting"),
@@ -204,9 +206,9 @@ STARTED = inputs.running(60, inputs.condition(C.PROGRESSING, reason=Reason.TRAIN
             inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)),
             "Complete",
         ),
-        (inputs.moment(COMPLETE), "Complete"),
-        (inputs.without_retries(inputs.moment(inputs.running())), "Failed"),
-        (inputs.moment(inputs.running()), "Retrying"),
+        (inputs.observed(COMPLETE), "Complete"),
+        (inputs.without_retries(inputs.observed(inputs.running())), "Failed"),
+        (inputs.observed(inputs.running()), "Retrying"),
     ],
 )
 def test_the_phase_is_one_word_for_people(seen: Observed, phase: str) -> None:
@@ -251,7 +253,7 @@ def test_the_end_of_a_job_with_an_unreadable_spec_is_noticed(seen: Observed, kin
 
 
 def test_a_job_with_an_unreadable_spec_waits_with_its_next_attempt() -> None:
-    lost = unread(inputs.moment(inputs.running(), inputs.cluster(), ()))
+    lost = unread(inputs.observed(inputs.running(), inputs.cluster(), ()))
     plan = decide(lost)
     assert plan.status.attempts[0].reason == "HeadLost"
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
@@ -280,7 +282,7 @@ def test_known_addresses_of_a_job_with_an_unreadable_spec_stay() -> None:
 
 
 def test_a_kept_cluster_stays_when_the_spec_becomes_unreadable() -> None:
-    keep = inputs.moment(
+    keep = inputs.observed(
         COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"runPolicy.cleanup": "KeepCluster"})
     )
     assert decide(unread(inputs.with_status_written(keep, decide(keep)))).effects == ()
@@ -288,7 +290,7 @@ def test_a_kept_cluster_stays_when_the_spec_becomes_unreadable() -> None:
 
 def test_a_running_job_needs_no_default_image() -> None:
     without = replace(inputs.DEFAULTS, trainer_image=None)
-    assert condition_of(reconcile(inputs.moment(), inputs.NOW, without).status, C.FAILED) is not None
+    assert condition_of(reconcile(inputs.observed(), inputs.NOW, without).status, C.FAILED) is not None
     assert condition_of(reconcile(inputs.healthy(), inputs.NOW, without).status, C.FAILED) is None
 
 
@@ -317,8 +319,8 @@ def test_a_job_of_another_submission_is_not_taken_for_this_one() -> None:
     "outside",
     [
         inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)),
-        inputs.moment(there=inputs.cluster(), pods=inputs.ready_pods()),
-        replace(inputs.moment(), kuberay_installed=False),
+        inputs.observed(there=inputs.cluster(), pods=inputs.ready_pods()),
+        replace(inputs.observed(), kuberay_installed=False),
     ],
 )
 @pytest.mark.parametrize("outcome", ["Succeeded", "Failed"])
@@ -356,7 +358,7 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
 
 
 def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
-    seen = inputs.moment(COMPLETE, inputs.cluster(), inputs.ready_pods())
+    seen = inputs.observed(COMPLETE, inputs.cluster(), inputs.ready_pods())
     refused = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
     plan = decide(replace(seen, failure=refused))
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
@@ -370,19 +372,19 @@ def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
 
 
 def test_a_kept_cluster_is_removed_when_the_job_says_so_later() -> None:
-    keep = inputs.moment(
+    keep = inputs.observed(
         COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec({"runPolicy.cleanup": "KeepCluster"})
     )
     kept = decide(keep)
     assert kept.effects == ()
-    remove = inputs.moment(kept.status, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec())
+    remove = inputs.observed(kept.status, inputs.cluster(), inputs.ready_pods(), job_spec=inputs.spec())
     assert decide(remove).effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 def test_a_cluster_that_starts_after_the_end_is_removed_too() -> None:
     failed = SUCCEEDED.model_copy(update={"outcome": "Failed", "cleaned_up_at": timestamp(inputs.NOW)})
     never_seen = COMPLETE.model_copy(update={"attempts": (inputs.attempt(seen=False),), "result": failed})
-    assert decide(inputs.moment(never_seen, inputs.cluster(uid="late"))).effects == (
+    assert decide(inputs.observed(never_seen, inputs.cluster(uid="late"))).effects == (
         DeleteCluster("example-1", "late"),
     )
 

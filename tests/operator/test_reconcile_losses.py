@@ -55,7 +55,7 @@ def test_a_suspending_job_that_loses_its_head_is_suspended_without_using_a_retry
 
 def test_a_trainer_that_could_not_be_asked_to_stop_is_removed_with_its_cluster() -> None:
     stop = StopRequest(reason=R.RESIZED.value, requested_at=timestamp(inputs.at(-GRACE_SECONDS)))
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.running(9000, record={"stop": stop}), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray()
     )
     following = decide(seen).status.next_attempt
@@ -83,7 +83,7 @@ AWAY = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(
     ids=["it was well", "it had just not answered"],
 )
 def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.running(8000, record=record), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=1)
     )
     attempt = decide(seen).status.attempts[-1]
@@ -95,12 +95,12 @@ def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, obje
 
 def test_an_unreachability_that_this_operator_has_seen_still_ends_the_attempt() -> None:
     status = inputs.running(8000, record=AWAY | {"silent_since": timestamp(inputs.at(-3690))})
-    seen = inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
+    seen = inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
     assert decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
 
 
 def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.provisioning(seconds_ago=4000), inputs.cluster(provisioned=True), inputs.ready_pods(), inputs.ray()
     )
     plan = decide(seen)
@@ -163,7 +163,7 @@ def test_an_unreadable_spec_uses_no_retries() -> None:
 
 
 def test_a_job_between_attempts_with_an_unreadable_spec_can_be_stopped() -> None:
-    seen = unread(inputs.moment(inputs.waiting_for_retry()))
+    seen = unread(inputs.observed(inputs.waiting_for_retry()))
     result = decide(replace(seen, job=replace(seen.job, stop_request="now"))).status.result
     assert result is not None
     assert result.reason == R.STOPPED_BY_USER

@@ -31,7 +31,7 @@ from rljob_operator.reconcile.plan_types import (
     SubmitJob,
 )
 from rljob_operator.reconcile.status_draft import seconds_since
-from rljob_testing.operator import any_moment, inputs
+from rljob_testing.operator import any_observed, inputs
 from rljob_testing.operator.inputs import decide
 
 C, R = ConditionType, Reason
@@ -53,7 +53,7 @@ def test_every_effect_reason_and_result_is_reached() -> None:
     reached: Counter[object] = Counter()
 
     @EVERYTHING
-    @given(any_moment.moments())
+    @given(any_observed.observations())
     def collect(seen: Observed) -> None:
         reached.update(observed_outcomes(seen, decide(seen)))
 
@@ -103,7 +103,7 @@ def under_way(status: RLJobStatus) -> Attempt | None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_reconciling_again_without_outside_changes_changes_nothing(seen: Observed) -> None:
     first = decide(seen)
     # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
@@ -124,7 +124,7 @@ def attempt_and_result(status: RLJobStatus) -> object:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
     before, plan = seen.job.status, decide(seen)
     if before.result is None:
@@ -146,7 +146,7 @@ def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_conditions_report_the_result_once(seen: Observed) -> None:
     status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
     ends = {kind: inputs.condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
@@ -166,7 +166,7 @@ def status_schema() -> jsonschema.Draft202012Validator:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_the_server_accepts_the_status(status_schema: jsonschema.Draft202012Validator, seen: Observed) -> None:
     plan = decide(seen)
     wire = without_nulls(plan.status.to_wire())
@@ -185,7 +185,7 @@ def test_the_server_accepts_the_status(status_schema: jsonschema.Draft202012Vali
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
     before, plan = seen.job.status, decide(seen)
     after = plan.status
@@ -212,7 +212,7 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
@@ -234,7 +234,7 @@ def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_a_job_is_suspended_only_when_nothing_of_it_runs(seen: Observed) -> None:
     before, status = seen.job.status, decide(seen).status
     if status.suspended_at is None or before.suspended_at is not None:
@@ -256,7 +256,7 @@ def lost(pod: ObservedPod) -> bool:
 
 
 @settings(max_examples=800)
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_every_effect_is_allowed(seen: Observed) -> None:
     plan = decide(seen)
     assert len(set(plan.effects)) == len(plan.effects)
@@ -370,10 +370,10 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
 
 
 @ANY_MOMENT
-@given(any_moment.moments(), st.randoms(use_true_random=True))
+@given(any_observed.observations(), st.randoms(use_true_random=True))
 def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
     plan = decide(seen)
-    for conditions in ((), any_moment.any_conditions(pick)):
+    for conditions in ((), any_observed.any_conditions(pick)):
         told = seen.job.status.model_copy(update={"conditions": conditions})
         other = decide(replace(seen, job=replace(seen.job, status=told)))
         assert records(other.status) == records(plan.status)
@@ -386,6 +386,6 @@ def records(status: RLJobStatus) -> RLJobStatus:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_a_job_that_is_being_deleted_is_not_changed(seen: Observed) -> None:
     assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)

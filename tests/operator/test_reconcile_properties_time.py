@@ -16,7 +16,7 @@ from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachabilit
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Effect
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
-from rljob_testing.operator import any_moment, inputs
+from rljob_testing.operator import any_observed, inputs
 from rljob_testing.operator.inputs import decide
 
 ANY_MOMENT = settings(max_examples=200)
@@ -35,7 +35,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
     num_checked, num_seen = 0, 0
 
     @ANY_MOMENT
-    @given(any_moment.moments(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
+    @given(any_observed.observations(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
     def check(seen: Observed, fraction: float) -> None:
         nonlocal num_checked, num_seen
         seen = settled(seen)
@@ -88,7 +88,7 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
     # Fewer nodes than all: until they are used, and until they are given up for all.
-    due.append(seconds_to(attempt.admitted_at or attempt.started, any_moment.ELASTIC_WAIT_SECONDS))
+    due.append(seconds_to(attempt.admitted_at or attempt.started, any_observed.ELASTIC_WAIT_SECONDS))
     if attempt.whole_since is not None:
         due.append(seconds_to(attempt.whole_since, 60))
     if attempt.stop is not None:
@@ -108,7 +108,7 @@ def seconds_to(since: str, seconds: float = 0) -> float:
 
 
 @ANY_MOMENT
-@given(any_moment.moments(), JUMPS)
+@given(any_observed.observations(), JUMPS)
 def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
@@ -123,7 +123,7 @@ def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> 
 
 
 @ANY_MOMENT
-@given(any_moment.moments(), JUMPS)
+@given(any_observed.observations(), JUMPS)
 def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: int) -> None:
     plan = decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
@@ -143,7 +143,7 @@ def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
     num_told = 0
 
     @ANY_MOMENT
-    @given(any_moment.moments(), JUMPS, JUMPS)
+    @given(any_observed.observations(), JUMPS, JUMPS)
     def check(seen: Observed, seconds_before: int, seconds_now: int) -> None:
         nonlocal num_told
         job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
@@ -200,7 +200,7 @@ def shifted_time(text: str, seconds: float) -> str:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
     plan = decide(seen)
     status, spec = plan.status, seen.job.spec
@@ -218,17 +218,17 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
 
 
 @settings(max_examples=100)
-@given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+@given(any_observed.observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
     # A spec that cannot be run or read waits for one that can.
     if seen.job.deleting or not has_fitting_spec(seen):
         return
     seen, seconds = replace(seen, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
     limit = (
-        any_moment.STALL_SECONDS
-        + 2 * any_moment.GRACE_SECONDS
+        any_observed.STALL_SECONDS
+        + 2 * any_observed.GRACE_SECONDS
         + LONGEST_PAUSE_SECONDS
-        + any_moment.PROVISIONING_SECONDS
+        + any_observed.PROVISIONING_SECONDS
         + SECONDS_TO_SPARE
     )
     while seen.job.status.result is None and seen.job.status.suspended_at is None:
@@ -244,23 +244,23 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
 
 
 @settings(max_examples=100)
-@given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+@given(any_observed.observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reachability) -> None:
     if seen.job.deleting:
         return
     policy = RunPolicy(
-        provisioning_deadline_seconds=any_moment.PROVISIONING_SECONDS,
-        stall_deadline_seconds=any_moment.STALL_SECONDS,
-        grace_period_seconds=any_moment.GRACE_SECONDS,
+        provisioning_deadline_seconds=any_observed.PROVISIONING_SECONDS,
+        stall_deadline_seconds=any_observed.STALL_SECONDS,
+        grace_period_seconds=any_observed.GRACE_SECONDS,
     )
     job = replace(seen.job, spec=None, spec_error="is new", readable_policy=policy)
     seen, seconds = replace(seen, job=job, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
     while seen.job.status.attempts and seen.job.status.attempts[-1].ended is None:
         assert (
             seconds
-            <= any_moment.STALL_SECONDS
-            + 2 * any_moment.GRACE_SECONDS
-            + any_moment.PROVISIONING_SECONDS
+            <= any_observed.STALL_SECONDS
+            + 2 * any_observed.GRACE_SECONDS
+            + any_observed.PROVISIONING_SECONDS
             + SECONDS_TO_SPARE
         )
         seen, seconds = inputs.with_status_written(seen, decide(seen, inputs.at(seconds))), seconds + 30

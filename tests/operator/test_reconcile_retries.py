@@ -88,7 +88,7 @@ def test_an_application_failure_on_a_broken_cluster_gets_a_new_one(pods: tuple[o
 
 
 def test_a_cluster_that_breaks_during_the_backoff_is_not_reused() -> None:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.waiting_for_retry(same_cluster=True), inputs.cluster(), (inputs.pod("h", "head"),), job_spec=BUDGETS
     )
     plan = decide(seen)
@@ -126,7 +126,7 @@ def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former
     "lost", [inputs.pod("w", overdue=True, deleting=True), inputs.pod("w", node_silent_seconds=60)]
 )
 def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
-    seen = replace(inputs.moment(inputs.waiting_for_retry(0)), pods=(lost,))
+    seen = replace(inputs.observed(inputs.waiting_for_retry(0)), pods=(lost,))
     started = decide(seen)
     assert started.status.attempts[-1].number == 2
     assert decide(inputs.with_status_written(seen, started)).effects == (
@@ -203,11 +203,11 @@ def test_the_history_is_bounded_and_the_numbers_continue() -> None:
     status = inputs.waiting_for_retry(0, attempts=attempts).model_copy(
         update={"counters": Counters(attempts=104, start_number=2**31)}
     )
-    started = decide(inputs.moment(status)).status
+    started = decide(inputs.observed(status)).status
     assert [each.number for each in started.attempts] == list(range(96, 106))
     assert started.counters is not None
     assert started.counters.attempts == 105
-    far = decide(inputs.moment(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
+    far = decide(inputs.observed(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
     assert far.attempts[-1].number == 1234
     # KubeRay truncates longer names; the 234th attempt is long gone.
     assert far.attempts[-1].cluster == "example-234"
@@ -217,9 +217,9 @@ def test_start_numbers_grow_whatever_clocks_and_history_are() -> None:
     status = inputs.provisioning().model_copy(
         update={"counters": Counters(attempts=7, start_number=inputs.START_NUMBER + 500)}
     )
-    plan = decide(inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
+    plan = decide(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
-    again = replace(inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
+    again = replace(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
     assert decide(early).effects == plan.effects
 
@@ -228,7 +228,7 @@ def test_clusters_that_no_attempt_owns_are_removed() -> None:
     former = inputs.cluster(name="example-1", uid="c1")
     ours = inputs.cluster(name="example-2", uid="c2")
     status = RLJobStatus(attempts=(inputs.ended_attempt(), inputs.attempt(number=2)), counters=Counters(attempts=2))
-    seen = replace(inputs.moment(status), clusters=(former, ours))
+    seen = replace(inputs.observed(status), clusters=(former, ours))
     assert decide(seen).effects == (DeleteCluster("example-1", "c1"),)
     # One with the right name and another UID: a leader that was paused created it.
     twin = replace(seen, clusters=(inputs.cluster(name="example-2", uid="late"),))
@@ -251,7 +251,7 @@ def test_an_attempt_counts_active_seconds_without_waiting() -> None:
     status = RLJobStatus(attempts=(inputs.ended_attempt(), long_ago), counters=used)
     second = replace(inputs.ray_job(), submission_id="example-2-1")
     pods = tuple(replace(each, cluster="example-2") for each in inputs.ready_pods())
-    seen = inputs.moment(
+    seen = inputs.observed(
         status,
         inputs.cluster(name="example-2", uid="c2"),
         pods,

@@ -33,12 +33,12 @@ def resumed(seen: Observed) -> Observed:
 
 
 def test_a_job_may_be_created_suspended() -> None:
-    plan = decide(inputs.moment(job_spec=SUSPENDED))
+    plan = decide(inputs.observed(job_spec=SUSPENDED))
     assert plan.effects == ()
     assert plan.requeue_after_seconds is None
     assert plan.status.suspended_at == "2026-03-01T12:00:00Z"
     assert (plan.status.phase, plan.status.reason, plan.status.attempts) == ("Suspended", "Suspended", ())
-    started = decide(resumed(inputs.with_status_written(inputs.moment(job_spec=SUSPENDED), plan)), inputs.at(9000))
+    started = decide(resumed(inputs.with_status_written(inputs.observed(job_spec=SUSPENDED), plan)), inputs.at(9000))
     assert started.status.suspended_at is None
     assert [each.number for each in started.status.attempts] == [1]
 
@@ -124,7 +124,7 @@ def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJob
 
 
 def test_starting_pods_are_removed_at_once() -> None:
-    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.attempts[0].reason == "Suspended"
     assert plan.status.counters is not None
@@ -132,10 +132,10 @@ def test_starting_pods_are_removed_at_once() -> None:
 
 
 def test_a_job_waiting_for_its_next_attempt_is_suspended_at_once() -> None:
-    plan = decide(inputs.moment(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
+    plan = decide(inputs.observed(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
     assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
     kept = decide(
-        inputs.moment(
+        inputs.observed(
             inputs.waiting_for_retry(300, same_cluster=True),
             inputs.cluster(),
             inputs.ready_pods(),
@@ -189,11 +189,11 @@ def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     "status",
-    [inputs.waiting_for_retry(300), decide(inputs.moment(job_spec=SUSPENDED)).status, RLJobStatus()],
+    [inputs.waiting_for_retry(300), decide(inputs.observed(job_spec=SUSPENDED)).status, RLJobStatus()],
     ids=["waits", "suspended", "new"],
 )
 def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
-    plan = decide(asked(inputs.moment(status, job_spec=SUSPENDED), stop="now"))
+    plan = decide(asked(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
     assert condition_of(plan.status, C.FAILED) == (
         "True",
         "StoppedByUser",
@@ -224,7 +224,7 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
 
 
 def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
-    seen = inputs.without_retries(inputs.moment(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
+    seen = inputs.without_retries(inputs.observed(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
     failed = asked(inputs.with_status_written(seen, decide(seen)), retry="now")
     plan = decide(failed)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
@@ -233,14 +233,14 @@ def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
 
 
 def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
-    plan = decide(asked(inputs.moment(inputs.waiting_for_retry(300)), retry="now"))
+    plan = decide(asked(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
     assert plan.status.attempts[-1].number == 2
     assert plan.status.counters is not None
     assert plan.status.counters.application_retries == 0
 
 
 def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
-    stopped = asked(inputs.moment(inputs.waiting_for_retry(300)), stop="a")
+    stopped = asked(inputs.observed(inputs.waiting_for_retry(300)), stop="a")
     failed = inputs.with_status_written(stopped, decide(stopped))
     plan = decide(asked(failed, stop="a", retry="b"))
     assert plan.status.attempts[-1].number == 2
@@ -391,5 +391,6 @@ def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None
 def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:
     for stop, retry in ((EARLIER, LATER), (LATER, EARLIER)):
         assert (
-            decide(asked(inputs.moment(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase == "Failed"
+            decide(asked(inputs.observed(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase
+            == "Failed"
         )

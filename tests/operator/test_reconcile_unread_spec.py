@@ -29,7 +29,7 @@ def unread(seen: Observed, policy: RunPolicy | None = None) -> Observed:
 
 def begun(seconds_ago: float) -> Observed:
     """Everything is ready, and nobody can submit."""
-    return inputs.moment(
+    return inputs.observed(
         inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), inputs.ready_pods(), inputs.ray()
     )
 
@@ -59,9 +59,9 @@ def test_an_attempt_without_a_trainer_ends_at_its_deadline(policy: RunPolicy | N
 
 
 def test_an_attempt_without_a_cluster_ends_too() -> None:
-    seen = unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1800)))
+    seen = unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1800)))
     assert (
-        decide(unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
+        decide(unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
         is None
     )
     assert_waits_for_another_operator(seen, decide(seen).status, "ProvisioningDeadlineExceeded")

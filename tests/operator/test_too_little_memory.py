@@ -49,7 +49,7 @@ def test_a_failed_estimate_does_not_stop_a_job_from_being_read(
 
 
 def test_too_little_memory_is_one_warning_and_blocks_nothing() -> None:
-    seen = inputs.moment()
+    seen = inputs.observed()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
     plan = decide(too_large)
     warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_testing.ray_clusters.ray_nodes import RayNode, Whereabouts, ray_nodes
+from rljob_testing.ray_clusters.ray_nodes import LocationReporter, RayNode, ray_nodes
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.pools import reservation
 from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
@@ -96,7 +96,7 @@ def where_processes_are(pool: ResourcePool) -> list[tuple[str, list[int]]]:
     """Node id and devices of a process in each slot."""
     resources = pool.process_resources
     actors = [
-        ray.remote(Whereabouts)
+        ray.remote(LocationReporter)
         .options(
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus,
@@ -106,7 +106,7 @@ def where_processes_are(pool: ResourcePool) -> list[tuple[str, list[int]]]:
         .remote()
         for slot in pool.slots()
     ]
-    return ray.get([actor.tell.remote() for actor in actors], timeout=120)  # type: ignore[no-any-return]
+    return ray.get([actor.locate.remote() for actor in actors], timeout=120)  # type: ignore[no-any-return]
 
 
 def test_ranks_follow_the_order_of_node_addresses_on_every_start() -> None:

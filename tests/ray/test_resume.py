@@ -82,7 +82,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     run = training_runs.LocalRun(folder, job(folder, every_steps=100))
     run.wait_for(lambda: run.files.training_steps() != [])
     time.sleep(SECONDS_INTO_STEP)
-    assert len(run.of_its_folder()) > 5
+    assert len(run.processes_of_run()) > 5
     run.process.send_signal(signal.SIGINT)
     run.end()
     return Stopped(run, run.files.state().progress.step, run.files.checkpoint_names())
@@ -156,7 +156,7 @@ def test_ctrl_c_finishes_the_step_saves_and_prints_how_to_resume(stopped: Stoppe
     assert f"stopped as requested after step {stopped.after_step}; its checkpoint is complete" in run.output
     assert run.output.endswith("to continue: rljob run job.yaml --resume\n")
     assert stopped.checkpoints == [f"step-{stopped.after_step:08d}.start-0001"]
-    assert run.left_behind() == []
+    assert run.leftover_processes() == []
 
 
 def test_the_resumed_run_continues_where_the_first_stopped(stopped: Stopped, killed: Killed) -> None:
@@ -181,7 +181,7 @@ def test_the_error_names_the_rank_and_the_cause(killed: Killed) -> None:
 def test_a_lost_worker_ends_the_run_soon_and_leaves_no_process(killed: Killed) -> None:
     assert killed.seconds_to_end < SECONDS_TO_END
     assert len(killed.run.seen) > 5
-    assert killed.run.left_behind() == []
+    assert killed.run.leftover_processes() == []
 
 
 def test_the_run_state_reports_the_same_error(killed: Killed) -> None:
@@ -205,7 +205,7 @@ def test_the_next_run_resumes_from_the_newest_checkpoint(killed: Killed, finishe
     # Incomplete checkpoints of the lost attempt were removed.
     assert all((path / "manifest.json").exists() for path in run.files.checkpoints.glob("step-*"))
     assert (run.files.folder / "plots" / "overview.png").exists()
-    assert run.left_behind() == []
+    assert run.leftover_processes() == []
 
 
 def test_all_processes_write_their_stacks(finished: Finished) -> None:

@@ -46,7 +46,9 @@ def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path
         group = spawn(processes)["first"]
         [waits, stops] = [each[2] for each in echo_workers.describe_ranks(group)]
         end = tmp_path / "end"
-        pending = echo_workers.call(group, "add_when_there_is", echo_workers.mixed_batch(2).only(["number"]), str(end))
+        pending = echo_workers.call(
+            group, "add_when_file_exists", echo_workers.mixed_batch(2).only(["number"]), str(end)
+        )
         assert isinstance(pending, Pending)
         os.kill(stops, signal.SIGSTOP)
         place = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}
@@ -56,8 +58,8 @@ def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path
         by_id = {process["processId"]: process for process in dump["processes"]}
         assert by_id.keys() == {waits, stops}
         assert (by_id[waits]["role"], by_id[waits]["rank"], by_id[waits]["pod"]) == ("first+second", 0, "head-pod")
-        assert by_id[waits]["title"] == "ray::RayWorker.first.add_when_there_is"
-        assert by_id[waits]["stoodAt"].endswith(" add_when_there_is")
+        assert by_id[waits]["title"] == "ray::RayWorker.first.add_when_file_exists"
+        assert by_id[waits]["stoodAt"].endswith(" add_when_file_exists")
         assert by_id[stops]["rank"] == 1
         assert by_id[stops]["stoodAt"].startswith("unknown: the process is stopped by a signal")
         folder = tmp_path / "logs" / "attempt-3"
@@ -65,7 +67,7 @@ def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path
         assert sorted(path.name for path in folder.iterdir()) == sorted(
             f"stacks-head-pod-first+second-{process}.txt" for process in (waits, stops)
         )
-        assert "in add_when_there_is\n" in (folder / by_id[waits]["file"]).read_text()
+        assert "in add_when_file_exists\n" in (folder / by_id[waits]["file"]).read_text()
         # Both continue unchanged afterwards.
         end.touch()
         result = pending.result()

@@ -43,7 +43,7 @@ def test_a_stop_while_ray_starts_exits_at_once(tmp_path: Path) -> None:
     assert "stopped immediately, without saving" in run.output
     assert "Traceback" not in run.output
     assert run.files.state().phase == "Stopped"
-    assert run.left_behind() == []
+    assert run.leftover_processes() == []
     # There is nothing to resume from, so the advice is the same command.
     assert run.output.endswith("to continue: rljob run job.yaml\n")
 

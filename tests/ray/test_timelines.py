@@ -63,9 +63,11 @@ def test_ray_shows_calls_by_role_and_method(tmp_path: Path) -> None:
         group = spawn(processes)["first"]
         [(_, _, process, _)] = echo_workers.describe_ranks(group)
         end = tmp_path / "end"
-        pending = echo_workers.call(group, "add_when_there_is", echo_workers.mixed_batch(2).only(["number"]), str(end))
+        pending = echo_workers.call(
+            group, "add_when_file_exists", echo_workers.mixed_batch(2).only(["number"]), str(end)
+        )
         assert isinstance(pending, Pending)
-        title, deadline = b"ray::RayWorker.first.add_when_there_is", time.monotonic() + 120
+        title, deadline = b"ray::RayWorker.first.add_when_file_exists", time.monotonic() + 120
         while not (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(title):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -73,6 +75,6 @@ def test_ray_shows_calls_by_role_and_method(tmp_path: Path) -> None:
         assert process in worker_processes(Path("/proc"))
         end.touch()
         pending.result()
-        while "task::RayWorker.first.add_when_there_is" not in (seen := {event["cat"] for event in ray.timeline()}):
+        while "task::RayWorker.first.add_when_file_exists" not in (seen := {event["cat"] for event in ray.timeline()}):
             assert time.monotonic() < deadline, seen
             time.sleep(0.5)

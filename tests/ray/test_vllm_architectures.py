@@ -85,7 +85,7 @@ def compared(name: str, folder: Path, context: WorkerContext, engines: list[Vllm
     trained = TrainEngine(TrainEngineSettings(folder, torch.device("cpu"), torch.float32, False, 4096, Optimizer()))
     try:
         with small_vllm.model_inspection_in_process():
-            engines.append(small_vllm.started_engine(folder, context.world_size))
+            engines.append(small_vllm.start_engine(folder, context.world_size))
     except ConfigurationError as error:
         return Compared(refusal=str(error))
     sync_weights(trained, engines[-1], torch.float32, 0)

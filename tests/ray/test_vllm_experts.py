@@ -51,7 +51,7 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
 
     layout = ParallelLayout.of(context.world_size, shard_size=1)
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
-    vllm = small_vllm.started_engine(folder, context.world_size)
+    vllm = small_vllm.start_engine(folder, context.world_size)
     right = load_file(folder / "model.safetensors")
     given = recorded_weights(vllm)
     found = []

@@ -48,7 +48,7 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     )
     merging = AdapterSettings(lora.model_copy(update={"sync": LoraSync.MERGED}), 7)
     trained = TrainEngine(settings)
-    vllm = small_vllm.started_engine(folder, context.world_size, adapter_rank=lora.rank)
+    vllm = small_vllm.start_engine(folder, context.world_size, adapter_rank=lora.rank)
     found = []
     for version in range(NUM_VERSIONS):
         if version == FIRST_MERGED:

@@ -115,7 +115,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
     engines: list[VllmEngine] = []
 
     def sequences(dtype: torch.dtype, requests: Sequence[Sequence[GenerationRequest]]) -> list[list[FinishedSequence]]:
-        engine = small_vllm.started_engine(folder, context.world_size, dtype=dtype)
+        engine = small_vllm.start_engine(folder, context.world_size, dtype=dtype)
         engines.append(engine)
         model = AutoModelForCausalLM.from_pretrained(sampling_by_definition.MODEL, dtype=dtype)
         engine.update_weights(model.named_parameters(), 0)
@@ -132,7 +132,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
     )
     lent, rollouts, num_forgotten = [], [], 0
     engine = engines[-1]
-    for fills_blocks, left_behind in (
+    for fills_blocks, leftover_processes in (
         (engine.fills_blocks, None),
         (engine.fills_blocks, None),
         (engine.fills_blocks, None),
@@ -140,10 +140,10 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         (True, 0),
     ):
         engine.fills_blocks = fills_blocks
-        if left_behind is not None:
+        if leftover_processes is not None:
             for storage in engine.kv_cache:
                 # In bfloat16 0.0115, or zero: the system's content of pages that no process has written to.
-                storage.fill_(left_behind)
+                storage.fill_(leftover_processes)
         engine.wake(weights=True, kv_cache=True)
         found = engine.generate(
             [GenerationRequest(str(row), sampling_by_definition.PROMPT, FREELY, row) for row in range(8)]
@@ -177,7 +177,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Generated:
 
 @pytest.mark.parametrize("name", sampling_by_definition.SETTINGS)
 def test_samples_follow_the_truncated_distribution(found: Generated, name: str) -> None:
-    sampling_by_definition.assert_follows(
+    sampling_by_definition.assert_samples_follow(
         found.samples[name], sampling_by_definition.distribution(sampling_by_definition.SETTINGS[name])
     )
 

@@ -60,20 +60,20 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
 @pytest.mark.parametrize(
     ("how", "kind", "text"),
     [
-        ("timeout", WorkerError, r"first\.go_wrong: worker rank 0: .*somebody else's"),
-        ("two arguments", WorkerError, r"first\.go_wrong: worker rank 0: (?s:.*)TwoArgumentsError: this and that"),
+        ("timeout", WorkerError, r"first\.fail_with: worker rank 0: .*somebody else's"),
+        ("two arguments", WorkerError, r"first\.fail_with: worker rank 0: (?s:.*)TwoArgumentsError: this and that"),
         ("ours with two arguments", WorkerError, r"worker rank 0: (?s:.*)TwoArgumentsTrainerError: this and that"),
         ("lock", WorkerError, r"worker rank 0: (?s:.*)ValueError: holds a lock"),
         ("long", WorkerError, r"worker rank 0: (?s:.*)ValueError: xxx"),
-        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be unpickled"),
-        ("generator", DispatchError, r"first\.go_wrong: .*generator"),
+        ("result", WorkerError, r"first\.fail_with: worker rank 0: its result cannot be unpickled"),
+        ("generator", DispatchError, r"first\.fail_with: .*generator"),
     ],
 )
 def test_an_unpicklable_error_of_a_worker_is_not_reported_as_its_death(
     group: WorkerGroup, how: str, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as raised:
-        echo_workers.call(group, "go_wrong", how)
+        echo_workers.call(group, "fail_with", how)
     assert len(str(raised.value)) < 100_000
     assert echo_workers.call(group, "rank") == [0, 1]
 
@@ -218,7 +218,7 @@ def test_two_pools_of_one_name_are_rejected(group: WorkerGroup) -> None:  # noqa
 
 def test_a_call_without_waiting_has_a_time_limit(group: WorkerGroup, tmp_path: Path) -> None:
     with pytest.raises(CallTimeoutError):
-        later(group, "make_when_there_is", rows(), str(tmp_path / "end")).result(0.1)
+        later(group, "make_when_file_exists", rows(), str(tmp_path / "end")).result(0.1)
     (tmp_path / "end").touch()
     assert torch.equal(
         echo_workers.call_for_batch(group, "read", later(group, "make", rows(2)))["light"],

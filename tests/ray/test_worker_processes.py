@@ -66,7 +66,7 @@ with ray_session(sys.argv[1], 0, 0):
 """
 
 
-def left_behind(cluster: str, how: str) -> None:
+def leftover_processes(cluster: str, how: str) -> None:
     """Another controller builds a group and is killed."""
     controller = subprocess.Popen(
         [sys.executable, "-c", LEAVING_BEHIND, cluster, how, echo_workers.PYTHON_PATH],
@@ -96,10 +96,10 @@ def wait_until_reserved(number: int) -> None:
 @pytest.mark.usefixtures("ray_driver")
 def test_a_killed_controller_leaves_only_groups_with_a_name(cluster: str) -> None:
     before = num_reserved()
-    left_behind(cluster, "unnamed")
+    leftover_processes(cluster, "unnamed")
     wait_until_reserved(before)
 
-    left_behind(cluster, "named")
+    leftover_processes(cluster, "named")
     time.sleep(1)
     assert num_reserved() == before + 1
     processes = attach_processes("left")
@@ -117,7 +117,9 @@ def test_a_death_is_noticed_without_a_call(tmp_path: Path) -> None:
         victim = echo_workers.describe_ranks(group)[1][2]
         # A call to others runs as long as all of them are alive, and no longer.
         end = tmp_path / "end"
-        pending = echo_workers.call(other, "add_when_there_is", echo_workers.mixed_batch(1).only(["number"]), str(end))
+        pending = echo_workers.call(
+            other, "add_when_file_exists", echo_workers.mixed_batch(1).only(["number"]), str(end)
+        )
         assert isinstance(pending, Pending)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):

@@ -22,7 +22,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[offload_run
     """Runs, by number of ranks."""
     roots: dict[int, Path] = {num_ranks: tmp_path_factory.mktemp(f"ranks-{num_ranks}") for num_ranks in RANKS}
     found = gloo_ranks.run_on_ranks(
-        [gloo_ranks.RankedRun(partial(offload_runs.everything, roots[num_ranks]), num_ranks) for num_ranks in RANKS]
+        [
+            gloo_ranks.RankedRun(partial(offload_runs.measure_offload, roots[num_ranks]), num_ranks)
+            for num_ranks in RANKS
+        ]
     )
     return {
         num_ranks: [run for run in each if isinstance(run, offload_runs.OffloadRun)]
@@ -139,14 +142,14 @@ def test_too_little_memory_is_reported_before_the_first_step(runs: dict[int, lis
     for run in (alone, first, second):
         assert (
             "spec.training.model.offload: the host has too little memory for the actor's gradients and "
-            "optimizer (on " in (run.refusals["offload"])
+            "optimizer (on " in (run.memory_errors["offload"])
         )
-        assert ": 1.4 MiB needed, 1.0 MiB available); increase the pool's memory" in run.refusals["offload"]
+        assert ": 1.4 MiB needed, 1.0 MiB available); increase the pool's memory" in run.memory_errors["offload"]
         assert (
             "spec.training.rollout.cpuKvCache: there is too little memory for the optimizer's moments"
-            in (run.refusals["moments"])
+            in (run.memory_errors["moments"])
         )
-        assert ": 0.9 MiB needed, 0.5 MiB available); reduce it" in run.refusals["moments"]
+        assert ": 0.9 MiB needed, 0.5 MiB available); reduce it" in run.memory_errors["moments"]
 
 
 def test_one_reduction_per_update_keeps_whole_gradients_until_then(

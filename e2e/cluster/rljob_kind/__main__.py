@@ -12,7 +12,7 @@ from rljob_kind.images import ensure_base_image
 from rljob_kind.installation import ensure_own_images, install
 from rljob_kind.kuberay import bring_up
 from rljob_kind.loading import load_image
-from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder
@@ -39,7 +39,7 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
             ensure_host(progress)
             ensure_base_image(progress)
         case "up" | "install":
-            with cluster_for_oneself(progress):
+            with cluster_lock(progress):
                 bring_up(progress)
                 if arguments.command == "install":
                     install(ensure_own_images(progress), progress)
@@ -47,7 +47,7 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
                 "done; for a shell: eval $(PYTHONPATH=e2e/cluster:tests/support .venv/bin/python -m rljob_kind env)"
             )
         case "down":
-            with cluster_for_oneself(progress):
+            with cluster_lock(progress):
                 ensure_host(progress)
                 ensure_tools(progress)
                 delete_cluster(progress)

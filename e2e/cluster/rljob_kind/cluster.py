@@ -9,7 +9,7 @@ from string import Template
 
 from rljob_kind.host import check_free_disk
 from rljob_kind.images import content_hash
-from rljob_kind.network import connect_nodes, let_names_resolve
+from rljob_kind.network import connect_nodes, disable_dns_forwarding
 from rljob_kind.node_image import NodeImage
 from rljob_kind.processes import run, run_logged, succeeds
 from rljob_kind.progress import Progress
@@ -56,7 +56,7 @@ def ensure_cluster(node_image: NodeImage, progress: Progress) -> bool:
     with progress.stage("nodes ready"):
         if not node_image.is_published:
             connect_nodes(node_names())
-            let_names_resolve()
+            disable_dns_forwarding()
         run(["kubectl", "wait", "node", "--all", "--for=condition=Ready", f"--timeout={READY_SECONDS}s"])
     set_gpus(GPU_NODE, NUM_GPUS)
     marker.write_text(content_hash([], configuration))

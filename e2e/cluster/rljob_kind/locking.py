@@ -11,7 +11,7 @@ from rljob_kind.settings import cluster_folder
 
 
 @contextmanager
-def cluster_for_oneself(progress: Progress) -> Iterator[None]:
+def cluster_lock(progress: Progress) -> Iterator[None]:
     """Holds the lock, across processes. Prints a line if it has to wait."""
     cluster_folder().mkdir(parents=True, exist_ok=True)
     with (cluster_folder() / "lock").open("w") as handle:

@@ -25,7 +25,7 @@ def connect_nodes(nodes: Sequence[str]) -> None:
         _write(node, "/etc/cni/net.d/10-pods.conflist", json.dumps(_network(ranges[node])))
 
 
-def let_names_resolve() -> None:
+def disable_dns_forwarding() -> None:
     """Removes the forwarding of queries from CoreDNS: pods cannot reach a node's DNS server, and a machine may be
     offline. With forwarding CoreDNS detects a loop and stops."""
     command = ["kubectl", "--namespace", "kube-system", "get", "configmap", "coredns", "--output", "json"]

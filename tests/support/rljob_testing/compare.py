@@ -26,7 +26,7 @@ OF_WORKERS = (TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
 Tensors = Mapping[str, torch.Tensor]
 
 
-def difference(found: Tensors, right: Tensors) -> float:
+def relative_difference(found: Tensors, right: Tensors) -> float:
     """Norm of the difference of all tensors together, relative to the norm of the expected ones."""
     assert found.keys() == right.keys()
     norm = _norm(right)
@@ -34,7 +34,7 @@ def difference(found: Tensors, right: Tensors) -> float:
     return _norm({name: found[name] - right[name] for name in right}) / norm
 
 
-def assert_bitwise(found: Tensors, right: Tensors) -> None:
+def assert_bitwise_equal(found: Tensors, right: Tensors) -> None:
     """Asserts that all tensors are equal bit by bit."""
     assert found.keys() == right.keys()
     assert [name for name in right if not torch.equal(found[name], right[name])] == []

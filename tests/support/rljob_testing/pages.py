@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownCommand:
     """A command of a page and the output that the page shows."""
 
     command: str
@@ -77,14 +77,14 @@ def saved_files(page: Path) -> dict[str, str]:
     return {block.file: block.text for name in ("python", "yaml") for block in blocks(page, name) if block.file}
 
 
-def shown_commands(page: Path, section: str) -> list[Shown]:
+def shown_commands(page: Path, section: str) -> list[ShownCommand]:
     """The commands in the console blocks of a section, in order."""
     found = []
     for block in blocks(page, "console"):
         if block.section == section:
             for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
                 command, *output = part.rstrip("\n").split("\n")
-                found.append(Shown(command, tuple(output)))
+                found.append(ShownCommand(command, tuple(output)))
     return found
 
 
@@ -95,7 +95,7 @@ def shape(line: str) -> str:
     return line.strip()
 
 
-def first_missing(shown: Shown, printed: str) -> str | None:
+def first_line_not_printed(shown: ShownCommand, printed: str) -> str | None:
     """The first line on the page that the command did not print after the lines before it; None if all were printed.
 
     Lines must follow each other as on the page; other lines may come between two of them only at `...`.
@@ -113,7 +113,7 @@ def first_missing(shown: Shown, printed: str) -> str | None:
     return None if not rest or may_skip else f"(the end; the command also printed: {rest[0]})"
 
 
-def update_output(page: Path, shown: Shown, printed: str) -> None:
+def update_output(page: Path, shown: ShownCommand, printed: str) -> None:
     """Writes the current output of a command into the page. Lines that differ only in numbers, times or folders
     stay."""
     known = {shape(line): line for line in shown.output}

@@ -25,7 +25,7 @@ class RunningClock:
             self._page = _mapped(file)
         threading.Thread(target=self._tick, daemon=True).start()
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Advances the clock without waiting."""
         with self._lock:
             self.seconds += seconds
@@ -36,7 +36,7 @@ class RunningClock:
         while True:
             began = time.monotonic()
             time.sleep(0.1)
-            self.pass_by(min(0.5, time.monotonic() - began))
+            self.advance(min(0.5, time.monotonic() - began))
 
 
 def clock_in(file: Path) -> Callable[[], float]:

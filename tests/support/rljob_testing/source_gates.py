@@ -77,7 +77,11 @@ def long_functions(sources: Iterable[Source]) -> list[str]:
 
 def vague_names(sources: Iterable[Source]) -> list[str]:
     """Modules and packages whose name does not say what they contain."""
-    return [f"{source.path}: the name must say what the module contains" for source in sources if VAGUE_NAMES & set(source.module.split("."))]
+    return [
+        f"{source.path}: the name must say what the module contains"
+        for source in sources
+        if VAGUE_NAMES & set(source.module.split("."))
+    ]
 
 
 def undocumented(sources: Iterable[Source]) -> list[str]:

@@ -281,15 +281,15 @@ class ObjectChanges:
             # SSLSocket.shutdown is wrong here: it drops the encryption first, so that the reader then gets ciphertext.
             with suppress(OSError):
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
-        self.tell(EVERYWHERE)
+        self.notify(EVERYWHERE)
 
-    def tell(self, namespace: str) -> None:
+    def notify(self, namespace: str) -> None:
         """Records a change in a namespace and wakes all waiting threads."""
         with self._told:
             self._numbers.update({namespace, EVERYWHERE})
             self._told.notify_all()
 
-    def number(self, namespace: str) -> int:
+    def count(self, namespace: str) -> int:
         """Number of changes until now, in a namespace or EVERYWHERE."""
         with self._told:
             return self._numbers[namespace]
@@ -310,5 +310,5 @@ class ObjectChanges:
                 for line in answer.iter_lines():
                     if answer.status_code != 200 or self._stopped.is_set():
                         break
-                    self.tell(json.loads(line)["object"].get("metadata", {}).get("namespace", EVERYWHERE))
+                    self.notify(json.loads(line)["object"].get("metadata", {}).get("namespace", EVERYWHERE))
             self._stopped.wait(WATCH_AGAIN_SECONDS)

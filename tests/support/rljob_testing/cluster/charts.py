@@ -63,7 +63,7 @@ class Helm:
         self("uninstall", RELEASE, f"--namespace={NAMESPACE}")
 
 
-def connected(helm: Helm, server: ApiServer) -> Helm:
+def with_cluster_access(helm: Helm, server: ApiServer) -> Helm:
     """A copy of this Helm with administrator access to a server."""
     kubeconfig = helm.folder / "kubeconfig"
     kubeconfig.write_text(server.kubeconfig())

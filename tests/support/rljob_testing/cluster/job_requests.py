@@ -47,7 +47,7 @@ class JobNamespace:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The server's response to one request."""
 
     status: int
@@ -67,17 +67,17 @@ class Answer:
         return value
 
 
-def create(http: httpx.Client, job: Mapping[str, object], *, keep: bool = False) -> Answer:
+def create(http: httpx.Client, job: Mapping[str, object], *, keep: bool = False) -> Response:
     """Creates a job with strict field validation. Without `keep` it is a dry run that stores nothing."""
     parameters = {"fieldValidation": "Strict"} | ({} if keep else {"dryRun": "All"})
     answer = http.post(JOBS, params=parameters, json=job)
-    return Answer(answer.status_code, answer.json())
+    return Response(answer.status_code, answer.json())
 
 
-def merge(http: httpx.Client, name: str, patch: Mapping[str, object], subresource: str = "") -> Answer:
+def merge(http: httpx.Client, name: str, patch: Mapping[str, object], subresource: str = "") -> Response:
     """Sends a merge patch to a stored job, or to one of its subresources (`/status`)."""
     answer = http.patch(f"{JOBS}/{name}{subresource}", json=patch, params={"fieldValidation": "Strict"})
-    return Answer(answer.status_code, answer.json())
+    return Response(answer.status_code, answer.json())
 
 
 def get_table(http: httpx.Client, name: str) -> tuple[list[str], list[object]]:

@@ -28,7 +28,7 @@ GOLDEN = json.loads((FOLDER / "verl_core_algos.json").read_text())
 LOSSES = json.loads((FOLDER / "verl_policy_losses.json").read_text())
 INPUTS = GOLDEN["inputs"]
 MASK_BT = torch.tensor(INPUTS["mask"])
-ROWS = token_rows.rows_of_mask(MASK_BT)
+ROWS = token_rows.segments_of_mask(MASK_BT)
 NUM_TOKENS = int(MASK_BT.sum())
 WIDTH = MASK_BT.shape[1]
 

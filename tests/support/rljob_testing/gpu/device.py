@@ -20,7 +20,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class DevicePlace:
+class DeviceContext:
     """The device and folder of a test, and the values that it measured."""
 
     context: WorkerContext

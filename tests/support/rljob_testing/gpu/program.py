@@ -25,12 +25,12 @@ from types import ModuleType
 
 import torch
 
-from rljob_testing.gpu.device import DEVICE_TYPES, DevicePlace, joined, missing_device
+from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
 from rljob_trainer.dispatch.worker import WorkerContext
 
 FOLDER = Path(__file__).parents[3] / "gpu"
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml")
-Test = Callable[[DevicePlace], None]
+Test = Callable[[DeviceContext], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ def main() -> int:
     """Runs the tests that the command line selects; returns the exit code."""
     parser = argparse.ArgumentParser(description="Run the tests of tests/gpu without pytest.")
     parser.add_argument("--device", choices=DEVICE_TYPES, default="cuda")
-    parser.add_argument("--only", default="", metavar="TEXT", help="run only tests whose name (file: function) contains TEXT")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="run only tests whose name (file: function) contains TEXT"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     options = parser.parse_args()
     reason = missing_device(options.device)
@@ -110,7 +112,7 @@ def named_tests() -> Iterator[tuple[str, Test]]:
 
 def outcome(name: str, test: Test, context: WorkerContext, folder: Path) -> Result:
     """Runs one test and returns its result."""
-    place = DevicePlace(context, folder)
+    place = DeviceContext(context, folder)
     started = time.perf_counter()
     found, reason = "passed", ""
     try:

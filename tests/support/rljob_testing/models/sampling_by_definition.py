@@ -47,7 +47,7 @@ def distribution(sampling: SamplingSettings) -> dict[int, float]:
     return {token: probability / sum(kept.values()) for token, probability in kept.items()}
 
 
-def assert_follows(samples: Sequence[Sample], right: dict[int, float]) -> None:
+def assert_samples_follow(samples: Sequence[Sample], right: dict[int, float]) -> None:
     """Asserts that NUM_SAMPLES samples follow a distribution: each token as often as expected (within four standard
     deviations), no other tokens, and the log-probabilities as reported."""
     counts = Counter(token for token, _ in samples)

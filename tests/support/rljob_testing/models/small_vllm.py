@@ -23,7 +23,7 @@ PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
 """Prompts for the tiny models, as token ids."""
 
 
-def started_engine(
+def start_engine(
     folder: Path, num_ranks: int, *, adapter_rank: int | None = None, dtype: torch.dtype = torch.float32
 ) -> VllmEngine:
     """Starts an engine for rows of at most 64 tokens. Collective over `num_ranks`, which share a copy of the model."""

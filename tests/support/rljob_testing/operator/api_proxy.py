@@ -111,7 +111,7 @@ class ApiProxy:
             def do_GET(self) -> None:
                 if self.upstream is None:
                     self.upstream = proxy.connect()
-                proxy.pass_on(self, self.upstream)
+                proxy.forward(self, self.upstream)
 
             do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
@@ -122,7 +122,7 @@ class ApiProxy:
         """The proxy's address: plain HTTP on this machine."""
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def num_asked(self, what: str) -> int:
+    def num_requests(self, what: str) -> int:
         """Number of requests with this label, such as `watch pods`."""
         with self._lock:
             return sum(str(request) == what for request in self.requests)
@@ -147,7 +147,7 @@ class ApiProxy:
                         socket.socket.shutdown(upstream.sock, socket.SHUT_RDWR)
             self._upstreams.clear()
 
-    def pass_on(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
+    def forward(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
         """Forwards one request."""
         body = client.rfile.read(int(client.headers.get("Content-Length") or 0))
         token = (client.headers.get("Authorization") or "").rpartition(" ")[2]

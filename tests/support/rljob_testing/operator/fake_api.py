@@ -33,7 +33,7 @@ Json = dict[str, object]
 NAMESPACE = "team"
 KEY = JobKey("team", "job")
 CREATED = ["create secrets", "create networkpolicies", "create rayclusters"]
-LIVE = ["get rljobs", "list rayclusters", "list pods"]
+LIVE_READS = ["get rljobs", "list rayclusters", "list pods"]
 """Requests that are made before an action that cannot be undone."""
 
 
@@ -132,7 +132,7 @@ class FakeApi:
             self.in_between()
 
 
-class NotedQueue(WorkQueue[JobKey]):
+class RecordingQueue(WorkQueue[JobKey]):
     """A work queue that records the delay until each key is due."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class ControllerOnFakeApi:
         self.clock = manual_clock.synchronized_clock()
         self.cache = ObjectCache((None,))
         self.metrics = Metrics()
-        self.queue = NotedQueue()
+        self.queue = RecordingQueue()
         self.leads = True
         defaults = Defaults("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"})
         shared = Surroundings(
@@ -190,7 +190,7 @@ class ControllerOnFakeApi:
         await self._relist.once()
         self.api.calls.clear()
 
-    async def passes(self, key: JobKey, number: int) -> list[str]:
+    async def reconcile(self, key: JobKey, number: int) -> list[str]:
         """Runs this number of reconcile passes and returns their requests to the API server."""
         self.api.calls.clear()
         for _ in range(number):
@@ -241,15 +241,15 @@ async def start_first_attempt(world: ControllerOnFakeApi) -> None:
     """Creates a job and its first attempt."""
     world.submit("job")
     await world.relist()
-    await world.passes(KEY, 1)
+    await world.reconcile(KEY, 1)
 
 
 async def start_until_pods_pending(world: ControllerOnFakeApi) -> None:
     """Creates a job whose cluster exists and is in the cache."""
     await start_first_attempt(world)
-    await world.passes(KEY, 1)
+    await world.reconcile(KEY, 1)
     await world.relist()
-    await world.passes(KEY, 1)
+    await world.reconcile(KEY, 1)
     assert world.condition("job", "ClusterReady") == "PodsPending"
 
 

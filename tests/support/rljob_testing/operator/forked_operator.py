@@ -188,7 +188,7 @@ class OperatorProcess:
         self._process.start()
 
     @contextmanager
-    def at_work(self) -> Iterator[Self]:
+    def running(self) -> Iterator[Self]:
         """Starts the process, waits until it is healthy, and kills it at the end of the context."""
         try:
             self.start()
@@ -229,7 +229,7 @@ class OperatorProcess:
         """Sends SIGSTOP: the process stands still, and its connections stay open."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Sends SIGCONT after `pause`."""
         self._signal(signal.SIGCONT)
 
@@ -238,7 +238,9 @@ class OperatorProcess:
         assert self._process is not None
         self._process.terminate()
         self._process.join(deadline_seconds)
-        assert self._process.exitcode is not None, f"the operator did not exit within {deadline_seconds} s: {self.log()}"
+        assert self._process.exitcode is not None, (
+            f"the operator did not exit within {deadline_seconds} s: {self.log()}"
+        )
         return self._process.exitcode
 
     def _page(self, port: int, path: str) -> httpx.Response:

@@ -1,6 +1,6 @@
 """Builders of the inputs of `reconcile`: jobs, and what the operator observes of a job at one moment.
 
-Example: `inputs.decide(inputs.moment(inputs.running(), inputs.cluster(), inputs.ready_pods()))`.
+Example: `inputs.decide(inputs.observed(inputs.running(), inputs.cluster(), inputs.ready_pods()))`.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def run_state(
     )
 
 
-def moment(
+def observed(
     status: RLJobStatus | None = None,
     there: ObservedCluster | None = None,
     pods: tuple[ObservedPod, ...] = (),
@@ -315,7 +315,7 @@ def healthy(
 ) -> Observed:
     """A submitted job on a healthy cluster."""
     seen = ray(run or ray_job(), state, log_tail=log_tail)
-    return moment(status or running(), cluster(), ready_pods(), seen, job_spec)
+    return observed(status or running(), cluster(), ready_pods(), seen, job_spec)
 
 
 def without_retries(seen: Observed) -> Observed:

@@ -89,13 +89,13 @@ class KubeRayStandIn:
     def script(self, namespace: str, cluster: str, script: scripts.ClusterScript) -> None:
         """Sets the script of a cluster from now on."""
         self._scripts[namespace, cluster] = script
-        self.changes.tell(namespace)
+        self.changes.notify(namespace)
 
     def run(self) -> None:
         """Works until `stop`."""
         self.changes.watch()
         while not self._stopped.wait(PAUSE_SECONDS):
-            number = self.changes.number(EVERYWHERE)
+            number = self.changes.count(EVERYWHERE)
             try:
                 self._look()
             except (httpx.HTTPError, KeyError, AssertionError) as error:
@@ -137,7 +137,7 @@ class KubeRayStandIn:
         return True
 
     def _tend(self, cluster: Json, pods: Mapping[str, Json]) -> None:
-        script = self._scripts.get((_namespace(cluster), _name(cluster)), scripts.HAPPY)
+        script = self._scripts.get((_namespace(cluster), _name(cluster)), scripts.HEALTHY)
         if script.invalid is not None:
             self._post_event(cluster, "RayCluster", "InvalidRayClusterSpec", script.invalid)
             return

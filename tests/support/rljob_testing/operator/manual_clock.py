@@ -23,7 +23,7 @@ class ManualClock:
         self.clock = ServerClock(lambda: self.seconds, lambda: WRONG)
         self.ages = Ages(self.clock)
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Advances both clocks."""
         self.seconds += seconds
         self.server_time += timedelta(seconds=seconds)
@@ -32,7 +32,7 @@ class ManualClock:
         """Passes a response of the API server to the clock, after the duration of the request. The Date header has no
         fractions of a second."""
         asked_at = self.seconds
-        self.pass_by(answer_seconds)
+        self.advance(answer_seconds)
         self.clock.hear(format_datetime(self.server_time.replace(microsecond=0), usegmt=True), asked_at)
 
 

@@ -37,7 +37,7 @@ class Point(NamedTuple):
     """For a write of the status: the conditions before it."""
 
 
-class Killer:
+class OperatorKiller:
     """Kills the operator once at each point of a job's life whose attempt and state are in `deadly`."""
 
     def __init__(self, place: Testbed, operator: OperatorProcess, deadly: Container[tuple[int, str]]) -> None:
@@ -70,7 +70,7 @@ class Killer:
                 return
             self.operator.kill()
             self.victims.append(point)
-            self._place.kuberay.changes.tell(self._place.namespace)
+            self._place.kuberay.changes.notify(self._place.namespace)
         if moment == "before":
             raise ConnectionAbortedError(f"the operator was killed before {point}")
 
@@ -103,10 +103,10 @@ class Killer:
 
 
 @contextmanager
-def killer_at_every_request(place: Testbed, deadly: Container[tuple[int, str]]) -> Iterator[Killer]:
+def killer_at_every_request(place: Testbed, deadly: Container[tuple[int, str]]) -> Iterator[OperatorKiller]:
     """Puts a killer between the API server, the dashboards and an operator that has not been started."""
     with api_proxy.running_proxy(place.server) as proxy:
-        killer = Killer(place, place.through(proxy.url).operator("operator-1"), deadly)
+        killer = OperatorKiller(place, place.with_server_url(proxy.url).operator("operator-1"), deadly)
         proxy.before = lambda request: killer.around("before", api_proxy.request_label(request))
         proxy.after = lambda request, answer: killer.around("after", api_proxy.request_label(request), answer)
         place.dashboards.around[place.namespace] = killer.around

@@ -31,7 +31,7 @@ HEAD_NODE = "head-node"
 class ClusterDashboard:
     """How the dashboard of one cluster behaves, and the requests that it received."""
 
-    life: scripts.Life = field(default_factory=scripts.succeeding)
+    life: scripts.TrainerScript = field(default_factory=scripts.succeeding)
     delay_seconds: float = 0.0
     """Delay before each response."""
     down: bool = False
@@ -55,10 +55,10 @@ class ClusterDashboard:
     started: dict[str, tuple[float, scripts.Json]] = field(default_factory=dict)
     """Start time and environment of each job, by id."""
     stopped: dict[str, float] = field(default_factory=dict)
-    num_asked: int = 0
+    num_requests: int = 0
     """Number of requests of any kind."""
 
-    def train_for_ever(self, step: int = 1) -> None:
+    def train_forever(self, step: int = 1) -> None:
         """From now on the trainer runs without progress."""
         self.life = lambda _, environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", step))
 
@@ -107,7 +107,7 @@ class RayDashboardStandIn:
         _, namespace, name, *rest = url.path.split("/")
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         cluster = self.cluster(namespace, name)
-        cluster.num_asked += 1
+        cluster.num_requests += 1
         if self.stopped.wait(cluster.delay_seconds) or cluster.down:
             request.close_connection = True
             return

@@ -51,7 +51,7 @@ class ClusterScript:
         return self.pods.get(f"{group}-{number}", self.pods.get(group, READY))
 
 
-HAPPY = ClusterScript()
+HEALTHY = ClusterScript()
 
 
 Json = dict[str, object]
@@ -69,7 +69,7 @@ class RunMoment:
     log: str = ""
 
 
-Life = Callable[[float, Json], RunMoment]
+TrainerScript = Callable[[float, Json], RunMoment]
 """Maps the seconds since the submission, and the job's environment, to the job's state at that moment."""
 
 LONG_AGO = "2026-01-31T12:00:00Z"
@@ -105,7 +105,7 @@ def run_state(
     return state | more
 
 
-def succeeding(seconds: float = 1.0) -> Life:
+def succeeding(seconds: float = 1.0) -> TrainerScript:
     """The trainer starts, trains for some seconds and completes."""
 
     def life(age: float, environment: Json) -> RunMoment:
@@ -120,7 +120,7 @@ def succeeding(seconds: float = 1.0) -> Life:
     return life
 
 
-def failing(exit_code: int, error: tuple[str, str] | None, log: str, after_seconds: float = 0.0) -> Life:
+def failing(exit_code: int, error: tuple[str, str] | None, log: str, after_seconds: float = 0.0) -> TrainerScript:
     """The trainer ends with an exit code. `error`: kind and message in its run state."""
 
     def life(age: float, environment: Json) -> RunMoment:

@@ -160,7 +160,7 @@ class World:
     retry_asked: int | None = None
 
     @property
-    def is_asked_later(self) -> bool:
+    def has_later_request(self) -> bool:
         """Whether a user will still change the job."""
         scenario = self.scenario
         return self.tick < scenario.suspended_ticks.stop or (scenario.is_retried and self.retry_asked is None)

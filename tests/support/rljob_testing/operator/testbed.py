@@ -92,7 +92,7 @@ class Testbed(JobNamespace):
         deadline = clock.seconds + seconds
         changes = self.kuberay.changes
         while True:
-            number = changes.number(self.namespace)
+            number = changes.count(self.namespace)
             if ask():
                 return
             assert clock.seconds < deadline, f"timed out after {seconds} s: {what.format(seen())}"
@@ -103,7 +103,7 @@ class Testbed(JobNamespace):
         """API path of the operators' lease."""
         return forked_operator.LEASE_PATH
 
-    def start_server_again(self) -> None:
+    def restart_server(self) -> None:
         """Restarts the API server after it was killed.
 
         The server reports ready before it serves custom resources. The first request for one waits until the validation
@@ -179,7 +179,7 @@ class Testbed(JobNamespace):
 
     def let_pods_start(self, cluster: str) -> None:
         """Makes all pods ready."""
-        self.script(cluster, scripts.HAPPY)
+        self.script(cluster, scripts.HEALTHY)
 
     def lose_head(self, cluster: str) -> None:
         """Deletes the head pod for good."""
@@ -204,7 +204,7 @@ class Testbed(JobNamespace):
         """The dashboard of a RayCluster."""
         return self.dashboards.cluster(self.namespace, cluster)
 
-    def through(self, url: str) -> Testbed:
+    def with_server_url(self, url: str) -> Testbed:
         """A copy for operators that use another address for the API server, by plain HTTP."""
         return replace(self, setup=replace(self.setup, server_url=url, certificate=None))
 
@@ -229,7 +229,7 @@ class Testbed(JobNamespace):
         namespace = create_namespace(self.server)
         return replace(self, namespace=namespace, setup=replace(self.setup, folder=folder, namespaces=[namespace]))
 
-    def by_clock(self, file: Path) -> Testbed:
+    def with_clock(self, file: Path) -> Testbed:
         """A copy for operators that use the RunningClock of this file."""
         return replace(self, setup=replace(self.setup, clock=file))
 

@@ -89,7 +89,7 @@ class FakeRay:
         known = {"status": self.status, "driver_node_id": "head", "driver_exit_code": self.exit_code}
         return ("job", 404, "no job") if self.status is None else ("job", 200, json.dumps(known))
 
-    def since(self) -> list[str]:
+    def take_requests(self) -> list[str]:
         """Returns the recorded requests and clears the record."""
         found, self.asked = self.asked, []
         return found
@@ -110,17 +110,17 @@ class WatchedDashboard:
     def dashboard(self, token: str = "token") -> Dashboard:
         return self.http.dashboard(f"http://127.0.0.1:{self.port}", [token])
 
-    async def look(self, submission: str | None = SUBMISSION) -> ObservedRay:
+    async def poll(self, submission: str | None = SUBMISSION) -> ObservedRay:
         return await self.watcher.observe("uid", self.dashboard(), submission)
 
-    async def looks(self, number: int) -> list[list[str]]:
+    async def polled_requests(self, number: int) -> list[list[str]]:
         """Polls this number of times and returns the requests of each poll."""
-        self.ray.since()
-        return [self.ray.since() for _ in range(number) if await self.look()]
+        self.ray.take_requests()
+        return [self.ray.take_requests() for _ in range(number) if await self.poll()]
 
 
 @asynccontextmanager
-async def world(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
+async def polled_dashboard(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
     server = await asyncio.start_server(ray.serve, "127.0.0.1", 0)
     async with asyncio.timeout(60), RayClient(Metrics()) as http:
         yield WatchedDashboard(ray, server.sockets[0].getsockname()[1], http)
@@ -129,7 +129,7 @@ async def world(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
 
 def run_with_dashboard(ray: FakeRay, test: Callable[[WatchedDashboard], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
-        async with world(ray) as place:
+        async with polled_dashboard(ray) as place:
             await test(place)
 
     asyncio.run(run())

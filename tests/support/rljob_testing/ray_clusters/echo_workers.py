@@ -90,7 +90,7 @@ class EchoWorker(Worker):
         return self.add(batch)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def add_when_there_is(self, batch: DataProto, file: str) -> DataProto:
+    def add_when_file_exists(self, batch: DataProto, file: str) -> DataProto:
         """Adds 1 as soon as this file exists."""
         while not os.path.exists(file):
             time.sleep(0.05)

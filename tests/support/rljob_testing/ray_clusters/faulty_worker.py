@@ -68,7 +68,7 @@ class FaultyWorker(Worker):
         )
 
     @register(blocking=False)
-    def make_when_there_is(self, batch: DataProto, file: str) -> DataProto:
+    def make_when_file_exists(self, batch: DataProto, file: str) -> DataProto:
         """Does the same as soon as this file exists."""
         _wait_for(file)
         return self.make(batch)
@@ -138,13 +138,13 @@ class FaultyWorker(Worker):
         return float(total)
 
     @register(Dispatch.ALL_TO_ALL)
-    def together(self, value: object) -> object:
+    def barrier(self, value: object) -> object:
         """Returns the value after a barrier over all ranks."""
         dist.barrier()
         return value
 
     @register(Dispatch.ONE_TO_ALL)
-    def go_wrong(self, how: str) -> object:
+    def fail_with(self, how: str) -> object:
         """Fails on rank 0 in one of several ways."""
         if self.context.rank:
             return None

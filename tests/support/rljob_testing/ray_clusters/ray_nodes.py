@@ -49,10 +49,10 @@ class RayNode:
         }
 
 
-class Whereabouts:
+class LocationReporter:
     """As a Ray actor, reports where it runs."""
 
-    def tell(self) -> tuple[str, list[int]]:
+    def locate(self) -> tuple[str, list[int]]:
         """Returns its node's id and the indices of its GPUs."""
         return ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()
 

@@ -50,7 +50,7 @@ class Update:
     gradients: dict[str, Tensor]
 
 
-def drawn_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> TokenBatch:
+def random_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> TokenBatch:
     """Random rows whose first PROMPT_LENGTH tokens are the prompt."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(FIRST_TOKEN, tiny_models.VOCABULARY, (length,), generator=generator) for length in lengths]
@@ -90,7 +90,7 @@ def update(engine: TrainEngine, batch: TokenBatch) -> Update:
 def gradients_of(engine: TrainEngine) -> dict[str, Tensor]:
     """Copies of the gradients, on the host."""
     return {
-        name.removeprefix("language_model."): whole(parameter.grad)
+        name.removeprefix("language_model."): whole_on_host(parameter.grad)
         for name, parameter in engine.model.named_parameters()
         if parameter.grad is not None
     }
@@ -98,10 +98,10 @@ def gradients_of(engine: TrainEngine) -> dict[str, Tensor]:
 
 def state_of(engine: TrainEngine) -> dict[str, Tensor]:
     """Copies of weights and moments, on the host."""
-    return {name: whole(tensor) for name, tensor in (*engine.named_shards(), *engine.named_optimizer_state())}
+    return {name: whole_on_host(tensor) for name, tensor in (*engine.named_shards(), *engine.named_optimizer_state())}
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole_on_host(tensor: Tensor) -> Tensor:
     """A copy of the whole tensor on the host."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
@@ -126,7 +126,9 @@ def plain_update(model: PreTrainedModel, batch: TokenBatch) -> Update:
         loss = -_row_logprobs(model, tokens_T).sum() / num_tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
-    return Update(total, {name: whole(each.grad) for name, each in model.named_parameters() if each.grad is not None})
+    return Update(
+        total, {name: whole_on_host(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+    )
 
 
 def _row_logprobs(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def build_actor(
     )
 
 
-def drawn_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) -> DataProto:
+def random_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) -> DataProto:
     """Random columns that an update needs; token ids are below `num_tokens`."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(FIRST_TOKEN, num_tokens, (length,), generator=generator) for length in lengths]

@@ -77,7 +77,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Uneven:
+class UnevenUpdate:
     """An update in which one rank has all rows that are used in the update."""
 
     outcome: step_cases.Outcome
@@ -99,13 +99,13 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class OfRank:
+class RankResults:
     """All results of one rank. On four ranks there is no long run and no uneven update."""
 
     steps: dict[str, step_cases.Outcome]
     long: LongRun | None
     resumed: Resumed
-    uneven: Uneven | None
+    uneven: UnevenUpdate | None
     failure: str
     other_models: dict[str, step_cases.Outcome]
     replicas: Replicas | None
@@ -147,7 +147,7 @@ def corrected(num_prompts_per_update: int) -> replays.Replay:
     return replace(REPLAY, algorithm=algorithm, mini_batch_size=num_prompts_per_update)
 
 
-def with_loss(wire: dict[str, object]) -> replays.Replay:
+def replay_with_loss(wire: dict[str, object]) -> replays.Replay:
     """The loss with the aggregation of its paper."""
     aggregation = "TokenMean" if str(wire["type"]).endswith("Cov") else "SequenceMeanTokenMean"
     algorithm = Algorithm.from_wire({"loss": wire, "aggregation": aggregation, "dropZeroVarianceGroups": True})
@@ -155,20 +155,20 @@ def with_loss(wire: dict[str, object]) -> replays.Replay:
 
 
 LOSSES = {
-    "CISPO": with_loss({"type": "CISPO", "cispo": {"clipRatioHigh": 0.01}}),
-    "SAPO": with_loss({"type": "SAPO"}),
-    "GPG": with_loss({"type": "GPG"}),
-    "DPPO by TV": with_loss({"type": "DPPO", "dppo": {"thresholdLow": 0.001, "thresholdHigh": 0.001}}),
-    "DPPO by KL": with_loss(
+    "CISPO": replay_with_loss({"type": "CISPO", "cispo": {"clipRatioHigh": 0.01}}),
+    "SAPO": replay_with_loss({"type": "SAPO"}),
+    "GPG": replay_with_loss({"type": "GPG"}),
+    "DPPO by TV": replay_with_loss({"type": "DPPO", "dppo": {"thresholdLow": 0.001, "thresholdHigh": 0.001}}),
+    "DPPO by KL": replay_with_loss(
         {"type": "DPPO", "dppo": {"divergence": "KL", "thresholdLow": 1e-6, "thresholdHigh": 1e-6}}
     ),
     # beta multiplies the rounding error of log-probabilities in the gradient: with 5 it is 1e-5 on some processors,
     # with 2 half of that.
-    "DRO": with_loss({"type": "DRO", "dro": {"beta": 2}}),
-    "GSPO": with_loss({"type": "GSPO"}),
-    "GMPO": with_loss({"type": "GMPO"}),
-    "Clip-Cov": with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
-    "KL-Cov": with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
+    "DRO": replay_with_loss({"type": "DRO", "dro": {"beta": 2}}),
+    "GSPO": replay_with_loss({"type": "GSPO"}),
+    "GMPO": replay_with_loss({"type": "GMPO"}),
+    "Clip-Cov": replay_with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
+    "KL-Cov": replay_with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
 }
 """All losses except Clipped. Thresholds are small, so that some tokens exceed them. For the last two losses, the number
 of selected tokens is such that one token more or less changes the result."""
@@ -267,14 +267,14 @@ OTHERS = {
 CASES = ONE | OTHERS
 
 
-def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
+def all_runs_of_rank(root: Path, context: WorkerContext) -> RankResults:
     """Runs everything in one process per rank, because each process costs seconds. Two ranks save checkpoints below
     `root`, which other numbers of ranks load."""
     warnings.filterwarnings("error", "FSDP2-wrapped module")
     num_ranks = context.world_size
     if num_ranks == 2:
         save_after_some_steps(root, context)
-    return OfRank(
+    return RankResults(
         {name: step_cases.one_step(case, context) for name, case in CASES.items() if case.num_ranks == num_ranks},
         long_run(context) if num_ranks <= 2 else None,
         resume(root, context),
@@ -298,7 +298,7 @@ def replicas(context: WorkerContext) -> Replicas:
             sizes.append(tensor.numel())
         return reduce_all(tensor, *more, **named)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch, replays.watched_passes(engine) as passes:
+    with pytest.MonkeyPatch.context() as patch, replays.recorded_passes(engine) as passes:
         patch.setattr(dist, "all_reduce", counted)
         run.step(0)
     shards = [parameter for parameter in engine.model.parameters() if isinstance(parameter, DTensor)]
@@ -355,7 +355,7 @@ def long_run(context: WorkerContext) -> LongRun:
     run = replays.replayed_run(LONG_REPLAY, context)
     assert run.reference is not None
     actor, reference = run.actor.engine, run.reference.engine
-    with replays.watched_passes(actor) as passes, replays.watched_passes(reference) as reference_passes:
+    with replays.recorded_passes(actor) as passes, replays.recorded_passes(reference) as reference_passes:
         metrics = run.steps(0, 1)
     metrics += run.steps(1, SAVED_STEP)
     saved = run.state()
@@ -386,7 +386,7 @@ def resume(root: Path, context: WorkerContext) -> Resumed:
     return Resumed(loaded, run.steps(SAVED_STEP, SAVED_STEP + num_steps), run.state())
 
 
-def uneven_update(context: WorkerContext) -> Uneven:
+def uneven_update(context: WorkerContext) -> UnevenUpdate:
     """An update on sixteen rows of which only the first eight are used. With two ranks, the second has none of them."""
     run = replays.replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
     rollouts, sampling = replays.ReplayedRollouts(), run.replay.plan(1).sampling
@@ -394,7 +394,7 @@ def uneven_update(context: WorkerContext) -> Uneven:
     is_learned_B = torch.arange(16) < 8
     columns = {IS_LEARNED: is_learned_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
     share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
-    with replays.kept_gradients(run.actor.engine) as gradients, replays.watched_passes(run.actor.engine) as passes:
+    with replays.recorded_gradients(run.actor.engine) as gradients, replays.recorded_passes(run.actor.engine) as passes:
         share = share.union(run.actor.compute_logprobs(share))
         metrics = dict(run.actor.update_policy(share, 0))
-    return Uneven(step_cases.Outcome(gradients, metrics, set()), passes)
+    return UnevenUpdate(step_cases.Outcome(gradients, metrics, set()), passes)

@@ -73,7 +73,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class OfRank:
+class RankResults:
     """All results of one rank."""
 
     steps: dict[str, step_cases.Outcome]
@@ -84,18 +84,18 @@ class OfRank:
     """Log-probabilities of two equal passes with adapter dropout of 0.5."""
 
 
-def all_runs(root: Path) -> dict[int, list[OfRank]]:
+def all_runs(root: Path) -> dict[int, list[RankResults]]:
     """Results by number of ranks. Two ranks run first, because the others load their checkpoint from `root`."""
     counts = (2, 1)
     program = partial(all_runs_of_rank, root)
     found = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, num_ranks) for num_ranks in counts])
     return {
-        num_ranks: [each for each in of_ranks if isinstance(each, OfRank)]
+        num_ranks: [each for each in of_ranks if isinstance(each, RankResults)]
         for num_ranks, of_ranks in zip(counts, found, strict=True)
     }
 
 
-def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
+def all_runs_of_rank(root: Path, context: WorkerContext) -> RankResults:
     steps = {
         name: step_cases.one_step(case, context) for name, case in CASES.items() if case.num_ranks == context.world_size
     }
@@ -105,7 +105,7 @@ def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
     again = replays.replayed_run(MICRO, context)
     again.group.load_checkpoint(folder, SAVED_STEP)
     again.steps(SAVED_STEP, NUM_STEPS)
-    return OfRank(steps, trained, again.state(), dropout_logprobs(context))
+    return RankResults(steps, trained, again.state(), dropout_logprobs(context))
 
 
 def train(run: replays.ReplayedRun, root: Path | None) -> Trained:
@@ -116,7 +116,7 @@ def train(run: replays.ReplayedRun, root: Path | None) -> Trained:
     if root is not None:
         run.save(root, SAVED_STEP)
     run.steps(SAVED_STEP, NUM_STEPS)
-    base = replays.whole(engine.named_shards())
+    base = replays.whole_copies(engine.named_shards())
     merged = merged_of(engine)
     batch = rollout(run)
     frozen = TrainEngine(run.replay.engine_settings(context.world_size, is_trained=False))
@@ -132,7 +132,7 @@ def train(run: replays.ReplayedRun, root: Path | None) -> Trained:
         base=base,
         adapters=whole_adapters(engine),
         merged=merged,
-        base_after=replays.whole(engine.named_shards()),
+        base_after=replays.whole_copies(engine.named_shards()),
         reference_logprobs=reference.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS).values,
         base_logprobs=alone.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS).values,
         policy_logprobs=run.actor.compute_logprobs(batch).ragged_column(OLD_LOGPROBS).values,

@@ -46,7 +46,7 @@ class MiniBatch:
     def seen(self) -> WholeInputs:
         """Inputs of the pass over the whole mini-batch."""
         return WholeInputs(
-            token_rows.rows_of(*self.lengths),
+            token_rows.segments_of(*self.lengths),
             self.logprobs_N,
             self.old_logprobs_N,
             self.advantages_N,
@@ -57,12 +57,17 @@ class MiniBatch:
         """Inputs of the loss with these log-probabilities instead of `self.logprobs_N`."""
         columns = {ROLLOUT_LOGPROBS: self.rollout_logprobs_N}
         return LossInputs(
-            token_rows.rows_of(*self.lengths), logprobs_N, self.old_logprobs_N, self.advantages_N, columns, whole=whole
+            token_rows.segments_of(*self.lengths),
+            logprobs_N,
+            self.old_logprobs_N,
+            self.advantages_N,
+            columns,
+            whole=whole,
         )
 
 
 @dataclass(frozen=True)
-class Found:
+class ComputedLoss:
     """The losses of a loss function per token, and its sums."""
 
     losses_N: Tensor
@@ -76,18 +81,20 @@ def named_loss(wire: Mapping[str, object]) -> PolicyLoss:
     return policy_loss(resolve_algorithm(Algorithm.from_wire({"loss": wire})))
 
 
-def loss_of_micro_batch(loss: PolicyLoss, batch: MiniBatch, whole: Mapping[str, Tensor]) -> Found:
+def loss_of_micro_batch(loss: PolicyLoss, batch: MiniBatch, whole: Mapping[str, Tensor]) -> ComputedLoss:
     """Computes the loss of one micro-batch."""
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
     found = loss.compute(batch.inputs(logprobs_N, whole))
     (gradients_N,) = torch.autograd.grad(found.losses_N.sum(), logprobs_N)
-    return Found(found.losses_N.detach(), gradients_N, {name: float(value) for name, value in found.sums.items()})
+    return ComputedLoss(
+        found.losses_N.detach(), gradients_N, {name: float(value) for name, value in found.sums.items()}
+    )
 
 
-def losses_on_workers(loss: PolicyLoss, batch: MiniBatch, workers: Sequence[Sequence[int]]) -> dict[int, Found]:
+def losses_on_workers(loss: PolicyLoss, batch: MiniBatch, workers: Sequence[Sequence[int]]) -> dict[int, ComputedLoss]:
     """Computes the losses, by row, with the rows distributed over workers. Each row is a separate micro-batch."""
 
-    def on_worker(rows: Sequence[int], reduce: Reduce) -> dict[int, Found]:
+    def on_worker(rows: Sequence[int], reduce: Reduce) -> dict[int, ComputedLoss]:
         mine = batch.rows(rows)
         whole = {} if loss.whole_pass is None else loss.whole_pass(mine.seen(), reduce)
         parts = {name: torch.split_with_sizes(value, list(mine.lengths)) for name, value in whole.items()}
@@ -99,10 +106,10 @@ def losses_on_workers(loss: PolicyLoss, batch: MiniBatch, workers: Sequence[Sequ
     return {row: found for worker in token_rows.on_workers(workers, on_worker) for row, found in worker.items()}
 
 
-def together(loss: PolicyLoss, batch: MiniBatch) -> dict[int, Found]:
+def losses_in_one_micro_batch(loss: PolicyLoss, batch: MiniBatch) -> dict[int, ComputedLoss]:
     """Computes the losses, by row, with all rows in one micro-batch on one worker. Row 0 has the sums of all rows."""
 
-    def alone(_: None, reduce: Reduce) -> Found:
+    def alone(_: None, reduce: Reduce) -> ComputedLoss:
         return loss_of_micro_batch(
             loss, batch, {} if loss.whole_pass is None else loss.whole_pass(batch.seen(), reduce)
         )
@@ -110,10 +117,14 @@ def together(loss: PolicyLoss, batch: MiniBatch) -> dict[int, Found]:
     [found] = token_rows.on_workers([None], alone)
     lengths = list(batch.lengths)
     losses, gradients = (torch.split_with_sizes(each, lengths) for each in (found.losses_N, found.gradients_N))
-    return {row: Found(losses[row], gradients[row], found.sums if row == 0 else {}) for row in range(len(lengths))}
+    return {
+        row: ComputedLoss(losses[row], gradients[row], found.sums if row == 0 else {}) for row in range(len(lengths))
+    }
 
 
-def made_batch(lengths: Sequence[int], seed: int, spread: float = 0.3, dtype: torch.dtype = torch.float32) -> MiniBatch:
+def random_mini_batch(
+    lengths: Sequence[int], seed: int, spread: float = 0.3, dtype: torch.dtype = torch.float32
+) -> MiniBatch:
     """A random mini-batch with one advantage per row."""
     generator = torch.Generator().manual_seed(seed)
     num_tokens = sum(lengths)
@@ -125,5 +136,5 @@ def made_batch(lengths: Sequence[int], seed: int, spread: float = 0.3, dtype: to
     logprobs_N = (old_N + spread * normal(num_tokens)).clamp(max=-0.001)
     rollout_N = (old_N + 0.01 * normal(num_tokens)).float()
     return MiniBatch(
-        tuple(lengths), logprobs_N, old_N, token_rows.rows_of(*lengths).spread(normal(len(lengths))), rollout_N
+        tuple(lengths), logprobs_N, old_N, token_rows.segments_of(*lengths).spread(normal(len(lengths))), rollout_N
     )

@@ -72,14 +72,14 @@ class OffloadRun:
     at_rest: dict[str, dict[str, int]]
     """Sizes of moments and critic in a run with a critic and full offload: after checkpoints were sized, saved and
     loaded, and after a step."""
-    refusals: dict[str, str]
+    memory_errors: dict[str, str]
     deferred_peak: int
     """Peak of all owners in the passes of the first step if gradients are reduced once per update."""
     plain_peak: int
     """The same if gradients are reduced with every micro-batch."""
 
 
-def everything(root: Path, context: WorkerContext) -> OffloadRun:
+def measure_offload(root: Path, context: WorkerContext) -> OffloadRun:
     """Makes all runs on one or two ranks. `root`: a folder for this number of ranks.
 
     The runs are sequential, because memory is counted for the whole process.
@@ -99,8 +99,8 @@ def everything(root: Path, context: WorkerContext) -> OffloadRun:
         plain_gradients_in_passes=plain.gradients_in_passes,
         plain_peak=plain.peak,
         deferred_peak=peak_of_first_step(deferred),
-        at_rest=around_checkpoints(context, root),
-        refusals=refusals(context),
+        at_rest=memory_around_checkpoints(context, root),
+        memory_errors=memory_errors(context),
     )
 
 
@@ -123,7 +123,7 @@ def one_run(replay: replays.Replay, context: WorkerContext, root: Path, checkpoi
     """Trains with a save in between; then resumes from `checkpoint`, by default its own; then trains with rollouts."""
     run = replays.replayed_run(replay, context)
     num_parameter_bytes = sum(local_part(each).nbytes for each in run.actor.engine.model.parameters())
-    with watched_gradients(run.actor.engine) as gradients_in_passes:
+    with recorded_gradient_sizes(run.actor.engine) as gradients_in_passes:
         peak = peak_of_first_step(run)
     run.steps(1, SAVED_STEP)
     saved = run.save(root / f"offloads-{replay.offloads}", SAVED_STEP)
@@ -174,7 +174,7 @@ def steps_with_rollouts(run: replays.ReplayedRun, live_bytes: list[int]) -> tupl
     return marks, MEMORY.take_metrics()
 
 
-def around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str, int]]:
+def memory_around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str, int]]:
     """Makes the measurements of OffloadRun.at_rest."""
     run = replays.replayed_run(
         replace(REPLAY, algorithm=Algorithm(type=AlgorithmType.PPO), critic=Critic(), offloads=True), context
@@ -200,7 +200,7 @@ def around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str
 
 
 @contextmanager
-def watched_gradients(engine: TrainEngine) -> Iterator[list[int]]:
+def recorded_gradient_sizes(engine: TrainEngine) -> Iterator[list[int]]:
     """Records the size of the gradients at the start of each pass that has a backward pass."""
     found: list[int] = []
 
@@ -223,7 +223,7 @@ def peak_of_first_step(run: replays.ReplayedRun) -> int:
     return int(MEMORY.take_metrics()["memory/during_forward_backward_bytes_max"])
 
 
-def refusals(context: WorkerContext) -> dict[str, str]:
+def memory_errors(context: WorkerContext) -> dict[str, str]:
     """Error messages with 1 MiB of free host memory: of an engine with offload, and of a hybrid worker."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:

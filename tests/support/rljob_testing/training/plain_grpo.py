@@ -23,7 +23,7 @@ CLIP_RATIO, DUAL_CLIP_RATIO = 0.2, 3.0
 """The clip ratios of the recipe GRPO."""
 
 
-def plain_model() -> PreTrainedModel:
+def initial_policy() -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         replays.MODEL, dtype=torch.float32, attn_implementation="eager"
     )
@@ -59,7 +59,7 @@ def rollout_of(replay: replays.Replay, step: int) -> DataProto:
     return replays.ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds).batch
 
 
-def rows_of(replay: replays.Replay, step: int) -> list[Row]:
+def rows_of_step(replay: replays.Replay, step: int) -> list[Row]:
     batch = rollout_of(replay, step)
     tokens, masks, before = (
         batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
@@ -86,6 +86,6 @@ def clipped_losses(new_R: Tensor, old_R: Tensor, advantage: float) -> Tensor:
 def first_update(replay: replays.Replay, context: WorkerContext) -> tuple[replays.ReplayedRun, dict[str, Tensor]]:
     """A run after its first step, and the gradients of its first update."""
     run = replays.replayed_run(replay, context)
-    with replays.kept_gradients(run.actor.engine) as gradients:
+    with replays.recorded_gradients(run.actor.engine) as gradients:
         run.step(0)
     return run, gradients[0]

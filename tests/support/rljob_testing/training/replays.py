@@ -256,11 +256,13 @@ class ReplayedRun:
     def weights(self) -> dict[str, torch.Tensor]:
         """Whole trained tensors. Collective."""
         engine = self.actor.engine
-        return whole(engine.named_adapters() if self.replay.lora else engine.named_shards())
+        return whole_copies(engine.named_adapters() if self.replay.lora else engine.named_shards())
 
     def state(self) -> dict[str, torch.Tensor]:
         """Whole trained tensors and optimizer state. Collective."""
-        moments = {f"optimizer.{name}": each for name, each in whole(self.actor.engine.named_optimizer_state()).items()}
+        moments = {
+            f"optimizer.{name}": each for name, each in whole_copies(self.actor.engine.named_optimizer_state()).items()
+        }
         return {**self.weights(), **moments}
 
     def save(self, root: Path, step: int) -> Path:
@@ -330,20 +332,20 @@ def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:
     return found
 
 
-def whole(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def whole_copies(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Copies of whole tensors, in float32. Collective."""
     return {name: tensor.clone() for name, tensor in whole_tensors(named_shards, torch.float32)}
 
 
 @contextmanager
-def kept_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
+def recorded_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Records the whole gradients of each update before they are clipped and applied."""
     updates: list[dict[str, torch.Tensor]] = []
     apply_update = engine.optimizer_step
 
     def keep(rate: float) -> float:
         shards = ((name, parameter.grad) for name, parameter in engine.model.named_parameters())
-        updates.append(whole((name, gradient) for name, gradient in shards if gradient is not None))
+        updates.append(whole_copies((name, gradient) for name, gradient in shards if gradient is not None))
         return apply_update(rate)
 
     engine.optimizer_step = keep  # type: ignore[method-assign,assignment]
@@ -362,7 +364,7 @@ class Pass:
 
 
 @contextmanager
-def watched_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
+def recorded_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
     """Records the forward passes of this rank's model, whose rows are flat."""
     passes: list[Pass] = []
 

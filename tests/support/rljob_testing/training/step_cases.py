@@ -72,7 +72,7 @@ def one_step(case: Case, context: WorkerContext) -> Outcome:
         run = replays.replayed_run(case.replay, context)
         earlier = run.steps(0, case.step)
         patch.setattr(attention, "attend", noted)
-        with replays.kept_gradients(run.actor.engine) as gradients:
+        with replays.recorded_gradients(run.actor.engine) as gradients:
             SPANS.take()
             metrics = run.step(case.step)
     spans = tuple(each.name for each in SPANS.take() if isinstance(each, Span))

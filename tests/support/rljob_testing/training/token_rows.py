@@ -11,19 +11,19 @@ from torch import Tensor
 from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.several_workers import on_workers
 
-__all__ = ["flat", "on_workers", "rows_of", "rows_of_mask"]
+__all__ = ["flat", "on_workers", "segments_of", "segments_of_mask"]
 
 CPU = torch.device("cpu")
 
 
-def rows_of(*lengths: int) -> Segments:
+def segments_of(*lengths: int) -> Segments:
     """Segments with these lengths."""
     return Segments.of(lengths, CPU)
 
 
-def rows_of_mask(mask_BT: Tensor) -> Segments:
+def segments_of_mask(mask_BT: Tensor) -> Segments:
     """Segments with as many tokens in each row as the mask has ones."""
-    return rows_of(*(int(length) for length in mask_BT.sum(dim=1)))
+    return segments_of(*(int(length) for length in mask_BT.sum(dim=1)))
 
 
 def flat(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

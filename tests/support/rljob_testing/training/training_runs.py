@@ -96,7 +96,7 @@ class RunFiles:
 
     def metrics(self) -> list[dict[str, float]]:
         """The complete rows of metrics.jsonl."""
-        return cast(list[dict[str, float]], rows_of(self.folder / "metrics.jsonl"))
+        return cast(list[dict[str, float]], json_lines(self.folder / "metrics.jsonl"))
 
     def training_steps(self) -> list[int]:
         """Steps that have a training row, in the order of the file."""
@@ -108,7 +108,7 @@ class RunFiles:
 
     def samples(self, kind: str, step: int) -> list[dict[str, str]]:
         """Rows of samples.jsonl of one kind and step."""
-        rows = cast(list[dict[str, str]], rows_of(self.folder / "samples.jsonl"))
+        rows = cast(list[dict[str, str]], json_lines(self.folder / "samples.jsonl"))
         return [row for row in rows if row["kind"] == kind and int(row["step"]) == step]
 
     def state(self) -> RunState:
@@ -130,7 +130,7 @@ class RunFiles:
         return (self.folder / "export" / "model.safetensors").read_bytes()
 
 
-def rows_of(path: Path) -> list[Document]:
+def json_lines(path: Path) -> list[Document]:
     """The complete lines of a JSON Lines file that may still grow; none if it does not exist."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
@@ -169,7 +169,9 @@ class LocalRun:
         """Waits until the condition holds. Fails if the run ends first."""
         deadline = time.monotonic() + END_SECONDS
         while not condition():
-            assert self.process.poll() is None, f"the run ended early with exit code {self.process.returncode}:\n{self.output}"
+            assert self.process.poll() is None, (
+                f"the run ended early with exit code {self.process.returncode}:\n{self.output}"
+            )
             if time.monotonic() > deadline:
                 self._give_up()
             time.sleep(0.02)
@@ -183,13 +185,13 @@ class LocalRun:
         self._watcher.join()
         return code
 
-    def of_its_folder(self) -> set[Process]:
+    def processes_of_run(self) -> set[Process]:
         """Living processes whose environment contains the folder of the run."""
         return processes_with_variable(ENV_RUN_FOLDER, str(self.files.folder))
 
-    def left_behind(self) -> list[Process]:
+    def leftover_processes(self) -> list[Process]:
         """Processes of the run that are still alive after it ended."""
-        return [*self.of_its_folder(), *(process for process in self.seen if is_alive(process))]
+        return [*self.processes_of_run(), *(process for process in self.seen if is_alive(process))]
 
     def _give_up(self) -> NoReturn:
         output = self.output

@@ -126,7 +126,7 @@ def failing_advantage(inputs: TokenInputs, reduce: Reduce) -> Tensor:
     return inputs.segments.spread(inputs.rewards_B / largest.clamp(min=1))
 
 
-def with_loss(path: str) -> Algorithm:
+def algorithm_with_loss(path: str) -> Algorithm:
     """An algorithm with one of the losses."""
     return Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=path)))
 
@@ -143,7 +143,7 @@ def failing() -> Iterator[None]:
 
 def failure_of(replay: replays.Replay, context: WorkerContext) -> str:
     """The error of the first step with the failing loss; empty if there is none."""
-    run = replays.replayed_run(replace(replay, algorithm=with_loss(FAILING_PATH)), context)
+    run = replays.replayed_run(replace(replay, algorithm=algorithm_with_loss(FAILING_PATH)), context)
     FAILING.extend([context.rank] * (context.rank == 1))
     try:
         run.step(0)

@@ -83,13 +83,13 @@ def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
     try:
         model.save_pretrained(folder)
         del model
-        give_back(device)
+        release_cached_memory(device)
         yield folder
     finally:
         shutil.rmtree(folder)
 
 
-def made_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, max_tokens: int) -> ActorWorker:
+def build_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, max_tokens: int) -> ActorWorker:
     """Builds an actor for GRPO with one update per step. Collective."""
     optimizer = Optimizer()
     engine = TrainEngineSettings(folder, context.device, dtype, work.every_nth_layer > 0, max_tokens, optimizer)
@@ -110,7 +110,7 @@ def made_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: W
     )
 
 
-def drawn_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
+def random_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
     """Rows of random lengths with exactly `num_tokens` tokens in total."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
@@ -121,7 +121,7 @@ def drawn_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
     return Work(tuple(lengths), sum(length - _num_prompt_tokens(length) for length in lengths), every_nth_layer)
 
 
-def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
+def random_rollout(shape: ModelShape, work: Work) -> DataProto:
     """Random columns that an update needs."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(2, shape.num_vocabulary, (length,), generator=generator) for length in work.row_lengths]
@@ -141,7 +141,7 @@ def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
     )
 
 
-def give_back(device: torch.device) -> None:
+def release_cached_memory(device: torch.device) -> None:
     """Releases the memory that torch's allocator has reserved."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

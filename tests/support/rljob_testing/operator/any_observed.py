@@ -94,7 +94,7 @@ _STOPS = (
 
 
 @st.composite
-def moments(draw: st.DrawFn) -> Observed:
+def observations(draw: st.DrawFn) -> Observed:
     """A job as the operator may observe it, including cases that cannot occur.
 
     One seed decides everything except the number of disturbances. So an example is cheap, and the cases keep the
@@ -102,7 +102,7 @@ def moments(draw: st.DrawFn) -> Observed:
     """
     num_disturbances = draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3]))
     pick = draw(st.randoms(use_true_random=True))
-    seen = moment(pick, pick.choice((*Stage, *_OFTEN)))
+    seen = observation(pick, pick.choice((*Stage, *_OFTEN)))
     # In some examples the disturbances come after the operator's decision.
     if pick.random() < 0.3:
         seen = inputs.with_status_written(seen, decide(seen))
@@ -111,7 +111,7 @@ def moments(draw: st.DrawFn) -> Observed:
     return seen
 
 
-def moment(pick: Random, stage: Stage) -> Observed:
+def observation(pick: Random, stage: Stage) -> Observed:
     """A job at one of the stages, with matching clusters, pods and Ray."""
     job_spec = _spec(pick)
     if stage in _SUSPENDED:
