@@ -124,7 +124,7 @@ def test_jobs_of_all_namespaces_are_reconciled(testbed: Testbed) -> None:
 def test_a_running_operator_stops_on_sigterm(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("slow-1").delay_seconds = 60.0
     testbed.submit("slow")
-    testbed.wait(lambda: testbed.dashboard("slow-1").num_asked > 0, "the operator to wait for Ray")
+    testbed.wait(lambda: testbed.dashboard("slow-1").num_requests > 0, "the operator to wait for Ray")
     assert operator.terminate(STOP_SECONDS) == 0
 
 

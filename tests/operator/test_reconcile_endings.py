@@ -13,7 +13,6 @@ from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
@@ -21,10 +20,10 @@ OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
 
 def failure(seen: Observed) -> tuple[str, str]:
     """Reason and message of the failure."""
-    status = decide(inputs.without_retries(seen)).status
-    told = condition_of(status, C.FAILED)
+    status = inputs.decide(inputs.without_retries(seen)).status
+    told = inputs.condition_of(status, C.FAILED)
     assert told is not None
-    assert condition_of(status, C.FINISHED) == told
+    assert inputs.condition_of(status, C.FINISHED) == told
     return told[1:]
 
 
@@ -45,8 +44,8 @@ def failure(seen: Observed) -> tuple[str, str]:
     ],
 )
 def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, end: str) -> None:
-    plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
-    assert condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
+    plan = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
+    assert inputs.condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
     stopped = reason is R.STOPPED_OUTSIDE
     assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
     assert plan.status.attempts[0].reason == reason.value
@@ -106,9 +105,13 @@ def test_a_terminating_head_is_waited_for() -> None:
         inputs.cluster(),
         (inputs.pod("h", HEAD_GROUP, ready=False, deleting=True), inputs.pod("w")),
     )
-    plan = decide(going)
-    assert condition_of(plan.status, C.FAILED) is None
-    assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", Mentions("head pod h is being deleted"))
+    plan = inputs.decide(going)
+    assert inputs.condition_of(plan.status, C.FAILED) is None
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == (
+        "False",
+        "Stopping",
+        Mentions("head pod h is being deleted"),
+    )
     stopped = replace(going, ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
     assert failure(stopped) == ("HeadLost", Mentions("head pod h was deleted"))
 
@@ -123,13 +126,15 @@ def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
 
 def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     assert (
-        decide(inputs.observed(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),))).status.attempts[0].ended
+        inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),)))
+        .status.attempts[0]
+        .ended
         is None
     )
 
 
 def test_a_cluster_that_was_complete_gets_no_new_head() -> None:
-    lacking = decide(
+    lacking = inputs.decide(
         inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
     ).status
     assert lacking.attempts[0].submissions == 0
@@ -152,14 +157,18 @@ def test_a_cluster_that_is_being_deleted_is_lost() -> None:
 
 def test_the_result_reported_by_ray_takes_precedence_over_the_state_of_the_cluster() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
-    assert condition_of(decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE) is not None
+    assert (
+        inputs.condition_of(inputs.decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE)
+        is not None
+    )
 
 
 def test_success_requires_the_trainers_final_state() -> None:
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
     assert failure(inputs.healthy(done, inputs.run_state()))[0] == "EndedWithoutResult"
     assert (
-        condition_of(decide(inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+        inputs.condition_of(inputs.decide(inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE))).status, C.COMPLETE)
+        is not None
     )
 
 
@@ -167,8 +176,8 @@ def test_progressing_is_set_for_a_trainer_that_ended_before_the_first_poll() -> 
     done = inputs.healthy(
         inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), status=inputs.running(30)
     )
-    assert condition_of(done.job.status, C.PROGRESSING) is None
-    assert condition_of(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
+    assert inputs.condition_of(done.job.status, C.PROGRESSING) is None
+    assert inputs.condition_of(inputs.decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
 
 
 def test_a_missing_final_run_state_is_polled_again() -> None:
@@ -176,20 +185,20 @@ def test_a_missing_final_run_state_is_polled_again() -> None:
     first = inputs.without_retries(
         inputs.healthy(done, status=inputs.running(900, inputs.condition(C.PROGRESSING, seconds_ago=800)))
     )
-    plan = decide(first)
-    assert condition_of(plan.status, C.FAILED) is None
+    plan = inputs.decide(first)
+    assert inputs.condition_of(plan.status, C.FAILED) is None
     assert (plan.effects, plan.requeue_after_seconds) == ((), 4)
     message = Mentions("succeeded", "waiting", "run state")
-    assert condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", message)
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", message)
     later = inputs.with_status_written(first, plan)
-    assert condition_of(decide(later, inputs.at(29)).status, C.FAILED) is None
-    assert condition_of(decide(later, inputs.at(30)).status, C.FAILED) == (
+    assert inputs.condition_of(inputs.decide(later, inputs.at(29)).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(later, inputs.at(30)).status, C.FAILED) == (
         "True",
         "EndedWithoutResult",
         Mentions("code 0", "no run state"),
     )
     read = replace(later, ray=inputs.ray(done, inputs.run_state(RunPhase.COMPLETE)))
-    assert condition_of(decide(read, inputs.at(8)).status, C.COMPLETE) is not None
+    assert inputs.condition_of(inputs.decide(read, inputs.at(8)).status, C.COMPLETE) is not None
 
 
 def test_the_trainers_own_error_comes_before_its_log() -> None:
@@ -222,5 +231,5 @@ def test_messages_are_printable() -> None:
 def test_an_end_seen_at_the_deadline_is_the_result() -> None:
     asked = inputs.running(60, inputs.condition(C.PROGRESSING))
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), asked)
-    assert condition_of(decide(done).status, C.COMPLETE) is not None
+    assert inputs.condition_of(inputs.decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)

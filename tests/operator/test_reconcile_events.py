@@ -10,11 +10,10 @@ from rljob_api.run_state import RunError, RunPhase
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 
 
 def reasons(seen: Observed) -> list[str]:
-    return [event.reason.value for event in decide(seen).events]
+    return [event.reason.value for event in inputs.decide(seen).events]
 
 
 def test_the_events_of_a_successful_job_are_complete() -> None:
@@ -34,7 +33,7 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
     ]
     told, status = [], inputs.observed().job.status
     for number, seen in enumerate(outside):
-        plan = decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
+        plan = inputs.decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
         told.append([event.reason.value for event in plan.events])
         status = plan.status
     assert told == [
@@ -59,14 +58,14 @@ def test_an_event_is_sent_only_when_the_reason_changes() -> None:
         )
 
     first = head(Reason.UNSCHEDULABLE, "0/3 nodes")
-    plan = decide(first)
+    plan = inputs.decide(first)
     assert plan.events == (
         EventRecord(EventType.WARNING, Reason.UNSCHEDULABLE, "1 of 2 pods ready; the head pod h: 0/3 nodes"),
     )
     same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=inputs.with_status_written(first, plan).job)
-    assert decide(same).events == ()
+    assert inputs.decide(same).events == ()
     other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=inputs.with_status_written(first, plan).job)
-    assert [event.reason for event in decide(other).events] == [Reason.IMAGE_PULL_FAILED]
+    assert [event.reason for event in inputs.decide(other).events] == [Reason.IMAGE_PULL_FAILED]
 
 
 def test_one_loss_gets_one_event() -> None:
@@ -77,12 +76,12 @@ def test_one_loss_gets_one_event() -> None:
 def test_an_invalid_job_gets_one_warning_event() -> None:
     seen = inputs.observed()
     seen = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.pools: wrong"))
-    assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
+    assert inputs.decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
 
 
 def test_a_long_text_of_multibyte_characters_fits_into_an_event() -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
+    plan = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]

@@ -12,7 +12,6 @@ from rljob_api.v1alpha1.status import Progress, RLJobStatus
 from rljob_operator.reconcile.observed import RayJobStatus
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 
 
 def written(seconds: float) -> RLJobStatus:
@@ -45,16 +44,16 @@ def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
     ],
 )
 def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
-    plan = decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
+    plan = inputs.decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
     assert plan.status.progress is not None
     assert plan.status.progress.step == step
 
 
 def test_the_first_and_the_last_progress_are_written_at_once() -> None:
-    first = decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
+    first = inputs.decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
     assert first is not None
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
-    last = decide(
+    last = inputs.decide(
         inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE, step=10), written(0)),
         inputs.at(1),
     ).status.progress
@@ -68,7 +67,7 @@ def simulate(seconds_per_step: int) -> list[int]:
     for now in range(0, 600, 4):
         steps = now // seconds_per_step
         state = inputs.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
-        plan = decide(inputs.healthy(state=state, status=status), inputs.at(now))
+        plan = inputs.decide(inputs.healthy(state=state, status=status), inputs.at(now))
         if plan.status.progress != status.progress:
             times.append(now)
         status = plan.status
@@ -85,26 +84,29 @@ def test_changing_progress_is_written_within_10_seconds_and_every_5_on_average(s
 
 def test_addresses_are_those_of_the_claim() -> None:
     state = inputs.run_state(checkpoint_step=4, export_uri="file:///rljob/storage/run/export")
-    status = decide(inputs.healthy(state=state)).status
+    status = inputs.decide(inputs.healthy(state=state)).status
     assert status.checkpoint is not None
     assert status.checkpoint.uri == "pvc://ckpt/example/checkpoints/step_00000004"
     assert status.export_uri == "pvc://ckpt/example/run/export"
     own = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "shared", "subPath": "team/run/"}})
-    moved = decide(inputs.healthy(state=state, job_spec=own)).status
+    moved = inputs.decide(inputs.healthy(state=state, job_spec=own)).status
     assert moved.export_uri == "pvc://shared/team/run/run/export"
 
 
 def test_addresses_elsewhere_and_too_long_ones_stay_unchanged() -> None:
-    elsewhere = decide(inputs.healthy(state=inputs.run_state(export_uri="s3://bucket/export"))).status
+    elsewhere = inputs.decide(inputs.healthy(state=inputs.run_state(export_uri="s3://bucket/export"))).status
     assert elsewhere.export_uri == "s3://bucket/export"
     deep = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
     state = inputs.run_state(export_uri="file:///rljob/storage/run/export")
-    assert decide(inputs.healthy(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
+    assert (
+        inputs.decide(inputs.healthy(state=state, job_spec=deep)).status.export_uri
+        == "file:///rljob/storage/run/export"
+    )
 
 
 def test_a_run_state_accepts_no_address_that_a_status_would_reject() -> None:
     longest = inputs.run_state(export_uri="s3://" + "a" * 4091)
-    assert decide(inputs.healthy(state=longest)).status.export_uri == longest.export_uri
+    assert inputs.decide(inputs.healthy(state=longest)).status.export_uri == longest.export_uri
     with pytest.raises(ValidationError, match="4096"):
         inputs.run_state(export_uri="s3://" + "a" * 4092)
 
@@ -115,15 +117,15 @@ def test_an_address_that_does_not_fit_is_left_out_of_the_status() -> None:
     far = "s3://" + "a" * 4092
     checkpoint = state.checkpoint.model_copy(update={"uri": far})
     unchecked = state.model_copy(update={"checkpoint": checkpoint, "export_uri": far})
-    status = decide(inputs.healthy(state=unchecked)).status
+    status = inputs.decide(inputs.healthy(state=unchecked)).status
     assert (status.checkpoint, status.export_uri) == (None, None)
     assert status.progress == state.progress
     assert RLJobStatus.from_wire(status.to_wire()) == status
 
 
 def test_reported_fields_stay_when_a_later_run_state_lacks_them() -> None:
-    known = decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
-    later = decide(
+    known = inputs.decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
+    later = inputs.decide(
         inputs.healthy(state=inputs.run_state(RunPhase.STARTING, step=0), status=known),
         inputs.at(60),
     ).status
@@ -141,11 +143,11 @@ def test_the_attempt_shows_only_its_own_checkpoint() -> None:
     ):
         state = inputs.run_state(phase, step=step, checkpoint_step=step)
         seen = inputs.healthy(state=state.model_copy(update={"resumed_from_step": resumed_from}))
-        status = decide(seen).status
+        status = inputs.decide(seen).status
         assert status.attempts[0].checkpoint_step == saved
         assert status.checkpoint is not None
 
 
 def test_the_attempt_shows_where_it_resumed() -> None:
     state = inputs.run_state().model_copy(update={"resumed_from_step": 3})
-    assert decide(inputs.healthy(state=state)).status.attempts[0].resumed_from_step == 3
+    assert inputs.decide(inputs.healthy(state=state)).status.attempts[0].resumed_from_step == 3

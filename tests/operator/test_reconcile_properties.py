@@ -32,7 +32,6 @@ from rljob_operator.reconcile.plan_types import (
 )
 from rljob_operator.reconcile.status_draft import seconds_since
 from rljob_testing.operator import any_observed, inputs
-from rljob_testing.operator.inputs import decide
 
 C, R = ConditionType, Reason
 ANY_MOMENT = settings(max_examples=200)
@@ -55,7 +54,7 @@ def test_every_effect_reason_and_result_is_reached() -> None:
     @EVERYTHING
     @given(any_observed.observations())
     def collect(seen: Observed) -> None:
-        reached.update(observed_outcomes(seen, decide(seen)))
+        reached.update(observed_outcomes(seen, inputs.decide(seen)))
 
     collect()
     conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons}
@@ -105,16 +104,16 @@ def under_way(status: RLJobStatus) -> Attempt | None:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_reconciling_again_without_outside_changes_changes_nothing(seen: Observed) -> None:
-    first = decide(seen)
+    first = inputs.decide(seen)
     # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
     for _ in range(3):
         if attempt_and_result(first.status) == attempt_and_result(seen.job.status):
             break
-        seen, first = inputs.with_status_written(seen, first), decide(inputs.with_status_written(seen, first))
-    second = decide(inputs.with_status_written(seen, first))
+        seen, first = inputs.with_status_written(seen, first), inputs.decide(inputs.with_status_written(seen, first))
+    second = inputs.decide(inputs.with_status_written(seen, first))
     assert second.status == first.status
     assert second.events == ()
-    assert decide(inputs.with_status_written(seen, second)) == second
+    assert inputs.decide(inputs.with_status_written(seen, second)) == second
 
 
 def attempt_and_result(status: RLJobStatus) -> object:
@@ -126,7 +125,7 @@ def attempt_and_result(status: RLJobStatus) -> object:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
-    before, plan = seen.job.status, decide(seen)
+    before, plan = seen.job.status, inputs.decide(seen)
     if before.result is None:
         return
     handled = before.handled_requests.retry if before.handled_requests is not None else None
@@ -148,7 +147,7 @@ def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_conditions_report_the_result_once(seen: Observed) -> None:
-    status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
+    status = inputs.decide(replace(seen, job=replace(seen.job, deleting=False))).status
     ends = {kind: inputs.condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
     told = {kind for kind, condition in ends.items() if condition is not None}
     if seen.job.status.result is None:
@@ -168,7 +167,7 @@ def status_schema() -> jsonschema.Draft202012Validator:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_the_server_accepts_the_status(status_schema: jsonschema.Draft202012Validator, seen: Observed) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     wire = without_nulls(plan.status.to_wire())
     status_schema.validate(wire)
     assert RLJobStatus.from_wire(wire) == plan.status
@@ -187,7 +186,7 @@ def test_the_server_accepts_the_status(status_schema: jsonschema.Draft202012Vali
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
-    before, plan = seen.job.status, decide(seen)
+    before, plan = seen.job.status, inputs.decide(seen)
     after = plan.status
     assert len(after.attempts) <= 10
     numbers = [attempt.number for attempt in after.attempts]
@@ -214,7 +213,7 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
-    before, status = seen.job.status, decide(seen).status
+    before, status = seen.job.status, inputs.decide(seen).status
     if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
         return
     newest = status.attempts[-1]
@@ -236,7 +235,7 @@ def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_a_job_is_suspended_only_when_nothing_of_it_runs(seen: Observed) -> None:
-    before, status = seen.job.status, decide(seen).status
+    before, status = seen.job.status, inputs.decide(seen).status
     if status.suspended_at is None or before.suspended_at is not None:
         return
     assert seen.job.spec is not None
@@ -258,7 +257,7 @@ def lost(pod: ObservedPod) -> bool:
 @settings(max_examples=800)
 @given(any_observed.observations())
 def test_every_effect_is_allowed(seen: Observed) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert len(set(plan.effects)) == len(plan.effects)
     assert not (seen.job.deleting and plan.effects)
     for effect in plan.effects:
@@ -372,10 +371,10 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
 @ANY_MOMENT
 @given(any_observed.observations(), st.randoms(use_true_random=True))
 def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     for conditions in ((), any_observed.any_conditions(pick)):
         told = seen.job.status.model_copy(update={"conditions": conditions})
-        other = decide(replace(seen, job=replace(seen.job, status=told)))
+        other = inputs.decide(replace(seen, job=replace(seen.job, status=told)))
         assert records(other.status) == records(plan.status)
         assert (other.effects, other.requeue_after_seconds) == (plan.effects, plan.requeue_after_seconds)
 
@@ -388,4 +387,4 @@ def records(status: RLJobStatus) -> RLJobStatus:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_a_job_that_is_being_deleted_is_not_changed(seen: Observed) -> None:
-    assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)
+    assert inputs.decide(replace(seen, job=replace(seen.job, deleting=True))) == Plan(seen.job.status)

@@ -17,7 +17,6 @@ from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, Ef
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
 from rljob_testing.operator import any_observed, inputs
-from rljob_testing.operator.inputs import decide
 
 ANY_MOMENT = settings(max_examples=200)
 FOR_EVER_SECONDS = 10_000_000
@@ -40,7 +39,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
         nonlocal num_checked, num_seen
         seen = settled(seen)
         seconds = fraction * min(seconds_to_deadlines(seen), default=FOR_EVER_SECONDS)
-        now, later = decide(seen), decide(seen, inputs.at(seconds))
+        now, later = inputs.decide(seen), inputs.decide(seen, inputs.at(seconds))
         assert later.status == seen.job.status
         assert (later.effects, later.events) == (now.effects, ())
         num_seen += 1
@@ -53,7 +52,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
 def settled(seen: Observed) -> Observed:
     """The status after all immediate passes."""
     for _ in range(5):
-        plan = decide(seen)
+        plan = inputs.decide(seen)
         if plan.status == seen.job.status:
             return seen
         seen = inputs.with_status_written(seen, plan)
@@ -110,10 +109,10 @@ def seconds_to(since: str, seconds: float = 0) -> float:
 @ANY_MOMENT
 @given(any_observed.observations(), JUMPS)
 def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
     elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
-    other = decide(elsewhere, inputs.at(seconds))
+    other = inputs.decide(elsewhere, inputs.at(seconds))
     assert other.status == shifted_status(plan.status, seconds)
     assert (other.effects, other.events, other.requeue_after_seconds) == (
         plan.effects,
@@ -125,9 +124,9 @@ def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> 
 @ANY_MOMENT
 @given(any_observed.observations(), JUMPS)
 def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: int) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
-    other = decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
+    other = inputs.decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
     # The clock affects how often progress is written, not whether it is written.
     expected, written = with_clock_of_trainer(plan.status, seconds), other.status
     assert written.model_copy(update={"progress": None}) == expected.model_copy(update={"progress": None})
@@ -148,11 +147,11 @@ def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
         nonlocal num_told
         job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
         seen = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds_now))
-        seen = inputs.with_status_written(seen, decide(seen))
+        seen = inputs.with_status_written(seen, inputs.decide(seen))
         unknown = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"progress": None})))
-        expected = decide(unknown, inputs.at(9)).status.progress
+        expected = inputs.decide(unknown, inputs.at(9)).status.progress
         if expected is not None:
-            assert decide(seen, inputs.at(9)).status.progress == expected
+            assert inputs.decide(seen, inputs.at(9)).status.progress == expected
             num_told += 1
 
     check()
@@ -202,7 +201,7 @@ def shifted_time(text: str, seconds: float) -> str:
 @ANY_MOMENT
 @given(any_observed.observations())
 def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     status, spec = plan.status, seen.job.spec
     if seen.job.deleting:
         assert plan.requeue_after_seconds is None
@@ -233,7 +232,7 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
     )
     while seen.job.status.result is None and seen.job.status.suspended_at is None:
         assert seconds <= limit
-        plan = decide(seen, inputs.at(seconds))
+        plan = inputs.decide(seen, inputs.at(seconds))
         seen = inputs.with_status_written(seen, plan)
         for effect in plan.effects:
             seen = done(seen, effect)
@@ -263,7 +262,7 @@ def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reacha
             + any_observed.PROVISIONING_SECONDS
             + SECONDS_TO_SPARE
         )
-        seen, seconds = inputs.with_status_written(seen, decide(seen, inputs.at(seconds))), seconds + 30
+        seen, seconds = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(seconds))), seconds + 30
 
 
 def has_fitting_spec(seen: Observed) -> bool:

@@ -15,7 +15,6 @@ from rljob_operator.reconcile.plan_types import DeleteCluster, DumpStacks, Effec
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 GONE = (DeleteCluster("example-1", "c1"),)
 HOUR = 3600
@@ -40,17 +39,17 @@ def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reaso
     assert counters is not None
     assert (counters.failed_attempts, counters.application_retries, counters.infrastructure_retries) == (0, 0, 0)
     free = replace(seen, job=replace(seen.job, status=status), clusters=(), pods=())
-    assert decide(free, inputs.at(10 * HOUR)).status.phase == "Retrying"
+    assert inputs.decide(free, inputs.at(10 * HOUR)).status.phase == "Retrying"
     readable = replace(free, job=replace(free.job, spec=inputs.spec(), spec_error=None))
-    assert decide(readable, inputs.at(10 * HOUR)).status.attempts[-1].number == 2
+    assert inputs.decide(readable, inputs.at(10 * HOUR)).status.attempts[-1].number == 2
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, 1800), (RunPolicy(provisioning_deadline_seconds=300), 300)])
 def test_an_attempt_without_a_trainer_ends_at_its_deadline(policy: RunPolicy | None, limit: int) -> None:
-    before = decide(unread(begun(limit - 1), policy))
+    before = inputs.decide(unread(begun(limit - 1), policy))
     assert (before.effects, before.status.attempts[0].ended, before.requeue_after_seconds) == ((), None, 1)
     seen = unread(begun(limit), policy)
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == GONE
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.failure_class) == ("ProvisioningDeadlineExceeded", "Free")
@@ -61,18 +60,20 @@ def test_an_attempt_without_a_trainer_ends_at_its_deadline(policy: RunPolicy | N
 def test_an_attempt_without_a_cluster_ends_too() -> None:
     seen = unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1800)))
     assert (
-        decide(unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
+        inputs.decide(unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1799))))
+        .status.attempts[0]
+        .ended
         is None
     )
-    assert_waits_for_another_operator(seen, decide(seen).status, "ProvisioningDeadlineExceeded")
+    assert_waits_for_another_operator(seen, inputs.decide(seen).status, "ProvisioningDeadlineExceeded")
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
 def test_a_hanging_trainer_is_stopped(policy: RunPolicy | None, limit: int) -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), policy)
-    seen = inputs.with_status_written(seen, decide(seen))
-    assert decide(seen, inputs.at(limit - 1)).effects == ()
-    stalled = decide(seen, inputs.at(limit))
+    seen = inputs.with_status_written(seen, inputs.decide(seen))
+    assert inputs.decide(seen, inputs.at(limit - 1)).effects == ()
+    stalled = inputs.decide(seen, inputs.at(limit))
     assert effects_until_the_end(inputs.with_status_written(seen, stalled), limit) == [
         (DumpStacks("example-1-1", 1),),
         (StopJob("example-1-1"),),
@@ -82,7 +83,7 @@ def test_a_hanging_trainer_is_stopped(policy: RunPolicy | None, limit: int) -> N
 
 def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]]:
     """The effects of three passes: the stacks are written in 30 s, and stopping may take 120 s."""
-    plans = [decide(seen, inputs.at(since + seconds)) for seconds in (0, 30, 150)]
+    plans = [inputs.decide(seen, inputs.at(since + seconds)) for seconds in (0, 30, 150)]
     ended = plans[-1].status
     assert (ended.attempts[0].reason, ended.phase) == ("Stalled", "Retrying")
     return [plan.effects for plan in plans]
@@ -95,9 +96,9 @@ def test_an_unreachable_dashboard_is_not_waited_for_longer() -> None:
             ray=inputs.silent_ray(Reachability.UNREACHABLE),
         )
     )
-    seen = inputs.with_status_written(seen, decide(seen))
-    assert decide(seen, inputs.at(HOUR - 1)).status.attempts[0].ended is None
-    ended = decide(seen, inputs.at(HOUR))
+    seen = inputs.with_status_written(seen, inputs.decide(seen))
+    assert inputs.decide(seen, inputs.at(HOUR - 1)).status.attempts[0].ended is None
+    ended = inputs.decide(seen, inputs.at(HOUR))
     assert (ended.effects, ended.status.attempts[0].reason) == (GONE, "DashboardUnreachable")
     assert ended.status.phase == "Retrying"
 
@@ -105,8 +106,8 @@ def test_an_unreachable_dashboard_is_not_waited_for_longer() -> None:
 def test_an_unreadable_run_state_does_not_end_the_job_either() -> None:
     newer = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is new")
     seen = unread(replace(inputs.healthy(), ray=newer))
-    seen = inputs.with_status_written(seen, decide(seen))
-    plan = decide(seen, inputs.at(HOUR))
+    seen = inputs.with_status_written(seen, inputs.decide(seen))
+    plan = inputs.decide(seen, inputs.at(HOUR))
     assert plan.effects == GONE
     assert_waits_for_another_operator(seen, plan.status, "RunStateUnreadable")
 
@@ -145,12 +146,12 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
 def test_reasons_that_only_such_a_job_has_are_reported(
     seen: Observed, kind: ConditionType, reason: Reason, status: str, message: Mentions
 ) -> None:
-    assert condition_of(decide(unread(seen)).status, kind) == (status, reason, message)
+    assert inputs.condition_of(inputs.decide(unread(seen)).status, kind) == (status, reason, message)
 
 
 def test_a_readable_active_deadline_ends_the_job_as_usual() -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), RunPolicy(active_deadline_seconds=60))
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None
     assert plan.status.attempts[0].stop.reason == "ActiveDeadlineExceeded"

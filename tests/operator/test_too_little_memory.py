@@ -12,7 +12,6 @@ from rljob_operator.kube import observed_objects
 from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.reconcile.plan_types import EventRecord, EventType
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 from rljob_testing.operator.testbed import cluster_job
 
 Json = dict[str, object]
@@ -51,9 +50,9 @@ def test_a_failed_estimate_does_not_stop_a_job_from_being_read(
 def test_too_little_memory_is_one_warning_and_blocks_nothing() -> None:
     seen = inputs.observed()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
-    plan = decide(too_large)
+    plan = inputs.decide(too_large)
     warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")
-    assert plan.events == (warning, *decide(seen).events)
-    assert plan.effects == decide(seen).effects
-    again = decide(replace(too_large, job=replace(too_large.job, status=plan.status)))
+    assert plan.events == (warning, *inputs.decide(seen).events)
+    assert plan.effects == inputs.decide(seen).effects
+    again = inputs.decide(replace(too_large, job=replace(too_large.job, status=plan.status)))
     assert warning not in again.events
