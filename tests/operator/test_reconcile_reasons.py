@@ -289,7 +289,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         Mentions("the job is suspended", "cluster was deleted"),
     ),
     (
-        C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False", Mentions("attempt 1"),
+        C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False",
+        Mentions("attempt 1"),
     ),
     (
         C.RETRYING, R.RESIZED,
