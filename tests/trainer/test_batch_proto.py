@@ -25,7 +25,7 @@ def numbers(proto: DataProto) -> list[int]:
     return [int(value) for value in proto["number"].tolist()]
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_rejected() -> None:
     with pytest.raises(DataError, match=r"same number of rows \(seen: .*'a': 2.*'b': 3"):
         DataProto({"a": torch.zeros(2)}, {"b": (1, 2, 3)})
 
