@@ -24,7 +24,7 @@ Rljob = Callable[..., tuple[int, str, str]]
 
 
 def trainer_environment(workplace: JobFolder, attempt: int) -> dict[str, str]:
-    return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
+    return dict(json.loads((workplace.run_folder / f"environment-{attempt}.json").read_text()))
 
 
 def num_steps_in(workplace: JobFolder) -> int:
@@ -38,12 +38,12 @@ def error_of_run(workplace: JobFolder, rljob: Rljob, monkeypatch: pytest.MonkeyP
     """The error that `rljob run` prints, in this process, before it starts the trainer."""
     monkeypatch.chdir(workplace.folder)
 
-    def refuse(*arguments: str) -> str:
+    def run(*arguments: str) -> str:
         code, output, errors = rljob("run", "job.yaml", "--code", "code", *arguments)
         assert code == 2
         return output + errors
 
-    return refuse
+    return run
 
 
 def alive(pid: int) -> bool:
@@ -122,8 +122,8 @@ def test_the_run_folder_keeps_the_resolved_algorithm(workplace: JobFolder) -> No
     written = load_job_file(workplace.run_folder / "job.yaml").spec.training.algorithm
     assert written.loss.clipped == Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=0)
     assert written.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM
-    asked = load_job_file(workplace.job_file).spec.training.algorithm
-    assert resolve_algorithm(written) == resolve_algorithm(asked)
+    original = load_job_file(workplace.job_file).spec.training.algorithm
+    assert resolve_algorithm(written) == resolve_algorithm(original)
 
 
 def test_a_job_that_is_too_large_for_the_trainer_is_rejected_before_an_attempt_is_counted(

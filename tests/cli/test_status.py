@@ -137,8 +137,8 @@ def test_json_output_is_the_object_itself(job_cluster: JobCluster, rljob: Rljob)
 @pytest.mark.apiserver
 @pytest.mark.usefixtures("job_cluster")
 def test_a_missing_job_has_its_own_exit_code(rljob: Rljob) -> None:
-    looks = (["status"], ["status", "--watch"], ["logs"], ["explain"])
-    for command in (*looks, ["delete"], ["suspend"], ["resume"], ["stop", "--wait"], ["retry"]):
+    reading = (["status"], ["status", "--watch"], ["logs"], ["explain"])
+    for command in (*reading, ["delete"], ["suspend"], ["resume"], ["stop", "--wait"], ["retry"]):
         code, output, errors = rljob(*command, "nothing")
         assert (code, output) == (3, "")
         assert errors == Mentions("error: RLJob nothing:", "not found", "`rljob list`", "--namespace")

@@ -68,8 +68,8 @@ def test_the_operators_acknowledgement_of_any_request_is_recognized(small: JobCl
     patch = {"metadata": {"annotations": {ANNOTATION_STOP: request_text}}}
     small.change("small", patch)
     assert job_steering.steer(small, "stop")[1][0] == Mentions("already asked to stop")
-    noted = hashlib.sha256(request_text.encode()).hexdigest()
-    small.write_status("small", {"handledRequests": {"stop": noted}})
+    digest = hashlib.sha256(request_text.encode()).hexdigest()
+    small.write_status("small", {"handledRequests": {"stop": digest}})
     assert job_steering.steer(small, "stop")[1][0] == Mentions("will be stopped")
 
 

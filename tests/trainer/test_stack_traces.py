@@ -67,7 +67,7 @@ globals()[sys.argv[2]]()
 
 
 PRINTS = 'print("there", flush=True)'
-"""What it has not always left when the other side reads it."""
+"""A program that may not have flushed its output when the other side reads it."""
 
 Start = Callable[[str], subprocess.Popen[str]]
 
