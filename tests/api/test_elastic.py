@@ -48,11 +48,11 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[RLJobSpec]:
     """The jobs that were checked as a whole."""
     jobs: list[RLJobSpec] = []
 
-    def noted(job: RLJobSpec) -> object:
+    def recorded(job: RLJobSpec) -> object:
         jobs.append(job)
         return violations(job)
 
-    monkeypatch.setattr(elastic, "violations", noted)
+    monkeypatch.setattr(elastic, "violations", recorded)
     return jobs
 
 

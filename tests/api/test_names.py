@@ -33,7 +33,7 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("written", "known", "meant"),
+    ("written", "known", "suggestion"),
     [
         ("GPRO", AlgorithmType, "GRPO"),
         ("grpo", AlgorithmType, "GRPO"),
@@ -50,8 +50,8 @@ spec:
         ("stepz", ["steps", "seed"], "steps"),
     ],
 )
-def test_a_slip_gets_a_suggestion(written: str, known: list[str], meant: str) -> None:
-    assert near_names(written, known) == [meant]
+def test_a_slip_gets_a_suggestion(written: str, known: list[str], suggestion: str) -> None:
+    assert near_names(written, known) == [suggestion]
 
 
 @pytest.mark.parametrize(

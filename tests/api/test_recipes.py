@@ -21,7 +21,7 @@ from rljob_api.v1alpha1.recipes import RECIPES, resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
 
 WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
-"""Losses that a job may choose without a block."""
+"""Losses that a job may choose without a settings block."""
 OWN = Function(path="mine:own")
 
 
@@ -61,8 +61,8 @@ def test_dapo_clips_higher_and_samples_until_the_batch_is_full() -> None:
 
 
 def test_dynamic_sampling_can_be_added_to_any_recipe_and_turned_off() -> None:
-    asked = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
-    rule = resolved({"dynamicSampling": asked})
+    settings = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
+    rule = resolved({"dynamicSampling": settings})
     assert rule.dynamic_sampling == DynamicSampling(
         max_rounds=3, on_max_rounds=MaxRoundsPolicy.TRAIN_ON_FEWER, reward="right"
     )

@@ -104,9 +104,9 @@ def test_the_status_of_version_1_is_read() -> None:
 
 def test_the_operator_reads_the_known_fields_of_a_newer_status() -> None:
     """Fields for people may be unreadable; fields for decisions may not be."""
-    news: Json = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
+    additions: Json = {"mood": 1, "attempts[0].zone": {"a": 1}, "phase": "Dreaming", "attempts[1].state": "Dreaming"}
     unreadable: Json = {"progress.step": "many", "conditions[0].status": "Perhaps"}
-    reading = read_document(RLJobStatus, edited(golden("status"), news | unreadable), STATUS)
+    reading = read_document(RLJobStatus, edited(golden("status"), additions | unreadable), STATUS)
     known = edited(golden("status"), {"phase": "Dreaming", "attempts[1].state": "Dreaming"})
     del known["progress"], known["conditions"]
     assert reading.value == RLJobStatus.from_wire(known)
@@ -158,8 +158,14 @@ def test_the_run_state_of_version_1_is_read() -> None:
 
 @pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
 def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
-    news = {"gpus": 8, "progress.episode": 3, "checkpoint.roles": ["actor"], "error.retry": {"after": 5}, "queue": None}
-    read = load_run_state(json.dumps(edited(golden("run_state"), version | news)))
+    additions = {
+        "gpus": 8,
+        "progress.episode": 3,
+        "checkpoint.roles": ["actor"],
+        "error.retry": {"after": 5},
+        "queue": None,
+    }
+    read = load_run_state(json.dumps(edited(golden("run_state"), version | additions)))
     assert read.model_copy(update={"contract_version": 1}) == load_run_state(json.dumps(golden("run_state")))
 
 
@@ -192,9 +198,9 @@ def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Json) -> None:
 
 
 def test_a_newer_job_with_a_new_setting_is_rejected_by_the_name_of_the_field() -> None:
-    news = {"spec.queue": "research", "spec.pools[0].spot": False}
+    additions = {"spec.queue": "research", "spec.pools[0].spot": False}
     with pytest.raises(HandoverError) as caught:
-        load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
+        load_job(json.dumps(edited(golden("trainer_job"), NEXT | additions)))
     for field, seen in (("spec.pools[0].spot", "false"), ("spec.queue", '"research"')):
         words = rf"{re.escape(field)}: [^;]*older than the operator \(seen: {seen}\); use an image"
         assert re.search(words, str(caught.value))
@@ -203,8 +209,8 @@ def test_a_newer_job_with_a_new_setting_is_rejected_by_the_name_of_the_field() -
 
 
 def test_unknown_fields_for_the_operator_do_not_stop_a_trainer() -> None:
-    news: Json = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
-    read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | news)))
+    additions: Json = {"spec.runPolicy.patience": "Long", "spec.runPolicy.elastic": {"minNodes": 1, "pause": {"x": 1}}}
+    read = load_job(json.dumps(edited(golden("trainer_job"), NEXT | additions)))
     assert read.spec.training == load_job(json.dumps(golden("trainer_job"))).spec.training
     with pytest.raises(HandoverError, match=r"^job: spec\.runPolicyOfTheQueue: .*older than the operator"):
         load_job(json.dumps(edited(golden("trainer_job"), NEXT | {"spec.runPolicyOfTheQueue": {"a": 1}})))
@@ -248,8 +254,13 @@ def test_the_known_fields_of_a_newer_manifest_are_read(
     tmp_path: Path, version: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"news{version.get('contractVersion', '')}"
-    news = {name: 1, f"files[0].{name}": "x", f"tensors[0].pieces[0].{name}": [1], f"extra.cursor.{name}": {"a": 1}}
-    folder = sealed_manifest(tmp_path, edited(golden("manifest"), version | news))
+    additions = {
+        name: 1,
+        f"files[0].{name}": "x",
+        f"tensors[0].pieces[0].{name}": [1],
+        f"extra.cursor.{name}": {"a": 1},
+    }
+    folder = sealed_manifest(tmp_path, edited(golden("manifest"), version | additions))
     with caplog.at_level(logging.WARNING):
         newer, _ = read_manifest(folder)
         again, _ = read_manifest(folder)

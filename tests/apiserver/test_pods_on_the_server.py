@@ -51,7 +51,7 @@ STRICTER: list[pod_edits.Edits] = [
 ]
 
 
-def refusals(http: httpx.Client, pods: list[Manifest]) -> list[str]:
+def rejections(http: httpx.Client, pods: list[Manifest]) -> list[str]:
     """Why the server rejects some of these pods."""
     found = []
     for pod in pods:
@@ -89,7 +89,7 @@ def spec_or_reason(edits: pod_edits.Edits) -> RLJobSpec | str:
 @example({HEAD + "template.priorityClassName": "A"})
 def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: pod_edits.Edits) -> None:
     ours = spec_or_reason(edits)
-    of_pods = refusals(api, pod_edits.raw_pods_of(edits) if isinstance(ours, str) else pod_edits.pods_of(ours))
+    of_pods = rejections(api, pod_edits.raw_pods_of(edits) if isinstance(ours, str) else pod_edits.pods_of(ours))
     note(f"ours: {ours if isinstance(ours, str) else 'valid'}\npods: {of_pods or 'taken'}")
     assert isinstance(ours, str) == bool(of_pods)
     answer = job_requests.create(api, pod_edits.job_with(edits))
@@ -104,14 +104,14 @@ def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: pod_ed
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_specs())
 def test_the_pods_of_any_valid_job_are_accepted(apiserver_with_classes: httpx.Client, spec: RLJobSpec) -> None:
-    assert refusals(apiserver_with_classes, pod_edits.pods_of(spec)) == []
+    assert rejections(apiserver_with_classes, pod_edits.pods_of(spec)) == []
 
 
 @pytest.mark.parametrize("edits", STRICTER, ids=str)
 def test_where_rljob_is_stricter_the_pods_would_be_accepted(api: httpx.Client, edits: pod_edits.Edits) -> None:
     assert isinstance(spec_or_reason(edits), str)
     assert job_requests.create(api, pod_edits.job_with(edits)).status == 422
-    assert refusals(api, pod_edits.raw_pods_of(edits)) == []
+    assert rejections(api, pod_edits.raw_pods_of(edits)) == []
 
 
 WARNED: list[pod_edits.Edits] = [

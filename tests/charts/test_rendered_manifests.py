@@ -187,18 +187,21 @@ def test_the_pods_have_the_labels_that_network_policies_and_selectors_use(helm: 
     variables = {
         charts.value_at(each, "name"): each for each in charts.items_at(pod_of(manifests), "containers", 0, "env")
     }
-    told = dict(
+    labels_for_jobs = dict(
         pair.split("=") for pair in str(charts.value_at(variables["RLJOB_OPERATOR_POD_LABELS"], "value")).split(",")
     )
-    assert told == {"app.kubernetes.io/name": "rljob-operator", "app.kubernetes.io/instance": "rljob-operator"}
+    assert labels_for_jobs == {
+        "app.kubernetes.io/name": "rljob-operator",
+        "app.kubernetes.io/instance": "rljob-operator",
+    }
     for selector in (
         charts.value_at(charts.only_of_kind(manifests, "Deployment"), "spec", "selector", "matchLabels"),
         charts.value_at(charts.only_of_kind(manifests, "PodDisruptionBudget"), "spec", "selector", "matchLabels"),
         charts.value_at(charts.only_of_kind(manifests, "NetworkPolicy"), "spec", "podSelector", "matchLabels"),
         charts.value_at(charts.only_of_kind(manifests, "Service"), "spec", "selector"),
     ):
-        assert selector == told
-    assert told.items() <= labels.items()
+        assert selector == labels_for_jobs
+    assert labels_for_jobs.items() <= labels.items()
 
 
 def test_a_disruption_budget_is_made_only_if_a_replica_can_be_spared(helm: charts.Helm) -> None:
@@ -260,10 +263,12 @@ def test_the_crd_is_the_generated_one(helm: charts.Helm) -> None:
 def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
     def images(*settings: str) -> list[object]:
         containers = charts.items_at(pod_of(helm.rendered(*settings)), "containers")
-        told = [
+        image_variable = [
             each for each in charts.items_at(containers[0], "env") if each["name"] == "RLJOB_OPERATOR_TRAINER_IMAGE"
         ]
-        return [charts.value_at(container, "image") for container in containers] + [charts.value_at(told[0], "value")]
+        return [charts.value_at(container, "image") for container in containers] + [
+            charts.value_at(image_variable[0], "value")
+        ]
 
     assert images() == ["rljob-operator:0.1.0", "rljob-trainer:0.1.0"]
     digest = f"sha256:{'0a' * 32}"

@@ -57,9 +57,11 @@ def main() -> int:
     mode = os.environ.get("STAND_IN", "finish")
     job = load_job(os.environ[constants.ENV_SPEC])
     run_folder = Path(os.environ[constants.ENV_RUN_FOLDER])
-    told = {name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"}
-    told["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
-    (run_folder / f"told-{told[constants.ENV_ATTEMPT]}.json").write_text(json.dumps(told))
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"
+    }
+    environment["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
+    (run_folder / f"environment-{environment[constants.ENV_ATTEMPT]}.json").write_text(json.dumps(environment))
     signal.signal(signal.SIGINT, lambda number, _frame: STOPS.append(number))
     signal.signal(signal.SIGTERM, lambda number, _frame: STOPS.append(number))
     if mode == "orphan":

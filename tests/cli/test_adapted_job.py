@@ -13,6 +13,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_cli.devices import Devices, DeviceType, count_visible, find_devices
 from rljob_cli.errors import LocalPlanError
 from rljob_cli.local.adapted_job import plan_for_machine
+from rljob_testing.messages import Mentions
 
 TWO_CORES = Devices(DeviceType.CPU, 2)
 FOUR_GPUS = Devices(DeviceType.CUDA, 4)
@@ -97,9 +98,9 @@ def test_layouts_for_more_workers_than_available_are_shrunk() -> None:
     assert plan.spec.roles.actor.defer_gradient_reduction is True
     assert (plan.spec.roles.ref.shard_size, plan.spec.roles.ref.sequence_parallel) == (2, None)
     assert plan.notes == (
-        "roles.actor.shardSize 4: 2 here, for 2 workers",
-        "roles.rollout.tensorParallel 4: 2 here, for 2 workers",
-        "roles.ref.shardSize 8: 2 here, for 2 workers",
+        Mentions("roles.actor.shardSize 4: 2", "2 workers"),
+        Mentions("roles.rollout.tensorParallel 4: 2", "2 workers"),
+        Mentions("roles.ref.shardSize 8: 2", "2 workers"),
     )
 
 
@@ -107,16 +108,16 @@ def test_a_replica_for_more_workers_than_available_takes_all_of_them() -> None:
     pools, model = "[{name: main, gpusPerNode: 8}]", "source: some/model, offload: {gradients: true}"
     plan = plan_for_machine(job("  roles: {actor: {shardSize: 8}}", pools, model=model), TWO_CORES, 3)
     assert plan.spec.roles.actor.shard_size == 3
-    assert plan.notes == ("roles.actor.shardSize 8: 3 here, for 3 workers",)
+    assert plan.notes == (Mentions("roles.actor.shardSize 8: 3", "3 workers"),)
 
 
 def test_more_workers_than_gpus_are_rejected() -> None:
-    with pytest.raises(LocalPlanError, match=r"6 workers do not fit on this machine \(4 GPUs, at most 4 workers\)"):
+    with pytest.raises(LocalPlanError, match=r"6 workers .*4 GPUs.*4 workers"):
         plan_for_machine(job(), FOUR_GPUS, 6)
 
 
 def test_more_workers_than_one_node_may_have_are_rejected() -> None:
-    with pytest.raises(LocalPlanError, match="96 workers do not fit"):
+    with pytest.raises(LocalPlanError, match="96 workers"):
         plan_for_machine(job(), TWO_CORES, 96)
 
 
@@ -151,8 +152,8 @@ def test_settings_that_need_a_cluster_are_reported_once_each() -> None:
         "checkpoint.storage ckpt",
         "runPolicy",
     ]
-    assert "sharedMemory, template ignored" in notes[3]
-    assert "activeDeadlineSeconds, cleanup ignored" in notes[-1]
+    assert notes[3] == Mentions("sharedMemory, template", "ignored")
+    assert notes[-1] == Mentions("activeDeadlineSeconds, cleanup", "ignored")
 
 
 def test_a_job_for_one_machine_needs_no_notes() -> None:

@@ -56,8 +56,8 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
         lines = explained(job)
         next_lines = lines[lines.index("\nWhat comes next:") + 1 :]
         assert next_lines
-        told = [line for line in lines if line.startswith("What to do: ")]
-        assert told or any(line.startswith("The job is making progress") for line in lines)
+        has_advice = any(line.startswith("What to do: ") for line in lines)
+        assert has_advice or any(line.startswith("The job is making progress") for line in lines)
         assert list_lines([job], inputs.NOW, everywhere=True, wide=True)[1].plain.split()[:2] == [
             "here",
             seen.job.name,
@@ -67,8 +67,8 @@ def test_every_status_of_a_job_is_shown_and_explained() -> None:
         assert ("  result " in text) == (result is not None)
         assert ("  next  " in text) == (job.status.next_attempt is not None)
         assert (ending(job.status) is None) == (result is None)
-        not_looked_at = explained(stored(seen, seen.job.status))
-        headlines.update([headline(lines), headline(not_looked_at)])
+        before_the_pass = explained(stored(seen, seen.job.status))
+        headlines.update([headline(lines), headline(before_the_pass)])
 
     check()
     assert set(headlines) == HEADLINES

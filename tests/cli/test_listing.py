@@ -17,14 +17,11 @@ from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.messages import Mentions
 
 Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
-OTHER_VERSION = (
-    "the cluster's operator has another version than this command: install the `rljob` of that version, or see the"
-    " whole RLJob with --output yaml"
-)
 FAILED = {
     "phase": "Retrying",
     "reason": "OutOfMemory",
@@ -80,7 +77,8 @@ def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
     assert lines[2].split() == row
-    assert notes.getvalue() == f"RLJob team-a/bad: cannot be parsed: {place}; {OTHER_VERSION}\n"
+    assert notes.getvalue() == Mentions("RLJob team-a/bad:", place, "another version", "`rljob`", "--output yaml")
+    assert notes.getvalue().count("\n") == 1
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
@@ -127,4 +125,4 @@ def test_all_namespaces_and_wide_columns_are_shown(job_cluster: JobCluster, rljo
 
 @pytest.mark.apiserver
 def test_an_empty_table_is_a_sentence(job_cluster: JobCluster, rljob: Rljob) -> None:
-    assert rljob("list", "-o", "wide") == (0, "", f"no jobs in namespace {job_cluster.namespace}\n")
+    assert rljob("list", "-o", "wide") == (0, "", Mentions("no jobs", job_cluster.namespace))

@@ -14,6 +14,7 @@ import pytest
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
 from rljob_testing.cli.rljob_command import JobFolder
+from rljob_testing.messages import Mentions
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,13 +47,13 @@ def test_a_misspelled_command_gets_a_suggestion_and_an_unknown_one_does_not(rljo
 
 def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: Path) -> None:
     code, output, _ = rljob("init", "mine.yaml")
-    assert (code, output) == (0, "wrote mine.yaml; next: rljob validate mine.yaml, then rljob run mine.yaml\n")
+    assert (code, output) == (0, Mentions("wrote mine.yaml", "rljob validate mine.yaml", "rljob run mine.yaml"))
     assert load_job_file(folder / "mine.yaml").metadata.name == "my-first-run"
     assert rljob("validate", "mine.yaml")[0] == 0
     (folder / "mine.yaml").write_text("my changes")
     code, _, errors = rljob("init", "mine.yaml")
     assert code == 2
-    assert errors == "error: mine.yaml: already exists; use another name\n"
+    assert errors == Mentions("error: mine.yaml:", "exists", "another name")
     assert (folder / "mine.yaml").read_text() == "my changes"
 
 
@@ -68,7 +69,7 @@ def test_the_starter_file_trains_like_the_measured_example(rljob: Rljob, folder:
 def test_the_starter_file_needs_an_existing_folder(rljob: Rljob) -> None:
     code, _, errors = rljob("init", "nowhere/job.yaml")
     assert code == 2
-    assert "nowhere/job.yaml: cannot be written (No such file or directory)" in errors
+    assert errors == Mentions("nowhere/job.yaml:", "written", "No such file or directory")
 
 
 def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
@@ -86,7 +87,7 @@ def test_plotting_a_foreign_folder_is_rejected(workplace: JobFolder) -> None:
     process = workplace.command("plot", "code")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "metrics.jsonl: no such file" in output
+    assert output == Mentions("metrics.jsonl:", "no such file")
 
 
 def test_the_command_line_imports_neither_the_trainer_nor_its_libraries() -> None:

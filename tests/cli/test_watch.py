@@ -28,6 +28,7 @@ from rljob_cli.cluster.watching import Clock, watch_job
 from rljob_cli.errors import ClusterUnreachableError
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.messages import Mentions
 
 pytestmark = pytest.mark.apiserver
 
@@ -144,7 +145,7 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
     assert code == 0
     lines = output.splitlines()
     assert lines[:7] == [
-        "2026-01-31T12:30:00Z  no operator has processed the job yet",
+        Mentions("2026-01-31T12:30:00Z", "operator"),
         "2026-01-31T12:30:02Z  SpecValid=True Valid",
         "2026-01-31T12:30:02Z  ClusterReady=False PodsPending: 0 of 2 pods are ready",
         "2026-01-31T12:30:10Z  ClusterReady=True Ready",
@@ -158,12 +159,12 @@ def test_every_change_is_one_line_and_the_end_is_the_whole_status(small: JobClus
 def test_watch_does_not_end_with_a_failure_that_is_being_retried(small: JobCluster) -> None:
     ended = {"outcome": "Failed", "reason": "ApplicationError", "at": SINCE}
 
-    def goes_on() -> None:
+    def continue_job() -> None:
         small.write_status("small", {"result": None, "conditions": [VALID], "handledRequests": {"retry": "now"}})
 
     small.write_status("small", {"phase": "Failed", "conditions": [VALID, FAILED], "result": ended})
     small.annotate("small", {ANNOTATION_RETRY: "now"})
-    code, output = watched(small, [lambda: None, goes_on, write_status(small, VALID, COMPLETE, phase="Complete")])
+    code, output = watched(small, [lambda: None, continue_job, write_status(small, VALID, COMPLETE, phase="Complete")])
     assert code == 0
     assert "Complete=True Succeeded" in output
 
@@ -189,8 +190,7 @@ def test_every_attempt_is_reported(small: JobCluster) -> None:
     assert code == 0
     assert output.splitlines()[2:8] == [
         "2026-01-31T12:30:04Z  attempt 1: Failed, HeadLost: node n7 lost",
-        "2026-01-31T12:30:04Z  next: attempt 2 at 2026-01-31T12:31:00Z, on a new cluster, after HeadLost"
-        " (Infrastructure)",
+        Mentions("2026-01-31T12:30:04Z  next: attempt 2", "2026-01-31T12:31:00Z", "new cluster", "HeadLost"),
         "2026-01-31T12:30:06Z  attempt 2: Provisioning",
         "2026-01-31T12:30:08Z  attempt 2: Running, resumed from step 10",
         f"2026-01-31T12:30:10Z  suspended since {SINCE}",
@@ -215,7 +215,7 @@ def test_a_finished_job_is_shown_once(small: JobCluster) -> None:
 def test_a_job_that_is_deleted_meanwhile_ends_the_command_with_3(small: JobCluster) -> None:
     code, output = watched(small, [lambda: small.delete("small")])
     assert code == 3
-    assert "2026-01-31T12:30:02Z  RLJob small was deleted\n" in output
+    assert output == Mentions("2026-01-31T12:30:02Z  RLJob small", "deleted")
 
 
 def test_a_short_outage_of_the_server_is_bridged_and_a_long_one_is_not(small: JobCluster, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_short_outage_of_the_server_is_bridged_and_a_long_one_is_not(small: Jo
 
         code, output = watched(through_gate, [gate.close, lambda: None, comes_back])
         assert code == 0
-        assert output.count("the API server is unreachable (") == 1
+        assert output.count("API server is unreachable") == 1
         assert "2026-01-31T12:30:06Z  Complete=True" in output
 
         write_status(small, VALID)()
@@ -245,7 +245,7 @@ def test_ctrl_c_does_not_change_the_job(small: JobCluster) -> None:
 
     code, output = watched(small, [interrupt])
     assert code == 130
-    assert output.endswith("stopped watching; the job continues. To watch it again: rljob status small --watch\n")
+    assert output.splitlines()[-1] == Mentions("stopped watching", "continues", "rljob status small --watch")
     assert small.job("small")["metadata"]["generation"] == 1  # type: ignore[index]
 
 
@@ -259,7 +259,7 @@ def test_the_live_view_is_drawn_in_place_with_a_bar(small: JobCluster) -> None:
 
     code, output = watched(small, [runs, lambda: small.write_status("small", ends)], is_terminal=True)
     assert code == 0
-    assert "no operator has processed it yet" in output
+    assert output == Mentions("no operator")
     assert "━━━━" in output
     assert "\x1b[2K" in output  # lines are erased, so the view stays in place
     last = output[output.rindex("RLJob") :]

@@ -206,9 +206,9 @@ def test_a_container_uses_only_features_that_the_machine_has(
 ) -> None:
     record = recorder(tmp_path, "runc")
     (tmp_path / file).write_text(json.dumps(before))
-    told = [argument.format(folder=tmp_path) for argument in arguments]
+    expected = [argument.format(folder=tmp_path) for argument in arguments]
     runtime = data_folder() / "runtime" / "runc-within-bounds"
     environment = {"PATH": f"{program_folder()}{os.pathsep}{os.defpath}"}
-    subprocess.run([sys.executable, str(runtime), *told], env=environment, check=True)
+    subprocess.run([sys.executable, str(runtime), *expected], env=environment, check=True)
     assert json.loads((tmp_path / file).read_text()) == after
-    assert json.loads(record.read_text())[0] == told
+    assert json.loads(record.read_text())[0] == expected

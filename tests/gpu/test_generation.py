@@ -39,7 +39,7 @@ SEED = 11
 PROMPTS = ((4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 SAMPLING = SamplingSettings(1.0, 1.0, 0, 24, ())
 LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.3}
-"""Of log-probabilities: of an engine that generates with a cache, and of the trainer."""
+"""Largest difference between log-probabilities of an engine that generates with a cache and of the trainer."""
 
 
 def made_hybrid(place: DeviceContext, dtype: torch.dtype, *, per_request_seeds: bool = True) -> HybridWorker:
@@ -51,7 +51,7 @@ def made_hybrid(place: DeviceContext, dtype: torch.dtype, *, per_request_seeds: 
     return HybridWorker(place.context, actor, rollout, dtype, seed=SEED)
 
 
-def asked(seed: int = 0) -> DataProto:
+def prompt_batch(seed: int = 0) -> DataProto:
     """Generates four responses to each prompt."""
     prompts = [torch.tensor(prompt) for prompt in PROMPTS for _ in range(4)]
     return DataProto(
@@ -72,7 +72,7 @@ def test_the_generator_has_the_weights_of_every_update(place: DeviceContext) -> 
         name = str(dtype).removeprefix("torch.")
         hybrid = made_hybrid(place, dtype)
         for step in range(2):
-            rollout = hybrid.generate_sequences(asked(), SAMPLING, True)
+            rollout = hybrid.generate_sequences(prompt_batch(), SAMPLING, True)
             assert place.note(f"{name}, version {step}", largest_difference(hybrid, rollout)) < limit
             hybrid.actor.update_policy(engine_updates.random_rollout(VOCABULARY, step), step)
             # The update was large enough to be noticed if it were not synced.
@@ -110,11 +110,11 @@ def test_training_and_generation_draw_from_separate_streams(place: DeviceContext
 def test_without_request_seeds_responses_follow_from_the_steps_seed(place: DeviceContext) -> None:
     hybrid = made_hybrid(place, torch.float32, per_request_seeds=False)
     torch.manual_seed(5)
-    found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True))
+    found = tokens_of(hybrid.generate_sequences(prompt_batch(), SAMPLING, True))
     torch.manual_seed(6)
-    assert tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True)) == found
-    assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING, True)) != found
-    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING, True))
+    assert tokens_of(hybrid.generate_sequences(prompt_batch(), SAMPLING, True)) == found
+    assert tokens_of(hybrid.generate_sequences(prompt_batch(seed=100), SAMPLING, True)) != found
+    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(prompt_batch(), SAMPLING, True))
     assert with_seeds != found
     # Responses to one prompt still differ.
     assert len(set(found[:4])) > 1

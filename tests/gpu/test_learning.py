@@ -47,7 +47,7 @@ MAX_NEW_TOKENS = 8
 SAMPLING = SamplingSettings(1.0, 1.0, 0, MAX_NEW_TOKENS, ())
 GREEDY = SamplingSettings(0.0, 1.0, 0, MAX_NEW_TOKENS, ())
 MIN_GAIN = 0.3
-"""In the fraction of held-out prompts whose greedy response is right."""
+"""Smallest increase of the fraction of held-out prompts whose greedy response is right."""
 
 
 class Learner:
@@ -98,11 +98,11 @@ class Learner:
     ) -> tuple[DataProto, torch.Tensor]:
         """A response to each row's prompt, and the scores, float32 [B]."""
         prompts = [torch.tensor(self.tokenizer.encode(row["prompt"], add_special_tokens=False)) for row in rows]
-        asked = DataProto(
+        prompt_batch = DataProto(
             {SAMPLE_SEEDS: torch.arange(len(rows)) + step * NUM_PROMPTS * GROUP_SIZE},
             ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)},
         )
-        batch = self.hybrid.generate_sequences(asked, sampling, True)
+        batch = self.hybrid.generate_sequences(prompt_batch, sampling, True)
         tokens, masks = (batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK))
         texts = [
             self.tokenizer.decode(tokens_T[mask_T], skip_special_tokens=True)

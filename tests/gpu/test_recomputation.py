@@ -18,7 +18,7 @@ from rljob_trainer.engines.train.settings import TrainEngineSettings
 
 NUM_LAYERS = 5
 RECOMPUTED = {0: [], 1: [0, 1, 2, 3, 4], 2: [0, 2, 4], 3: [0, 3]}
-"""Of `gradient_checkpointing_every_nth_layer`, which layers run twice; 0 stands for none."""
+"""Layers that run twice, for each value of `gradient_checkpointing_every_nth_layer`; 0 stands for no recomputation."""
 
 
 def watched_update(settings: TrainEngineSettings) -> tuple[engine_updates.Update, list[int]]:

@@ -22,7 +22,7 @@ ARCHITECTURE = "qwen3"
 TIED = "qwen3 tied"
 SYNCHRONISATION = "synchronizing CUDA operation"
 LARGEST_DIFFERENCE = 1e-5
-"""In 32 bits, of the norm."""
+"""In float32, relative to the norm."""
 
 
 def test_float32_gives_the_numbers_of_transformers(place: DeviceContext) -> None:

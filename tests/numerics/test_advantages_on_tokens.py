@@ -38,7 +38,7 @@ class Token:
     penalty: float = 0.0
     probability: float = 0.5
     spread: float = 0.0
-    """How unevenly the rest of the probability is dealt out: 1 has it all on one token."""
+    """How unevenly the rest of the probability is distributed: 1 puts it all on one token."""
 
     @property
     def squares(self) -> float:
@@ -58,7 +58,7 @@ TOKENS = st.lists(
 )
 ROWS = st.lists(st.builds(Row, NUMBER, st.sampled_from([0, 1, 1, 4]), TOKENS.map(tuple)), max_size=5)
 WORKERS = st.lists(ROWS, min_size=1, max_size=4)
-"""The rows of each."""
+"""The rows of each worker."""
 
 
 def estimator_of(**advantage: object) -> AdvantageEstimator:

@@ -46,7 +46,7 @@ class Steps:
     """Two steps on one rank."""
 
     gradients: list[dict[str, torch.Tensor]]
-    """Of each update of the critic, whole."""
+    """Whole gradients of each update of the critic."""
     metrics: list[dict[str, float]]
 
 
@@ -65,10 +65,10 @@ class WarmUp:
     """What changed in a step in which only the critic trains, and in the next one."""
 
     moved: list[tuple[bool, bool]]
-    """Of actor and critic."""
+    """Whether actor and critic changed in each step."""
     metrics: list[dict[str, float]]
     versions: list[int]
-    """Of the policy, after each."""
+    """The policy's version after each step."""
 
 
 def state_of(run: replays.ReplayedRun) -> dict[str, torch.Tensor]:

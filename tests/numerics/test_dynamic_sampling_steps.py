@@ -95,12 +95,12 @@ def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkey
     rounds: list[list[int]] = []
     begin = replays.ReplayedRollouts.begin
 
-    def noted(*arguments: object, **options: bool) -> Rollout:
+    def recorded(*arguments: object, **options: bool) -> Rollout:
         *_, seeds = arguments
         rounds.append(seeds.tolist())
         return begin(*arguments, **options)
 
-    monkeypatch.setattr(replays.ReplayedRollouts, "begin", noted)
+    monkeypatch.setattr(replays.ReplayedRollouts, "begin", recorded)
     run = replays.replayed_run(REPLAY, context, cursor())
     run.training_step.run(PROMPTS[:4], 1)
     assert [len(seeds) for seeds in rounds] == [16, 16]

@@ -16,7 +16,7 @@ from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.errors import ConfigurationError
 
 PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90), (3, 3, 17, 21, 60))
-"""Shorter and longer than the models' windows."""
+"""Prompts shorter and longer than the models' windows."""
 TEMPERATURES = (0.0, 0.7, 1.0, 1.6)
 SAMPLING = SamplingSettings(1.0, 1.0, 0, 12, ())
 REQUESTS = [

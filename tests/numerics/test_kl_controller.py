@@ -86,11 +86,13 @@ def test_loss_and_rewards_use_the_current_coefficient(context: WorkerContext, re
         with replays.recorded_gradients(run.actor.engine) as gradients:
             for step in range(2):
                 run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
-                is_told = case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
-                assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if is_told else OTHER_COEFFICIENT)
+                has_coefficient = (
+                    case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
+                )
+                assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if has_coefficient else OTHER_COEFFICIENT)
         found.append(gradients)
-    controlled, told, of_job = found
-    for mine, theirs in zip(controlled, told, strict=True):
+    controlled, configured, of_job = found
+    for mine, theirs in zip(controlled, configured, strict=True):
         compare.assert_bitwise_equal(mine, theirs)
     assert compare.relative_difference(controlled[-1], of_job[-1]) > 0.01
 

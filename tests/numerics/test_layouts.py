@@ -122,7 +122,7 @@ def test_with_adapters_only_a_separate_reference_needs_a_layout() -> None:
         model={"lora": {}},
         algorithm={"type": "PPO", "kl": {"coefficient": 0.1}},
     )
-    asked = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
-    spec = RLJob.from_wire(training_runs.merged(job, asked)).spec
+    edits = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
+    spec = RLJob.from_wire(training_runs.merged(job, edits)).spec
     assert layout_of(spec, "ref") == layout_of(spec, "actor") == ParallelLayout(2, 2, 2)
     assert layout_of(spec, "critic") == ParallelLayout(4)

@@ -36,15 +36,15 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
     rows = plain_grpo.rows_of_step(REPLAY, 0)
     advantages = plain_grpo.group_advantages(rows, REPLAY.group_size)
     model = plain_grpo.initial_policy()
-    learned = [
+    trained = [
         (row.logprobs_R(model, 1.0), advantage)
         for row, advantage in zip(rows, advantages, strict=True)
         if not is_cut_off(row.tokens_T[row.is_response_T])
     ]
-    assert 0 < len(learned) < len(rows)
-    num_tokens = sum(len(new_R) for new_R, _ in learned)
+    assert 0 < len(trained) < len(rows)
+    num_tokens = sum(len(new_R) for new_R, _ in trained)
     loss = torch.stack(
-        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in learned]
+        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in trained]
     ).sum()
     (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
     right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -53,9 +53,9 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
     _, unmasked = plain_grpo.first_update(replace(REPLAY, algorithm=Algorithm()), context)
     assert compare.relative_difference(unmasked, right) > 0.01
     metrics = replays.replayed_run(REPLAY, context).step(0)
-    assert metrics[LEARNED_FRACTION] == len(learned) / len(rows)
-    assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(learned) / len(rows))
-    assert metrics[ADVANTAGE_MEAN] == pytest.approx(sum(advantage for _, advantage in learned) / len(learned), abs=1e-6)
+    assert metrics[LEARNED_FRACTION] == len(trained) / len(rows)
+    assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(trained) / len(rows))
+    assert metrics[ADVANTAGE_MEAN] == pytest.approx(sum(advantage for _, advantage in trained) / len(trained), abs=1e-6)
     assert replays.replayed_run(replace(REPLAY, algorithm=Algorithm()), context).step(0)[LEARNED_FRACTION] == 1.0
 
 
@@ -68,10 +68,10 @@ def test_masked_responses_cost_a_pass_only_if_their_kl_counts(context: WorkerCon
         run.step(0)
     rows = plain_grpo.rows_of_step(REPLAY, 0)
     lengths = [len(row.tokens_T) - 1 for row in rows]
-    learned = [
+    trained = [
         length for length, row in zip(lengths, rows, strict=True) if not is_cut_off(row.tokens_T[row.is_response_T])
     ]
-    update = replays.Pass(sum(learned), len(learned))
+    update = replays.Pass(sum(trained), len(trained))
     if placement is KlPlacement.LOSS:
         assert (referred, passes) == ([update], [update])
     else:
@@ -88,12 +88,12 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     replay = replace(REPLAY, algorithm=Algorithm.from_wire(wire))
     model, other = plain_grpo.initial_policy(), moved(plain_grpo.initial_policy())
     rows = plain_grpo.rows_of_step(replay, 0)
-    learned = [row for row in rows if not is_cut_off(row.tokens_T[row.is_response_T])]
-    new = [row.logprobs_R(model, 1.0) for row in learned]
+    trained = [row for row in rows if not is_cut_off(row.tokens_T[row.is_response_T])]
+    new = [row.logprobs_R(model, 1.0) for row in trained]
     with torch.no_grad():
-        kl = [(new_R - row.logprobs_R(other, 1.0)).square() / 2 for new_R, row in zip(new, learned, strict=True)]
+        kl = [(new_R - row.logprobs_R(other, 1.0)).square() / 2 for new_R, row in zip(new, trained, strict=True)]
     returns = []
-    for row, kl_R in zip(learned, kl, strict=True):
+    for row, kl_R in zip(trained, kl, strict=True):
         rewards_R = -KL_COEFFICIENT * kl_R
         rewards_R[-1] += row.score
         returns.append(rewards_R.flip(0).cumsum(0).flip(0))
@@ -112,7 +112,7 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     assert metrics[KL_LOSS] == pytest.approx(measured, rel=compare.RELATIVE)
     error = measured / KL_TARGET - 1
     assert 0.05 < abs(error) < 0.2
-    factor = 1 + error * len(learned) / KL_HORIZON
+    factor = 1 + error * len(trained) / KL_HORIZON
     assert run.training_step.kl_coefficient.value == pytest.approx(KL_COEFFICIENT * factor, rel=1e-6)
 
 

@@ -43,10 +43,10 @@ from rljob_trainer.weights.buckets import whole_tensors
 
 CPU = torch.device("cpu")
 LENGTHS = {Kernel.PER_ROW: (3, 11, 90), Kernel.PADDED: (20, 30, 26), Kernel.ONE_VIEW: (11, 11)}
-"""Tokens that are read of each row; one more is predicted."""
+"""Number of tokens that are read of each row; one more is predicted."""
 FLAT_ROWS = AttentionPlan(True, FLAT_IMPLEMENTATION, "", None)
 PADDED_ROWS = AttentionPlan(False, "eager", "as asked for", None)
-"""Their files hold each expert by itself, their parameters all experts of a layer."""
+"""Models whose files hold each expert by itself, while a parameter holds all experts of a layer."""
 
 
 def random_rows(lengths: Sequence[int]) -> list[Tensor]:

@@ -81,21 +81,21 @@ def test_draws_equal_those_of_a_slow_loop(
     rows: list[tuple[float, int, bool, float]], chosen: PolicyFiltrationType, scope: FiltrationScope
 ) -> None:
     how = filtration(type=chosen, scope=scope)
-    scores, groups, are_learned, uniform = (list(each) for each in zip(*rows, strict=True))
+    scores, groups, are_trained, uniform = (list(each) for each in zip(*rows, strict=True))
     drawn = drawn_rows(
         torch.tensor(scores, dtype=torch.float64),
         torch.tensor(groups),
-        torch.tensor(are_learned),
+        torch.tensor(are_trained),
         how,
         torch.tensor(uniform, dtype=torch.float64),
     ).tolist()
     for row, taken in enumerate(drawn):
-        if not are_learned[row]:
+        if not are_trained[row]:
             assert taken == row
             continue
         is_of_group = scope is FiltrationScope.GROUP
         peers = [
-            each for each in range(len(rows)) if are_learned[each] and (not is_of_group or groups[each] == groups[row])
+            each for each in range(len(rows)) if are_trained[each] and (not is_of_group or groups[each] == groups[row])
         ]
         weights = filtration_weights(torch.tensor([scores[each] for each in peers]), how).tolist()
         left = uniform[row] * sum(weights)

@@ -95,7 +95,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "DPPO KL": plain_dppo_kl,
     "DRO": lambda x, new, _, a: -a * new + 0.2 * x * x,
 }
-"""One token's loss of log-ratio, new and old log-probability, and advantage."""
+"""One token's loss, from log-ratio, new and old log-probability, and advantage."""
 
 
 def plain_gspo(x_T: Tensor, _: Tensor, a_T: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ PLAIN_OF_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "GSPO": plain_gspo,
     "GMPO": plain_gmpo,
 }
-"""One response's loss of log-ratios, new log-probabilities and advantages: the mean over its tokens."""
+"""One response's loss, from log-ratios, new log-probabilities and advantages: the mean over its tokens."""
 
 # Multiples of 1/64: no kink is hit except that of |0|.
 LOGPROB = st.integers(-200, -1).map(lambda number: number / 64)
@@ -176,9 +176,9 @@ def test_response_losses_equal_the_formula_in_the_mean_over_each_response(name: 
 
 
 def covariances(batch: loss_parts.MiniBatch) -> list[float]:
-    news, advantages = batch.logprobs_N.tolist(), batch.advantages_N.tolist()
-    means = [sum(each) / len(each) for each in (news, advantages)]
-    return [(new - means[0]) * (a - means[1]) for new, a in zip(news, advantages, strict=True)]
+    new_logprobs, advantages = batch.logprobs_N.tolist(), batch.advantages_N.tolist()
+    means = [sum(each) / len(each) for each in (new_logprobs, advantages)]
+    return [(new - means[0]) * (a - means[1]) for new, a in zip(new_logprobs, advantages, strict=True)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,8 +230,8 @@ def test_clip_cov_leaves_out_its_number_of_tokens_in_the_range(rows: Rows) -> No
 
 
 SMOOTH = ("Clipped", "GSPO", "SAPO", "GPG", "GMPO", "ClipCov", "KLCov", "DRO")
-"""Those in which no ratio is taken for a number. The two of responses have in the sum over each row the gradient of a
-function."""
+"""Losses that use no ratio as a constant. In the sum over each row, the two on whole responses have the gradient of
+a function."""
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -249,17 +249,17 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 
 
 LENGTHS = (5, 1, 0, 8, 3, 2, 7)
-DEALT_OUT = (
+DISTRIBUTIONS = (
     ((0, 1, 2), (3, 4, 5, 6)),
     ((6, 2, 0), (), (3, 5, 1, 4)),
     tuple((row,) for row in range(7)),
     ((2,), (6, 5, 4, 3, 1, 0)),
 )
-"""To workers, in several ways; one of them has no rows, one no tokens."""
+"""Distributions of rows to workers; one worker has no rows, one has no tokens."""
 
 
 @pytest.mark.parametrize("name", WIRES)
-@pytest.mark.parametrize("workers", DEALT_OUT)
+@pytest.mark.parametrize("workers", DISTRIBUTIONS)
 def test_workers_and_micro_batches_do_not_matter(name: str, workers: tuple[tuple[int, ...], ...]) -> None:
     batch, loss = loss_parts.random_mini_batch(LENGTHS, seed=11), loss_parts.named_loss(WIRES[name])
     whole, parts = loss_parts.losses_in_one_micro_batch(loss, batch), loss_parts.losses_on_workers(loss, batch, workers)

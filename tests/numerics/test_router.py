@@ -167,7 +167,7 @@ def test_expert_load_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "asked"),
+    ("config", "expected"),
     [
         (Ernie4_5_MoeConfig(output_router_logits=True, router_aux_loss_coef=0.2, moe_k=3), AuxiliaryLoss(3, 0.2)),
         (Ernie4_5_MoeConfig(output_router_logits=False), None),
@@ -176,8 +176,8 @@ def test_expert_load_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
     ],
 )
 def test_configuration_fields_are_known_under_all_their_names(
-    config: PreTrainedConfig, asked: AuxiliaryLoss | None
+    config: PreTrainedConfig, expected: AuxiliaryLoss | None
 ) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert asked_auxiliary_loss(model) == asked
+    assert asked_auxiliary_loss(model) == expected

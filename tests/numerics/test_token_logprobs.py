@@ -22,7 +22,7 @@ SIZES = {
     "several tiles": (8 * 20, 0),
     "a logit at a time": (8, 0),
 }
-"""Bytes of a tile, elements having 8, and of logits that are not cut."""
+"""Bytes of a tile, for elements of 8 bytes, and of logits that are not split."""
 HEADS: Mapping[str, tuple[bool, float, float | None]] = {
     "plain": (False, 1.0, None),
     "bias": (True, 1.0, None),
@@ -30,7 +30,7 @@ HEADS: Mapping[str, tuple[bool, float, float | None]] = {
     "soft-capped": (False, 1.0, 2.0),
     "all": (True, 1.7, 3.0),
 }
-"""Whether there is a bias, the multiplier, the cap."""
+"""Whether there is a bias, the multiplier, the soft cap."""
 
 
 @dataclass(frozen=True)

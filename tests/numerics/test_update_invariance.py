@@ -268,7 +268,7 @@ def test_untrained_responses_are_not_read(seen: Seen) -> None:
         replays.prompts_of(0, 4), 4, invariance_runs.REPLAY.plan(2).sampling, seeds
     )
     lengths = rollout.lengths_B.tolist()
-    learned = [length for row, length in enumerate(lengths) if row // 4 % 2 == 0]
+    trained = [length for row, length in enumerate(lengths) if row // 4 % 2 == 0]
     metrics = [rank.metrics[0] for rank in seen.long[2]]
     tokens_of_ranks = []
     for rank in seen.long[2]:
@@ -279,8 +279,8 @@ def test_untrained_responses_are_not_read(seen: Seen) -> None:
         assert sum(each.num_tokens for each in updates) == old.num_tokens
         tokens_of_ranks.append(old.num_tokens + old.num_rows)
     # The last token of a row is predicted, and not read.
-    assert sum(tokens_of_ranks) == sum(learned)
-    imbalance = max(tokens_of_ranks) / (sum(learned) / 2)
+    assert sum(tokens_of_ranks) == sum(trained)
+    imbalance = max(tokens_of_ranks) / (sum(trained) / 2)
     # Distributed by the lengths of all rows it would be 1.08.
     assert imbalance < 1.05
     assert [each[TOKEN_IMBALANCE] for each in metrics] == [pytest.approx(imbalance)] * 2
@@ -288,6 +288,6 @@ def test_untrained_responses_are_not_read(seen: Seen) -> None:
 
 def test_a_loss_that_fails_on_one_rank_is_reported_by_all(seen: Seen) -> None:
     assert seen.failures[1] == [""]
-    [told] = set(seen.failures[2] + seen.failures[4])
-    assert user_algorithms.FAILING_PATH in told
-    assert user_algorithms.MESSAGE in told
+    [message] = set(seen.failures[2] + seen.failures[4])
+    assert user_algorithms.FAILING_PATH in message
+    assert user_algorithms.MESSAGE in message

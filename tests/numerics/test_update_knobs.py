@@ -47,7 +47,7 @@ SEVERAL_UPDATES = replays.Replay(
     ALGORITHM, OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
 )
 LARGEST_KL = 10.0
-"""Of a token: it counts for no more, and has no gradient beyond."""
+"""Bound on a token's KL: it counts for no more, and has no gradient beyond."""
 
 
 def plain_run(replay: replays.Replay) -> PreTrainedModel:

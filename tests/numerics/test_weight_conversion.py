@@ -105,7 +105,7 @@ def test_a_models_tensors_become_those_of_its_files(name: str, tmp_path: Path) -
         assert torch.equal(found[key], value), key
 
 
-def refusal(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
+def error_of(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
     """The error for a folder of Mixtral whose tensors have been changed."""
     tiny_models.save("mixtral", folder)
     tensors = load_file(folder / WEIGHTS)
@@ -125,7 +125,7 @@ def test_missing_experts_are_named(tmp_path: Path) -> None:
         for name in [name for name in tensors if "layers.0.block_sparse_moe.experts" in name]:
             del tensors[name]
 
-    assert "has no tensor 'model.layers.0.mlp.experts" in refusal(drop_all, tmp_path)
+    assert "has no tensor 'model.layers.0.mlp.experts" in error_of(drop_all, tmp_path)
 
 
 def test_a_missing_expert_is_detected(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_missing_expert_is_detected(tmp_path: Path) -> None:
         for part in ("w1", "w2", "w3"):
             del tensors[EXPERT.format(3).replace("w1", part)]
 
-    assert "there are 3 of 4" in refusal(drop_one, tmp_path)
+    assert "there are 3 of 4" in error_of(drop_one, tmp_path)
 
 
 def test_half_an_expert_is_detected(tmp_path: Path) -> None:
     def drop_half(tensors: dict[str, Tensor]) -> None:
         del tensors[EXPERT.format(2)]
 
-    assert "there are 3 of 4" in refusal(drop_half, tmp_path)
+    assert "there are 3 of 4" in error_of(drop_half, tmp_path)
 
 
 def test_an_expert_of_another_shape_is_detected(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_expert_of_another_shape_is_detected(tmp_path: Path) -> None:
         for index in range(4):
             tensors[EXPERT.format(index)] = tensors[EXPERT.format(index)][:-1].clone()
 
-    assert "experts" in refusal(cut, tmp_path)
+    assert "experts" in error_of(cut, tmp_path)
 
 
 def test_only_stacked_tensors_are_read_by_rows() -> None:

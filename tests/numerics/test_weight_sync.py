@@ -26,7 +26,8 @@ from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.weights.sync import sync_weights
 
 MODELS = ("smollm2", "phi3", "qwen3_moe")
-"""Tied embeddings; fused projections in the files; experts that are fused in memory only."""
+"""Models with tied embeddings; with projections that are fused in the files; with experts that are fused in memory
+only."""
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
 BUCKET_BYTES = 64 * 1024
@@ -47,7 +48,7 @@ class Recorder:
         self.given = {name: tensor.clone() for name, tensor in weights}
 
 
-def handed_over(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Given]:
+def synced_weights(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Given]:
     """Collective: all ranks call it. The trainer's compute dtype is float32."""
     del context
     found = {}
@@ -109,7 +110,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_rank_syncs_the_bits_of_the_files(folders: Path) -> None:
     runs = gloo_ranks.run_on_ranks(
-        [gloo_ranks.RankedRun(partial(handed_over, folders), num_ranks) for num_ranks in (1, 2)]
+        [gloo_ranks.RankedRun(partial(synced_weights, folders), num_ranks) for num_ranks in (1, 2)]
     )
     for ranks in runs:
         for of_rank in ranks:

@@ -212,15 +212,15 @@ def test_a_damaged_status_is_not_taken_for_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"counters": {"attempts": 1}},
         {"nextAttempt": {"reason": "r", "failureClass": "Free", "notBefore": TIME, "sameCluster": True}},
     ],
 )
-def test_a_status_that_has_lost_its_attempts_is_damaged(said: Json) -> None:
+def test_a_status_that_has_lost_its_attempts_is_damaged(fields: Json) -> None:
     with pytest.raises(KubeError, match=r"^RLJob team/job: status\.attempts is empty.*\(seen: 1\); delete the job"):
-        job_object(job(status=said | {"attempts": []}))
+        job_object(job(status=fields | {"attempts": []}))
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])

@@ -10,7 +10,7 @@ import pytest
 from rljob_testing.operator import manual_clock
 
 HALF = timedelta(seconds=0.5)
-"""What the header leaves out of a time, on average."""
+"""The part of a time that the header leaves out, on average."""
 
 
 def test_before_the_first_response_it_is_the_nodes_time() -> None:

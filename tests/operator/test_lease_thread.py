@@ -110,7 +110,7 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
             assert lease.may_act()
             queue: WorkQueue[int] = WorkQueue(lambda: 0.5, lambda key: key)
             renewed_after: list[int] = [0]
-            """So many passes."""
+            """The number of passes after which the Lease was renewed."""
 
             async def work(key: int) -> None:
                 """Two milliseconds of computation that do not yield to the event loop."""

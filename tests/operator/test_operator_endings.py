@@ -24,7 +24,7 @@ PENDING_GROUP = {**LARGE_GROUP, "stats": {"scheduling_state": "PENDING"}}
 OUT_OF_MEMORY = scripts.PodScript(phase="Running", ready=False, ended=("OOMKilled", 137), restarts=1)
 
 
-def stopped_by_somebody(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
+def stopped_from_outside(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
     if age < 0.5:
         return scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
     return scripts.RunMoment(
@@ -51,7 +51,7 @@ class Scenario:
     condition: tuple[str, str, str]
     """Type, status and reason."""
     message: tuple[str, ...]
-    """All of these stand in its message."""
+    """Words that all occur in its message."""
     edits: Mapping[str, object] = field(default_factory=dict)
     script: scripts.ClusterScript = field(default_factory=scripts.ClusterScript)
     life: scripts.TrainerScript = field(default_factory=scripts.succeeding)
@@ -190,7 +190,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         edits={"spec.runPolicy.maxAppRetries": 1000},
         life=scripts.failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
-    "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("else than the operator",), life=stopped_by_somebody),
+    "stopped": Scenario(("Failed", "True", "StoppedOutside"), ("else than the operator",), life=stopped_from_outside),
     "no-result": Scenario(
         ("Failed", "True", "EndedWithoutResult"), ("code 0",), edits=NO_RETRIES, life=ending_without_result
     ),

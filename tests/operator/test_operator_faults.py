@@ -216,8 +216,8 @@ def test_a_kuberay_that_is_too_old_is_named(testbed: Testbed, watched: OperatorP
         testbed.wait(is_refused, "the older definition to be served")
         watched.start()
         testbed.submit("modern")
-        refused = testbed.wait_for("modern", "Failed", "KubeRayTooOld")
-        assert "spec.authOptions" in refused["message"]
+        condition = testbed.wait_for("modern", "Failed", "KubeRayTooOld")
+        assert "spec.authOptions" in condition["message"]
         assert testbed.items("rayclusters") == []
     testbed.wait(lambda: not is_refused(), "the right definition to be served")
 
@@ -231,8 +231,8 @@ def test_a_missing_permission_is_reported_and_waited_for(
     proxy.fault = fault
     watched.start()
     testbed.submit("blind")
-    told = testbed.wait_for("blind", "ClusterReady", "ReadForbidden", "Unknown")
-    assert "injected Forbidden" in told["message"]
+    condition = testbed.wait_for("blind", "ClusterReady", "ReadForbidden", "Unknown")
+    assert "injected Forbidden" in condition["message"]
     assert testbed.items("rayclusters") == []
     started, passes = time.monotonic(), watched.metric("rljob_operator_passes_total")
     time.sleep(1)

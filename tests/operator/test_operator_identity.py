@@ -12,11 +12,11 @@ from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-MADE = ("rayclusters", "pods", "secrets", "networkpolicies")
+CREATED_KINDS = ("rayclusters", "pods", "secrets", "networkpolicies")
 
 
 def names(testbed: Testbed) -> Mapping[str, list[str]]:
-    return {kind: sorted(item["metadata"]["name"] for item in testbed.items(kind)) for kind in MADE}
+    return {kind: sorted(item["metadata"]["name"] for item in testbed.items(kind)) for kind in CREATED_KINDS}
 
 
 def test_a_deleted_running_job_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:

@@ -18,7 +18,7 @@ from rljob_testing.operator.testbed import Testbed
 pytestmark = pytest.mark.apiserver
 
 ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Finished", "Complete"]
-TOLD = {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
+EXPECTED_EVENTS = {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
 LONGEST_SECONDS = 120.0
 """Between two changes of a job on a busy machine."""
 
@@ -50,7 +50,7 @@ def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
     since = testbed.http.get(testbed.jobs).raise_for_status().json()["metadata"]["resourceVersion"]
     testbed.submit("sorter", {"spec.pools[0].nodes": 2, "spec.training.batchSize": 16, **too_large})
     seen: dict[str, int] = {}
-    """Which came as the how many-th."""
+    """The position of each reason among the events."""
     steps: list[int] = []
     phases: list[str] = []
     for status in statuses(testbed, since, operator):
@@ -64,7 +64,9 @@ def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
         if [each["reason"] for each in status.get("conditions", []) if each["type"] == "ClusterReady"] == ["Removed"]:
             break
     # Events are posted after the status that they are about.
-    testbed.wait(lambda: event_reasons(testbed) >= TOLD, "the events; there are {}", lambda: event_reasons(testbed))
+    testbed.wait(
+        lambda: event_reasons(testbed) >= EXPECTED_EVENTS, "the events; there are {}", lambda: event_reasons(testbed)
+    )
 
     assert sorted(ORDER, key=lambda kind: seen[kind]) == sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__)
     assert seen["JobSubmitted"] <= seen["Progressing"] <= seen["Complete"]

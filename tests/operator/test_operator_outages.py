@@ -33,7 +33,7 @@ BROKEN_WATCHES: Sequence[Mapping[str, api_proxy.Fault]] = (
     {"pods": api_proxy.Fault(200, "", body=json.dumps({"type": "ERROR", "object": BROKEN}) + "\n")},
     {},
 )
-"""How the watches of each kind are answered, in each round; in the last one their connections are cut, no more."""
+"""The responses to the watches of each kind, in each round; in the last one their connections are cut instead."""
 
 
 def test_objects_deleted_while_the_operator_was_down_are_found(

@@ -25,8 +25,8 @@ from rljob_testing.running_clock import RunningClock
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 PAUSE_SECONDS = 30.0
-"""By the clock of the replicas, which the test sets: longer than a holder that does not renew may lead, and than others
-wait for it."""
+"""By the replicas' clock, which the test sets: longer than a holder that does not renew may lead, and than others
+wait."""
 LIMIT_SECONDS = TIMEOUT_SECONDS / 4
 RELIST_SECONDS = relist.RELIST_SECONDS / 4
 PATIENT_JOBS = tuple(f"patient-{number}" for number in range(6))
@@ -41,7 +41,7 @@ STALLED = {
     "delete rayclusters": "delete rayclusters",
     **{f"list all {kind}": f"relist: get {kind}" for kind in ("rljobs", "rayclusters", "pods")},
 }
-"""Requests that get no answer, and how the operator's log names them."""
+"""Requests that get no response, and how the operator's log names them."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Deaf:
     operator: OperatorProcess
     started_at: float
     num_listings: int
-    """That there had been of pods when all pods of the job became ready."""
+    """Number of listings of pods when all pods of the job became ready."""
     listings_by_then: list[int]
-    """That there had been each time the operator wrote a status that knows it."""
+    """Number of listings each time the operator wrote a status that knows it."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ class Unanswered:
     operator: OperatorProcess
     stall: Stall
     since: str
-    """The version of the RayClusters before."""
+    """The version of the RayClusters before the test."""
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +222,8 @@ def test_requests_without_a_response_time_out_and_are_retried(unanswered: Unansw
     assert testbed.most_live_clusters(unanswered.since)[1] == len(PATIENT_JOBS)
     given_up = [line for line in operator.log().splitlines() if f"timed out after {LIMIT_SECONDS:g} s" in line]
     print(f"{len(given_up)} requests to the API server were given up")
-    for asked, said in STALLED.items():
+    for asked, logged in STALLED.items():
         assert unanswered.stall.asked[asked] > 2, asked
-        assert any(f"{said} /api" in line for line in given_up), said
+        assert any(f"{logged} /api" in line for line in given_up), logged
     assert "a bug in the operator" not in operator.log()
     assert operator.probe("/healthz") == 200

@@ -18,13 +18,15 @@ from rljob_testing.operator.testbed import Testbed
 pytestmark = pytest.mark.apiserver
 
 MAX_STATUS_WRITES = 7
-"""Of a job of a second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to spare."""
+"""Writes for a job of one second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to
+spare."""
 MAX_WRITES = 20
 RARELY_USED = {
     ("patch", "networking.k8s.io", "networkpolicies"),
     ("get", "ray.io", "rayclusters"),
 }
-"""Only of jobs whose operator has moved, and of clusters that are there before they are made: see test_controller."""
+"""Used only for jobs whose operator has moved, and for clusters that exist before they are created: see
+test_controller."""
 
 
 @contextmanager
@@ -133,9 +135,9 @@ def test_many_events_do_not_cause_more_reconcile_passes(
     time.sleep(2)
     num_requests = testbed.dashboard("busy-1").num_requests - asked
     num_passes = unhurried.metric("rljob_operator_passes_total") - passes
-    looks = (time.monotonic() - started) / 1.5 + 2
-    assert num_requests <= looks + 1
-    assert num_passes <= looks
+    num_polls = (time.monotonic() - started) / 1.5 + 2
+    assert num_requests <= num_polls + 1
+    assert num_passes <= num_polls
 
 
 def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> None:
@@ -191,8 +193,8 @@ def test_a_message_of_an_admission_policy_is_shown_in_the_job(testbed: Testbed) 
         lambda: testbed.http.post(there, json=probe, params={"dryRun": "All"}).status_code == 422, "the policy"
     )
     testbed.submit("sunday")
-    refused = testbed.wait_for("sunday", "ClusterReady", "CreationRefused", "False")
-    assert "clusters are closed on Sundays" in refused["message"]
+    rejected = testbed.wait_for("sunday", "ClusterReady", "CreationRefused", "False")
+    assert "clusters are closed on Sundays" in rejected["message"]
     testbed.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
     testbed.wait_for("sunday", "Complete", "Succeeded")
 
@@ -202,8 +204,8 @@ def test_a_dead_admission_webhook_is_named(testbed: Testbed, proxy: api_proxy.Ap
     words = 'failed calling webhook "gate.example.org": connection refused'
     proxy.fault = lambda request: api_proxy.Fault(500, words) if str(request) == "create rayclusters" else None
     testbed.submit("gated")
-    refused = testbed.wait_for("gated", "ClusterReady", "CreationRefused", "False")
-    assert words in refused["message"]
+    rejected = testbed.wait_for("gated", "ClusterReady", "CreationRefused", "False")
+    assert words in rejected["message"]
     proxy.fault = lambda _: None
     testbed.wait_for("gated", "Complete", "Succeeded")
 

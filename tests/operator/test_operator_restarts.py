@@ -31,9 +31,9 @@ TIMES = {
 }
 STALL_SECONDS = 10
 LISTS = 3
-"""Requests of an operator that begins."""
-LOOK = LISTS + 4
-"""And of its first look at a dashboard."""
+"""Number of requests of an operator that starts."""
+REQUESTS_PER_POLL = LISTS + 4
+"""The same with its first poll of a dashboard."""
 Environment = Mapping[str, object]
 
 
@@ -44,7 +44,7 @@ class Course:
     testbed: Testbed
     killer: operator_killer.OperatorKiller | None
     moments: dict[int, Callable[[Environment], scripts.RunMoment]] = field(default_factory=dict)
-    """Of the trainer of each attempt."""
+    """The run of the trainer of each attempt."""
 
     def begin(self, clusters: Iterable[str], edits: Mapping[str, object] | None = None) -> None:
         """Submits the job; the test starts its clusters."""
@@ -81,11 +81,11 @@ class Course:
         trainer wrote."""
         self.wait_for_state(attempt, "Provisioning", LISTS)
         self.testbed.let_pods_start(f"{JOB}-{attempt}")
-        self.wait_for_state(attempt, "Starting", LOOK)
+        self.wait_for_state(attempt, "Starting", REQUESTS_PER_POLL)
         self.moments[attempt] = lambda environment: scripts.RunMoment(
             run_state=scripts.run_state(environment, "Running", step, written_at())
         )
-        self.wait_for_state(attempt, "Running", LOOK)
+        self.wait_for_state(attempt, "Running", REQUESTS_PER_POLL)
 
     def ask(self, annotation: str) -> None:
         """Writes an annotation as `rljob stop` and `rljob retry` do."""
@@ -152,7 +152,7 @@ def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
     dashboard = course.testbed.dashboard(f"{JOB}-{attempt}")
     dashboard.stops_late = True
     order()
-    course.wait_for_state(attempt, "Stopping", LOOK)
+    course.wait_for_state(attempt, "Stopping", REQUESTS_PER_POLL)
     dashboard.stops_late = False
 
 
@@ -168,8 +168,8 @@ def hangs(course: Course) -> None:
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
     dashboard = course.testbed.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
-    told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
-    assert stopped - (told - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
+    told_at = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["toldAt"]).timestamp()
+    assert stopped - (told_at - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
     # The time in which an operator is dead between its plan and its request counts.
     assert stopped > stacks_asked
     assert course.killer is not None or stopped - stacks_asked >= STACKS_SECONDS - 5
@@ -183,11 +183,11 @@ class Story:
     submissions: Mapping[str, list[str]]
     """Ray jobs, by cluster."""
     deadly: frozenset[tuple[int, str]]
-    """Numbers and states of the attempts in which the operator must die."""
+    """Numbers and states of the attempts in which the operator is killed."""
     writes: tuple[str, ...]
-    """Before and after each of these it must die."""
+    """The operator is killed before and after each of these writes."""
     num_points: int
-    """At least so many are found."""
+    """The least number of places at which the operator is killed."""
 
 
 GETS_THERE = ("Provisioning", "Starting", "Running", "Ended nextAttempt")
@@ -269,7 +269,7 @@ class Lives:
 
     testbed: Testbed
     since: str
-    """The version of the RayClusters before."""
+    """The version of the RayClusters before the test."""
     killed: Future[tuple[dict[str, Any], list[operator_killer.Point]]]
     undisturbed: Future[dict[str, Any]]
 

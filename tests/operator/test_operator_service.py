@@ -16,7 +16,7 @@ from rljob_testing.settings import inherited_environment
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 STOP_SECONDS = 45.0
-"""Well below the 60 s that a slow dashboard takes for an answer."""
+"""Well below the 60 s that a slow dashboard takes for a response."""
 
 
 def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
@@ -40,12 +40,12 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
             assert second.metric("rljob_operator_passes_total") == 0
 
             first.kill()
-            said_before = len(first.log())
+            log_length = len(first.log())
             first.start()
             testbed.wait(
                 lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1, "it again"
             )
-            assert "waiting for leadership" not in first.log()[said_before:], (
+            assert "waiting for leadership" not in first.log()[log_length:], (
                 "a container that is restarted has its lease"
             )
 

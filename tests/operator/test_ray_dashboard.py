@@ -20,7 +20,7 @@ from rljob_testing.operator import dashboard_client, inputs
 from rljob_testing.ray_clusters import local_ray
 
 SUBMITTED = ("RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "RLJOB_RUN_STATE_FILE", "RAY_JOB_STOP_WAIT_TIME_S")
-"""What pods are not given: it comes with each submission."""
+"""Variables that pods do not get: they come with each submission."""
 PLACEMENT = """
 import ray, time
 ray.init()
@@ -142,9 +142,9 @@ def test_disabled_hooks_do_nothing(cluster: local_ray.RayCluster) -> None:
     """The hooks of a start and of a runtime environment were called before any other test here was run."""
     headers = {"Authorization": f"Bearer {dashboard_client.TOKEN}"}
     url = f"http://127.0.0.1:{cluster.port}/api/component_activities"
-    told = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().json()
-    assert list(told) == ["driver"]
-    assert told["driver"]["is_active"] in ("ACTIVE", "INACTIVE")
+    groups_by_job = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().json()
+    assert list(groups_by_job) == ["driver"]
+    assert groups_by_job["driver"]["is_active"] in ("ACTIVE", "INACTIVE")
 
 
 @pytest.mark.ray

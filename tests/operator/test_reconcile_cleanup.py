@@ -57,7 +57,7 @@ def half_submitted(seen: ObservedRay) -> Observed:
     return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
-def told_its_end() -> Observed:
+def with_reported_end() -> Observed:
     """A trainer that has reported its end, and whose process still exists after twice its grace period."""
     status = inputs.running(200, record={"ending_seen_at": "2026-03-01T11:59:10Z"})
     return inputs.healthy(inputs.ray_job(), inputs.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
@@ -70,7 +70,7 @@ def told_its_end() -> Observed:
         silent(),
         half_submitted(inputs.ray()),
         half_submitted(inputs.silent_ray()),
-        told_its_end(),
+        with_reported_end(),
     ],
     ids=["does not stop", "silent", "not known to Ray", "not known at all", "told its end"],
 )

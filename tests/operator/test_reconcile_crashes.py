@@ -27,7 +27,7 @@ ELASTIC = {
 PATIENT = (Start(waits_at_step=7),)
 MAX_PASSES = 2500
 NODES = {"a node stays away, and comes back": [2, 1, 2]}
-"""Of each start of the elastic job."""
+"""Number of nodes of each start of the elastic job."""
 
 SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "success": (Scenario(), "Complete", "Succeeded", 1),
@@ -143,8 +143,8 @@ class Operator:
         raise AssertionError(f"not at an end after {MAX_PASSES} passes: {self.status!r}")
 
     def _is_at_rest(self, plan: Plan) -> bool:
-        nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not self.world.has_later_request
-        return self.world.deleted or (nothing_follows and not self.world.clusters and self._frozen is None)
+        is_done = plan.requeue_after_seconds is None and not plan.effects and not self.world.has_later_request
+        return self.world.deleted or (is_done and not self.world.clusters and self._frozen is None)
 
     def _let_the_frozen_go_on(self) -> None:
         if self._frozen is None:

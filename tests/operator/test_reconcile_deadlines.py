@@ -162,9 +162,9 @@ def test_a_stop_request_is_not_withdrawn() -> None:
     asked = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
     raised = inputs.spec({"runPolicy.activeDeadlineSeconds": 100_000})
     stopped = replace(asked, job=replace(asked.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
-    told = inputs.condition_of(inputs.decide(stopped, inputs.at(30)).status, C.FAILED)
-    assert told is not None
-    assert told[1] == "ActiveDeadlineExceeded"
+    condition = inputs.condition_of(inputs.decide(stopped, inputs.at(30)).status, C.FAILED)
+    assert condition is not None
+    assert condition[1] == "ActiveDeadlineExceeded"
 
 
 def test_a_trainer_without_a_stop_request_has_no_grace_period() -> None:
@@ -192,8 +192,8 @@ def test_a_deadline_can_be_raised_in_time() -> None:
 def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
     """Ray reports that the trainer runs although its final state was seen this long ago; its grace period is 50 s."""
     error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
-    told = {"ending_seen_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
-    status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
+    record = {"ending_seen_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
+    status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=record)
     # The trainer's clock does not matter.
     state = inputs.run_state(phase, step=10, seconds_ago=-3600, error=error)
     return inputs.healthy(inputs.ray_job(), state, status, job_spec=LIMITS)
@@ -249,8 +249,8 @@ def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
     result = inputs.decide(noted, inputs.at(60)).status.result
     assert result is not None
     assert result.reason == Reason.NAME_CONFLICT
-    refused = replace(noted, failure=quota)
-    assert inputs.decide(refused, inputs.at(60)).status.attempts[0].name_taken_since is None
+    rejected = replace(noted, failure=quota)
+    assert inputs.decide(rejected, inputs.at(60)).status.attempts[0].name_taken_since is None
     made = replace(noted, clusters=(inputs.cluster(),), failure=None)
     assert inputs.decide(made, inputs.at(59)).status.attempts[0].name_taken_since is None
 

@@ -90,8 +90,8 @@ def test_a_node_lost_before_the_submission_is_not_waited_for(nodes: tuple[PoolNo
 
 def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
     seen = about_to_submit(1, ON_TWO)
-    for told in (inputs.silent_ray(), replace(seen.ray, job=inputs.ray_job())):
-        assert newest(inputs.decide(replace(seen, ray=told)).status).nodes == ON_TWO
+    for ray in (inputs.silent_ray(), replace(seen.ray, job=inputs.ray_job())):
+        assert newest(inputs.decide(replace(seen, ray=ray)).status).nodes == ON_TWO
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no answer"])
@@ -108,13 +108,15 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
     )
     begun = inputs.decide(taken)
     assert newest(begun.status).nodes == ON_TWO
-    noted = inputs.decide(inputs.with_status_written(taken, begun))
-    assert inputs.decide(inputs.with_status_written(taken, noted), inputs.at(60)).effects == (StopJob("example-1-1"),)
+    recorded = inputs.decide(inputs.with_status_written(taken, begun))
+    assert inputs.decide(inputs.with_status_written(taken, recorded), inputs.at(60)).effects == (
+        StopJob("example-1-1"),
+    )
 
 
 def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> None:
-    refusal = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
-    plan = inputs.decide(replace(about_to_submit(4, ON_TWO), failure=refusal))
+    rejection = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
+    plan = inputs.decide(replace(about_to_submit(4, ON_TWO), failure=rejection))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
 
 

@@ -21,10 +21,10 @@ OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
 def failure(seen: Observed) -> tuple[str, str]:
     """Reason and message of the failure."""
     status = inputs.decide(inputs.without_retries(seen)).status
-    told = inputs.condition_of(status, C.FAILED)
-    assert told is not None
-    assert inputs.condition_of(status, C.FINISHED) == told
-    return told[1:]
+    condition = inputs.condition_of(status, C.FAILED)
+    assert condition is not None
+    assert inputs.condition_of(status, C.FINISHED) == condition
+    return condition[1:]
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def test_the_events_of_a_successful_job_are_complete() -> None:
         ),
         inputs.observed(),
     ]
-    told, status = [], inputs.observed().job.status
+    sent, status = [], inputs.observed().job.status
     for number, seen in enumerate(outside):
         plan = inputs.decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
-        told.append([event.reason.value for event in plan.events])
+        sent.append([event.reason.value for event in plan.events])
         status = plan.status
-    assert told == [
+    assert sent == [
         ["Creating"],
         [],
         ["Ready"],

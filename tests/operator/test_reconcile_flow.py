@@ -246,9 +246,9 @@ def unread(seen: Observed) -> Observed:
 )
 def test_the_end_of_a_job_with_an_unreadable_spec_is_noticed(seen: Observed, kind: ConditionType, reason: str) -> None:
     plan = inputs.decide(unread(seen))
-    told = inputs.condition_of(plan.status, kind)
-    assert told is not None
-    assert told[:2] == ("True", reason)
+    expected = inputs.condition_of(plan.status, kind)
+    assert expected is not None
+    assert expected[:2] == ("True", reason)
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     assert plan.requeue_after_seconds is None
 
@@ -342,8 +342,8 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
     assert end.status.attempts[0].outcome == AttemptOutcome.SUCCEEDED
     assert end.status.attempts[0].ended == "2026-03-01T12:00:00Z"
     assert end.requeue_after_seconds is None
-    told = ("False", "Ended", Mentions("cluster is being deleted"))
-    assert inputs.condition_of(end.status, C.CLUSTER_READY) == told
+    expected = ("False", "Ended", Mentions("cluster is being deleted"))
+    assert inputs.condition_of(end.status, C.CLUSTER_READY) == expected
     going = replace(inputs.with_status_written(seen, end), clusters=(inputs.cluster(deleting=True),))
     assert inputs.decide(going).effects == ()
     assert inputs.decide(going).status == end.status
@@ -360,8 +360,8 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
 
 def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:
     seen = inputs.observed(COMPLETE, inputs.cluster(), inputs.ready_pods())
-    refused = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
-    plan = inputs.decide(replace(seen, failure=refused))
+    rejected = EffectFailure(EffectKind.DELETE_CLUSTER, Reason.CREATION_REFUSED, "403: rayclusters is forbidden")
+    plan = inputs.decide(replace(seen, failure=rejected))
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
     message = Mentions("cluster cannot be deleted: 403: rayclusters is forbidden")
     assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "CreationRefused", message)

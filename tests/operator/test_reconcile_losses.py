@@ -16,15 +16,15 @@ from rljob_testing.operator import inputs
 
 R = Reason
 GRACE_SECONDS = inputs.spec().run_policy.grace_period_seconds
-NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
+RAY_NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
 
 
 def without_head(seen: Observed) -> Observed:
-    return replace(seen, pods=(inputs.pod("worker-0"),), ray=NOT_ASKED)
+    return replace(seen, pods=(inputs.pod("worker-0"),), ray=RAY_NOT_ASKED)
 
 
 def without_cluster(seen: Observed) -> Observed:
-    return replace(seen, clusters=(), pods=(), ray=NOT_ASKED)
+    return replace(seen, clusters=(), pods=(), ray=RAY_NOT_ASKED)
 
 
 @pytest.mark.parametrize("lose", [without_head, without_cluster])
@@ -73,12 +73,12 @@ def test_a_failed_trainer_that_still_exists_is_removed_with_its_cluster(
     assert (following.reason, following.same_cluster) == (R.APPLICATION_ERROR, same_cluster)
 
 
-AWAY = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(inputs.at(-3700))}
+AFTER_OUTAGE = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(inputs.at(-3700))}
 
 
 @pytest.mark.parametrize(
     "record",
-    [AWAY, AWAY | {"silent_since": timestamp(inputs.at(-3690))}],
+    [AFTER_OUTAGE, AFTER_OUTAGE | {"silent_since": timestamp(inputs.at(-3690))}],
     ids=["it was well", "it had just not answered"],
 )
 def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
@@ -93,7 +93,7 @@ def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, obje
 
 
 def test_an_unreachability_that_this_operator_has_seen_still_ends_the_attempt() -> None:
-    status = inputs.running(8000, record=AWAY | {"silent_since": timestamp(inputs.at(-3690))})
+    status = inputs.running(8000, record=AFTER_OUTAGE | {"silent_since": timestamp(inputs.at(-3690))})
     seen = inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
     assert inputs.decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
 
@@ -141,7 +141,9 @@ def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
     assert plan.status.attempts[-1].ended is None
     head, *others = seen.pods
     ended = replace(
-        inputs.with_status_written(seen, plan), pods=(replace(head, ready=False, ended=True), *others), ray=NOT_ASKED
+        inputs.with_status_written(seen, plan),
+        pods=(replace(head, ready=False, ended=True), *others),
+        ray=RAY_NOT_ASKED,
     )
     assert inputs.decide(ended, inputs.at(5)).status.attempts[-1].reason == R.HEAD_LOST
     assert (

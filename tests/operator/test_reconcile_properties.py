@@ -39,13 +39,13 @@ EVERYTHING = settings(max_examples=4000)
 
 ENDED_BEFORE_AN_ATTEMPT = (R.INVALID_SPEC, R.STORAGE_MISSING)
 
-RARELY_GIVEN = {
+RARELY_REACHED = {
     (C.CLUSTER_READY, R.KUBERAY_TOO_OLD),
     (C.RETRYING, R.PROVISIONING_DEADLINE_EXCEEDED),
     (C.RETRYING, R.RUN_STATE_UNREADABLE),
 }
-"""Reasons that few examples of thousands come to: of a job that can no longer be read, at one moment. They are worked
-out by hand in `test_reconcile_unread_spec`."""
+"""Reasons that few of thousands of examples reach: those of a job that became unreadable at one particular time.
+They are worked out by hand in `test_reconcile_unread_spec`."""
 
 
 def test_every_effect_reason_and_result_is_reached() -> None:
@@ -63,38 +63,38 @@ def test_every_effect_reason_and_result_is_reached() -> None:
         ("attempt", reason) for reason in ENDED_BEFORE_AN_ATTEMPT
     }
     wanted: set[object] = conditions | effects | endings | set(AttemptState) | set(FailureClass) | set(AttemptOutcome)
-    wanted |= {"on the same cluster", "with lost pods", "reopened", "given back", "resumed", "on fewer nodes"}
-    assert wanted - set(reached) <= RARELY_GIVEN
-    told = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
-    assert told <= conditions, "a reason that the contract does not have"
+    wanted |= {"on the same cluster", "with lost pods", "reopened", "budget reset", "resumed", "on fewer nodes"}
+    assert wanted - set(reached) <= RARELY_REACHED
+    seen_reasons = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
+    assert seen_reasons <= conditions, "a reason that the contract does not have"
 
 
 def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:
     """What this decision shows; of the conditions, those that it changed."""
     before, status = seen.job.status, plan.status
-    told: list[object] = [type(effect) for effect in plan.effects]
+    outcomes: list[object] = [type(effect) for effect in plan.effects]
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
-    told += [
+    outcomes += [
         (C(condition.type), R(condition.reason))
         for condition in status.conditions
         if known.get(condition.type) != (condition.status, condition.reason)
     ]
-    told += ["with lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
-    told += ["on fewer nodes" for effect in plan.effects if isinstance(effect, SubmitJob) and effect.nodes]
-    told += ["reopened"] if before.result is not None and status.result is None else []
-    told += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
+    outcomes += ["with lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
+    outcomes += ["on fewer nodes" for effect in plan.effects if isinstance(effect, SubmitJob) and effect.nodes]
+    outcomes += ["reopened"] if before.result is not None and status.result is None else []
+    outcomes += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
     used = [counters.infrastructure_retries for counters in (before.counters, status.counters) if counters is not None]
-    told += ["given back"] if used != sorted(used) else []
+    outcomes += ["budget reset"] if used != sorted(used) else []
     if not status.attempts or before.attempts[-1:] == status.attempts[-1:]:
-        return told
+        return outcomes
     newest = status.attempts[-1]
-    told += [AttemptState(newest.state)] if newest.state in set(AttemptState) else []
+    outcomes += [AttemptState(newest.state)] if newest.state in set(AttemptState) else []
     if newest.ended is not None:
-        told += [("attempt", R(newest.reason or "")), AttemptOutcome(newest.outcome)]
-        told += [FailureClass(newest.failure_class)] if newest.failure_class is not None else []
+        outcomes += [("attempt", R(newest.reason or "")), AttemptOutcome(newest.outcome)]
+        outcomes += [FailureClass(newest.failure_class)] if newest.failure_class is not None else []
     elif len(status.attempts) > 1 and newest.cluster == status.attempts[-2].cluster:
-        told += ["on the same cluster"]
-    return [*told, AttemptOutcome(newest.outcome)] if newest.ended is None else told
+        outcomes += ["on the same cluster"]
+    return [*outcomes, AttemptOutcome(newest.outcome)] if newest.ended is None else outcomes
 
 
 def under_way(status: RLJobStatus) -> Attempt | None:
@@ -149,11 +149,11 @@ def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
 def test_conditions_report_the_result_once(seen: Observed) -> None:
     status = inputs.decide(replace(seen, job=replace(seen.job, deleting=False))).status
     ends = {kind: inputs.condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
-    told = {kind for kind, condition in ends.items() if condition is not None}
+    reported = {kind for kind, condition in ends.items() if condition is not None}
     if seen.job.status.result is None:
         succeeded = status.result is not None and status.result.outcome == AttemptOutcome.SUCCEEDED
         last = {C.FINISHED, C.COMPLETE if succeeded else C.FAILED}
-        assert told == (last if status.result is not None else set())
+        assert reported == (last if status.result is not None else set())
 
 
 @pytest.fixture(scope="module")
@@ -203,11 +203,11 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
     for name in ("attempts", "start_number", "failed_attempts", "active_seconds"):
         assert getattr(after.counters, name) >= getattr(before.counters, name), name
     assert (after.counters.checkpoint_step or 0) >= (before.counters.checkpoint_step or 0)
-    is_given_back = after.handled_requests != before.handled_requests or (
+    is_reset = after.handled_requests != before.handled_requests or (
         after.counters.checkpoint_step != before.counters.checkpoint_step
     )
     for name in ("application_retries", "infrastructure_retries"):
-        assert is_given_back or getattr(after.counters, name) >= getattr(before.counters, name), name
+        assert is_reset or getattr(after.counters, name) >= getattr(before.counters, name), name
 
 
 @ANY_MOMENT
@@ -336,8 +336,8 @@ def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | N
     assert elastic is not None
     assert newest.admitted_at is not None
     assert newest.nodes[0].nodes >= elastic.min_nodes
-    goes_on = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
-    assert goes_on or seconds_since(newest.admitted_at, inputs.NOW) >= elastic.wait_seconds
+    continues = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
+    assert continues or seconds_since(newest.admitted_at, inputs.NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:
@@ -351,8 +351,10 @@ def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
     assert job.submission_id == effect.submission_id == f"example-{newest.number}-1"
     assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
     grace = spec.run_policy.grace_period_seconds if spec is not None else 120
-    told = newest.ending_seen_at
-    assert newest.stop is not None or (told is not None and seconds_since(told, inputs.NOW) >= grace)
+    ending_seen_at = newest.ending_seen_at
+    assert newest.stop is not None or (
+        ending_seen_at is not None and seconds_since(ending_seen_at, inputs.NOW) >= grace
+    )
 
 
 def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -> None:
@@ -373,8 +375,8 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
 def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
     plan = inputs.decide(seen)
     for conditions in ((), any_observed.any_conditions(pick)):
-        told = seen.job.status.model_copy(update={"conditions": conditions})
-        other = inputs.decide(replace(seen, job=replace(seen.job, status=told)))
+        changed = seen.job.status.model_copy(update={"conditions": conditions})
+        other = inputs.decide(replace(seen, job=replace(seen.job, status=changed)))
         assert records(other.status) == records(plan.status)
         assert (other.effects, other.requeue_after_seconds) == (plan.effects, plan.requeue_after_seconds)
 

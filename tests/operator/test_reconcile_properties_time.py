@@ -24,7 +24,7 @@ LONGEST_PAUSE_SECONDS = 720
 """Between two attempts: ten minutes, and a fifth more."""
 
 SECONDS_TO_SPARE = 120
-"""For looking every half minute, and for the passes in which one thing becomes another."""
+"""For polls every half minute, and for the passes between two states."""
 
 JUMPS = st.sampled_from([-86_400 * 400, -3600, -1, 1, 3600, 86_400 * 400])
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -37,7 +37,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
     @given(any_observed.observations(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
     def check(seen: Observed, fraction: float) -> None:
         nonlocal num_checked, num_seen
-        seen = settled(seen)
+        seen = final_status(seen)
         seconds = fraction * min(seconds_to_deadlines(seen), default=FOR_EVER_SECONDS)
         now, later = inputs.decide(seen), inputs.decide(seen, inputs.at(seconds))
         assert later.status == seen.job.status
@@ -49,7 +49,7 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
     assert num_checked >= 0.8 * num_seen
 
 
-def settled(seen: Observed) -> Observed:
+def final_status(seen: Observed) -> Observed:
     """The status after all immediate passes."""
     for _ in range(5):
         plan = inputs.decide(seen)
@@ -236,7 +236,7 @@ def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
         seen = inputs.with_status_written(seen, plan)
         for effect in plan.effects:
             seen = done(seen, effect)
-        seen, seconds = without_what_goes(seen), seconds + 30
+        seen, seconds = after_deletions(seen), seconds + 30
         if not seen.job.status.attempts or seen.job.status.attempts[-1].ended is not None:
             # Between attempts, the wait for a readable spec has no end.
             seen = replace(seen, forbidden=None)
@@ -280,7 +280,7 @@ def done(seen: Observed, effect: Effect) -> Observed:
     return seen
 
 
-def without_what_goes(seen: Observed) -> Observed:
+def after_deletions(seen: Observed) -> Observed:
     """Removes clusters that are being deleted, and pods without a cluster; except for those whose node removes
     nothing."""
     clusters = tuple(each for each in seen.clusters if not each.deleting)

@@ -19,10 +19,10 @@ from rljob_testing.operator import inputs
 C, R = ConditionType, Reason
 SUSPENDED = inputs.spec({"suspend": True})
 EARLIER, LATER = "2026-03-01T11:59:00.5Z", "2026-03-01T12:59:30+01:00"
-"""Of a stop and a retry that are both new to an operator which was away: the later one counts."""
+"""Times of a stop and a retry that are both new to an operator which was away: the later one counts."""
 
 
-def asked(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
+def with_requests(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
     """A job with annotations that request something."""
     return replace(seen, job=replace(seen.job, stop_request=stop, retry_request=retry))
 
@@ -110,11 +110,11 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
 
 @pytest.mark.parametrize("job_spec", [SUSPENDED, inputs.spec({"runPolicy.activeDeadlineSeconds": 1}), inputs.spec()])
 def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJobSpec) -> None:
-    seen = asked(
+    seen = with_requests(
         inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 2), inputs.run_state(RunPhase.FAILED), job_spec=job_spec)
     )
     if job_spec == inputs.spec():
-        seen = asked(seen, stop="now")
+        seen = with_requests(seen, stop="now")
     plan = inputs.decide(seen)
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
@@ -163,7 +163,7 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
     ],
 )
 def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: int | None, part: str) -> None:
-    seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
+    seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     failed = replace(
         inputs.with_status_written(seen, inputs.decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
     )
@@ -173,7 +173,7 @@ def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: in
 
 
 def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
-    seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
+    seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     plan = inputs.decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.handled_requests is not None
@@ -194,7 +194,7 @@ def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
     ids=["waits", "suspended", "new"],
 )
 def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
-    plan = inputs.decide(asked(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
+    plan = inputs.decide(with_requests(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
     assert inputs.condition_of(plan.status, C.FAILED) == (
         "True",
         "StoppedByUser",
@@ -210,7 +210,7 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
     failed = inputs.with_status_written(seen, inputs.decide(seen))
     assert failed.job.status.phase == "Failed"
     nothing_left = replace(failed, clusters=(), pods=())
-    plan = inputs.decide(asked(nothing_left, retry="first"), inputs.at(100))
+    plan = inputs.decide(with_requests(nothing_left, retry="first"), inputs.at(100))
     assert plan.status.result is None
     assert (inputs.condition_of(plan.status, C.FAILED), inputs.condition_of(plan.status, C.FINISHED)) == (None, None)
     assert plan.status.attempts[-1].number == 2
@@ -220,7 +220,7 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
     # The same request is handled once.
     again = inputs.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
     assert (
-        inputs.decide(asked(inputs.with_status_written(again, inputs.decide(again)), retry=None)).status.phase
+        inputs.decide(with_requests(inputs.with_status_written(again, inputs.decide(again)), retry=None)).status.phase
         == "Failed"
     )
     handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
@@ -229,7 +229,7 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
 
 def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
     seen = inputs.without_retries(inputs.observed(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
-    failed = asked(inputs.with_status_written(seen, inputs.decide(seen)), retry="now")
+    failed = with_requests(inputs.with_status_written(seen, inputs.decide(seen)), retry="now")
     plan = inputs.decide(failed)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert len(plan.status.attempts) == 1
@@ -237,19 +237,19 @@ def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
 
 
 def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
-    plan = inputs.decide(asked(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
+    plan = inputs.decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
     assert plan.status.attempts[-1].number == 2
     assert plan.status.counters is not None
     assert plan.status.counters.application_retries == 0
 
 
 def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
-    stopped = asked(inputs.observed(inputs.waiting_for_retry(300)), stop="a")
+    stopped = with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop="a")
     failed = inputs.with_status_written(stopped, inputs.decide(stopped))
-    plan = inputs.decide(asked(failed, stop="a", retry="b"))
+    plan = inputs.decide(with_requests(failed, stop="a", retry="b"))
     assert plan.status.attempts[-1].number == 2
     assert (
-        inputs.decide(asked(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
+        inputs.decide(with_requests(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
         .status.attempts[-1]
         .stop
         is None
@@ -259,7 +259,7 @@ def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
 def test_a_complete_job_is_not_restarted() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     complete = inputs.with_status_written(done, inputs.decide(done))
-    plan = inputs.decide(asked(complete, retry="now"))
+    plan = inputs.decide(with_requests(complete, retry="now"))
     assert plan.status.phase == "Complete"
     assert plan.status.handled_requests is not None
 
@@ -275,11 +275,11 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     assert stalled.effects == (DumpStacks("example-1-1", 1),)
     assert stalled.status.attempts[0].stop is not None
     assert stalled.status.attempts[0].stop.reason == "Stalled"
-    told = inputs.with_status_written(seen, stalled)
-    assert inputs.decide(told, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
-    assert inputs.decide(told, inputs.at(630)).effects == (StopJob("example-1-1"),)
-    assert inputs.decide(told, inputs.at(679)).status.attempts[0].ended is None
-    ended = inputs.decide(told, inputs.at(680)).status
+    stopping = inputs.with_status_written(seen, stalled)
+    assert inputs.decide(stopping, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
+    assert inputs.decide(stopping, inputs.at(630)).effects == (StopJob("example-1-1"),)
+    assert inputs.decide(stopping, inputs.at(679)).status.attempts[0].ended is None
+    ended = inputs.decide(stopping, inputs.at(680)).status
     assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
     assert ended.attempts[0].message == Mentions(
         *("no progress for 600 s", "step 4 of 10 (evaluates)", "pvc://ckpt/example/run/logs/attempt-1", "within 80 s")
@@ -289,8 +289,10 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     unasked = stalled.status.attempts[0].model_copy(
         update={"stop": stalled.status.attempts[0].stop.model_copy(update={"told_at": None})}
     )
-    untold = replace(told, job=replace(told.job, status=told.job.status.model_copy(update={"attempts": (unasked,)})))
-    late = inputs.decide(untold, inputs.at(9000))
+    not_yet_asked = replace(
+        stopping, job=replace(stopping.job, status=stopping.job.status.model_copy(update={"attempts": (unasked,)}))
+    )
+    late = inputs.decide(not_yet_asked, inputs.at(9000))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
     moved = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state(seconds_ago=7200)))
     assert inputs.decide(moved, inputs.at(600)).effects == ()
@@ -302,14 +304,14 @@ def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
     seen = inputs.with_status_written(seen, inputs.decide(seen))
-    told = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(600)))
+    stopping = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(600)))
     back = 600 + seconds_away
-    unasked = replace(told, ray=replace(told.ray, stacks_missing=True))
-    late = inputs.decide(unasked, inputs.at(back))
+    without_stacks = replace(stopping, ray=replace(stopping.ray, stacks_missing=True))
+    late = inputs.decide(without_stacks, inputs.at(back))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
-    asked = inputs.with_status_written(told, late)
-    assert inputs.decide(asked, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
-    assert inputs.decide(asked, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
+    with_requests = inputs.with_status_written(stopping, late)
+    assert inputs.decide(with_requests, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
+    assert inputs.decide(with_requests, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
 
 
 def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -> None:
@@ -317,16 +319,16 @@ def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
     seen = inputs.with_status_written(seen, inputs.decide(seen))
-    told = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(600)))
-    refusing = replace(told, ray=replace(told.ray, stacks_missing=True))
+    stopping = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(600)))
+    rejecting = replace(stopping, ray=replace(stopping.ray, stacks_missing=True))
     second, ended_second = 600, None
     stopped_second = None
     while ended_second is None:
         second += 4
-        plan = inputs.decide(refusing, inputs.at(second))
+        plan = inputs.decide(rejecting, inputs.at(second))
         if stopped_second is None and plan.effects == (StopJob("example-1-1"),):
             stopped_second = second
-        refusing = inputs.with_status_written(refusing, plan)
+        rejecting = inputs.with_status_written(rejecting, plan)
         ended_second = second if plan.status.attempts[0].ended is not None else None
     assert stopped_second is not None
     assert 630 <= stopped_second <= 664
@@ -339,11 +341,11 @@ def test_a_short_silence_is_not_reported() -> None:
     short = inputs.decide(replace(known, ray=inputs.silent_ray(seconds=19)), inputs.at(19))
     assert short.status == known.job.status
     long = replace(known, ray=inputs.silent_ray(seconds=20))
-    told = inputs.decide(long, inputs.at(20))
-    assert inputs.condition_of(told.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
-    assert told.status.attempts[0].silent_since == "2026-03-01T12:00:20Z"
-    heard = inputs.decide(replace(inputs.with_status_written(long, told), ray=seen.ray), inputs.at(30))
-    assert heard.status.attempts[0].silent_since is None
+    reported = inputs.decide(long, inputs.at(20))
+    assert inputs.condition_of(reported.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
+    assert reported.status.attempts[0].silent_since == "2026-03-01T12:00:20Z"
+    recovered = inputs.decide(replace(inputs.with_status_written(long, reported), ray=seen.ray), inputs.at(30))
+    assert recovered.status.attempts[0].silent_since is None
 
 
 def test_a_finished_job_is_deleted_when_its_ttl_expires() -> None:
@@ -367,12 +369,12 @@ def over() -> Observed:
 
 
 def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
-    seen = asked(over(), stop=LATER, retry=EARLIER)
+    seen = with_requests(over(), stop=LATER, retry=EARLIER)
     plan = inputs.decide(seen, inputs.at(10))
     assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
-    told = inputs.condition_of(plan.status, C.FAILED)
-    assert told is not None
-    assert told[1] == "StoppedByUser"
+    condition = inputs.condition_of(plan.status, C.FAILED)
+    assert condition is not None
+    assert condition[1] == "StoppedByUser"
     handled = plan.status.handled_requests
     assert handled is not None
     assert (handled.stop, handled.retry) == (LATER, EARLIER)
@@ -386,7 +388,7 @@ def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
     ids=["before it", "at its time", "no times", "a retry without time", "a stop without time"],
 )
 def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
-    seen = asked(over(), stop=stop, retry=retry)
+    seen = with_requests(over(), stop=stop, retry=retry)
     plan = inputs.decide(seen, inputs.at(10))
     assert plan.status.attempts[-1].number == 2
     assert inputs.decide(inputs.with_status_written(seen, plan), inputs.at(11)).status.attempts[-1].stop is None
@@ -395,6 +397,8 @@ def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None
 def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:
     for stop, retry in ((EARLIER, LATER), (LATER, EARLIER)):
         assert (
-            inputs.decide(asked(inputs.observed(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase
+            inputs.decide(
+                with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop=stop, retry=retry)
+            ).status.phase
             == "Failed"
         )

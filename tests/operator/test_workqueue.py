@@ -217,7 +217,7 @@ def test_a_failing_key_delays_no_other() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         tries: list[tuple[float, int]] = []
-        """When, and how many others were done then."""
+        """Time of each try, and how many other keys were done by then."""
         finished: list[str] = []
 
         async def work(key: str) -> None:

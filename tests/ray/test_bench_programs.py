@@ -19,7 +19,7 @@ PROGRAMS = {
     "sequence_balancing": 2,
     "worker_start": 1,
 }
-"""And how many tables each has with --quick."""
+"""Programs, and the number of tables that each prints with --quick."""
 WITHOUT_VERL = ("checkpoints",)
 LONG_PROGRAMS = (
     "algorithms",
@@ -31,7 +31,7 @@ LONG_PROGRAMS = (
     "training_step",
     "weight_sync",
 )
-"""Minutes even with --quick: here they only start; `make bench` runs them."""
+"""Programs that take minutes even with --quick: here they only start; `make bench` runs them."""
 ON_DEVICES = ("gpu_step",)
 """tests/trainer/test_few_libraries.py runs them."""
 

@@ -181,8 +181,8 @@ def test_an_invalid_job_is_rejected_before_ray_starts(
     state = run.files.state()
     assert state.phase == "Failed"
     assert state.error is not None
-    for said in (run.terminal, state.error.message):
-        assert re.search(text, said), said
+    for message in (run.terminal, state.error.message):
+        assert re.search(text, message), message
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -249,11 +249,11 @@ def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
     tiny_models.copy_tokenizer(tmp_path / "bert")
     run = run_trainer(training_runs.small_job(model={"source": "./bert"}), cluster)
     assert run.exit_code == 2, run.terminal
-    told = r"does not support 'bert' models: .* differ .* by up to \d\.\de[+-]\d+, more"
+    expected = r"does not support 'bert' models: .* differ .* by up to \d\.\de[+-]\d+, more"
     state = run.files.state()
     assert state.error is not None
-    for said in (run.terminal, state.error.message):
-        assert re.search(told, said), said
+    for message in (run.terminal, state.error.message):
+        assert re.search(expected, message), message
     assert "Traceback" not in run.terminal
     assert run.files.checkpoint_names() == []
     assert not (run.files.folder / "export").exists()

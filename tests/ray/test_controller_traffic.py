@@ -17,7 +17,7 @@ NUM_PROMPTS, GROUP_SIZE = 8, 8
 NUM_RESPONSES = NUM_PROMPTS * GROUP_SIZE
 LONG_RESPONSE_TOKENS = 1024
 BYTES_PER_TOKEN = 8 + 1 + 4
-"""Token id, mask and log-probability: what a rollout has of each token."""
+"""Token id, mask and log-probability: the data of a rollout for each token."""
 
 
 @dataclass(frozen=True)

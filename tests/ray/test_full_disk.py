@@ -50,10 +50,10 @@ def test_a_full_storage_fails_the_save_and_keeps_earlier_checkpoints(
     assert state.phase == "Failed"
     assert state.error is not None
     for text in (run.terminal, state.error.message):
-        said = re.search(r"(/\S+): .*[:;] ([\d,]+) bytes needed, ([\d,]+) bytes free", text)
-        assert said, text
-        assert said[1].startswith(str(small_storage))
-        needed, free = (int(number.replace(",", "")) for number in said.groups()[1:])
+        match = re.search(r"(/\S+): .*[:;] ([\d,]+) bytes needed, ([\d,]+) bytes free", text)
+        assert match, text
+        assert match[1].startswith(str(small_storage))
+        needed, free = (int(number.replace(",", "")) for number in match.groups()[1:])
         assert needed > free
         assert 1_400_000 < needed < 1_600_000
     assert state.checkpoint is not None

@@ -36,7 +36,7 @@ RECIPES: dict[str, training_runs.Document] = {
         "critic": {"optimizer": {"learningRate": 1.0e-3}},
     },
 }
-"""The others: `make proof PART=algorithms`."""
+"""`make proof PART=algorithms` has the other recipes."""
 
 
 def job(reward: str, recipe: str) -> training_runs.Document:

@@ -26,7 +26,7 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NODE_LOST_SECONDS = 37
-"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
+"""How long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 ROLES = [RoleSpec("only", echo_workers.EchoWorker, partial(echo_workers.make_echo, "only"))]
 
 
@@ -56,8 +56,8 @@ class OneNode:
         """Seconds from now until a call to the worker fails. Time in which the machine itself stands still is not
         counted."""
         clock = RunningClock()
-        told = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
-        with pytest.raises(WorkerDiedError, match=told):
+        expected = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
+        with pytest.raises(WorkerDiedError, match=expected):
             echo_workers.raise_if_dead_within(self.processes, 120)
         return clock.seconds
 
@@ -85,7 +85,7 @@ class FrozenNode:
 
     seconds_until_missed: Future[float]
     dump: Future[stack_dumps.Dump]
-    """What is written of its run."""
+    """The stacks that are written of its run."""
 
 
 @pytest.fixture(scope="module")

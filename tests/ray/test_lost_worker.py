@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 SECONDS_TO_BEGIN = 120.0
 SECONDS_TO_END = 120.0
-"""On a busy machine. Where the others waited for the lost one, it would be half an hour, the time limit of a
+"""On a busy machine. If the others waited for the lost one, it would be half an hour, the time limit of a
 collective."""
 
 
@@ -52,5 +52,5 @@ def test_the_death_of_an_idle_worker_of_another_pool_is_noticed_as_quickly(
         victim, killed_at = killed.result()
     assert run.exit_code == 75, run.terminal
     assert time.monotonic() - killed_at < SECONDS_TO_END
-    told = rf"worker rank 0 \(ref; process {victim} on \S+\) died"
-    assert re.search(told, run.terminal), run.terminal
+    expected = rf"worker rank 0 \(ref; process {victim} on \S+\) died"
+    assert re.search(expected, run.terminal), run.terminal

@@ -17,7 +17,7 @@ from rljob_trainer.settings import worker_environment
 pytestmark = pytest.mark.vllm
 
 IMPOSSIBLE = (4096, 2**50)
-"""Bytes: smaller than a block, and larger than the machine."""
+"""Bytes: smaller than a block, and larger than the machine's memory."""
 
 
 def errors_with_caches_of(nums_bytes: Sequence[int], _context: WorkerContext) -> list[tuple[str, str]]:

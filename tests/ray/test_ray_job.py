@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 TOKEN = "a-token-of-the-test"
 FIRST_START = 1_767_225_600
 SECONDS_TO_CLEAN_UP = 120.0
-"""Workers that nobody ends stay for ever."""
+"""Workers that are not stopped stay for ever."""
 SECONDS_TO_STOP = 60.0
 REWARDS = """
 import subprocess
@@ -132,7 +132,7 @@ class Killed:
     worker_nodes: set[str]
     seen_by_hook: set[int]
     left: tuple[int, ...]
-    """Workers that outlived it."""
+    """Process ids of workers that outlived it."""
     checkpoint: int
 
 
@@ -161,13 +161,13 @@ class Stopped:
     """The second start, which the head's stop hook ends."""
 
     first: RunState
-    """The first that could be read."""
+    """The first run state that could be read."""
     begun: RunState
     info: local_ray.Document
     state: RunState
     ended: bool
     seconds: float
-    """In which this process ran meanwhile."""
+    """Seconds in which this process ran meanwhile."""
 
 
 @pytest.fixture(scope="module")

@@ -194,19 +194,19 @@ def test_all_resources_of_a_node_can_be_reserved() -> None:
 
 def test_waiting_is_logged_and_ends_when_resources_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reservation, "REPORT_SECONDS", 0.5)
-    told: list[str] = []
+    logged: list[str] = []
     with occupied("127.0.0.10", GPU=2) as give_back:
 
         def record(text: str) -> None:
-            told.append(text)
+            logged.append(text)
             # Logged at once, and then every half second.
-            if len(told) == 3:
+            if len(logged) == 3:
                 give_back()
 
         ResourcePool(settings("main", 3, 2, timeout=300), record).release()
-    assert len(told) >= 3
-    assert told[0].startswith("pool main: 2 of 3 nodes available, waiting for GPU on 1 node (free now: 127.0.0.9 (")
-    assert "127.0.0.10 CPU 4 of 4, GPU 0 of 2" in told[0]
+    assert len(logged) >= 3
+    assert logged[0].startswith("pool main: 2 of 3 nodes available, waiting for GPU on 1 node (free now: 127.0.0.9 (")
+    assert "127.0.0.10 CPU 4 of 4, GPU 0 of 2" in logged[0]
 
 
 def test_the_deadline_error_reports_what_was_free_and_who_held_the_rest() -> None:

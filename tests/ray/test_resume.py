@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 NUM_STEPS = 8
 ADAPTIVE = {"type": "Adaptive", "adaptive": {"target": 1.0, "horizon": 10000}}
 SECONDS_INTO_STEP = 0.2
-"""After the end of a step: the next one is under way."""
+"""After the end of a step: the next one is running."""
 SECONDS_TO_END = 30.0
 WHERE = {"RLJOB_POD_NAME": "small-1-main-0", "RLJOB_NODE_NAME": "node-7"}
 WORKER = "reward+actor+ref+rollout+hybrid"
-"""What the processes of the workers are called."""
+"""The name of the workers' processes."""
 REWARD = "def score(prompt, response, answer, row):\n    return float(response == answer)\n"
 
 
@@ -94,13 +94,13 @@ class Killed:
 
     run: training_runs.LocalRun
     victim: int
-    """Its process."""
+    """Its process id."""
     seconds_to_end: float
     state: RunState
     steps: list[int]
-    """Those that had been done then."""
+    """The steps that had been done then."""
     newest: str
-    """Of its complete checkpoints."""
+    """The newest of its complete checkpoints."""
 
     @property
     def newest_step(self) -> int:
@@ -130,7 +130,7 @@ class Finished:
 
     run: training_runs.LocalRun
     roles: Counter[str]
-    """How often processes of each have told their stacks."""
+    """How often processes of each role have written their stacks."""
 
 
 @pytest.fixture(scope="module")

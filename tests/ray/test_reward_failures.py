@@ -54,11 +54,11 @@ def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> 
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [("raises_later", "KeyError: 'no such colour'"), ("says_good_later", "'good'")],
 )
 def test_a_failing_reward_ends_the_run_with_its_error(
-    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, function: str, said: str
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, function: str, expected: str
 ) -> None:
     run = run_trainer(job(tmp_path, "11112222", function), cluster)
     assert run.exit_code == 1, run.terminal
@@ -68,7 +68,7 @@ def test_a_failing_reward_ends_the_run_with_its_error(
     assert state.error.kind == "RewardError"
     for text in (run.terminal, state.error.message):
         assert f"spec.training.rewards[0] (reward score): my_rewards:{function}" in text
-        assert said in text
+        assert expected in text
         assert "prompt: " in text
         assert "16 of 16 responses failed" in text
         assert "set spec.training.rewards[0].onError: Score" in text

@@ -22,7 +22,7 @@ PPO_SERIES = (
     "reward/liking/max",
 )
 RULES = {"Loss": "GRPO", "Reward": "PPO"}
-"""The recipe with each placement of the KL."""
+"""The recipe for each placement of the KL."""
 
 
 def job(

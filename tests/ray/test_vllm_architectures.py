@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.vllm]
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 48
-RIGHT = (
+EQUAL = (
     # First: vLLM makes groups for experts only with the first engine of a process.
     "qwen3_moe",
     "mixtral",
@@ -47,14 +47,16 @@ RIGHT = (
     "olmo2",
     "gpt_neox",
 )
-WRONG = ("cohere2", "qwen2_moe")
-"""On rows longer than their windows: of the first vLLM takes one token more, that of the second it does not know."""
-REFUSED = {
+DIFFERENT = ("cohere2", "qwen2_moe")
+"""They differ on rows longer than their windows: for the first, vLLM uses one token more; of the second, it ignores
+the window."""
+REJECTED = {
     "qwen2 window": "Sliding window for some but all layers is not supported",
 }
-"""By what vLLM says."""
+"""Parts of vLLM's error message."""
 FAILING = "phi"
-"""vLLM starts, and cannot generate: it loses the bias of the head. Last, for its engine is of no more use."""
+"""vLLM starts, but cannot generate: it loses the bias of the head. Runs last, because its engine cannot be used
+afterwards."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,18 @@ class Compared:
     """The result for one model."""
 
     difference: float = 0.0
-    """The largest, of log-probabilities, in nats."""
+    """The largest difference between log-probabilities, in nats."""
     num_tokens: int = 0
     mean_logprob: float = 0.0
     refusal: str = ""
     failure: str = ""
-    """Of its generation."""
+    """The error of its generation."""
 
 
 def compared_models(root: Path, context: WorkerContext) -> dict[str, Compared]:
     # Deleting the first engine would destroy the process group.
     engines: list[VllmEngine] = []
-    return {name: compared(name, root / name, context, engines) for name in (*RIGHT, *WRONG, *REFUSED, FAILING)}
+    return {name: compared(name, root / name, context, engines) for name in (*EQUAL, *DIFFERENT, *REJECTED, FAILING)}
 
 
 def compared(name: str, folder: Path, context: WorkerContext, engines: list[VllmEngine]) -> Compared:
@@ -109,7 +111,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
     return found
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", EQUAL)
 def test_both_engines_give_the_same_logprobs(models: dict[str, Compared], name: str) -> None:
     found = models[name]
     assert (found.refusal, found.failure) == ("", "")
@@ -119,18 +121,18 @@ def test_both_engines_give_the_same_logprobs(models: dict[str, Compared], name: 
     assert found.mean_logprob < -0.5
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_known_differences_of_sliding_windows_still_exist(models: dict[str, Compared], name: str) -> None:
     """When this fails, vLLM has been fixed: update docs/models.md."""
     assert models[name].difference > 0.1
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_models_that_vllm_rejects_are_configuration_errors(models: dict[str, Compared], name: str) -> None:
-    said = models[name].refusal
-    assert said.startswith("spec.training.rollout.engine: vLLM cannot run ")
-    assert REFUSED[name] in said
-    assert said.endswith("; set HuggingFace, or choose another model")
+    message = models[name].refusal
+    assert message.startswith("spec.training.rollout.engine: vLLM cannot run ")
+    assert REJECTED[name] in message
+    assert message.endswith("; set HuggingFace, or choose another model")
 
 
 def test_a_head_with_a_bias_still_differs(models: dict[str, Compared]) -> None:

@@ -38,10 +38,10 @@ class Generated:
     """The results of one rank."""
 
     versions: list[tuple[float, list[str]]]
-    """For each version of the weights the largest difference of log-probabilities, in nats, and the tensors that
-    `load_weights` was not given to the bit."""
+    """For each version of the weights: the largest difference of log-probabilities, in nats, and the tensors that
+    `load_weights` did not receive bit for bit."""
     without_seeds: list[list[tuple[int, ...]]]
-    """Responses without seeds of their own, when torch's generator was seeded with 1, 1 and 2."""
+    """Responses without per-request seeds, with torch's generator seeded with 1, 1 and 2."""
 
 
 def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:

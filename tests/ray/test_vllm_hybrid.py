@@ -53,11 +53,11 @@ class WatchedRun:
     run: training_runs.Ended
     digests: list[dict[int, str]]
     texts: list[list[str]]
-    """Per rank, see `hybrid_workers.watched_hybrid.texts_of`."""
+    """By rank, see `hybrid_workers.watched_hybrid.texts_of`."""
     compiles: list[str]
-    """Per rank `True` or `False`."""
+    """By rank, `True` or `False`."""
     left_in_memory: set[str]
-    """Names in /dev/shm that were not there before."""
+    """Names in /dev/shm that did not exist before."""
 
 
 def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stale_from: int) -> WatchedRun:

@@ -45,7 +45,7 @@ STOPS: dict[tuple[str, ...], tuple[str, str]] = {
     ("92",): ("97249", "9249"),
     ("<eos>",): ("97249", "9249"),
 }
-"""The response as rewards see it, and without its special token, the 7, with these stop texts."""
+"""The response as rewards see it, and without its special token, the 7, for these stop texts."""
 
 
 def with_a_special_seven(folder: Path) -> Path:
@@ -74,14 +74,14 @@ class Generated:
     samples: dict[str, list[sampling_by_definition.Sample]]
     in_bfloat16: list[FinishedSequence]
     rollouts: list[list[tuple[int, ...]]]
-    """Tokens of equal requests, before and after sleeps; from the fourth on what was lent was overwritten before."""
+    """Tokens of equal requests, before and after sleeps; from the fourth on the lent memory was overwritten before."""
     lent_bytes: list[int]
-    """After each of them and a sleep; for the last one the engine was told that blocks fill up."""
+    """Lent bytes after each of them and a sleep; for the last one the engine was configured as if blocks filled up."""
     num_forgotten: int
-    """How many times prefixes were forgotten in these sleeps. (Rows of this model fill no block, so none is known.)"""
+    """How many times the prefix cache was reset in these sleeps. (Rows of this model fill no block, so it is empty.)"""
     texts_by_vllm: list[FinishedSequence]
     texts_by_transformers: list[FinishedSequence]
-    """Of STOPS, by both engines."""
+    """Texts for STOPS, by both engines."""
 
 
 @contextmanager

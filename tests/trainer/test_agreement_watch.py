@@ -65,7 +65,7 @@ def test_rejecting_most_of_a_step_is_logged(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    ("edits", "said"),
+    ("edits", "expected"),
     [
         (_SYNC, "training.algorithm.rolloutCorrection: {type"),
         ({**_SYNC, _T + "rollout.topP": 0.9}, "topP: 1 and topK: 0"),
@@ -75,10 +75,10 @@ def test_rejecting_most_of_a_step_is_logged(caplog: pytest.LogCaptureFixture) ->
     ],
 )
 def test_old_weights_without_correction_are_logged(
-    caplog: pytest.LogCaptureFixture, edits: dict[str, object], said: str | None
+    caplog: pytest.LogCaptureFixture, edits: dict[str, object], expected: str | None
 ) -> None:
     caplog.set_level(logging.WARNING)
     check_algorithm(RLJob.from_wire(valid_job(edits)).spec)
     found = [record.getMessage() for record in caplog.records if "syncEverySteps" in record.getMessage()]
-    assert len(found) == (said is not None)
-    assert all(said is not None and said in each for each in found)
+    assert len(found) == (expected is not None)
+    assert all(expected is not None and expected in each for each in found)

@@ -141,20 +141,20 @@ def test_without_a_compiler_vllm_does_not_compile(
 
 
 @pytest.mark.parametrize(
-    ("found", "device_type", "said"),
+    ("found", "device_type", "expected"),
     [
         ("", "cpu", "(cpu; vLLM finds no device that it was built for); install the trainer's `cpu` extra"),
         ("cpu", "cuda", "(cuda; vLLM finds cpu); install the trainer's `gpu` extra"),
         ("", "cuda", "(cuda; vLLM finds no device that it was built for); install the trainer's `gpu` extra"),
     ],
 )
-def test_another_build_of_vllm_is_a_configuration_error(found: str, device_type: str, said: str) -> None:
+def test_another_build_of_vllm_is_a_configuration_error(found: str, device_type: str, expected: str) -> None:
     """A GPU build of vLLM on a machine without a GPU finds no device, and its own error only says that a string is
     empty."""
     with pytest.raises(TrainerError) as caught:
         check_build(found, device_type)
     assert str(caught.value).startswith("spec.training.rollout.engine: the installed vLLM ")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert exit_code_of(caught.value) is ExitCode.CONFIGURATION
 
 
@@ -189,8 +189,8 @@ def test_the_resolved_dtype_is_kept(
     assert choices.dtype is expected
     assert settled_spec(given, choices).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
-    told = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
-    assert (told in caplog.text) is (before not in {None, expected})
+    warning = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
+    assert (warning in caplog.text) is (before not in {None, expected})
 
 
 def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:

@@ -111,6 +111,6 @@ def test_values_that_are_no_column_are_rejected_by_name(column: object, message:
         DataProto.from_columns({"x": column})
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_rejected() -> None:
     with pytest.raises(DataError, match=r"same number of rows \(seen: {'a': 2, 'b': 3}\)"):
         DataProto.from_columns({"a": [1, 2], "b": ["a", "b", "c"]})

@@ -25,7 +25,7 @@ def numbers(proto: DataProto) -> list[int]:
     return [int(value) for value in proto["number"].tolist()]
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_rejected() -> None:
     with pytest.raises(DataError, match=r"same number of rows \(seen: .*'a': 2.*'b': 3"):
         DataProto({"a": torch.zeros(2)}, {"b": (1, 2, 3)})
 
@@ -158,7 +158,7 @@ def test_only_without_and_rename_select_columns() -> None:
     swapped = whole.rename({"number": "square", "square": "number", "tokens": "prompt"})
     assert swapped["square"].tolist() == [0, 1]
     assert swapped.ragged_column("prompt").values.tolist() == [1, 2]
-    for refused, message in (
+    for operation, message in (
         (lambda: whole["name"], "no tensor column 'name' .*; 'name' is of kind object"),
         (lambda: whole.object_column("number"), "no object column 'number' .*; 'number' is of kind tensor"),
         (lambda: whole.only(["else"]), r"no column 'else' \(there are: name, number, square, tokens\)"),
@@ -168,7 +168,7 @@ def test_only_without_and_rename_select_columns() -> None:
         (lambda: whole.ragged_column("name"), r"no ragged column 'name' \(there are: tokens\); 'name' is of kind obj"),
     ):
         with pytest.raises(DataError, match=message):
-            refused()
+            operation()
 
 
 def test_with_columns_replaces_a_column_of_another_kind() -> None:
@@ -232,7 +232,7 @@ def test_values_that_are_no_batch_and_cycles_are_rejected_by_name() -> None:
     for _ in range(5000):
         deep = [deep]
     endless = DataProto(objects={"o": (circular,)})
-    for refused, message in (
+    for operation, message in (
         (
             lambda: DataProto.concat(each for each in [batch(1)]),
             r"concat: takes a list of batches \(seen: a generator\)",
@@ -250,4 +250,4 @@ def test_values_that_are_no_batch_and_cycles_are_rejected_by_name() -> None:
         (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a string"),
     ):
         with pytest.raises(DataError, match=message):
-            refused()
+            operation()

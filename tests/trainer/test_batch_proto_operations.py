@@ -15,7 +15,7 @@ from rljob_trainer.batch.proto import DataProto
 
 Rows = list[data_protos.Row]
 Operation = tuple[str, Callable[[DataProto], DataProto], Callable[[Rows], Rows]]
-"""What it is, what the batch does, and what the rows of the result must be."""
+"""Its name, the operation on the batch, and the expected rows of the result."""
 
 ANY_BATCH = settings(max_examples=200)
 

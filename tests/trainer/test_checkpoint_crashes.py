@@ -37,7 +37,7 @@ class CrashResult:
     """What a third start finds after the second was killed."""
 
     hard_links: bool
-    """Whether the storage has them."""
+    """Whether the storage supports hard links."""
     operation: str
     index: int
     mid_write: bool

@@ -14,7 +14,7 @@ from rljob_trainer.controller.checkpointing import Checkpointing
 
 NUM_BYTES = 4 * 1024 * 1024
 FEW_BYTES = 64 * 1024
-"""Manifests, lists of starts, headers."""
+"""Enough for manifests, lists of starts and headers."""
 
 
 def weight() -> torch.Tensor:

@@ -21,9 +21,9 @@ from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 WHERE = "spec.training.dataset"
 MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
 PLAIN = "{% for message in messages %}>{{ message.content }}>{% endfor %}{% if add_generation_prompt %}8{% endif %}"
-"""Every message between `>`s, and an 8 where the assistant begins."""
+"""Every message is between `>`s, and the assistant's turn begins with an 8."""
 USERS_ONLY = "{% for m in messages %}{% if m.role == 'user' %}>{{ m.content }}{% endif %}{% endfor %}8"
-"""Leaves out roles that it does not know, as many templates do."""
+"""Drops roles that it does not know, as many templates do."""
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('System role not\n  supported') }}{% endif %}" + PLAIN
 )

@@ -144,12 +144,12 @@ def test_a_stream_whose_rows_are_all_skipped_ends() -> None:
 
 
 def test_other_data_with_as_many_rows_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def told(digest: str) -> PromptCursor[int]:
+    def cursor_for(digest: str) -> PromptCursor[int]:
         return PromptCursor(range(10), seed=0, shuffle=True, digest=digest)
 
-    told("a").restore(told("a").state())
+    cursor_for("a").restore(cursor_for("a").state())
     assert caplog.text == ""
-    told("b").restore(told("a").state())
+    cursor_for("b").restore(cursor_for("a").state())
     assert "the prompts differ from those of the checkpoint's run" in caplog.text
 
 

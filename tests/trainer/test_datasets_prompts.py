@@ -160,9 +160,11 @@ def test_a_missing_nested_field_error_lists_what_exists(
     ):
         with pytest.raises(DatasetError) as caught:
             load_prompts(file_dataset("a.jsonl", **fields), tokenizer, tmp_path, WHERE)
-        said = message.replace("(F)", f"({WHERE}.{name})")
-        said = said.replace(": G", ": ground_truth, style").replace(", R", ", ability, reward_model, extra_info")
-        assert str(caught.value) == f"{tmp_path}/a.jsonl, line 1: {said}"
+        expected = message.replace("(F)", f"({WHERE}.{name})")
+        expected = expected.replace(": G", ": ground_truth, style").replace(
+            ", R", ", ability, reward_model, extra_info"
+        )
+        assert str(caught.value) == f"{tmp_path}/a.jsonl, line 1: {expected}"
 
 
 def test_numbers_of_a_file_are_read_as_numbers_and_decimals_as_digits(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from rljob_trainer.errors import DispatchError
 
 DATA_PARALLEL = [MeshPosition(rank, 2, is_collected=True) for rank in range(2)]
 TENSOR_PARALLEL = [MeshPosition(rank // 2, 2, is_collected=rank % 2 == 0) for rank in range(4)]
-"""Four ranks: 0 and 1 are tensor-parallel peers, 2 and 3 too."""
+"""Four ranks: 0 and 1 are tensor-parallel peers, and so are 2 and 3."""
 
 
 def batch(*values: int) -> DataProto:

@@ -53,10 +53,11 @@ class World:
 
     num_prompts: int
     differs: Callable[[int], bool]
-    """By the prompt's row: in the score. In the reward `right`, every third of these does not."""
+    """By the prompt's row: whether its group differs in the score. In the reward `right`, every third of these does
+    not."""
     shuffle: bool = False
     rounds: list[list[int]] = field(default_factory=list)
-    """What was asked for, by rows."""
+    """The requested prompts of each round, by row."""
 
     def __post_init__(self) -> None:
         rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]

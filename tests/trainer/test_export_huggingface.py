@@ -112,15 +112,15 @@ def test_the_logits_of_the_loaded_folder_are_equal(tmp_path: Path, source: Path,
 
 def test_export_reports_its_progress(tmp_path: Path, source: Path, tied: bool) -> None:
     checkpoint = checkpoint_of(tmp_path / "checkpoints", tiny_model(tied, seed=1).named_parameters())
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def note(number: int, of: int) -> None:
-        told.append((number, of))
+        reported.append((number, of))
 
     saved = open_known_checkpoint(checkpoint)
     write_huggingface(tmp_path / "export", source, saved, "model.", torch.float32, told=note)
-    assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
-    assert len(told) > 10
+    assert reported == [(number, len(reported)) for number in range(1, len(reported) + 1)]
+    assert len(reported) > 10
 
 
 def test_second_names_of_tied_tensors_are_left_out(tmp_path: Path, source: Path, tied: bool) -> None:
@@ -237,7 +237,7 @@ def test_a_checkpoint_whose_files_have_other_sizes_is_not_exported(tmp_path: Pat
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize(
-    ("said", "held", "expected"),
+    ("configured", "held", "expected"),
     [
         ("bfloat16", torch.float32, torch.bfloat16),
         ("float16", torch.float32, torch.float16),
@@ -246,9 +246,9 @@ def test_a_checkpoint_whose_files_have_other_sizes_is_not_exported(tmp_path: Pat
     ],
 )
 def test_auto_is_the_dtype_of_the_source(
-    tmp_path: Path, field: str, said: str | None, held: torch.dtype | None, expected: torch.dtype
+    tmp_path: Path, field: str, configured: str | None, held: torch.dtype | None, expected: torch.dtype
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({field: said} if said else {}))
+    (tmp_path / "config.json").write_text(json.dumps({field: configured} if configured else {}))
     if held:
         save_file(
             {"scale": torch.ones(2, dtype=torch.int8), "weight": torch.ones(2, dtype=held)}, tmp_path / "w.safetensors"

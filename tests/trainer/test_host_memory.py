@@ -31,8 +31,9 @@ from rljob_trainer.host_memory import HOST_MEMORY
 print(HOST_MEMORY.keep_freed() if {is_asked} else None, mebibytes_faulted_in())
 """
 FEW, MANY = 400, 1_000
-"""MiB that come anew in the 4,060 that are written to, where memory is kept and where it is not. Kept: 0 mostly. Not
-kept: 1,800 to 3,600, by what else lies at the end of the heap, which ends the part that goes back to the system."""
+"""MiB that are newly allocated of the 4,060 that are written to, where memory is kept and where it is not. Kept:
+mostly 0. Not kept: 1,800 to 3,600, depending on what else is at the end of the heap, which limits the part that is
+returned to the system."""
 NUM_BYTES = 64 * MEBIBYTE
 
 
@@ -137,7 +138,7 @@ def reused_by_a_rank(_: WorkerContext) -> int:
     return process_counters.mebibytes_faulted_in()
 
 
-def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
+def returned_by_a_hybrid(context: WorkerContext) -> list[int]:
     """What a hybrid worker returns for an engine with a cache: 0 stands for all free memory."""
     asked: list[int] = []
     HOST_MEMORY.give_back = lambda: asked.append(0)
@@ -169,8 +170,8 @@ class CachingEngine(HfEngine):
 def test_cpu_workers_keep_freed_memory_unless_there_is_a_cache() -> None:
     runs = [
         gloo_ranks.RankedRun(reused_by_a_rank, 1),
-        gloo_ranks.RankedRun(given_back_by_a_hybrid, 1),
-        gloo_ranks.RankedRun(given_back_by_a_hybrid, 2),
+        gloo_ranks.RankedRun(returned_by_a_hybrid, 1),
+        gloo_ranks.RankedRun(returned_by_a_hybrid, 2),
     ]
     [new], alone, together = gloo_ranks.run_on_ranks(runs)
     assert isinstance(new, int)

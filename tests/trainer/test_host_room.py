@@ -52,7 +52,7 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 @pytest.mark.parametrize(
-    ("settings_of", "said"),
+    ("settings_of", "expected"),
     [
         (
             actor_engine,
@@ -74,7 +74,7 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     ],
 )
 def test_the_role_and_its_field_are_named(
-    settings_of: Callable[[RLJobSpec, torch.dtype, ParallelLayout], TrainEngineSettings], said: str
+    settings_of: Callable[[RLJobSpec, torch.dtype, ParallelLayout], TrainEngineSettings], expected: str
 ) -> None:
     settings = replace(settings_of(SPEC, torch.float32, ParallelLayout.of(1)), device=torch.device("cuda"))
     model = nn.Linear(1023, 256)
@@ -82,7 +82,7 @@ def test_the_role_and_its_field_are_named(
     memory = EngineMemory(model, torch.optim.AdamW(model.parameters()) if is_trained else None)
     with pytest.raises(ResourceError) as caught:
         check_host_room(settings, memory)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(expected)
     assert (" and optimizer (on " in str(caught.value)) == is_trained
     # 1,024 x 256 numbers of 4 bytes, with the bias; the moments take twice as much.
     assert f": {3 if is_trained else 1}.0 MiB needed, 0.5 MiB available); increase the pool" in str(caught.value)

@@ -56,7 +56,7 @@ def reward_job(source: Path) -> RLJob:
     return RLJob.from_wire(training_runs.small_job(rewards=[reward]))
 
 
-def asked(
+def uses_tokens(
     source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = tiny_models.QUICKSTART_MODEL
 ) -> bool:
     """Whether the reward model receives tokens."""
@@ -69,8 +69,8 @@ def asked(
 
 
 def test_a_model_with_the_policys_tokens_receives_tokens(tmp_path: Path) -> None:
-    assert asked(tiny_models.save_scoring(tmp_path / "same"))
-    assert not asked(with_other_token(tiny_models.save_scoring(tmp_path / "other")))
+    assert uses_tokens(tiny_models.save_scoring(tmp_path / "same"))
+    assert not uses_tokens(with_other_token(tiny_models.save_scoring(tmp_path / "other")))
 
 
 def test_a_template_that_continues_after_the_end_token_requires_text(tmp_path: Path) -> None:
@@ -81,15 +81,15 @@ def test_a_template_that_continues_after_the_end_token_requires_text(tmp_path: P
         shutil.copytree(source, policy, dirs_exist_ok=True)
         for folder in (source, policy):
             tiny_models.change_json(folder / "tokenizer_config.json", chat_template=text)
-        assert asked(source, policy=policy) is is_given_tokens
+        assert uses_tokens(source, policy=policy) is is_given_tokens
 
 
 def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:
     classifier = tiny_models.save_scoring(
         tmp_path / "a", architectures=["Qwen3ForSequenceClassification"], id2label={"0": "good"}
     )
-    assert asked(classifier)
-    assert asked(tiny_models.save_scoring(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
+    assert uses_tokens(classifier)
+    assert uses_tokens(tiny_models.save_scoring(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_a_model_without_a_score_is_rejected_by_its_field(
 ) -> None:
     folder = tiny_models.save_scoring(tmp_path / "model", num_labels=num_labels, **config)
     with pytest.raises(ConfigurationError, match=message):
-        asked(folder)
+        uses_tokens(folder)
 
 
 def test_a_template_that_rejects_the_prompts_is_rejected(tmp_path: Path) -> None:
     folder = with_other_token(tiny_models.save_scoring(tmp_path / "model"))
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no system') }}")
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*chat template rejects .* user.*no system"):
-        asked(folder)
+        uses_tokens(folder)
 
 
 @pytest.mark.parametrize("is_alike", [True, False])
@@ -138,7 +138,7 @@ def test_a_failing_template_is_rejected_before_a_device_is_used(
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
     policy = folder if is_alike else tiny_models.QUICKSTART_MODEL
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*chat template rejects .* user.*{words}"):
-        asked(folder, policy=policy)
+        uses_tokens(folder, policy=policy)
 
 
 def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(content)
         with pytest.raises(ConfigurationError, match=FIELD + ".*" + message):
-            asked(folder)
+            uses_tokens(folder)
         (folder / name).write_bytes(whole)
-    assert asked(folder)
+    assert uses_tokens(folder)
 
 
 def test_a_model_that_lacks_tokens_of_the_policy_is_rejected(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_model_that_lacks_tokens_of_the_policy_is_rejected(tmp_path: Path) -> 
     folder = tiny_models.save_scoring(tmp_path / "model", vocab_size=63)
     message = r"source: .* has 63 tokens \(vocab_size\), .* 64; choose"
     with pytest.raises(ConfigurationError, match=FIELD.removesuffix("source: ") + message):
-        asked(folder)
+        uses_tokens(folder)
     spec = RLJob.from_wire(
         training_runs.small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})
     ).spec

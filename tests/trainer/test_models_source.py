@@ -157,21 +157,21 @@ def test_a_node_downloads_once_for_any_number_of_workers(tmp_path: Path, hub: St
 def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
     place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
-    told: list[int] = []
+    sizes: list[int] = []
 
     def until_it_is_told() -> None:
         num_files = len(list(hub.cache.glob("models--*/snapshots/*/*")))
         give_up_at = time.monotonic() + 60
-        while len(told) < num_files and time.monotonic() < give_up_at:
+        while len(sizes) < num_files and time.monotonic() < give_up_at:
             time.sleep(0.01)
 
     hub.between_files = until_it_is_told
-    place.folder(told.append)
-    assert len(told) >= 3
-    assert told == sorted(set(told))
-    told.clear()
-    place.folder(told.append)
-    assert told == []
+    place.folder(sizes.append)
+    assert len(sizes) >= 3
+    assert sizes == sorted(set(sizes))
+    sizes.clear()
+    place.folder(sizes.append)
+    assert sizes == []
 
 
 def test_an_interrupted_download_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:

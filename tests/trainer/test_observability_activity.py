@@ -40,28 +40,28 @@ def test_a_worker_writes_at_intervals(tmp_path: Path) -> None:
 
 def test_the_controller_reports_new_progress(tmp_path: Path) -> None:
     clock = Clock()
-    told: list[str] = []
+    reported: list[str] = []
 
     def written(name: str, text: str, at: int) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, (at, at))
 
-    def look_after(seconds: float) -> list[str]:
+    def reported_after(seconds: float) -> list[str]:
         clock.now += seconds
         watch.look()
-        return told
+        return reported
 
     written("worker-0.activity", "of a former attempt", 1000)
-    watch = ActivityWatch(tmp_path, told.append, clock)
-    assert look_after(10) == []
+    watch = ActivityWatch(tmp_path, reported.append, clock)
+    assert reported_after(10) == []
     written("worker-1.activity", "1 of 8 micro-batches", 1001)
     written("judges/worker-0.activity", "7 of 9 responses have scores", 1002)
-    assert look_after(9) == []
-    assert look_after(1) == ["worker-0: 7 of 9 responses have scores"]
-    assert look_after(10) == ["worker-0: 7 of 9 responses have scores"]
+    assert reported_after(9) == []
+    assert reported_after(1) == ["worker-0: 7 of 9 responses have scores"]
+    assert reported_after(10) == ["worker-0: 7 of 9 responses have scores"]
     written("worker-1.activity", "3 of 8 micro-batches", 1003)
-    assert look_after(10)[1:] == ["worker-1: 3 of 8 micro-batches"]
+    assert reported_after(10)[1:] == ["worker-1: 3 of 8 micro-batches"]
 
 
 def test_without_logs_there_is_nothing_to_report(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rljob_trainer.observability.growth import watched_growth
 
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 PATIENCE_SECONDS = 20.0
-A_FEW_LOOKS_SECONDS = 0.2
+A_FEW_POLLS_SECONDS = 0.2
 
 
 class ProgressLog:
@@ -31,27 +31,27 @@ class ProgressLog:
 
 
 def test_only_bytes_beyond_the_former_maximum_are_progress(tmp_path: Path) -> None:
-    told, file = ProgressLog(), tmp_path / "blobs" / "weights.incomplete"
-    with watched_growth(tmp_path, told, LOOK_SECONDS):
-        assert not told.within(A_FEW_LOOKS_SECONDS)
+    log, file = ProgressLog(), tmp_path / "blobs" / "weights.incomplete"
+    with watched_growth(tmp_path, log, POLL_SECONDS):
+        assert not log.within(A_FEW_POLLS_SECONDS)
         file.parent.mkdir()
         file.write_bytes(b"x" * 100_000)
-        assert told.within(PATIENCE_SECONDS)
-        told.within(A_FEW_LOOKS_SECONDS)
-        assert not told.within(A_FEW_LOOKS_SECONDS), "it hangs"
+        assert log.within(PATIENCE_SECONDS)
+        log.within(A_FEW_POLLS_SECONDS)
+        assert not log.within(A_FEW_POLLS_SECONDS), "it hangs"
         # A download that starts again has to exceed the size of the former one.
         file.unlink()
         file.write_bytes(b"x" * 50_000)
-        assert not told.within(A_FEW_LOOKS_SECONDS)
+        assert not log.within(A_FEW_POLLS_SECONDS)
         file.write_bytes(b"x" * 300_000)
-        assert told.within(PATIENCE_SECONDS)
-    num_told = len(told.sizes)
+        assert log.within(PATIENCE_SECONDS)
+    num_reports = len(log.sizes)
     file.write_bytes(b"x" * 900_000)
-    assert not told.within(A_FEW_LOOKS_SECONDS)
-    assert len(told.sizes) == num_told, "it is over"
+    assert not log.within(A_FEW_POLLS_SECONDS)
+    assert len(log.sizes) == num_reports, "it is over"
 
 
 def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
-    told = ProgressLog()
-    with watched_growth(tmp_path / "no", told, LOOK_SECONDS):
-        assert not told.within(A_FEW_LOOKS_SECONDS)
+    log = ProgressLog()
+    with watched_growth(tmp_path / "no", log, POLL_SECONDS):
+        assert not log.within(A_FEW_POLLS_SECONDS)

@@ -104,32 +104,32 @@ def test_slow_work_is_reported_at_intervals(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
 
-    def told() -> tuple[str | None, str]:
+    def activity() -> tuple[str | None, str]:
         state = RunState.model_validate_json(path.read_text())
         return state.activity, state.written_at[-9:]
 
     run.doing("loads the data")
-    assert told() == ("loads the data", "22:13:20Z")
+    assert activity() == ("loads the data", "22:13:20Z")
     # Before training there are few reports, and each may be about the slow one.
     run.doing("loads models")
-    assert told() == ("loads models", "22:13:20Z")
+    assert activity() == ("loads models", "22:13:20Z")
     run.training_started(0)
-    assert told() == (None, "22:13:20Z")
+    assert activity() == (None, "22:13:20Z")
     clock.now += 9.0
     run.in_phase("rollout")
-    assert told() == (None, "22:13:20Z")
+    assert activity() == (None, "22:13:20Z")
     clock.now += 1.0
     run.in_phase("rollout")
-    assert told() == ("generates responses", "22:13:30Z")
+    assert activity() == ("generates responses", "22:13:30Z")
     clock.now += 10.0
     run.in_phase("update_actor")
-    assert told() == ("updates the actor", "22:13:40Z")
+    assert activity() == ("updates the actor", "22:13:40Z")
     clock.now += 10.0
     run.got_further("worker-1: 3 of 8 micro-batches")
-    assert told() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
+    assert activity() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
     # The clock was set back.
     clock.now -= 3610.0
     run.doing("evaluates")
-    assert told() == ("evaluates", "21:13:40Z")
+    assert activity() == ("evaluates", "21:13:40Z")
     run.step_done(1, {})
-    assert told() == (None, "21:13:40Z")
+    assert activity() == (None, "21:13:40Z")

@@ -198,8 +198,8 @@ def test_printing_continues_where_no_copy_can_be_written(
         add(folder / "job-driver-a.log", line)
         logs.print_new()
     assert output.getvalue() == b"one\ntwo\n"
-    said = capsys.readouterr().err
-    assert len(re.findall("cannot write the copy of the driver's log", said)) == 1
+    printed = capsys.readouterr().err
+    assert len(re.findall("cannot write the copy of the driver's log", printed)) == 1
 
 
 PROGRAM = """

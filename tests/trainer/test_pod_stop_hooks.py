@@ -60,7 +60,7 @@ class StandInDashboard(ThreadingHTTPServer):
         self.num_refusals = 0
         """How many stops are answered with false, as while a job has no process yet."""
         self.num_failures = 0
-        """How many requests are answered with 500."""
+        """How many requests are answered with status 500."""
 
     def answer(self, method: str, path: str) -> tuple[int, object]:
         if self.num_failures > 0:
@@ -149,9 +149,9 @@ def test_the_hook_is_bounded_in_time(dashboard: StandInDashboard, clock: Clock) 
     assert dashboard.stops == ["a-1-1"]
 
 
-@pytest.mark.parametrize(("token", "said"), [(None, "no token"), ("wrong", "wrong token")])
-def test_a_rejected_token_is_logged(dashboard: StandInDashboard, token: str | None, said: str) -> None:
-    with pytest.raises(RayJobsError, match=rf"GET /api/jobs/ returned 403 \({said}\)"):
+@pytest.mark.parametrize(("token", "message"), [(None, "no token"), ("wrong", "wrong token")])
+def test_a_rejected_token_is_logged(dashboard: StandInDashboard, token: str | None, message: str) -> None:
+    with pytest.raises(RayJobsError, match=rf"GET /api/jobs/ returned 403 \({message}\)"):
         jobs_of(dashboard, token).unfinished()
 
 

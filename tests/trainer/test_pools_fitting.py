@@ -35,7 +35,7 @@ def need(pool: str, num_nodes: int, num_bundles: int = 1, object_store: float = 
     return PoolNeed(pool, num_nodes, num_bundles, bundle, object_store)
 
 
-def refusal(needs: list[PoolNeed], nodes: list[ClusterNode]) -> str:
+def error_of(needs: list[PoolNeed], nodes: list[ClusterNode]) -> str:
     with pytest.raises(ResourceError) as raised:
         check_feasible(needs, nodes)
     return str(raised.value)
@@ -63,7 +63,7 @@ def test_each_node_lists_what_it_lacks_and_equal_ones_are_grouped() -> None:
         node("10.0.0.3", CPU=8, GPU=2),
         node("10.0.0.4", CPU=8, GPU=2),
     ]
-    assert refusal([need("main", 2, 4, CPU=1, GPU=1)], nodes) == (
+    assert error_of([need("main", 2, 4, CPU=1, GPU=1)], nodes) == (
         "pool main: needs 2 nodes with CPU 4, GPU 4 each, but only 1 of 4 nodes have that: 10.0.0.3, 10.0.0.4 lack GPU "
         "(4 needed, 2 there); 10.0.0.2 lacks CPU (4 needed, 2 there), GPU (4 needed, 1 there)" + ADVICE
     )
@@ -72,7 +72,7 @@ def test_each_node_lists_what_it_lacks_and_equal_ones_are_grouped() -> None:
 def test_memory_object_store_accelerator_and_custom_resources_are_reported() -> None:
     total = {"CPU": 1.0, "GPU": 1.0, "memory": 8 * GIB, "object_store_memory": GIB / 2, "accelerator_type:T4": 1.0}
     wanted = {"CPU": 1.0, "GPU": 1.0, "memory": 16 * GIB, "accelerator_type:A100": 0.001, "disk": 0.5}
-    assert refusal([PoolNeed("main", 1, 1, wanted, GIB)], [ClusterNode("x", "a", total, total)]) == (
+    assert error_of([PoolNeed("main", 1, 1, wanted, GIB)], [ClusterNode("x", "a", total, total)]) == (
         "pool main: needs 1 node with CPU 1, GPU 1, memory 16 GiB, accelerator type A100, disk 0.5, object store 1 GiB "
         "each, but only 0 of 1 node have that: a lacks memory (16 GiB needed, 8 GiB there), accelerator type A100 (T4 "
         "there), disk (0.5 needed, 0 there), object store (1 GiB needed, 0.5 GiB there)" + ADVICE
@@ -80,7 +80,7 @@ def test_memory_object_store_accelerator_and_custom_resources_are_reported() -> 
 
 
 def test_too_few_nodes_are_reported() -> None:
-    assert refusal([need("main", 3, CPU=1)], [node("a", CPU=1), node("b", CPU=1)]) == (
+    assert error_of([need("main", 3, CPU=1)], [node("a", CPU=1), node("b", CPU=1)]) == (
         "pool main: needs 3 nodes with CPU 1 each, but only 2 of 2 nodes have that; the cluster has only 2 nodes"
         + ADVICE
     )
@@ -88,21 +88,21 @@ def test_too_few_nodes_are_reported() -> None:
 
 def test_two_nodes_with_one_address_are_distinguished() -> None:
     nodes = [node("a", node_id="0123456789", CPU=1), node("a", node_id="abcdefghij", CPU=4)]
-    assert "1 of 2 nodes have that: a (01234567) lacks CPU (2 needed, 1 there)" in refusal(
+    assert "1 of 2 nodes have that: a (01234567) lacks CPU (2 needed, 1 there)" in error_of(
         [need("main", 2, CPU=2)], nodes
     )
 
 
 def test_only_some_of_many_nodes_are_listed() -> None:
     nodes = [node(f"10.0.0.{i}", CPU=1, GPU=i) for i in range(1, 21)]
-    text = refusal([need("main", 1, GPU=64)], nodes)
+    text = error_of([need("main", 1, GPU=64)], nodes)
     assert "10.0.0.8 lacks GPU (64 needed, 8 there); 12 more; add" in text
     assert "10.0.0.9 " not in text
 
 
 def test_pools_that_fit_only_separately_are_reported() -> None:
     nodes = [node("a", CPU=8, GPU=4), node("b", CPU=8)]
-    assert refusal([need("actor", 1, 4, CPU=1, GPU=1), need("critic", 1, 2, CPU=1, GPU=1)], nodes) == (
+    assert error_of([need("actor", 1, 4, CPU=1, GPU=1), need("critic", 1, 2, CPU=1, GPU=1)], nodes) == (
         "pools actor, critic: each fits alone, but not all together: GPU is missing (needed: actor 1 node with CPU 4, "
         "GPU 4, critic 1 node with CPU 2, GPU 2; there: a CPU 8, GPU 4; b CPU 8, GPU 0)" + ADVICE
     )
@@ -110,14 +110,14 @@ def test_pools_that_fit_only_separately_are_reported() -> None:
 
 def test_pools_that_lack_two_resources_together_are_reported() -> None:
     nodes = [node("a", CPU=4, GPU=4)]
-    text = refusal([need("x", 1, 3, CPU=1, GPU=1), need("y", 1, 3, CPU=1, GPU=1)], nodes)
+    text = error_of([need("x", 1, 3, CPU=1, GPU=1), need("y", 1, 3, CPU=1, GPU=1)], nodes)
     assert "not all together: CPU or GPU is missing" in text
 
 
 def test_three_pools_that_lack_resources_in_sum_or_have_no_known_placement_are_reported() -> None:
-    asked = [need("x", 1, 2, GPU=1), need("y", 1, 2, GPU=1), need("z", 1, 2, GPU=1)]
-    assert "each fits alone, but not all together: GPU is missing (needed" in refusal(asked, [node("a", GPU=5)])
-    text = refusal(asked, [node("a", GPU=3), node("b", GPU=3)])
+    needs = [need("x", 1, 2, GPU=1), need("y", 1, 2, GPU=1), need("z", 1, 2, GPU=1)]
+    assert "each fits alone, but not all together: GPU is missing (needed" in error_of(needs, [node("a", GPU=5)])
+    text = error_of(needs, [node("a", GPU=3), node("b", GPU=3)])
     assert "each fits alone, but no placement" in text
     assert "(needed: x" in text
 

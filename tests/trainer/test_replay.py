@@ -93,18 +93,18 @@ def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["no-such-revision", "HEAD"], "neither a folder nor a revision"),
         (["{folder}", "{folder}"], "imported"),
     ],
 )
 def test_wrong_usage_exits_with_2(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The folder has no sources, so the installed code would run instead.
     assert replay.main([each.format(folder=tmp_path) for each in arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_jobs_are_shortened_examples() -> None:

@@ -18,7 +18,7 @@ from rljob_trainer.engines.rollout.response_text import ResponseDecoder, Respons
 from rljob_trainer.models.tokenizer import Tokenizer
 
 SPACE = "▁"
-"""Of SentencePiece."""
+"""The space of SentencePiece."""
 WORDS = ["<s>", "</s>", f"{SPACE}say", f"{SPACE}two", f"{SPACE}words", ".", f"{SPACE},"]
 
 

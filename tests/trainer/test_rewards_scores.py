@@ -215,16 +215,16 @@ def test_the_final_message_has_no_thinking_and_no_special_tokens(response: str) 
 
 def test_every_reward_that_extracts_an_answer_reads_the_final_message() -> None:
     score = MathAnswerScorer("spec.training.rewards[0]").load()
-    said_18 = [response for response, message in FINAL_MESSAGES.items() if message in ("18", "It is 18")]
-    said_nothing = [response for response, message in FINAL_MESSAGES.items() if message == ""]
-    assert len(said_18) >= 11
-    assert len(said_nothing) >= 4
-    assert {score(RewardRequest("", response, "18", {})) for response in said_18} == {Scored(1.0, "18")}
-    assert {score(RewardRequest("", response, "18", {})) for response in said_nothing} == {Scored(0.0, "")}
-    assert {find_answer(response, "18") for response in said_18} == {"18"}
-    assert {find_answer(response, "18") for response in said_nothing} == {""}
-    assert {exact_match("", response, FINAL_MESSAGES[response], {}) for response in said_18} == {1.0}
-    assert {exact_match("", response, "18", {}) for response in said_nothing} == {0.0}
+    with_18 = [response for response, message in FINAL_MESSAGES.items() if message in ("18", "It is 18")]
+    without_answer = [response for response, message in FINAL_MESSAGES.items() if message == ""]
+    assert len(with_18) >= 11
+    assert len(without_answer) >= 4
+    assert {score(RewardRequest("", response, "18", {})) for response in with_18} == {Scored(1.0, "18")}
+    assert {score(RewardRequest("", response, "18", {})) for response in without_answer} == {Scored(0.0, "")}
+    assert {find_answer(response, "18") for response in with_18} == {"18"}
+    assert {find_answer(response, "18") for response in without_answer} == {""}
+    assert {exact_match("", response, FINAL_MESSAGES[response], {}) for response in with_18} == {1.0}
+    assert {exact_match("", response, "18", {}) for response in without_answer} == {0.0}
 
 
 WHERE = "spec.training.rewards[1]"

@@ -67,7 +67,7 @@ globals()[sys.argv[2]]()
 
 
 PRINTS = 'print("there", flush=True)'
-"""What it has not always left when the other side reads it."""
+"""A line where the program may still be when the other side reads its output."""
 
 Start = Callable[[str], subprocess.Popen[str]]
 

@@ -50,8 +50,8 @@ def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_train_on_it() -
     assert request[IS_GREEDY].tolist() == [False] * 6 + [True] * 3
     assert request[SAMPLE_SEEDS][6:].tolist() == [0, 0, 0]
     assert len(set(request[SAMPLE_SEEDS][:6].tolist())) == 6
-    [asked] = found.rewards.asked
-    assert asked.object_column(ANSWERS)[6:] == ("answer 0", "answer 1", "answer 2")
+    [scored] = found.rewards.asked
+    assert scored.object_column(ANSWERS)[6:] == ("answer 0", "answer 1", "answer 2")
     assert len(rollout.prompts) == len(rollout.batch) == 6
     assert rollout.greedy_rewards_B is not None
     assert rollout.greedy_rewards_B.tolist() == [1, 1, 3, 3, 5, 5]
