@@ -26,46 +26,48 @@ from rljob_operator.reconcile.observed import (
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
+S = inputs
 
 STEPS = Mentions("10 steps")
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-[_NO_STORAGE] = cluster_violations(inputs.spec({"checkpoint": {}}), has_default_image=True)
+[_NO_STORAGE] = cluster_violations(S.spec({"checkpoint": {}}), has_default_image=True)
 NO_STORAGE = f"spec.checkpoint.storage: {_NO_STORAGE.message}"
 
 
-UNREACHABLE = inputs.silent_ray(error="connection refused")
-REJECTED = inputs.silent_ray(Reachability.REJECTED, error="403")
-DONE = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
-STOPPED = {"ending_seen_at": timestamp(inputs.at(-30))}
-KEPT = inputs.spec({"runPolicy.cleanup": "KeepCluster"})
-ACTIVE = inputs.spec({"runPolicy.activeDeadlineSeconds": 600})
-SUSPENDED = inputs.spec({"suspend": True})
-NO_RETRY = inputs.spec({"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 0}})
-COMPLETE = inputs.running().model_copy(
+UNREACHABLE = S.silent_ray(error="connection refused")
+REJECTED = S.silent_ray(Reachability.REJECTED, error="403")
+DONE = S.ray_job(RayJobStatus.SUCCEEDED, 0)
+STOPPED = {"ending_seen_at": timestamp(S.at(-30))}
+KEPT = S.spec({"runPolicy.cleanup": "KeepCluster"})
+ACTIVE = S.spec({"runPolicy.activeDeadlineSeconds": 600})
+SUSPENDED = S.spec({"suspend": True})
+NO_RETRY = S.spec({"runPolicy": {"maxAppRetries": 0, "maxInfraRetries": 0}})
+COMPLETE = S.running().model_copy(
     update={
-        "attempts": (inputs.completed_attempt(),),
-        "result": JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(inputs.NOW)),
+        "attempts": (S.completed_attempt(),),
+        "result": JobResult(outcome="Succeeded", reason="Succeeded", at=timestamp(S.NOW)),
     }
 )
-ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (inputs.attempt(seen=False),)})
-SILENT_LONG = inputs.running(9000, record={"silent_since": timestamp(inputs.at(-3600))})
+ENDED_BEFORE = COMPLETE.model_copy(update={"attempts": (S.attempt(seen=False),)})
+SILENT_LONG = S.running(9000, record={"silent_since": timestamp(S.at(-3600))})
 
 
 def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: str | None = None) -> Observed:
     """A head that is ready and two workers: the first `num_ready` are ready, the others have the problem."""
     workers = [
-        inputs.pod(f"w{number}", ready=number < num_ready, problem=None if number < num_ready else problem)
+        S.pod(f"w{number}", ready=number < num_ready, problem=None if number < num_ready else problem)
         for number in range(2)
     ]
-    two = inputs.spec({"pools[0].nodes": 2})
-    pods = (inputs.pod("h", HEAD_GROUP), *(workers if error is None else workers[:num_ready]))
-    return inputs.observed(inputs.provisioning(), inputs.cluster(error=error), pods, job_spec=two)
+    two = S.spec({"pools[0].nodes": 2})
+    pods = (S.pod("h", HEAD_GROUP), *(workers if error is None else workers[:num_ready]))
+    return S.observed(S.provisioning(), S.cluster(error=error), pods, job_spec=two)
 
 
 def without_spec(text: str) -> Observed:
-    seen = inputs.observed()
+    seen = S.observed()
     return replace(seen, job=replace(seen.job, spec=None, spec_error=text))
 
 
@@ -76,24 +78,22 @@ def failed_effect(seen: Observed, kind: EffectKind, reason: Reason, message: str
 def ended(
     code: int | None, error_type: str | None = None, log_tail: str = "", error: RunError | None = None
 ) -> Observed:
-    state = inputs.run_state(RunPhase.FAILED, error=error) if error is not None else None
-    return inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
+    state = S.run_state(RunPhase.FAILED, error=error) if error is not None else None
+    return S.healthy(S.ray_job(RayJobStatus.FAILED, code, error_type), state, log_tail=log_tail)
 
 
 def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) -> Observed:
-    return inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), seen, inputs.spec(job_spec))
+    return S.observed(S.provisioning(), S.cluster(), S.ready_pods(), seen, S.spec(job_spec))
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    seen = inputs.observed(
-        inputs.provisioning(seen=False, record={"name_taken_since": timestamp(inputs.at(-seconds_ago))})
-    )
+    seen = S.observed(S.provisioning(seen=False, record={"name_taken_since": timestamp(S.at(-seconds_ago))}))
     return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
 
 
 def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
-    head = inputs.pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
-    return replace(inputs.healthy(), pods=(head, inputs.pod("w")), ray=inputs.silent_ray(seconds=silent_seconds))
+    head = S.pod("h", HEAD_GROUP, node_silent_seconds=node_silent_seconds)
+    return replace(S.healthy(), pods=(head, S.pod("w")), ray=S.silent_ray(seconds=silent_seconds))
 
 
 def requested(seen: Observed, **requests: str) -> Observed:
@@ -103,18 +103,18 @@ def requested(seen: Observed, **requests: str) -> Observed:
 
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
 REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
-    (C.SPEC_VALID, R.VALID, inputs.observed(), "True", ""),
+    (C.SPEC_VALID, R.VALID, S.observed(), "True", ""),
     (C.SPEC_VALID, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "False", "spec.pools: wrong"),
     (C.FAILED, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "True", "spec.pools: wrong"),
-    (C.SPEC_VALID, R.STORAGE_MISSING, inputs.observed(job_spec=inputs.spec({"checkpoint": {}})), "False", NO_STORAGE),
-    (C.FAILED, R.STORAGE_MISSING, inputs.observed(job_spec=inputs.spec({"checkpoint": {}})), "True", NO_STORAGE),
-    (C.CLUSTER_READY, R.CREATING, inputs.observed(), "False", "RayCluster example-1 is being created"),
+    (C.SPEC_VALID, R.STORAGE_MISSING, S.observed(job_spec=S.spec({"checkpoint": {}})), "False", NO_STORAGE),
+    (C.FAILED, R.STORAGE_MISSING, S.observed(job_spec=S.spec({"checkpoint": {}})), "True", NO_STORAGE),
+    (C.CLUSTER_READY, R.CREATING, S.observed(), "False", "RayCluster example-1 is being created"),
     (C.CLUSTER_READY, R.PODS_PENDING, starting(num_ready=1), "False", "2 of 3 pods ready; waiting for 1 of pool main"),
-    (C.CLUSTER_READY, R.READY, on_ready(inputs.ray()), "True", "2 of 2 pods ready and in Ray"),
+    (C.CLUSTER_READY, R.READY, on_ready(S.ray()), "True", "2 of 2 pods ready and in Ray"),
     (
         C.CLUSTER_READY, R.CREATION_REFUSED,
         failed_effect(
-            inputs.observed(inputs.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
+            S.observed(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
         ),
         "False", "over quota",
     ),
@@ -125,7 +125,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another",
     ),
     (
-        C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(inputs.observed(), kuberay_installed=False),
+        C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(S.observed(), kuberay_installed=False),
         "False", Mentions("RayCluster (ray.io/v1)", "install KubeRay"),
     ),
     (
@@ -150,86 +150,86 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.CLUSTER_READY, R.CONTAINER_CRASHING,
-        inputs.observed(
-            inputs.provisioning(), inputs.cluster(),
-            (inputs.pod("h", HEAD_GROUP, problem=PodProblem(R.CONTAINER_CRASHING, "exit code 1")), inputs.pod("w")),
+        S.observed(
+            S.provisioning(), S.cluster(),
+            (S.pod("h", HEAD_GROUP, problem=PodProblem(R.CONTAINER_CRASHING, "exit code 1")), S.pod("w")),
         ),
         "False", "1 of 2 pods ready; the head pod h: exit code 1",
     ),
     (
-        C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(inputs.ray(gpus=())),
+        C.CLUSTER_READY, R.RAY_NODES_MISSING, on_ready(S.ray(gpus=())),
         "False", Mentions("2 of 2 pods ready, 1 of them"),
     ),
     (
         C.CLUSTER_READY, R.DASHBOARD_UNREACHABLE, on_ready(UNREACHABLE),
         "False", Mentions("all pods are ready", "dashboard", "connection refused"),
     ),
-    (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(inputs.healthy(), ray=UNREACHABLE), "Unknown", "connection refused"),
+    (C.PROGRESSING, R.DASHBOARD_UNREACHABLE, replace(S.healthy(), ray=UNREACHABLE), "Unknown", "connection refused"),
     (
         C.CLUSTER_READY, R.TOKEN_REJECTED, on_ready(REJECTED),
         "False", Mentions("all pods are ready", "token: 403"),
     ),
-    (C.PROGRESSING, R.TOKEN_REJECTED, replace(inputs.healthy(), ray=REJECTED), "Unknown", "403"),
-    (C.FAILED, R.CLUSTER_LOST, inputs.observed(inputs.running()), "True",
+    (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.healthy(), ray=REJECTED), "Unknown", "403"),
+    (C.FAILED, R.CLUSTER_LOST, S.observed(S.running()), "True",
      Mentions("RayCluster example-1 was deleted")),
     (
-        C.FAILED, R.HEAD_LOST, inputs.observed(inputs.running(), inputs.cluster(), (inputs.pod("w"),)),
+        C.FAILED, R.HEAD_LOST, S.observed(S.running(), S.cluster(), (S.pod("w"),)),
         "True", Mentions("the head pod was deleted"),
     ),
     (
-        C.CLUSTER_READY, R.REMOVED, inputs.observed(COMPLETE),
+        C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),
         "False", Mentions("its cluster was deleted"),
     ),
     (
-        C.CLUSTER_READY, R.REMOVED, inputs.observed(ENDED_BEFORE),
+        C.CLUSTER_READY, R.REMOVED, S.observed(ENDED_BEFORE),
         "False", Mentions("before its cluster was created"),
     ),
     (
-        C.CLUSTER_READY, R.KEPT, inputs.observed(COMPLETE, inputs.cluster(), inputs.ready_pods(), job_spec=KEPT),
+        C.CLUSTER_READY, R.KEPT, S.observed(COMPLETE, S.cluster(), S.ready_pods(), job_spec=KEPT),
         "True", Mentions("its cluster is kept"),
     ),
-    (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(inputs.ray()), "True", "Ray has 2 of 2 GPUs"),
+    (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(S.ray()), "True", "Ray has 2 of 2 GPUs"),
     (
-        C.PLACEMENT_FEASIBLE, R.INSUFFICIENT_GPUS, on_ready(inputs.ray(gpus=(1,))),
+        C.PLACEMENT_FEASIBLE, R.INSUFFICIENT_GPUS, on_ready(S.ray(gpus=(1,))),
         "False", Mentions("Ray has 1 of 2 GPUs", "node"),
     ),
     (
         C.PLACEMENT_FEASIBLE, R.PLACEMENT_GROUP_INFEASIBLE,
-        replace(inputs.healthy(), ray=inputs.ray(inputs.ray_job(), infeasible=("2 x {CPU: 9, GPU: 1}",))),
+        replace(S.healthy(), ray=S.ray(S.ray_job(), infeasible=("2 x {CPU: 9, GPU: 1}",))),
         "False", Mentions("Ray has 2 of 2 GPUs", "2 x {CPU: 9, GPU: 1}"),
     ),
-    (C.JOB_SUBMITTED, R.SUBMITTING, on_ready(inputs.ray()), "False", "Ray job example-1-1 is being submitted"),
+    (C.JOB_SUBMITTED, R.SUBMITTING, on_ready(S.ray()), "False", "Ray job example-1-1 is being submitted"),
     (
         C.JOB_SUBMITTED, R.SUBMISSION_FAILED,
         failed_effect(
-            replace(on_ready(inputs.ray()), job=inputs.job(status=inputs.provisioning(record={"submissions": 1}))),
+            replace(on_ready(S.ray()), job=S.job(status=S.provisioning(record={"submissions": 1}))),
             EffectKind.SUBMIT_JOB, R.SUBMISSION_FAILED, "500: No available agent",
         ),
         "False", "500: No available agent",
     ),
-    (C.JOB_SUBMITTED, R.SUBMITTED, inputs.healthy(), "True", "Ray job example-1-1"),
-    (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(inputs.healthy(), ray=inputs.ray()), "False",
+    (C.JOB_SUBMITTED, R.SUBMITTED, S.healthy(), "True", "Ray job example-1-1"),
+    (C.JOB_SUBMITTED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "False",
      Mentions("job example-1-1", "head was restarted")),
-    (C.FAILED, R.DRIVER_LOST, replace(inputs.healthy(), ray=inputs.ray()), "True",
+    (C.FAILED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "True",
      Mentions("job example-1-1", "head was restarted")),
     (
-        C.SPEC_VALID, R.VALID, replace(inputs.observed(), job=replace(inputs.job(), unknown_fields=("spec.new",))), "True",
+        C.SPEC_VALID, R.VALID, replace(S.observed(), job=replace(S.job(), unknown_fields=("spec.new",))), "True",
         Mentions("ignores", "spec.new"),
     ),
     (
-        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(inputs.observed(), job=replace(inputs.job(), memory_shortage="91 of 78 GiB")),
+        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(S.observed(), job=replace(S.job(), memory_shortage="91 of 78 GiB")),
         "True", "91 of 78 GiB",
     ),
     (
-        C.FAILED, R.KUBERAY_TOO_OLD, inputs.observed(inputs.provisioning(), inputs.cluster(authenticated=False)), "True",
+        C.FAILED, R.KUBERAY_TOO_OLD, S.observed(S.provisioning(), S.cluster(authenticated=False)), "True",
         Mentions("RayCluster example-1", "authOptions", "KubeRay 1.6"),
     ),
     (
-        C.FAILED, R.AUTHENTICATION_MISSING, on_ready(inputs.silent_ray(Reachability.OPEN, error="HTTP 200")), "True",
+        C.FAILED, R.AUTHENTICATION_MISSING, on_ready(S.silent_ray(Reachability.OPEN, error="HTTP 200")), "True",
         Mentions("all pods are ready", "token authentication is off", "HTTP 200"),
     ),
     (
-        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(inputs.healthy(), clusters=(), pods=(), forbidden="pods is forbidden"),
+        C.CLUSTER_READY, R.READ_FORBIDDEN, replace(S.healthy(), clusters=(), pods=(), forbidden="pods is forbidden"),
         "Unknown", "pods is forbidden",
     ),
     (
@@ -238,66 +238,66 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.PROGRESSING, R.RUN_STATE_UNREADABLE,
-        replace(inputs.healthy(), ray=replace(inputs.ray(inputs.ray_job()), run_state_error="contract version 9")),
+        replace(S.healthy(), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
         "Unknown", "contract version 9",
     ),
     (
         C.FAILED, R.RUN_STATE_UNREADABLE,
-        replace(inputs.healthy(status=SILENT_LONG), ray=replace(inputs.ray(inputs.ray_job()), run_state_error="contract version 9")),
+        replace(S.healthy(status=SILENT_LONG), ray=replace(S.ray(S.ray_job()), run_state_error="contract version 9")),
         "True", Mentions("3600 s: contract version 9"),
     ),
     (
-        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(inputs.healthy(status=SILENT_LONG), ray=UNREACHABLE), "True",
+        C.FAILED, R.DASHBOARD_UNREACHABLE, replace(S.healthy(status=SILENT_LONG), ray=UNREACHABLE), "True",
         Mentions("3600 s: connection refused"),
     ),
     (
-        C.FAILED, R.TOKEN_REJECTED, replace(inputs.healthy(status=SILENT_LONG), ray=REJECTED), "True",
+        C.FAILED, R.TOKEN_REJECTED, replace(S.healthy(status=SILENT_LONG), ray=REJECTED), "True",
         Mentions("3600 s: 403"),
     ),
     (
         C.FAILED, R.READ_FORBIDDEN,
-        replace(inputs.observed(SILENT_LONG, inputs.cluster()), forbidden="pods is forbidden"), "True",
+        replace(S.observed(SILENT_LONG, S.cluster()), forbidden="pods is forbidden"), "True",
         Mentions("3600 s: pods is forbidden"),
     ),
     (
         C.FAILED, R.STALLED,
-        inputs.healthy(
-            inputs.ray_job(RayJobStatus.STOPPED),
-            status=inputs.running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(inputs.NOW))}),
+        S.healthy(
+            S.ray_job(RayJobStatus.STOPPED),
+            status=S.running(9000, record={"stop": StopRequest(reason="Stalled", requested_at=timestamp(S.NOW))}),
         ),
         "True", Mentions("stopped as requested", "no checkpoint"),
     ),
     (
         C.FAILED, R.TRAINER_IMAGE_INCOMPATIBLE,
         replace(
-            inputs.healthy(status=inputs.running(90, record={"ending_seen_at": timestamp(inputs.at(-30))})),
-            ray=replace(inputs.ray(DONE), run_state_error="contract version 9"),
+            S.healthy(status=S.running(90, record={"ending_seen_at": timestamp(S.at(-30))})),
+            ray=replace(S.ray(DONE), run_state_error="contract version 9"),
         ),
         "True", Mentions("code 0", "run state: contract version 9"),
     ),
     (
-        C.FAILED, R.STOPPED_BY_USER, requested(inputs.observed(inputs.provisioning(), inputs.cluster()), stop_request="1"), "True",
+        C.FAILED, R.STOPPED_BY_USER, requested(S.observed(S.provisioning(), S.cluster()), stop_request="1"), "True",
         Mentions("stopped before", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     ),
-    (C.SUSPENDED, R.SUSPENDING, inputs.healthy(job_spec=SUSPENDED), "False", Mentions("saving a checkpoint")),
+    (C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", Mentions("saving a checkpoint")),
     (
-        C.SUSPENDED, R.SUSPENDED, inputs.observed(job_spec=SUSPENDED), "True",
+        C.SUSPENDED, R.SUSPENDED, S.observed(job_spec=SUSPENDED), "True",
         Mentions("holds no nodes", "no checkpoint", "step 0"),
     ),
     (
-        C.CLUSTER_READY, R.SUSPENDED, inputs.observed(inputs.waiting_for_retry(), job_spec=SUSPENDED), "False",
+        C.CLUSTER_READY, R.SUSPENDED, S.observed(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
         Mentions("the job is suspended", "cluster was deleted"),
     ),
     (
-        C.SUSPENDED, R.RESUMED, inputs.observed(inputs.decide(inputs.observed(job_spec=SUSPENDED)).status), "False",
+        C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False",
         Mentions("attempt 1"),
     ),
     (
         C.RETRYING, R.RESIZED,
         replace(
-            inputs.healthy(
-                inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=4),
-                inputs.running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(inputs.NOW))}),
+            S.healthy(
+                S.ray_job(RayJobStatus.STOPPED), S.run_state(RunPhase.STOPPED, checkpoint_step=4),
+                S.running(60, record={"stop": StopRequest(reason="Resized", requested_at=timestamp(S.NOW))}),
             ),
             pods=(),
         ),
@@ -305,32 +305,32 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT,
-        inputs.observed(inputs.waiting_for_retry(), inputs.cluster(), inputs.ready_pods()), "False",
+        S.observed(S.waiting_for_retry(), S.cluster(), S.ready_pods()), "False",
         Mentions("waiting for the next attempt", "previous attempt: 1 RayCluster, 2 pods"),
     ),
     (
         C.JOB_SUBMITTED, R.NEXT_ATTEMPT_STARTED,
-        inputs.observed(inputs.waiting_for_retry(0).model_copy(update={"conditions": inputs.running().conditions})), "False",
+        S.observed(S.waiting_for_retry(0).model_copy(update={"conditions": S.running().conditions})), "False",
         Mentions("next attempt"),
     ),
-    (C.PROGRESSING, R.STARTING, inputs.healthy(), "True", Mentions("loading the model")),
-    (C.PROGRESSING, R.TRAINING, inputs.healthy(state=inputs.run_state()), "True", STEPS),
-    (C.PROGRESSING, R.STOPPING, inputs.healthy(state=inputs.run_state(RunPhase.STOPPING)), "False",
+    (C.PROGRESSING, R.STARTING, S.healthy(), "True", Mentions("loading the model")),
+    (C.PROGRESSING, R.TRAINING, S.healthy(state=S.run_state()), "True", STEPS),
+    (C.PROGRESSING, R.STOPPING, S.healthy(state=S.run_state(RunPhase.STOPPING)), "False",
      Mentions("asked to stop", without=["could not"])),
-    (C.PROGRESSING, R.ENDED, inputs.healthy(DONE, inputs.run_state(RunPhase.COMPLETE), inputs.running(60, inputs.condition(C.PROGRESSING))),
+    (C.PROGRESSING, R.ENDED, S.healthy(DONE, S.run_state(RunPhase.COMPLETE), S.running(60, S.condition(C.PROGRESSING))),
      "False", ""),
-    (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, inputs.healthy(state=inputs.run_state()), "False", ""),
-    (C.CHECKPOINTED, R.SAVED, inputs.healthy(state=inputs.run_state(checkpoint_step=4)), "True", "checkpoint of step 4"),
-    (C.COMPLETE, R.SUCCEEDED, inputs.healthy(DONE, inputs.run_state(RunPhase.COMPLETE, step=10)), "True",
+    (C.CHECKPOINTED, R.NO_CHECKPOINT_YET, S.healthy(state=S.run_state()), "False", ""),
+    (C.CHECKPOINTED, R.SAVED, S.healthy(state=S.run_state(checkpoint_step=4)), "True", "checkpoint of step 4"),
+    (C.COMPLETE, R.SUCCEEDED, S.healthy(DONE, S.run_state(RunPhase.COMPLETE, step=10)), "True",
      Mentions("10 of 10 steps")),
     (
         C.FAILED, R.PROVISIONING_DEADLINE_EXCEEDED,
         replace(starting(PodProblem(R.UNSCHEDULABLE, NO_GPU)),
-                job=replace(starting().job, status=inputs.provisioning(seconds_ago=1800))),
+                job=replace(starting().job, status=S.provisioning(seconds_ago=1800))),
         "True", Mentions("1800 s: 1 of 3 pods ready; 2 of 2 pods of pool main:", NO_GPU, "(pod w0)"),
     ),
     (
-        C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, inputs.observed(inputs.provisioning(seconds_ago=600), inputs.cluster(), job_spec=ACTIVE),
+        C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, S.observed(S.provisioning(seconds_ago=600), S.cluster(), job_spec=ACTIVE),
         "True", Mentions("stopped before", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     ),
     (
@@ -344,15 +344,15 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.FAILED, R.INFRASTRUCTURE_ERROR, ended(75), "True", Mentions("code 75: Ray's message")),
     (
         C.FAILED, R.OUT_OF_MEMORY,
-        replace(ended(-9), pods=(*inputs.ready_pods(), inputs.pod("h", HEAD_GROUP, problem=OOM))),
+        replace(ended(-9), pods=(*S.ready_pods(), S.pod("h", HEAD_GROUP, problem=OOM))),
         "True", Mentions(f"pod h: {OOM.message}", "SIGKILL: Ray's message"),
     ),
     (
-        C.FAILED, R.STOPPED_OUTSIDE, inputs.healthy(inputs.ray_job(RayJobStatus.STOPPED), None, inputs.running(record=STOPPED)),
+        C.FAILED, R.STOPPED_OUTSIDE, S.healthy(S.ray_job(RayJobStatus.STOPPED), None, S.running(record=STOPPED)),
         "True", Mentions("else than the operator", "through Ray"),
     ),
     (
-        C.FAILED, R.ENDED_WITHOUT_RESULT, inputs.healthy(DONE, inputs.run_state()),
+        C.FAILED, R.ENDED_WITHOUT_RESULT, S.healthy(DONE, S.run_state()),
         "True", Mentions("code 0", "run state", "Running"),
     ),
     (
@@ -368,8 +368,8 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
 def test_the_reason_is_reported(
     kind: ConditionType, reason: Reason, seen: Observed, status: str, message: str | Mentions
 ) -> None:
-    allowed = inputs.without_retries(seen) if kind is C.FAILED else seen
-    assert inputs.condition_of(inputs.decide(allowed).status, kind) == (status, reason, message)
+    allowed = S.without_retries(seen) if kind is C.FAILED else seen
+    assert condition_of(decide(allowed).status, kind) == (status, reason, message)
 
 
 def test_every_reason_is_reached_and_only_in_its_own_conditions() -> None:
