@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.training import token_rows
-from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
+from rljob_testing.training.user_algorithms import ALGORITHM_MODULE
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
 from rljob_trainer.algorithms.interfaces import (

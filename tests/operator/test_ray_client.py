@@ -16,7 +16,7 @@ from rljob_operator.ray.answers import infeasible_groups
 from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing import local_servers
-from rljob_testing.operator import dashboard_client
+from rljob_testing.operator import ray_polling
 
 
 def guarded(
@@ -38,8 +38,8 @@ def guarded(
 def test_an_unreachable_dashboard_is_reported() -> None:
     async def test() -> None:
         port = local_servers.free_port()
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
-            seen = await dashboard_client.observe_without_memory(nobody, None)
+        async with ray_polling.connected(port, ray_polling.TOKEN) as nobody:
+            seen = await ray_polling.observe_without_memory(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert (seen.error or "").endswith(f"Connect call failed ('127.0.0.1', {port})")
             with pytest.raises(DashboardUnreachableError):
@@ -70,8 +70,8 @@ def test_responses_that_cannot_be_parsed_are_reported(answer: bytes, error: str)
 
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as odd:
-            seen = await dashboard_client.observe_without_memory(odd, None)
+        async with ray_polling.connected(port, ray_polling.TOKEN) as odd:
+            seen = await ray_polling.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
         server.close()
@@ -101,7 +101,7 @@ def node(num_gpus: str) -> bytes:
 def test_any_number_and_any_depth_is_handled(answer: bytes, error: str) -> None:
     async def test() -> None:
         async with answering({"": answer}) as odd:
-            seen = await dashboard_client.observe_without_memory(odd, None)
+            seen = await ray_polling.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
 
@@ -124,7 +124,7 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            async with dashboard_client.connected(server.server_address[1], dashboard_client.TOKEN) as found:
+            async with ray_polling.connected(server.server_address[1], ray_polling.TOKEN) as found:
                 yield found
         finally:
             server.shutdown()
@@ -142,11 +142,11 @@ def test_only_a_missing_file_is_none() -> None:
             "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
         }
         async with answering(answers) as without_file:
-            seen = await dashboard_client.observe_without_memory(without_file, "job-1-1")
+            seen = await ray_polling.observe_without_memory(without_file, "job-1-1")
             assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
         async with answering(answers) as without_agent:
-            seen = await dashboard_client.observe_without_memory(without_agent, "job-1-1")
+            seen = await ray_polling.observe_without_memory(without_agent, "job-1-1")
             assert (seen.reachability, seen.error) == (
                 Reachability.UNREACHABLE,
                 "HTTP 500: Agent for node id: head doesn't exist.",
@@ -167,7 +167,7 @@ def test_a_dripping_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as slow:
+        async with ray_polling.connected(port, ray_polling.TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"after 0\.5 s"):
                 await slow.submit({"submission_id": "x"})
         server.close()
@@ -185,8 +185,8 @@ def test_no_response_in_another_encoding_is_requested() -> None:
 
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as polite:
-            assert (await dashboard_client.observe_without_memory(polite, None)).reachability is Reachability.OK
+        async with ray_polling.connected(port, ray_polling.TOKEN) as polite:
+            assert (await ray_polling.observe_without_memory(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 
@@ -211,7 +211,7 @@ def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatc
 
         port = local_servers.free_port()
         server = await asyncio.start_server(note, "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as sticky:
+        async with ray_polling.connected(port, ray_polling.TOKEN) as sticky:
             for _ in range(2):
                 assert await sticky.job("job-1-1") == {}
         server.close()
@@ -238,7 +238,7 @@ def test_a_rejected_or_closed_connection_is_not_reused() -> None:
 
         port = local_servers.free_port()
         server = await asyncio.start_server(serve, "127.0.0.1", port)
-        async with dashboard_client.connected(port, "b" * 64, dashboard_client.TOKEN) as fickle:
+        async with ray_polling.connected(port, "b" * 64, ray_polling.TOKEN) as fickle:
             for _ in range(5):
                 assert await fickle.job("job-1-1") == {}
         server.close()

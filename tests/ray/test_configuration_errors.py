@@ -25,7 +25,7 @@ from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_cli.local.run_folder import RunFolder
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
-from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
+from rljob_testing.training.user_algorithms import ALGORITHM_MODULE
 from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run

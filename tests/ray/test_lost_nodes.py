@@ -15,7 +15,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from rljob_api.constants import RAY_HEALTH_CHECK
-from rljob_testing.ray_clusters import echo_workers, ray_nodes, stack_dumps
+from rljob_testing.ray_clusters import echo_workers, ray_nodes
 from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups import death
@@ -84,7 +84,7 @@ class FrozenNode:
     """A node whose processes are stopped, so that it no longer responds and closes no connection."""
 
     seconds_until_missed: Future[float]
-    dump: Future[stack_dumps.Dump]
+    dump: Future[ray_nodes.Dump]
     """The stacks that are written of its run."""
 
 
@@ -95,7 +95,7 @@ def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with one_node(cluster, "127.0.0.4", folder) as node, ThreadPoolExecutor(2) as threads:
         node.send(signal.SIGSTOP)
         missed = threads.submit(node.seconds_until_missed)
-        yield FrozenNode(missed, threads.submit(stack_dumps.dumped_stacks, folder, cluster.address))
+        yield FrozenNode(missed, threads.submit(ray_nodes.dumped_stacks, folder, cluster.address))
 
 
 @pytest.mark.usefixtures("frozen")

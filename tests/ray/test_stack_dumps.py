@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.ray_clusters import echo_workers
-from rljob_testing.ray_clusters.stack_dumps import dumped_stacks
+from rljob_testing.ray_clusters.ray_nodes import dumped_stacks
 from rljob_testing.settings import inherited_python_path
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.groups.calls import Pending

@@ -1,9 +1,10 @@
-"""A fake Ray dashboard in the event loop of a test, and a RunWatcher that polls it."""
+"""Polls Ray dashboards as the operator does: a real one by its port, or a fake one in the event loop of a test."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -133,3 +134,18 @@ def run_with_dashboard(ray: FakeRay, test: Callable[[WatchedDashboard], Coroutin
             await test(place)
 
     asyncio.run(run())
+
+
+TOKEN = "a" * 64
+
+
+@asynccontextmanager
+async def connected(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
+    """The client of a dashboard on a port of this machine."""
+    async with RayClient(Metrics()) as client:
+        yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
+
+
+async def observe_without_memory(found: Dashboard, submission_id: str | None) -> ObservedRay:
+    """Observes a dashboard without the memory of earlier polls."""
+    return await RunWatcher(time.monotonic).observe("job", found, submission_id)
