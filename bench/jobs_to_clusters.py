@@ -21,13 +21,12 @@ from rljob_bench.operators import (
     create_all,
     install_resources,
     kuberay_operator,
-    new_namespace,
     our_operator,
     wait_for_objects,
 )
 from rljob_bench.report import OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import interleaved
-from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.api_server import ApiServer, create_namespace, running_apiserver
 from rljob_testing.cluster.go_programs import PROGRAMS
 from rljob_testing.operator.testbed import cluster_job
 
@@ -46,14 +45,14 @@ def ours(server: ApiServer, namespace: str, num_jobs: int) -> list[float]:
 
 def plain(server: ApiServer, cluster: dict[str, Any], num_jobs: int) -> list[float]:
     """Seconds of one turn of the plain client."""
-    namespace = new_namespace(server)
+    namespace = create_namespace(server)
     clusters = [named(cluster, name) for name in names("plain", num_jobs)]
     return until_clusters(server, namespace, clusters_of(namespace), clusters)
 
 
 def ray_jobs(server: ApiServer, cluster: dict[str, Any], num_jobs: int) -> list[float]:
     """Seconds of one turn of KubeRay's RayJob."""
-    namespace = new_namespace(server)
+    namespace = create_namespace(server)
     spec = {"entrypoint": "python -c 'pass'", "rayClusterSpec": cluster["spec"]}
     bare: dict[str, Any] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {}, "spec": spec}
     jobs = [named(bare, name) for name in names("rayjob", num_jobs)]
@@ -121,7 +120,7 @@ def main() -> None:
     report.print_head()
     with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         install_resources(server)
-        namespace = new_namespace(server)
+        namespace = create_namespace(server)
         arguments = (f"--reconcile-concurrency={CONCURRENCY}",)
         with (
             kuberay_operator(server, Path(folder) / "kuberay", *arguments),

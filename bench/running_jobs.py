@@ -22,13 +22,13 @@ from rljob_bench.operators import (
     REPOSITORY,
     cpu_seconds,
     create_all,
-    new_namespace,
     our_operator,
     read_yaml,
     resident_mib,
 )
 from rljob_bench.report import OURS, Bar, Measurement, Report
-from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.api_server import ApiServer, create_namespace, running_apiserver
+from rljob_testing.cluster.kubectl import wait_for
 from rljob_testing.operator import scripts
 from rljob_testing.operator.kuberay_stand_in import install_ray_cluster_resource, kuberay_stand_in
 from rljob_testing.operator.ray_dashboard_stand_in import ray_dashboard_stand_in
@@ -59,8 +59,8 @@ def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, floa
         server.http.post(CRDS, json=read_yaml(checkout / "crds" / "rljobs.yaml")).raise_for_status()
         install_ray_cluster_resource(server.http)
         path = "/apis/rljob.dev/v1alpha1/rljobs"
-        until(lambda: server.http.get(path).status_code == 200, "RLJobs are served")
-        namespace = new_namespace(server)
+        wait_for(lambda: server.http.get(path).status_code == 200, "RLJobs are served", START_SECONDS, 0.2)
+        namespace = create_namespace(server)
         jobs = [cluster_job(f"job-{number}") for number in range(num_jobs)]
         with (
             kuberay_stand_in(server),
@@ -71,7 +71,7 @@ def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, floa
             for each in asked:
                 each.life = trains
             create_all(server, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", jobs)
-            until(lambda: all_run(server, path, num_jobs), f"{num_jobs} jobs run")
+            wait_for(lambda: all_run(server, path, num_jobs), f"{num_jobs} jobs run", START_SECONDS, 0.2)
             time.sleep(10)
             before = sum(each.num_requests for each in asked), num_requests(server), cpu_seconds(process_id)
             begin = time.monotonic()
@@ -92,15 +92,6 @@ def all_run(server: ApiServer, path: str, num_jobs: int) -> bool:
 def num_requests(server: ApiServer) -> float:
     """The operator's requests so far, without open watches."""
     return sum(map(float, COUNTER.findall(server.http.get("/metrics").raise_for_status().text)))
-
-
-def until(look: Any, what: str) -> None:
-    """Calls `look` until it returns something true. Raises TimeoutError."""
-    deadline = time.monotonic() + START_SECONDS
-    while not look():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"timed out after {START_SECONDS:.0f} s: {what}")
-        time.sleep(0.2)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, keep_cluster, kubeconfig_file, program_folder
+from rljob_testing.cluster.charts import granted_rights
 from rljob_testing.cluster.kubectl import Kubectl
 
 NAMESPACE = "rljob-e2e"
@@ -144,11 +145,8 @@ def operator_rights(cluster: None) -> set[Right]:
     """(API group, resource, verb) of everything that the installed chart allows the operator."""
     manifest = run(["helm", "get", "manifest", RELEASE, "--namespace", OPERATOR_NAMESPACE])
     return {
-        (group, resource, verb)
+        right
         for document in YAML(typ="safe", pure=True).load_all(manifest)
         if document and document["kind"] in ("Role", "ClusterRole")
-        for rule in document["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
+        for right in granted_rights(document)
     }

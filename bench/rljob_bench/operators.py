@@ -53,12 +53,6 @@ def install_resources(server: ApiServer, checkout: Path = REPOSITORY) -> None:
         time.sleep(0.1)
 
 
-def new_namespace(server: ApiServer) -> str:
-    """Creates a namespace with a new name."""
-    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "bench-"}}).raise_for_status()
-    return str(answer.json()["metadata"]["name"])
-
-
 def create_all(server: ApiServer, path: str, objects: list[dict[str, Any]]) -> None:
     """Creates the objects, several at a time."""
 

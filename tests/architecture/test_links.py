@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.pages import REPOSITORY, pages
+from rljob_testing import pages
 
-PAGES = pages()
+PAGES = pages.all_pages()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -26,7 +26,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(pages.REPOSITORY)))
 def test_links_have_a_target(page: Path) -> None:
     for target, anchor in links(page):
         assert target.exists(), target
@@ -34,5 +34,5 @@ def test_links_have_a_target(page: Path) -> None:
 
 
 def test_the_readme_links_every_page_of_docs() -> None:
-    linked = {target for target, _ in links(REPOSITORY / "README.md")}
-    assert [page.name for page in sorted((REPOSITORY / "docs").glob("*.md")) if page not in linked] == []
+    linked = {target for target, _ in links(pages.REPOSITORY / "README.md")}
+    assert [page.name for page in sorted((pages.REPOSITORY / "docs").glob("*.md")) if page not in linked] == []

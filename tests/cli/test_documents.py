@@ -13,23 +13,23 @@ from typer.main import get_command
 from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
 from rljob_operator.reconcile.endings import _EXIT_REASONS
+from rljob_testing import pages
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
-from rljob_testing.pages import REPOSITORY, pages
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM
 from rljob_trainer.observability import metrics
 from rljob_trainer.observability.memory import Boundary, Owner
 
-INSTALL = (REPOSITORY / "docs" / "install.md").read_text()
-CHART = REPOSITORY / "charts" / "rljob-operator"
+INSTALL = (pages.REPOSITORY / "docs" / "install.md").read_text()
+CHART = pages.REPOSITORY / "charts" / "rljob-operator"
 SINCE = "2026-01-31T12:30:00Z"
 
 Rljob = Callable[..., tuple[int, str, str]]
 
 
 def command_lines() -> Iterator[tuple[str, str]]:
-    for document in pages():
+    for document in pages.all_pages():
         for line in re.findall(r"(?:^|^\$ |`)rljob ([a-z][^`\n#|]*)", document.read_text(), re.MULTILINE):
             yield document.name, line.strip()
 
@@ -48,7 +48,7 @@ def test_every_documented_command_exists_with_its_options() -> None:
 
 
 def test_every_metric_is_documented_by_its_name() -> None:
-    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    page = (pages.REPOSITORY / "docs" / "metrics.md").read_text()
     prefixes = {
         metrics.REWARD_PREFIX,
         metrics.SAMPLING_REWARD_PREFIX,
@@ -65,7 +65,7 @@ def test_every_metric_is_documented_by_its_name() -> None:
 
 
 def test_every_owner_and_boundary_of_memory_is_documented() -> None:
-    page, table = ((REPOSITORY / "docs" / name).read_text() for name in ("metrics.md", "memory.md"))
+    page, table = ((pages.REPOSITORY / "docs" / name).read_text() for name in ("metrics.md", "memory.md"))
     assert [owner for owner in Owner if f"`memory/{owner}_bytes_max`" not in page] == []
     assert [boundary for boundary in Boundary if f"| `{boundary}`" not in table] == []
 
@@ -108,7 +108,7 @@ def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> 
 
 
 def test_the_documented_exit_codes_are_those_of_the_operator() -> None:
-    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    text = (pages.REPOSITORY / "docs" / "cluster.md").read_text()
     for code in (ExitCode.CONFIGURATION, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED):
         row = next(line for line in text.splitlines() if line.startswith(f"| {code.value}"))
         assert f"`{_EXIT_REASONS[code]}`" in row

@@ -15,25 +15,17 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.job_file import load_job_file
+from rljob_testing import pages
 from rljob_testing.cli.job_cluster import JobCluster, Json
-from rljob_testing.pages import (
-    REPOSITORY,
-    Block,
-    blocks,
-    first_line_not_printed,
-    saved_files,
-    shown_commands,
-    update_output,
-)
 
 README, QUICKSTART, TUTORIAL = (
-    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
+    pages.REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md")
 )
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
 PARTS_OF_JOBS = [
     pytest.param(block, id=f"{page.stem}-{block.section}")
-    for page in sorted((REPOSITORY / "docs").glob("*.md"))
-    for block in blocks(page, "yaml")
+    for page in sorted((pages.REPOSITORY / "docs").glob("*.md"))
+    for block in pages.blocks(page, "yaml")
     if block.text.startswith(("apiVersion: rljob.dev", *(f"{part}:" for part in PARTS_OF_A_SPEC)))
 ]
 USUAL_TRAINING = {
@@ -61,29 +53,29 @@ def whole_job(part: Json) -> Json:
 
 
 @pytest.mark.parametrize("block", PARTS_OF_JOBS)
-def test_the_yaml_of_every_page_is_a_valid_job(block: Block, tmp_path: Path) -> None:
+def test_the_yaml_of_every_page_is_a_valid_job(block: pages.Block, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     yaml.dump(whole_job(yaml.load(block.text)), file)
     load_job_file(file)
 
 
 def test_the_readme_job_is_short_and_equals_the_tutorials(tmp_path: Path) -> None:
-    [of_readme] = blocks(README, "yaml")
+    [of_readme] = pages.blocks(README, "yaml")
     (tmp_path / "job.yaml").write_text(of_readme.text)
     load_job_file(tmp_path / "job.yaml")
     assert len(of_readme.text.splitlines()) <= 16
-    of_tutorial = yaml.load(saved_files(TUTORIAL)["job.yaml"])
+    of_tutorial = yaml.load(pages.saved_files(TUTORIAL)["job.yaml"])
     del of_tutorial["spec"]["training"]["evaluation"]
     assert yaml.load(of_readme.text) == of_tutorial
 
 
 def test_the_reward_of_readme_and_tutorial_works_as_documented(tmp_path: Path) -> None:
-    [of_readme] = blocks(README, "python")
-    files = saved_files(TUTORIAL)
+    [of_readme] = pages.blocks(README, "python")
+    files = pages.saved_files(TUTORIAL)
     assert of_readme.text == files["my_reward.py"]
     for name in ("my_reward.py", "try_reward.py"):
         (tmp_path / name).write_text(files[name])
-    [shown] = shown_commands(TUTORIAL, "2. Test it on rows")
+    [shown] = pages.shown_commands(TUTORIAL, "2. Test it on rows")
     _, *arguments = shlex.split(shown.command)
     run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert tuple(run.stdout.splitlines()) == shown.output
@@ -96,17 +88,17 @@ Compare = Callable[[Path, str], None]
 def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Compare:
     """Runs the commands of a page's section and compares their output with the page."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    (tmp_path / "examples").symlink_to(pages.REPOSITORY / "examples")
 
     def run(page: Path, section: str) -> None:
-        commands = shown_commands(page, section)
+        commands = pages.shown_commands(page, section)
         assert commands, section
         for shown in commands:
             _, *arguments = shlex.split(shown.command)
             _, output, errors = rljob(*arguments)
-            missing = first_line_not_printed(shown, output + errors)
+            missing = pages.first_line_not_printed(shown, output + errors)
             if missing is not None and pytestconfig.getoption("update_pages"):
-                update_output(page, shown, output + errors)
+                pages.update_output(page, shown, output + errors)
                 continue
             assert missing is None, f"{shown.command}\nis not printed: {missing}\nprinted:\n{output}{errors}"
 
@@ -114,7 +106,7 @@ def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytes
 
 
 def test_the_checks_of_the_tutorials_job_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:
-    for name, text in saved_files(TUTORIAL).items():
+    for name, text in pages.saved_files(TUTORIAL).items():
         (tmp_path / name).write_text(text)
     compare(TUTORIAL, "3. Write the job")
 
@@ -206,7 +198,7 @@ COMPLETE: Json = {
 @pytest.mark.apiserver
 def test_the_quickstart_on_a_cluster_prints_the_documented_output(compare: Compare, job_cluster: JobCluster) -> None:
     """The commands run against a real API server; the test writes what the operator and the kubelet would write."""
-    stored = job_cluster.create_job(yaml.load(REPOSITORY / "examples/quickstart.yaml"))
+    stored = job_cluster.create_job(yaml.load(pages.REPOSITORY / "examples/quickstart.yaml"))
     job_cluster.write_status("quickstart", RUNNING)
     compare(QUICKSTART, "Watch")
     job_cluster.write_status("quickstart", PROVISIONING | {"progress": None})

@@ -15,6 +15,7 @@ from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.plan_types import CreateCluster, DeleteCluster, DeleteJob, DumpStacks, StopJob
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
+from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 SUSPENDED = inputs.spec({"suspend": True})
@@ -32,78 +33,76 @@ def resumed(seen: Observed) -> Observed:
 
 
 def test_a_job_may_be_created_suspended() -> None:
-    plan = inputs.decide(inputs.observed(job_spec=SUSPENDED))
+    plan = decide(inputs.observed(job_spec=SUSPENDED))
     assert plan.effects == ()
     assert plan.requeue_after_seconds is None
     assert plan.status.suspended_at == "2026-03-01T12:00:00Z"
     assert (plan.status.phase, plan.status.reason, plan.status.attempts) == ("Suspended", "Suspended", ())
-    started = inputs.decide(
-        resumed(inputs.with_status_written(inputs.observed(job_spec=SUSPENDED), plan)), inputs.at(9000)
-    )
+    started = decide(resumed(inputs.with_status_written(inputs.observed(job_spec=SUSPENDED), plan)), inputs.at(9000))
     assert started.status.suspended_at is None
     assert [each.number for each in started.status.attempts] == [1]
 
 
 def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     seen = inputs.healthy(state=inputs.run_state(checkpoint_step=4), job_spec=SUSPENDED)
-    plan = inputs.decide(seen)
+    plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None
     assert plan.status.attempts[0].stop.reason == "Suspended"
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == (
+    assert condition_of(plan.status, C.PROGRESSING) == (
         "False",
         "Stopping",
         Mentions("asked to stop (Suspended)"),
     )
-    assert inputs.condition_of(plan.status, C.SUSPENDED) == ("False", "Suspending", Mentions("saving a checkpoint"))
+    assert condition_of(plan.status, C.SUSPENDED) == ("False", "Suspending", Mentions("saving a checkpoint"))
     stopped = inputs.ray(
         inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, step=7, checkpoint_step=7)
     )
     saved = replace(inputs.with_status_written(seen, plan), ray=stopped)
-    ended = inputs.decide(saved, inputs.at(10))
+    ended = decide(saved, inputs.at(10))
     assert ended.effects == (DeleteCluster("example-1", "c1"),)
     attempt = ended.status.attempts[0]
     assert (attempt.outcome, attempt.reason, attempt.failure_class) == ("Stopped", "Suspended", "Free")
     assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
     pods_left = replace(inputs.with_status_written(saved, ended), clusters=(), ray=inputs.healthy().ray)
-    assert inputs.decide(pods_left, inputs.at(20)).status.suspended_at is None
+    assert decide(pods_left, inputs.at(20)).status.suspended_at is None
     gone = replace(pods_left, pods=())
-    rest = inputs.decide(gone, inputs.at(30))
+    rest = decide(gone, inputs.at(30))
     assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
     text = Mentions("holds no nodes", "resume from the checkpoint of step 7")
-    assert inputs.condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
+    assert condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
     assert (rest.status.gpus, rest.requeue_after_seconds) == (0, None)
     assert rest.status.counters == Counters(
         attempts=1, start_number=rest.status.attempts[0].start_number, active_seconds=70
     )
-    again = inputs.decide(resumed(inputs.with_status_written(gone, rest)), inputs.at(90_000))
+    again = decide(resumed(inputs.with_status_written(gone, rest)), inputs.at(90_000))
     assert again.status.attempts[-1].cluster == "example-2"
-    assert inputs.condition_of(again.status, C.SUSPENDED) == ("False", "Resumed", Mentions("attempt 2"))
-    assert inputs.decide(resumed(inputs.with_status_written(gone, again)), inputs.at(90_001)).effects == (
+    assert condition_of(again.status, C.SUSPENDED) == ("False", "Resumed", Mentions("attempt 2"))
+    assert decide(resumed(inputs.with_status_written(gone, again)), inputs.at(90_001)).effects == (
         CreateCluster(2, "example-2"),
     )
 
 
 def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
     seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
-    first = inputs.with_status_written(seen, inputs.decide(seen))
-    assert inputs.decide(first, inputs.at(119)).effects == (StopJob("example-1-1"),)
-    assert inputs.decide(first, inputs.at(120)).effects == (DeleteCluster("example-1", "c1"),)
+    first = inputs.with_status_written(seen, decide(seen))
+    assert decide(first, inputs.at(119)).effects == (StopJob("example-1-1"),)
+    assert decide(first, inputs.at(120)).effects == (DeleteCluster("example-1", "c1"),)
 
 
 def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     """The operator was away for longer than that time after it had recorded the request."""
     seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
     silent = replace(seen, ray=inputs.silent_ray(seconds=0))
-    requested = inputs.with_status_written(silent, inputs.decide(silent))
-    asked_now = inputs.decide(replace(requested, ray=seen.ray), inputs.at(160))
+    requested = inputs.with_status_written(silent, decide(silent))
+    asked_now = decide(replace(requested, ray=seen.ray), inputs.at(160))
     assert asked_now.effects == (StopJob("example-1-1"),)
     later = replace(inputs.with_status_written(requested, asked_now), ray=seen.ray)
-    assert inputs.decide(later, inputs.at(160 + 119)).status.attempts[0].ended is None
-    assert inputs.decide(later, inputs.at(160 + 120)).status.attempts[0].reason == "Suspended"
+    assert decide(later, inputs.at(160 + 119)).status.attempts[0].ended is None
+    assert decide(later, inputs.at(160 + 120)).status.attempts[0].reason == "Suspended"
     # Nor is the time over if nobody has asked for long.
-    assert inputs.decide(requested, inputs.at(160)).status.attempts[0].ended is None
-    ended = inputs.decide(replace(requested, ray=inputs.silent_ray(seconds=20)), inputs.at(160)).status.attempts[0]
+    assert decide(requested, inputs.at(160)).status.attempts[0].ended is None
+    ended = decide(replace(requested, ray=inputs.silent_ray(seconds=20)), inputs.at(160)).status.attempts[0]
     text = Mentions("could not be asked to stop for 120 s", "dashboard")
     assert (ended.reason, ended.message) == ("Suspended", text)
 
@@ -115,17 +114,17 @@ def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJob
     )
     if job_spec == inputs.spec():
         seen = with_requests(seen, stop="now")
-    plan = inputs.decide(seen)
+    plan = decide(seen)
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
     old = inputs.healthy(
         inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(), status=inputs.running(90_000), job_spec=job_spec
     )
-    assert inputs.decide(old).status.attempts[0].reason == "ApplicationError"
+    assert decide(old).status.attempts[0].reason == "ApplicationError"
 
 
 def test_starting_pods_are_removed_at_once() -> None:
-    plan = inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.attempts[0].reason == "Suspended"
     assert plan.status.counters is not None
@@ -133,9 +132,9 @@ def test_starting_pods_are_removed_at_once() -> None:
 
 
 def test_a_job_waiting_for_its_next_attempt_is_suspended_at_once() -> None:
-    plan = inputs.decide(inputs.observed(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
+    plan = decide(inputs.observed(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
     assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
-    kept = inputs.decide(
+    kept = decide(
         inputs.observed(
             inputs.waiting_for_retry(300, same_cluster=True),
             inputs.cluster(),
@@ -150,7 +149,7 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
     done = inputs.healthy(
         inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=SUSPENDED
     )
-    assert inputs.decide(done).status.phase == "Complete"
+    assert decide(done).status.phase == "Complete"
 
 
 @pytest.mark.parametrize(
@@ -165,16 +164,16 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
 def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: int | None, part: str) -> None:
     seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     failed = replace(
-        inputs.with_status_written(seen, inputs.decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
+        inputs.with_status_written(seen, decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
     )
-    result = inputs.decide(failed, inputs.at(10)).status.result
+    result = decide(failed, inputs.at(10)).status.result
     assert result is not None
     assert part in result.message
 
 
 def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
     seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
-    plan = inputs.decide(seen)
+    plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.handled_requests is not None
     assert plan.status.handled_requests.stop == "2026-03-01T11:59:59Z"
@@ -182,20 +181,20 @@ def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
         inputs.with_status_written(seen, plan),
         ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(checkpoint_step=6)),
     )
-    ended = inputs.decide(stopped, inputs.at(10))
+    ended = decide(stopped, inputs.at(10))
     text = Mentions("stopped as requested", "checkpoint", "step 6")
-    assert inputs.condition_of(ended.status, C.FAILED) == ("True", "StoppedByUser", text)
+    assert condition_of(ended.status, C.FAILED) == ("True", "StoppedByUser", text)
     assert ended.status.attempts[0].outcome == "Stopped"
 
 
 @pytest.mark.parametrize(
     "status",
-    [inputs.waiting_for_retry(300), inputs.decide(inputs.observed(job_spec=SUSPENDED)).status, RLJobStatus()],
+    [inputs.waiting_for_retry(300), decide(inputs.observed(job_spec=SUSPENDED)).status, RLJobStatus()],
     ids=["waits", "suspended", "new"],
 )
 def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
-    plan = inputs.decide(with_requests(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
-    assert inputs.condition_of(plan.status, C.FAILED) == (
+    plan = decide(with_requests(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
+    assert condition_of(plan.status, C.FAILED) == (
         "True",
         "StoppedByUser",
         Mentions("user", "no attempt was running"),
@@ -207,37 +206,34 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
     seen = inputs.without_retries(
         inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(RunPhase.FAILED, checkpoint_step=6))
     )
-    failed = inputs.with_status_written(seen, inputs.decide(seen))
+    failed = inputs.with_status_written(seen, decide(seen))
     assert failed.job.status.phase == "Failed"
     nothing_left = replace(failed, clusters=(), pods=())
-    plan = inputs.decide(with_requests(nothing_left, retry="first"), inputs.at(100))
+    plan = decide(with_requests(nothing_left, retry="first"), inputs.at(100))
     assert plan.status.result is None
-    assert (inputs.condition_of(plan.status, C.FAILED), inputs.condition_of(plan.status, C.FINISHED)) == (None, None)
+    assert (condition_of(plan.status, C.FAILED), condition_of(plan.status, C.FINISHED)) == (None, None)
     assert plan.status.attempts[-1].number == 2
     assert plan.status.checkpoint == failed.job.status.checkpoint
     assert plan.status.handled_requests is not None
     assert plan.status.handled_requests.retry == "first"
     # The same request is handled once.
     again = inputs.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
-    assert (
-        inputs.decide(with_requests(inputs.with_status_written(again, inputs.decide(again)), retry=None)).status.phase
-        == "Failed"
-    )
+    assert decide(with_requests(inputs.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
     handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
-    assert inputs.decide(handled, inputs.at(101)).status.attempts[-1].number == 2
+    assert decide(handled, inputs.at(101)).status.attempts[-1].number == 2
 
 
 def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
     seen = inputs.without_retries(inputs.observed(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
-    failed = with_requests(inputs.with_status_written(seen, inputs.decide(seen)), retry="now")
-    plan = inputs.decide(failed)
+    failed = with_requests(inputs.with_status_written(seen, decide(seen)), retry="now")
+    plan = decide(failed)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert len(plan.status.attempts) == 1
     assert plan.requeue_after_seconds == 10
 
 
 def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
-    plan = inputs.decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
+    plan = decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
     assert plan.status.attempts[-1].number == 2
     assert plan.status.counters is not None
     assert plan.status.counters.application_retries == 0
@@ -245,11 +241,11 @@ def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
 
 def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
     stopped = with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop="a")
-    failed = inputs.with_status_written(stopped, inputs.decide(stopped))
-    plan = inputs.decide(with_requests(failed, stop="a", retry="b"))
+    failed = inputs.with_status_written(stopped, decide(stopped))
+    plan = decide(with_requests(failed, stop="a", retry="b"))
     assert plan.status.attempts[-1].number == 2
     assert (
-        inputs.decide(with_requests(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
+        decide(with_requests(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
         .status.attempts[-1]
         .stop
         is None
@@ -258,8 +254,8 @@ def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
 
 def test_a_complete_job_is_not_restarted() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
-    complete = inputs.with_status_written(done, inputs.decide(done))
-    plan = inputs.decide(with_requests(complete, retry="now"))
+    complete = inputs.with_status_written(done, decide(done))
+    plan = decide(with_requests(complete, retry="now"))
     assert plan.status.phase == "Complete"
     assert plan.status.handled_requests is not None
 
@@ -268,18 +264,18 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     state = inputs.run_state(seconds_ago=-7200).model_copy(update={"activity": "evaluates"})
     seen = inputs.healthy(state=state, job_spec=limits)
-    seen = inputs.with_status_written(seen, inputs.decide(seen))
-    assert inputs.decide(seen, inputs.at(599)).effects == ()
-    stalled = inputs.decide(seen, inputs.at(600))
+    seen = inputs.with_status_written(seen, decide(seen))
+    assert decide(seen, inputs.at(599)).effects == ()
+    stalled = decide(seen, inputs.at(600))
     # First its processes write their stacks.
     assert stalled.effects == (DumpStacks("example-1-1", 1),)
     assert stalled.status.attempts[0].stop is not None
     assert stalled.status.attempts[0].stop.reason == "Stalled"
     stopping = inputs.with_status_written(seen, stalled)
-    assert inputs.decide(stopping, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
-    assert inputs.decide(stopping, inputs.at(630)).effects == (StopJob("example-1-1"),)
-    assert inputs.decide(stopping, inputs.at(679)).status.attempts[0].ended is None
-    ended = inputs.decide(stopping, inputs.at(680)).status
+    assert decide(stopping, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(stopping, inputs.at(630)).effects == (StopJob("example-1-1"),)
+    assert decide(stopping, inputs.at(679)).status.attempts[0].ended is None
+    ended = decide(stopping, inputs.at(680)).status
     assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
     assert ended.attempts[0].message == Mentions(
         *("no progress for 600 s", "step 4 of 10 (evaluates)", "pvc://ckpt/example/run/logs/attempt-1", "within 80 s")
@@ -292,10 +288,10 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     not_yet_asked = replace(
         stopping, job=replace(stopping.job, status=stopping.job.status.model_copy(update={"attempts": (unasked,)}))
     )
-    late = inputs.decide(not_yet_asked, inputs.at(9000))
+    late = decide(not_yet_asked, inputs.at(9000))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
     moved = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state(seconds_ago=7200)))
-    assert inputs.decide(moved, inputs.at(600)).effects == ()
+    assert decide(moved, inputs.at(600)).effects == ()
 
 
 @pytest.mark.parametrize("seconds_away", [4, 29, 30, 79, 80, 9000])
@@ -303,29 +299,29 @@ def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -
     """The intent to ask Ray was recorded, and nobody asked."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
-    seen = inputs.with_status_written(seen, inputs.decide(seen))
-    stopping = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(600)))
+    seen = inputs.with_status_written(seen, decide(seen))
+    stopping = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
     back = 600 + seconds_away
     without_stacks = replace(stopping, ray=replace(stopping.ray, stacks_missing=True))
-    late = inputs.decide(without_stacks, inputs.at(back))
+    late = decide(without_stacks, inputs.at(back))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
     with_requests = inputs.with_status_written(stopping, late)
-    assert inputs.decide(with_requests, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
-    assert inputs.decide(with_requests, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
+    assert decide(with_requests, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(with_requests, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
 
 
 def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -> None:
     """Within twice the time for the stacks."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
-    seen = inputs.with_status_written(seen, inputs.decide(seen))
-    stopping = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(600)))
+    seen = inputs.with_status_written(seen, decide(seen))
+    stopping = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
     rejecting = replace(stopping, ray=replace(stopping.ray, stacks_missing=True))
     second, ended_second = 600, None
     stopped_second = None
     while ended_second is None:
         second += 4
-        plan = inputs.decide(rejecting, inputs.at(second))
+        plan = decide(rejecting, inputs.at(second))
         if stopped_second is None and plan.effects == (StopJob("example-1-1"),):
             stopped_second = second
         rejecting = inputs.with_status_written(rejecting, plan)
@@ -337,49 +333,49 @@ def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -
 
 def test_a_short_silence_is_not_reported() -> None:
     seen = inputs.healthy(state=inputs.run_state())
-    known = inputs.with_status_written(seen, inputs.decide(seen))
-    short = inputs.decide(replace(known, ray=inputs.silent_ray(seconds=19)), inputs.at(19))
+    known = inputs.with_status_written(seen, decide(seen))
+    short = decide(replace(known, ray=inputs.silent_ray(seconds=19)), inputs.at(19))
     assert short.status == known.job.status
     long = replace(known, ray=inputs.silent_ray(seconds=20))
-    reported = inputs.decide(long, inputs.at(20))
-    assert inputs.condition_of(reported.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
+    reported = decide(long, inputs.at(20))
+    assert condition_of(reported.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
     assert reported.status.attempts[0].silent_since == "2026-03-01T12:00:20Z"
-    recovered = inputs.decide(replace(inputs.with_status_written(long, reported), ray=seen.ray), inputs.at(30))
+    recovered = decide(replace(inputs.with_status_written(long, reported), ray=seen.ray), inputs.at(30))
     assert recovered.status.attempts[0].silent_since is None
 
 
 def test_a_finished_job_is_deleted_when_its_ttl_expires() -> None:
     ttl = inputs.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=ttl)
-    end = inputs.decide(done)
+    end = decide(done)
     gone = replace(inputs.with_status_written(done, end), clusters=(), pods=())
-    clean = inputs.decide(gone, inputs.at(10))
+    clean = decide(gone, inputs.at(10))
     assert clean.requeue_after_seconds == 290
     assert clean.status.result is not None
     assert clean.status.result.cleaned_up_at == "2026-03-01T12:00:10Z"
     last = inputs.with_status_written(gone, clean)
-    assert inputs.decide(last, inputs.at(299)).effects == ()
-    assert inputs.decide(last, inputs.at(300)).effects == (DeleteJob(done.job.uid),)
+    assert decide(last, inputs.at(299)).effects == ()
+    assert decide(last, inputs.at(300)).effects == (DeleteJob(done.job.uid),)
 
 
 def over() -> Observed:
     """A finished job of which nothing is left."""
     seen = inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)))
-    return replace(inputs.with_status_written(seen, inputs.decide(seen)), clusters=(), pods=())
+    return replace(inputs.with_status_written(seen, decide(seen)), clusters=(), pods=())
 
 
 def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
     seen = with_requests(over(), stop=LATER, retry=EARLIER)
-    plan = inputs.decide(seen, inputs.at(10))
+    plan = decide(seen, inputs.at(10))
     assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
-    condition = inputs.condition_of(plan.status, C.FAILED)
+    condition = condition_of(plan.status, C.FAILED)
     assert condition is not None
     assert condition[1] == "StoppedByUser"
     handled = plan.status.handled_requests
     assert handled is not None
     assert (handled.stop, handled.retry) == (LATER, EARLIER)
     # Both are handled once.
-    assert inputs.decide(inputs.with_status_written(seen, plan), inputs.at(20)).status == plan.status
+    assert decide(inputs.with_status_written(seen, plan), inputs.at(20)).status == plan.status
 
 
 @pytest.mark.parametrize(
@@ -389,16 +385,14 @@ def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
 )
 def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
     seen = with_requests(over(), stop=stop, retry=retry)
-    plan = inputs.decide(seen, inputs.at(10))
+    plan = decide(seen, inputs.at(10))
     assert plan.status.attempts[-1].number == 2
-    assert inputs.decide(inputs.with_status_written(seen, plan), inputs.at(11)).status.attempts[-1].stop is None
+    assert decide(inputs.with_status_written(seen, plan), inputs.at(11)).status.attempts[-1].stop is None
 
 
 def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:
     for stop, retry in ((EARLIER, LATER), (LATER, EARLIER)):
         assert (
-            inputs.decide(
-                with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop=stop, retry=retry)
-            ).status.phase
+            decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase
             == "Failed"
         )

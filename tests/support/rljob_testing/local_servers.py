@@ -84,6 +84,15 @@ def running_http_server(server: ThreadingHTTPServer) -> Iterator[None]:
         server.server_close()
 
 
+def shut_down(connection: socket.socket) -> None:
+    """Breaks a connection, also one that another thread reads from.
+
+    SSLSocket.shutdown would drop the encryption first, so that the reader would get ciphertext.
+    """
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
 class QuietHandler(BaseHTTPRequestHandler):
     """A request handler without a log. It ignores clients that disconnect: the traceback would appear in another test's
     output."""

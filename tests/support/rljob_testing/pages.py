@@ -45,7 +45,7 @@ class ShownCommand:
     output: tuple[str, ...]
 
 
-def pages() -> list[Path]:
+def all_pages() -> list[Path]:
     """All pages: at the top of the repository, in docs/, and next to programs."""
     folders = ("docs", "e2e", "examples", "bench", "charts", "images")
     below = (path for name in folders for path in sorted((REPOSITORY / name).rglob("*.md")))

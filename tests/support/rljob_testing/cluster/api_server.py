@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rljob_testing.cluster.go_programs import BuildError, ensure_program
-from rljob_testing.local_servers import free_ports
+from rljob_testing.local_servers import free_ports, shut_down
 from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.settings import kubebuilder_assets
 
@@ -278,9 +278,7 @@ class ObjectChanges:
         """Ends all watches. A server that stops would wait for them."""
         self._stopped.set()
         for each in list(self._sockets.values()):
-            # SSLSocket.shutdown is wrong here: it drops the encryption first, so that the reader then gets ciphertext.
-            with suppress(OSError):
-                socket.socket.shutdown(each, socket.SHUT_RDWR)
+            shut_down(each)
         self.notify(EVERYWHERE)
 
     def notify(self, namespace: str) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
@@ -21,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.local_servers import QuietHandler, running_http_server
+from rljob_testing.local_servers import QuietHandler, running_http_server, shut_down
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 CHUNK_BYTES = 65536
@@ -141,10 +140,7 @@ class ApiProxy:
             for upstream in self._upstreams:
                 upstream.is_cut = True
                 if upstream.sock is not None:
-                    # SSLSocket.shutdown is wrong here: it drops the encryption first, so that the reader then gets
-                    # ciphertext.
-                    with suppress(OSError):
-                        socket.socket.shutdown(upstream.sock, socket.SHUT_RDWR)
+                    shut_down(upstream.sock)
             self._upstreams.clear()
 
     def forward(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:

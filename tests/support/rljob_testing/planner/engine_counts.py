@@ -7,22 +7,15 @@ our own formula.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from rljob_testing.planner import memory_oracle as oracle
-from rljob_trainer.engines.train.layout import LayoutMeshes
-from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
-from rljob_trainer.engines.train.sharded_model import sharded_model
 
 GATHER, REDUCE, OVER_COPIES, EXCHANGE = "gather", "reduce", "over copies", "exchange"
 _COLLECTIVES = {
@@ -70,28 +63,16 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def counted(case: oracle.OracleCase) -> Counts:
     """Counts the last micro-batch of an update, or one pass of a frozen model."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        case.config.save_pretrained(folder)
-        stack.enter_context(oracle._fake_ranks(case.layout.num_ranks))
-        stack.enter_context(oracle._as_on_a_gpu())
-        meshes = LayoutMeshes(case.layout, "cpu")
-        settings = oracle._settings(case, folder)
-        model = sharded_model(settings, case.layout, meshes.parameters, case.compute_dtype)
-        model.train(case.is_trained)
-        group = meshes.sequence_group
-        micro_batch = oracle._micro_batch(case, None if group is None else SequenceRanks.of(group))
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        micro_batch = oracle._faked(micro_batch, mode)
-        with mode:
-            model._apply(lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each)  # type: ignore[no-untyped-call]
-            added = {torch.ops.aten.addmm_: _added_product}
-            with FlopCounterMode(display=False, custom_mapping=added) as operations, _Collectives() as collectives:
-                if case.is_trained:
-                    oracle._learn(case, model, micro_batch, is_last=True)
-                else:
-                    model.requires_grad_(False)
-                    oracle._score(model, micro_batch)
+    added = {torch.ops.aten.addmm_: _added_product}
+    with (
+        oracle.fake_engine(case) as (model, micro_batch),
+        FlopCounterMode(display=False, custom_mapping=added) as operations,
+        _Collectives() as collectives,
+    ):
+        if case.is_trained:
+            oracle.training_pass(case, model, micro_batch, is_last=True)
+        else:
+            oracle.scoring_pass(model, micro_batch)
     by_kind = {str(kind): number for kind, number in operations.get_flop_counts()["Global"].items()}
     attention = sum(number for kind, number in by_kind.items() if "attn" in kind)
     return Counts(sum(by_kind.values()) - attention, attention, collectives.num_bytes)

@@ -114,8 +114,9 @@ class _QuickTracker(FSDPMemTracker):  # type: ignore[no-untyped-call]
                 self._peak_mem_snap[device] = dict(snapshot)
 
 
-def peak_by_tracker(case: OracleCase) -> Tracked:
-    """Peak of an update that already has optimizer moments, or of a forward pass of a frozen model."""
+@contextmanager
+def fake_engine(case: OracleCase) -> Iterator[tuple[TokenModel, MicroBatch]]:
+    """The case's model on fake ranks and a micro-batch, both with fake tensors, with the fake tensor mode active."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         case.config.save_pretrained(folder)
@@ -126,15 +127,17 @@ def peak_by_tracker(case: OracleCase) -> Tracked:
         model.train(case.is_trained)
         group = meshes.sequence_group
         micro_batch = _micro_batch(case, None if group is None else SequenceRanks.of(group))
-        return _tracked_update(case, model, micro_batch)
-
-
-def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch) -> Tracked:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    micro_batch = _faked(micro_batch, mode)
-    with mode:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        micro_batch = _faked(micro_batch, mode)
+        stack.enter_context(mode)
         model._apply(lambda each: torch.empty_like(each, device=CPU) if each.is_meta else each)  # type: ignore[no-untyped-call]
         model.requires_grad_(case.is_trained) if case.adapter_rank is None else None
+        yield model, micro_batch
+
+
+def peak_by_tracker(case: OracleCase) -> Tracked:
+    """Peak of an update that already has optimizer moments, or of a forward pass of a frozen model."""
+    with fake_engine(case) as (model, micro_batch):
         optimizer = None
         if case.is_trained:
             trained = [each for each in model.parameters() if each.requires_grad]
@@ -149,10 +152,10 @@ def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch
         with tracker:
             resident = _total(tracker, "current")
             if optimizer is None:
-                _score(model, micro_batch)
+                scoring_pass(model, micro_batch)
             else:
                 for number in range(NUM_MICRO_BATCHES):
-                    _learn(case, model, micro_batch, is_last=number == NUM_MICRO_BATCHES - 1)
+                    training_pass(case, model, micro_batch, is_last=number == NUM_MICRO_BATCHES - 1)
                     tracker.reset_mod_stats()
             of_passes = _total(tracker, "peak")
             if optimizer is not None:
@@ -163,7 +166,8 @@ def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch
         return Tracked(resident, of_passes, _total(tracker, "peak"), at_peak)
 
 
-def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_last: bool) -> None:
+def training_pass(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_last: bool) -> None:
+    """Forward and backward pass of a micro-batch. `is_last`: it is the last one before an optimizer step."""
     if case.defers_reduction:
         model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
     elif case.layout.num_replicas > 1:
@@ -176,7 +180,8 @@ def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_l
 
 
 @torch.no_grad()
-def _score(model: TokenModel, micro_batch: MicroBatch) -> None:
+def scoring_pass(model: TokenModel, micro_batch: MicroBatch) -> None:
+    """Forward pass of a micro-batch without gradients."""
     model(lambda each: passes.columns(micro_batch, AskDistribution(1.0), each))
 
 
