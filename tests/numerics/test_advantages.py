@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.advantage import GroupRelative
-from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
 from rljob_trainer.algorithms.interfaces import OneWorker, ResponseInputs
+from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.algorithms.whitening import whitened
 
 REWARD = st.floats(min_value=-5, max_value=5, allow_nan=False, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
@@ -101,7 +101,7 @@ def test_whitening_covers_the_tokens_of_all_workers(parts: list[list[float]]) ->
     whole = [value for part in parts for value in part]
     mean, variance = statistics.fmean(whole), statistics.variance(whole)
     expected = [(value - mean) / (variance + 1e-8) ** 0.5 for value in whole]
-    actual_N = torch.cat(token_rows.on_workers(tensors, whitened))
+    actual_N = torch.cat(on_workers(tensors, whitened))
     assert actual_N.tolist() == pytest.approx(expected, abs=1e-8, rel=1e-6)
 
 

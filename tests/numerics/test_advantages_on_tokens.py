@@ -27,6 +27,7 @@ from rljob_trainer.algorithms.interfaces import (
     TokenAdvantages,
     TokenInputs,
 )
+from rljob_trainer.algorithms.several_workers import on_workers
 
 NUMBER = st.integers(min_value=-16, max_value=16).map(lambda eighths: eighths / 8)
 PROBABILITY = st.sampled_from([0.001, 0.1, 0.4, 0.9, 1.0])
@@ -90,7 +91,7 @@ def found_by(
     def compute(rows: list[Row], reduce: Reduce) -> TokenAdvantages:
         return for_tokens(inputs_of(rows, dtype), reduce)
 
-    parts = token_rows.on_workers(workers, compute)
+    parts = on_workers(workers, compute)
     assert {part.advantages_N.dtype for part in parts} == {dtype}
     returns = [part.returns_N for part in parts if part.returns_N is not None]
     return torch.cat([part.advantages_N for part in parts]).tolist(), torch.cat(returns).tolist() if returns else None

@@ -34,6 +34,7 @@ from rljob_trainer.algorithms.interfaces import (
     WholeInputs,
 )
 from rljob_trainer.algorithms.loss_registry import policy_loss
+from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
 from rljob_trainer.workers import columns
 
@@ -94,7 +95,7 @@ def test_an_advantage_on_tokens_knows_the_tokens_of_other_workers(module: str) -
         assert estimator.for_tokens is not None
         return estimator.for_tokens(part, reduce).advantages_N.tolist()
 
-    assert token_rows.on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
+    assert on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
 
 
 def test_functions_get_the_declared_columns(module: str) -> None:

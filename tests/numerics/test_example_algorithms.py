@@ -22,6 +22,7 @@ from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
 from rljob_trainer.algorithms.interfaces import Level, LossInputs, OneWorker, ResponseInputs, TokenInputs
 from rljob_trainer.algorithms.loss_registry import policy_loss
+from rljob_trainer.algorithms.several_workers import on_workers
 
 FOLDER = Path(__file__).parents[2] / "examples" / "custom_algorithm"
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "verl_core_algos.json").read_text())
@@ -66,7 +67,7 @@ def test_discounted_returns_do_not_depend_on_the_workers(module: ModuleType) -> 
         TokenInputs(REWARDS_B[start:stop], GROUPS_B[start:stop], token_rows.segments_of(*ROWS.lengths[start:stop]), {})
         for start, stop in ((0, 1), (1, 1), (1, 6))
     ]
-    parts_N = [found.advantages_N for found in token_rows.on_workers(parts, function)]
+    parts_N = [found.advantages_N for found in on_workers(parts, function)]
     torch.testing.assert_close(torch.cat(parts_N), whole_N)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.interfaces import OneWorker, Reduce
 from rljob_trainer.algorithms.selection import Threshold, drawn_keys, largest, nth_largest, ordered_keys
+from rljob_trainer.algorithms.several_workers import on_workers
 
 
 def drawn(logprobs_N: Tensor, *lengths: int) -> Tensor:
@@ -34,7 +35,7 @@ def test_the_nth_largest_equals_that_of_all_sorted(workers: list[list[int]], nth
     ordered = sorted((key for keys in workers for key in keys), reverse=True)
     key = ordered[min(nth, len(ordered)) - 1] if ordered else -1
     expected = Threshold(key, sum(each > key for each in ordered), ordered.count(key))
-    assert set(token_rows.on_workers(workers, bound)) == {expected if ordered else Threshold(-1, 0, 0)}
+    assert set(on_workers(workers, bound)) == {expected if ordered else Threshold(-1, 0, 0)}
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,7 +50,7 @@ def test_the_exact_number_is_selected_and_ties_are_drawn(workers: list[list[int]
         places_C = largest(values_N.float(), num_wanted, reduce, lambda places_C: draws_N[places_C])
         return [part[place] for place in places_C.tolist()]
 
-    found = sorted(each for mine in token_rows.on_workers(parts, taken) for each in mine)
+    found = sorted(each for mine in on_workers(parts, taken) for each in mine)
     assert found == sorted((each for part in parts for each in part), reverse=True)[:num_wanted][::-1]
 
 
