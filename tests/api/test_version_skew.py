@@ -157,7 +157,7 @@ def test_the_run_state_of_version_1_is_read() -> None:
     assert json.loads(dump_run_state(state)) == golden("run_state")
 
 
-@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
+@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version", "the next version"])
 def test_the_known_fields_of_a_newer_run_state_are_read(version: Json) -> None:
     additions = {
         "gpus": 8,
@@ -189,7 +189,7 @@ def test_the_job_of_version_1_is_read() -> None:
     assert json.loads(dump_job(job)) == golden("trainer_job")
 
 
-@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
+@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version", "the next version"])
 def test_a_newer_job_whose_new_fields_are_empty_is_read(version: Json) -> None:
     empty: Json = {"spec.queue": None, "spec.training.environments": [], "spec.training.model.moe": {}, "team": ""}
     read = load_job(json.dumps(edited(golden("trainer_job"), version | empty)))
@@ -248,7 +248,7 @@ def test_a_checkpoint_without_a_required_field_is_rejected(tmp_path: Path, field
         state_of(manifest)
 
 
-@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version's number", "the next one's"])
+@pytest.mark.parametrize("version", [{}, NEXT], ids=["this version", "the next version"])
 def test_the_known_fields_of_a_newer_manifest_are_read(
     tmp_path: Path, version: Json, caplog: pytest.LogCaptureFixture
 ) -> None:

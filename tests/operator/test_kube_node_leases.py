@@ -42,7 +42,7 @@ def seconds(node_leases: NodeLeases) -> float:
 
 def test_a_stale_node_lease_gives_its_age() -> None:
     leases, clock, node_leases = made()
-    assert seconds(node_leases) == 0.0, "what was before is not known"
+    assert seconds(node_leases) == 0.0, "the time before is not known"
     for expected in (4.0, 8.0, 12.0):
         clock.pass_by(4)
         assert seconds(node_leases) == expected

@@ -331,6 +331,6 @@ def test_a_change_of_only_the_status_causes_no_pass() -> None:
     assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again))
     gone = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
     assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again, **gone))
-    assert versions.is_news(KEY, "ADDED", versioned("b", 1)), "made again while nobody watched"
+    assert versions.is_news(KEY, "ADDED", versioned("b", 1)), "recreated between two watches"
     assert versions.is_news(KEY, "DELETED", versioned("b", 1))
     assert versions.is_news(KEY, "ADDED", versioned("b", 1))

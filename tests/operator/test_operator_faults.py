@@ -124,7 +124,7 @@ def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watch
         testbed.wait(lambda: counters_are(testbed, is_kept=False), "the older definition to be served")
         watched.start()
         testbed.submit("waits")
-        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
+        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its log line")
         assert watched.metric("rljob_operator_definition_outdated") == 1
         assert testbed.items("rayclusters") == []
     testbed.wait(lambda: counters_are(testbed, is_kept=True), "the right definition to be served")
@@ -237,7 +237,7 @@ def test_a_missing_permission_is_reported_and_waited_for(
     started, passes = time.monotonic(), watched.metric("rljob_operator_passes_total")
     time.sleep(1)
     passes = watched.metric("rljob_operator_passes_total") - passes
-    assert passes <= 3 * (time.monotonic() - started), "nothing is asked over and over"
+    assert passes <= 3 * (time.monotonic() - started), "no request is repeated again and again"
     proxy.fault = lambda _: None
     testbed.wait_for("blind", "Complete", "Succeeded")
 

@@ -95,7 +95,7 @@ def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
         assert newest(decide(replace(seen, ray=ray)).status).nodes == ON_TWO
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no answer"])
+@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no response"])
 def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(silent: bool) -> None:
     """Ray may have accepted it: the record would show all nodes, and the job would train on two to its end."""
     seen = about_to_submit(4, ON_TWO)
@@ -119,7 +119,7 @@ def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> No
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
 
 
-@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "not elastic any more"])
+@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "no longer elastic"])
 def test_a_possible_submission_is_not_forgotten_without_enough_nodes(num_ready: int) -> None:
     seen = about_to_submit(num_ready, ON_TWO)
     if num_ready:

@@ -67,7 +67,7 @@ def test_every_effect_reason_and_result_is_reached() -> None:
     wanted |= {"on the same cluster", "with lost pods", "reopened", "budget reset", "resumed", "on fewer nodes"}
     assert wanted - set(reached) <= RARELY_REACHED
     seen_reasons = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
-    assert seen_reasons <= conditions, "a reason that the contract does not have"
+    assert seen_reasons <= conditions, "a reason that is missing in the contract"
 
 
 def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:

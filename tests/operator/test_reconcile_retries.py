@@ -78,7 +78,7 @@ def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> 
         (inputs.pod("h", "head"),),
         (inputs.pod("h", "head"), inputs.pod("w", deleting=True)),
     ],
-    ids=["not ready", "missing", "going"],
+    ids=["not ready", "missing", "terminating"],
 )
 def test_an_application_failure_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
     plan = decide(replace(failing(), pods=pods))

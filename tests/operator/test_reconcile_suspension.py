@@ -381,7 +381,7 @@ def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
 @pytest.mark.parametrize(
     ("stop", "retry"),
     [(EARLIER, LATER), (EARLIER, EARLIER), ("b", "a"), (LATER, "a"), ("b", EARLIER)],
-    ids=["before it", "at its time", "no times", "a retry without time", "a stop without time"],
+    ids=["before it", "at its time", "no times", "a retry without a time", "a stop without a time"],
 )
 def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
     seen = with_requests(over(), stop=stop, retry=retry)

@@ -43,7 +43,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the test fail when the trainer starts or connects to Ray."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("Ray was asked for")
+        raise AssertionError("Ray was started or connected to")
 
     monkeypatch.setattr(run_workers, "ray_session", refuse)
 

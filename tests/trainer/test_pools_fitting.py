@@ -191,7 +191,7 @@ def test_no_node_is_overcommitted(needs: list[Need], rooms: list[dict[str, float
 @pytest.mark.parametrize(
     ("needs", "rooms", "places"),
     [
-        pytest.param([(2, {"GPU": 4})], [{"GPU": 4.0}] * 3, [[0, 1]], id="equal nodes in their order"),
+        pytest.param([(2, {"GPU": 4})], [{"GPU": 4.0}] * 3, [[0, 1]], id="equal nodes in order"),
         pytest.param(
             [(1, {"GPU": 2}), (1, {"GPU": 3}), (1, {"GPU": 8})],
             [{"GPU": 8.0}, {"GPU": 4.0}, {"GPU": 2.0}, {"GPU": 2.0}],
@@ -231,7 +231,9 @@ def test_no_node_is_overcommitted(needs: list[Need], rooms: list[dict[str, float
             [[0, 1, 2], [0, 2, 3], [1, 2, 3]],
             id="the emptiest nodes first",
         ),
-        pytest.param([(1, {"GPU": 0.1 * 3})], [{"GPU": 0.3}], [[0]], id="parts of a device add up without rounding"),
+        pytest.param(
+            [(1, {"GPU": 0.1 * 3})], [{"GPU": 0.3}], [[0]], id="fractions of a device add up without rounding"
+        ),
         pytest.param([(1, {"GPU": 0.3001})], [{"GPU": 0.3}], None, id="a little too much"),
         pytest.param([(1, {"GPU": 1})], [], None, id="no nodes"),
     ],
