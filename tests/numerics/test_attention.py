@@ -104,8 +104,10 @@ def test_each_kernel_and_its_gradients_match_the_slow_implementation(
 ) -> None:
     tensors = inputs(sum(lengths))
     found = attend(kernel, *tensors, FlatRows(lengths, CPU), 0.3, window)
-    right = slow_rows(*tensors, lengths, 0.3, window)
-    for one, other in zip(outputs_and_gradients(found, tensors), outputs_and_gradients(right, tensors), strict=True):
+    slow_outputs = slow_rows(*tensors, lengths, 0.3, window)
+    for one, other in zip(
+        outputs_and_gradients(found, tensors), outputs_and_gradients(slow_outputs, tensors), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 

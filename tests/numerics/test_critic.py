@@ -146,8 +146,8 @@ def test_critic_updates_do_not_depend_on_layout_or_micro_batches(seen: Seen, nam
     assert len(seen.steps[name]) == CASES[name][0]
     for found in seen.steps[name]:
         assert max(map(compare.difference, found.gradients, one.gradients)) < compare.RELATIVE
-        for mine, right in zip(found.metrics, one.metrics, strict=True):
-            compare.assert_same_metrics(mine, right)
+        for mine, expected in zip(found.metrics, one.metrics, strict=True):
+            compare.assert_same_metrics(mine, expected)
 
 
 def test_the_metrics_of_a_step_are_plausible(seen: Seen) -> None:

@@ -67,10 +67,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     )
 
 
-def assert_same(found: step_cases.Outcome, right: step_cases.Outcome) -> None:
-    assert len(found.gradients) == len(right.gradients)
-    assert max(map(compare.difference, found.gradients, right.gradients)) < compare.RELATIVE
-    compare.assert_same_metrics(found.metrics, right.metrics)
+def assert_same(found: step_cases.Outcome, expected: step_cases.Outcome) -> None:
+    assert len(found.gradients) == len(expected.gradients)
+    assert max(map(compare.difference, found.gradients, expected.gradients)) < compare.RELATIVE
+    compare.assert_same_metrics(found.metrics, expected.metrics)
 
 
 @pytest.mark.parametrize("name", invariance_runs.SAME_AS_ONE)
@@ -215,8 +215,8 @@ def test_ten_steps_on_two_workers_equal_those_of_one(seen: Seen) -> None:
     assert len({step[KL_COEFFICIENT] for step in one.metrics}) == invariance_runs.NUM_STEPS
     for rank in seen.long[2]:
         assert len(rank.metrics) == invariance_runs.NUM_STEPS
-        for found, right in zip(rank.metrics, one.metrics, strict=True):
-            compare.assert_same_metrics(found, right)
+        for found, expected in zip(rank.metrics, one.metrics, strict=True):
+            compare.assert_same_metrics(found, expected)
 
 
 @pytest.mark.parametrize("name", ["long, four workers", "long, padded", "long, row by row"])
@@ -225,8 +225,8 @@ def test_ten_steps_in_another_layout_equal_those_of_one_worker(seen: Seen, name:
     [one] = seen.long[1]
     assert len(seen.steps[name]) == invariance_runs.CASES[name].num_ranks
     for rank in seen.steps[name]:
-        for found, right in zip([*rank.earlier, rank.metrics], one.metrics, strict=True):
-            compare.assert_same_metrics(found, right)
+        for found, expected in zip([*rank.earlier, rank.metrics], one.metrics, strict=True):
+            compare.assert_same_metrics(found, expected)
 
 
 def test_a_repeated_and_a_resumed_run_are_bitwise_equal(seen: Seen) -> None:
@@ -242,10 +242,10 @@ def test_a_repeated_and_a_resumed_run_are_bitwise_equal(seen: Seen) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_another_number_of_workers_continues_from_the_same_state(seen: Seen, num_ranks: int) -> None:
-    right = seen.long[2][0]
+    uninterrupted = seen.long[2][0]
     for resumed in seen.resumed[num_ranks]:
-        compare.assert_bitwise(resumed.loaded, right.saved)
-        for found, expected in zip(resumed.metrics, right.metrics[invariance_runs.SAVED_STEP :], strict=False):
+        compare.assert_bitwise(resumed.loaded, uninterrupted.saved)
+        for found, expected in zip(resumed.metrics, uninterrupted.metrics[invariance_runs.SAVED_STEP :], strict=False):
             compare.assert_same_metrics(found, expected)
 
 

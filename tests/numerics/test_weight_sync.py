@@ -75,10 +75,12 @@ class LiveStorages(TorchDispatchMode):
     ) -> object:
         del types
         result = func(*args, **(kwargs or {}))
-        for made in result if isinstance(result, list | tuple) else [result]:
-            reference = StorageWeakRef(made.untyped_storage()) if isinstance(made, torch.Tensor) else None
+        for result_tensor in result if isinstance(result, list | tuple) else [result]:
+            reference = (
+                StorageWeakRef(result_tensor.untyped_storage()) if isinstance(result_tensor, torch.Tensor) else None
+            )
             if reference is not None and reference not in self.before:
-                self.alive.setdefault(reference, made.untyped_storage().nbytes())
+                self.alive.setdefault(reference, result_tensor.untyped_storage().nbytes())
         self.alive = {each: size for each, size in self.alive.items() if not each.expired()}
         self.most = max(self.most, sum(self.alive.values()))
         return result

@@ -65,8 +65,8 @@ def test_duplicated_and_reordered_events_change_nothing(
         assert [attempt["number"] for attempt in testbed.job(name)["status"]["attempts"]] == [1]
         assert list(testbed.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
     assert shuffled.num_late > 10
-    made = [request for request in proxy.requests if str(request) == "create rayclusters"]
-    assert len(made) == 3
+    created = [request for request in proxy.requests if str(request) == "create rayclusters"]
+    assert len(created) == 3
     assert "level=error" not in watched.log()
 
 
@@ -251,11 +251,11 @@ def test_an_operator_in_a_new_namespace_updates_the_network_policy(
     testbed.wait_for("moved", "Progressing", "Training")
     (policy,) = testbed.items("networkpolicies")
     path = f"/apis/networking.k8s.io/v1/namespaces/{testbed.namespace}/networkpolicies/{policy['metadata']['name']}"
-    right = copy.deepcopy(policy["spec"])
+    original = copy.deepcopy(policy["spec"])
     policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] = {"kubernetes.io/metadata.name": "old"}
     testbed.http.put(path, json=policy).raise_for_status()
     testbed.dashboard("moved-1").down = True
-    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == right, "the policy to name this operator again")
+    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == original, "the policy to name this operator again")
     testbed.dashboard("moved-1").down = False
     testbed.wait_for("moved", "Progressing", "Training")
     applied = [request for request in proxy.requests if str(request) == "patch networkpolicies"]

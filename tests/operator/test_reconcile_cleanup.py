@@ -80,8 +80,8 @@ def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) ->
     assert plan.status.result is not None
     assert plan.effects == REMOVED
     assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
-    gone = inputs.moment(plan.status, job_spec=KEEP)
-    assert condition_of(decide(gone, inputs.at(60)).status, C.CLUSTER_READY) == ("False", "Removed", DELETED_ANYWAY)
+    deleted = inputs.moment(plan.status, job_spec=KEEP)
+    assert condition_of(decide(deleted, inputs.at(60)).status, C.CLUSTER_READY) == ("False", "Removed", DELETED_ANYWAY)
 
 
 @pytest.mark.parametrize("run", [RayJobStatus.STOPPED, RayJobStatus.FAILED, RayJobStatus.SUCCEEDED])

@@ -104,13 +104,13 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
     assert newest(plan.status).nodes == ON_TWO
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
     # So the job is stopped for all nodes as usual, once Ray is seen to have it.
-    taken = replace(
+    with_job = replace(
         inputs.with_status_written(seen, plan), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
     )
-    begun = decide(taken)
+    begun = decide(with_job)
     assert newest(begun.status).nodes == ON_TWO
-    recorded = decide(inputs.with_status_written(taken, begun))
-    assert decide(inputs.with_status_written(taken, recorded), inputs.at(60)).effects == (StopJob("example-1-1"),)
+    recorded = decide(inputs.with_status_written(with_job, begun))
+    assert decide(inputs.with_status_written(with_job, recorded), inputs.at(60)).effects == (StopJob("example-1-1"),)
 
 
 def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> None:

@@ -130,8 +130,8 @@ def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
     if before.result is None:
         return
     handled = before.handled_requests.retry if before.handled_requests is not None else None
-    asked = seen.job.retry_request is not None and seen.job.retry_request != handled
-    if asked and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
+    is_retry_requested = seen.job.retry_request is not None and seen.job.retry_request != handled
+    if is_retry_requested and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
         handled = plan.status.handled_requests.retry if plan.status.handled_requests is not None else None
         assert handled is not None
         return

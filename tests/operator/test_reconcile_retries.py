@@ -114,12 +114,14 @@ def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former
         "WaitingForNextAttempt",
         Mentions("waiting for the next attempt", "2 pods"),
     )
-    gone = replace(pods_left, pods=())
-    assert decide(gone, inputs.at(7)).status.attempts[-1].number == 1
-    started = decide(gone, inputs.at(60))
+    deleted = replace(pods_left, pods=())
+    assert decide(deleted, inputs.at(7)).status.attempts[-1].number == 1
+    started = decide(deleted, inputs.at(60))
     assert started.status.attempts[-1].cluster == "example-2"
     assert condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", Mentions("attempt 2"))
-    assert decide(inputs.with_status_written(gone, started), inputs.at(61)).effects == (CreateCluster(2, "example-2"),)
+    assert decide(inputs.with_status_written(deleted, started), inputs.at(61)).effects == (
+        CreateCluster(2, "example-2"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,8 @@ def test_sums_of_layers_that_some_micro_batches_skip_are_whole() -> None:
                 if adds:
                     parameter.grad = torch.full((2,), float(number)) + (0 if parameter.grad is None else parameter.grad)
             hosted.after_micro_batch(is_first=number == 1, is_last=number == len(in_micro_batches))
-        right = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
-        for parameter, value in ((always, 6), (sometimes, right)):
+        expected = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
+        for parameter, value in ((always, 6), (sometimes, expected)):
             assert parameter.grad is not None
             assert parameter.grad.tolist() == [value, value]
             parameter.grad = None

@@ -77,8 +77,8 @@ def test_memory_object_store_accelerator_and_custom_resources_are_reported() -> 
     total = {"CPU": 1.0, "GPU": 1.0, "memory": 8 * GIB, "object_store_memory": GIB / 2, "accelerator_type:T4": 1.0}
     wanted = {"CPU": 1.0, "GPU": 1.0, "memory": 16 * GIB, "accelerator_type:A100": 0.001, "disk": 0.5}
     text = error_of([PoolNeed("main", 1, 1, wanted, GIB)], [ClusterNode("x", "a", total, total)])
-    asked = "CPU 1, GPU 1, memory 16 GiB, accelerator type A100, disk 0.5, object store 1 GiB"
-    assert text == Mentions("pool main:", "1 node", asked, "0 of 1 node")
+    resources = "CPU 1, GPU 1, memory 16 GiB, accelerator type A100, disk 0.5, object store 1 GiB"
+    assert text == Mentions("pool main:", "1 node", resources, "0 of 1 node")
     assert text == Mentions("memory (16 GiB needed, 8 GiB there)", "accelerator type A100 (T4 there)")
     assert text == Mentions("disk (0.5 needed, 0 there)", "object store (1 GiB needed, 0.5 GiB there)")
     assert "CPU (" not in text

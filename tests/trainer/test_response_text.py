@@ -128,15 +128,15 @@ def test_rewards_see_special_tokens_and_no_end_tokens(
 ) -> None:
     decoder, tokenizer = decoders_and_tokenizers[are_special]
     prompt = tokenizer.encode("<|im_start|>assistant\n<think>\n")
-    found, right = {}, {}
+    found, expected = {}, {}
     for name, spoken in SPOKEN.items():
         tokens = tokenizer.encode(spoken.response)
         assert tokenizer.decode(tokens, skip_special_tokens=False) == spoken.response
         found[name] = decoder.response_text(prompt, tokens, spoken.stop)
-        right[name] = ResponseText(spoken.text, spoken.plain if are_special else spoken.plain_with_tags)
+        expected[name] = ResponseText(spoken.text, spoken.plain if are_special else spoken.plain_with_tags)
         assert decoder.is_stopped(prompt, tokens, spoken.stop) is any(each in spoken.response for each in spoken.stop)
         assert not decoder.is_stopped(prompt, tokens[:-1], spoken.stop)
-    assert found == right
+    assert found == expected
 
 
 def test_end_tokens_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:
