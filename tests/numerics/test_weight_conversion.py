@@ -57,7 +57,7 @@ def windows_of(tensors: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict
         window = whole_window(tensor.shape)
         if window:
             rows = -(-tensor.shape[0] // num_ranks)
-            start, end = (min(place * rows, tensor.shape[0]) for place in (rank, rank + 1))
+            start, end = (min(boundary * rows, tensor.shape[0]) for boundary in (rank, rank + 1))
             window = (slice(start, end), *window[1:])
         found[name] = window
     return found

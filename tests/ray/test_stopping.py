@@ -77,7 +77,7 @@ def stopping_job(folder: Path) -> training_runs.Document:
     folder.mkdir(exist_ok=True)
     (folder / "stopping_reward.py").write_text(STOPPING_REWARD.format(process_id=os.getpid()))
     for name, digits in (("rows", "11112222"), ("held_out", "33")):
-        lines = [json.dumps({"prompt": f"{digit}{place}>", "answer": digit}) for place, digit in enumerate(digits)]
+        lines = [json.dumps({"prompt": f"{digit}{index}>", "answer": digit}) for index, digit in enumerate(digits)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     held_out: training_runs.Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
     return training_runs.small_job(

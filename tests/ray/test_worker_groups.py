@@ -179,7 +179,7 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
             if result != [row + number + step for row in range(4)]:
                 wrong.append(result)
 
-    threads = [threading.Thread(target=work, args=(view, 1000 * place)) for place, view in enumerate(views.values())]
+    threads = [threading.Thread(target=work, args=(view, 1000 * index)) for index, view in enumerate(views.values())]
     for thread in threads:
         thread.start()
     for thread in threads:

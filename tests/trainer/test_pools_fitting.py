@@ -52,7 +52,7 @@ def test_nodes_are_ordered_by_numeric_address() -> None:
         ("fd00::2", "f"),
         ("9.0.0.1", ""),
     ]
-    assert [address for address, _ in sorted(nodes, key=lambda place: node_order(*place))] == [
+    assert [address for address, _ in sorted(nodes, key=lambda address_and_id: node_order(*address_and_id))] == [
         *("9.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.10", "fd00::2", "node-b")
     ]
     assert node_order("10.0.0.9", "y") < node_order("10.0.0.9", "z")
@@ -141,9 +141,9 @@ def some_needs(most: int) -> st.SearchStrategy[list[Need]]:
     return st.lists(st.tuples(st.integers(1, 3), AMOUNTS), min_size=1, max_size=most)
 
 
-def is_valid(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]], places: Sequence[Sequence[int]]) -> bool:
+def is_valid(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]], placement: Sequence[Sequence[int]]) -> bool:
     left = [dict(room) for room in rooms]
-    for (num_nodes, amounts), nodes in zip(needs, places, strict=True):
+    for (num_nodes, amounts), nodes in zip(needs, placement, strict=True):
         if len(set(nodes)) != num_nodes:
             return False
         for index, name in product(nodes, NAMES):
@@ -154,16 +154,16 @@ def is_valid(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]], places
 def any_way(needs: Sequence[Need], rooms: Sequence[Mapping[str, float]]) -> bool:
     """Finds a placement by trying all."""
     choices = [list(combinations(range(len(rooms)), num_nodes)) for num_nodes, _ in needs]
-    return any(is_valid(needs, rooms, places) for places in product(*choices))
+    return any(is_valid(needs, rooms, placement) for placement in product(*choices))
 
 
 @given(some_needs(2), ROOMS)
 def test_two_pools_are_placed_whenever_possible(needs: list[Need], rooms: list[dict[str, float]]) -> None:
-    places = placed(needs, rooms)
-    if places is None:
+    placement = placed(needs, rooms)
+    if placement is None:
         assert not any_way(needs, rooms)
     else:
-        assert is_valid(needs, rooms, places)
+        assert is_valid(needs, rooms, placement)
 
 
 def test_three_and_four_pools_are_placed_in_known_cases() -> None:
@@ -173,23 +173,23 @@ def test_three_and_four_pools_are_placed_in_known_cases() -> None:
     for _ in range(1_500):
         rooms = [dict.fromkeys(NAMES, 0.0) | {name: pick.randint(0, 4) for name in NAMES} for _ in range(4)]
         needs = [(pick.randint(1, 2), {name: pick.randint(0, 3) for name in NAMES}) for _ in range(pick.choice([3, 4]))]
-        places = placed(needs, rooms)
-        if places is None:
+        placement = placed(needs, rooms)
+        if placement is None:
             assert not any_way(needs, rooms)
         else:
             num_with_a_way += 1
-            assert is_valid(needs, rooms, places)
+            assert is_valid(needs, rooms, placement)
     assert num_with_a_way > 100
 
 
 @given(some_needs(5), ROOMS)
 def test_no_node_is_overcommitted(needs: list[Need], rooms: list[dict[str, float]]) -> None:
-    places = placed(needs, rooms)
-    assert places is None or is_valid(needs, rooms, places)
+    placement = placed(needs, rooms)
+    assert placement is None or is_valid(needs, rooms, placement)
 
 
 @pytest.mark.parametrize(
-    ("needs", "rooms", "places"),
+    ("needs", "rooms", "placement"),
     [
         pytest.param([(2, {"GPU": 4})], [{"GPU": 4.0}] * 3, [[0, 1]], id="equal nodes in order"),
         pytest.param(
@@ -239,18 +239,18 @@ def test_no_node_is_overcommitted(needs: list[Need], rooms: list[dict[str, float
     ],
 )
 def test_pools_get_their_number_of_nodes(
-    needs: list[Need], rooms: list[dict[str, float]], places: list[list[int]] | None
+    needs: list[Need], rooms: list[dict[str, float]], placement: list[list[int]] | None
 ) -> None:
-    assert placed(needs, rooms) == places
+    assert placed(needs, rooms) == placement
 
 
 def test_eight_pools_are_placed_on_a_large_cluster() -> None:
     rooms = [{"GPU": 8.0, "CPU": 96.0, "memory": 1e12 + i} for i in range(512)]
     rooms += [{"GPU": 4.0, "CPU": 48.0, "memory": 5e11 + i} for i in range(256)] + [{"CPU": 64.0}] * 32
     needs = [(100 - i, {"GPU": 8 - i, "CPU": 8 - i, "memory": 1e11 * (8 - i)}) for i in range(8)]
-    places = placed(needs, rooms)
-    assert places is not None
-    assert [len(set(nodes)) for nodes in places] == [100 - i for i in range(8)]
+    placement = placed(needs, rooms)
+    assert placement is not None
+    assert [len(set(nodes)) for nodes in placement] == [100 - i for i in range(8)]
 
 
 def test_nodes_that_are_free_now_are_chosen() -> None:
