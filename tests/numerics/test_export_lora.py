@@ -36,7 +36,7 @@ def exported(run: replays.ReplayedRun, folder: Path, dtype: torch.dtype) -> Path
 
 
 def trained_logprobs(run: replays.ReplayedRun, *, with_adapters: bool) -> torch.Tensor:
-    """Log-probabilities of a loaded model, [T - 1]."""
+    """Log-probabilities of the trained model, [T - 1]."""
     mask_T = torch.arange(len(TOKENS_T)) > 0
     batch = TokenBatch(RaggedColumn.from_rows([TOKENS_T]), RaggedColumn.from_rows([mask_T]), {})
     return run.actor.engine.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
