@@ -181,7 +181,7 @@ def test_the_first_call_of_a_view_waits_for_no_other_call(
     busy.join()
 
 
-def test_processes_without_free_resources_are_unfinished(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+def test_processes_without_free_resources_are_not_waited_for(group: WorkerGroup) -> None:  # noqa: ARG001 - first
     pool = ResourcePool(PoolSettings("full", 1, 1, False, 0.1, 60))
     try:
         first = start_processes(pool, ENVIRONMENT)
