@@ -272,7 +272,7 @@ def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "line_and_column", "words"),
     [
         ("", (1, 1), ("file is empty", "rljob init")),
         ("# only a comment\n", (1, 1), ("file is empty", "rljob init")),
@@ -302,9 +302,9 @@ def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
         ("[" * 100 + "]" * 100, (1, 66), ("at most 64 nested levels",)),
     ],
 )
-def test_unreadable_text_is_reported(text: str, place: tuple[int, int], words: Words) -> None:
+def test_unreadable_text_is_reported(text: str, line_and_column: tuple[int, int], words: Words) -> None:
     line, column, _, message = only_problem(text)
-    assert (line, column) == place
+    assert (line, column) == line_and_column
     assert_words(message, *words)
 
 

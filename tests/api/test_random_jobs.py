@@ -42,21 +42,21 @@ VALUES = st.recursive(
 )
 
 
-def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def paths_in(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """The path of every value in a wire form."""
     children: list[tuple[str | int, object]] = []
     if isinstance(value, dict):
         children = list(value.items())
     elif isinstance(value, list):
         children = list(enumerate(value))
-    return [path, *(place for key, child in children for place in places(child, (*path, key)))]
+    return [path, *(child_path for key, child in children for child_path in paths_in(child, (*path, key)))]
 
 
 def mutated(data: st.DataObject) -> object:
     """The full job with a few values replaced, added or removed."""
     document: object = copy.deepcopy(FULL)
     for _ in range(data.draw(st.integers(1, 3))):
-        path = data.draw(st.sampled_from(places(document)))
+        path = data.draw(st.sampled_from(paths_in(document)))
         if not path:
             continue
         parent = document

@@ -42,20 +42,20 @@ def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: 
 
 
 @pytest.mark.parametrize(
-    ("resources", "rule", "place"),
+    ("resources", "rule", "kind"),
     [
         ({"requests": {"hugepages-2Mi": "2Mi"}, "limits": {"hugepages-2Mi": "4Mi", "cpu": 1}}, "notShared", "requests"),
         ({"limits": {"hugepages-64Ki": "65Ki", "cpu": 1}}, "pageSize", "limits"),
     ],
 )
 def test_requests_of_huge_pages_are_compared_although_cel_cannot(
-    resources: dict[str, object], rule: str, place: str
+    resources: dict[str, object], rule: str, kind: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         RLJob.from_wire(valid_job({"spec.head.resources": resources}))
     [error] = caught.value.errors()
     assert error["ctx"]["rule"] == f"Resources.{rule}"
-    assert wire_path(error["loc"]).startswith(f"spec.head.resources.{place}.hugepages-")
+    assert wire_path(error["loc"]).startswith(f"spec.head.resources.{kind}.hugepages-")
 
 
 def test_all_violations_are_reported_together() -> None:

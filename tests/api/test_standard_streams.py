@@ -19,19 +19,19 @@ from rljob_testing.settings import inherited_environment
 def test_characters_that_cannot_be_encoded_are_escaped(
     monkeypatch: pytest.MonkeyPatch, encoding: str, written: bytes
 ) -> None:
-    taken = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding=encoding))
+    standard_output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(standard_output, encoding=encoding))
     accept_all_characters()
     print("中 é \ud800", end="", flush=True)
-    assert taken.getvalue() == written
+    assert standard_output.getvalue() == written
 
 
 def test_machine_readable_output_is_utf8_on_every_terminal() -> None:
-    taken = io.BytesIO()
-    stream = io.TextIOWrapper(taken, encoding="ascii")
+    standard_output = io.BytesIO()
+    stream = io.TextIOWrapper(standard_output, encoding="ascii")
     stream.write("before ")
     write_utf8(stream, "中 é \ud800")
-    assert taken.getvalue() == b"before " + "中 é \\ud800".encode()
+    assert standard_output.getvalue() == b"before " + "中 é \\ud800".encode()
     text = io.StringIO()
     write_utf8(text, "中")
     assert text.getvalue() == "中"

@@ -14,11 +14,11 @@ from rljob_testing import source_gates as gates
 from rljob_testing.source_gates import Source
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGE_FOLDERS = [REPOSITORY / place for place in ("crds/src", "operator/src", "trainer/src", "e2e/cluster")]
-PROGRAM_FOLDERS = [REPOSITORY / place for place in ("tests", "e2e", "bench", "proof", "examples", "tools")]
+PACKAGE_FOLDERS = [REPOSITORY / folder for folder in ("crds/src", "operator/src", "trainer/src", "e2e/cluster")]
+PROGRAM_FOLDERS = [REPOSITORY / folder for folder in ("tests", "e2e", "bench", "proof", "examples", "tools")]
 PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
-PLACES = {
+PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
@@ -40,7 +40,7 @@ def bad(text: str, module: str = "rljob_x.part") -> list[Source]:
 
 
 def misplaced(sources: Iterable[Source]) -> list[str]:
-    return gates.misplaced_imports(sources, PLACES)
+    return gates.misplaced_imports(sources, PATH_RULES)
 
 
 GATES_FOR_ALL: list[Gate] = [gates.long_files, gates.long_functions, gates.vague_names, gates.repeated_constants]
@@ -76,8 +76,8 @@ def test_folders_are_small_and_import_chains_short() -> None:
 
 
 def test_paths_are_not_packages() -> None:
-    places = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
-    assert [place for place in places if (place / "__init__.py").exists()] == []
+    folders = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
+    assert [folder for folder in folders if (folder / "__init__.py").exists()] == []
 
 
 def test_every_folder_of_tests_is_run() -> None:

@@ -105,7 +105,7 @@ def release(server: ApiServer, helm: charts.Helm) -> Iterator[charts.Helm]:
     deadline = time.monotonic() + 120
     # It exists for a moment longer, with its definitions.
     while server.http.get(definition).status_code != 404:
-        assert time.monotonic() < deadline, "the definition is still there after 120 s"
+        assert time.monotonic() < deadline, "the definition still exists after 120 s"
         time.sleep(0.05)
 
 
@@ -133,7 +133,7 @@ def wait_until_authorized(http: httpx.Client, namespace: str) -> None:
     """Waits for the authorizer, which learns of new roles a moment after they were written."""
     deadline = time.monotonic() + 120
     while not allowed(http, namespace, "ray.io", "rayclusters", "create"):
-        assert time.monotonic() < deadline, "the operator has no rights after 120 s"
+        assert time.monotonic() < deadline, "the operator has no permissions after 120 s"
         time.sleep(0.1)
 
 

@@ -136,8 +136,8 @@ def scalars(value: object) -> Iterator[object]:
 def test_no_permission_is_a_wildcard(helm: charts.Helm, settings: tuple[str, ...]) -> None:
     manifests = helm.rendered(*settings)
     for role in charts.of_kind(manifests, "ClusterRole") + charts.of_kind(manifests, "Role"):
-        for right in charts.granted_rights(role):
-            assert "*" not in right
+        for permission in charts.granted_rights(role):
+            assert "*" not in permission
 
 
 def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:

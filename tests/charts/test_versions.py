@@ -17,8 +17,8 @@ DOCKERFILES = [REPOSITORY / "images" / name / "Dockerfile" for name in ("operato
 
 def test_chart_images_and_packages_have_one_version() -> None:
     packages = {
-        str(charts.value_at(tomllib.loads((REPOSITORY / place / "pyproject.toml").read_text()), "project", "version"))
-        for place in ("crds", "operator", "trainer")
+        str(charts.value_at(tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text()), "project", "version"))
+        for folder in ("crds", "operator", "trainer")
     }
     assert len(packages) == 1
     version = packages.pop()

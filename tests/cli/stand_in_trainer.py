@@ -80,13 +80,13 @@ def main() -> int:
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     for step in range(first + 1, job.spec.training.steps + 1):
-        is_deaf = mode == "deaf" or (mode == "deaf-later" and step == 2)
-        report(job, step, RunPhase.RUNNING, save(1) if is_deaf and step == 2 else None)
+        ignores_stop = mode == "deaf" or (mode == "deaf-later" and step == 2)
+        report(job, step, RunPhase.RUNNING, save(1) if ignores_stop and step == 2 else None)
         with (run_folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5}) + "\n")
         if mode == "lost":
             return constants.ExitCode.INFRASTRUCTURE
-        while mode == "wait" or is_deaf:
+        while mode == "wait" or ignores_stop:
             if STOPS and mode == "wait":
                 report(job, step, RunPhase.STOPPED, save(step))
                 return constants.ExitCode.INTERRUPTED

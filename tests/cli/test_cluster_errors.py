@@ -25,6 +25,11 @@ pytestmark = pytest.mark.apiserver
 Rljob = Callable[..., tuple[int, str, str]]
 
 
+def assert_one_line(errors: str, *parts: str) -> None:
+    assert errors == Mentions(*parts)
+    assert errors.count("\n") == 1
+
+
 def test_without_a_crd_the_operator_is_reported_as_not_installed(
     bare_apiserver: ApiServer, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +39,7 @@ def test_without_a_crd_the_operator_is_reported_as_not_installed(
     file.write_text(bare_apiserver.kubeconfig())
     code, _, errors = rljob("list", "--kubeconfig", str(file))
     assert code == 2
-    assert errors == Mentions("error: here:", "RLJobs", "install", "docs/install.md", "--context")
+    assert_one_line(errors, "error: here:", "RLJobs", "install", "docs/install.md", "--context")
 
 
 def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
@@ -43,14 +48,14 @@ def test_a_missing_kubeconfig_is_reported_with_the_paths_searched(
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/b")
     code, _, errors = rljob("status", "small")
     assert code == 2
-    assert errors == Mentions("error:", "kubeconfig", f"{tmp_path}/a", f"{tmp_path}/b", "--kubeconfig", "KUBECONFIG")
+    assert_one_line(errors, "error:", "kubeconfig", f"{tmp_path}/a", f"{tmp_path}/b", "--kubeconfig", "KUBECONFIG")
 
 
 @pytest.mark.usefixtures("job_cluster")
 def test_a_named_kubeconfig_must_exist(rljob: Rljob, tmp_path: Path) -> None:
     code, _, errors = rljob("status", "small", "--kubeconfig", str(tmp_path / "other"))
     assert code == 2
-    assert errors == Mentions("error:", "kubeconfig", f"{tmp_path}/other")
+    assert_one_line(errors, "error:", "kubeconfig", f"{tmp_path}/other")
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "{}", "clusters: 3\ncontexts: 4\n", "contexts: []\n"])
@@ -62,14 +67,13 @@ def test_an_invalid_kubeconfig_is_reported_in_one_line(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, output, errors = rljob("status", "small")
     assert (code, output) == (2, "")
-    assert errors == Mentions(f"error: {file}:", "invalid", "--kubeconfig")
-    assert errors.count("\n") == 1
+    assert_one_line(errors, f"error: {file}:", "invalid", "--kubeconfig")
 
 
 def test_a_missing_context_is_reported_with_the_existing_ones(job_cluster: JobCluster, rljob: Rljob) -> None:
     code, _, errors = rljob("status", "small", "--context", "there")
     assert code == 2
-    assert errors == Mentions(f"error: {job_cluster.kubeconfig}:", "context", "there", "here")
+    assert_one_line(errors, f"error: {job_cluster.kubeconfig}:", "context", "there", "here")
 
 
 def test_several_kubeconfigs_are_merged_and_any_context_can_be_named(
@@ -94,8 +98,7 @@ def test_a_server_that_does_not_listen_is_reported(
         monkeypatch.setenv("KUBECONFIG", str(file))
         code, _, errors = rljob("explain", "small")
     assert code == 75
-    assert errors == Mentions("error: here:", "API server", "unreachable", "Connection refused")
-    assert errors.count("\n") == 1
+    assert_one_line(errors, "error: here:", "API server", "unreachable", "Connection refused")
 
 
 def test_an_untrusted_certificate_is_reported(
@@ -107,8 +110,14 @@ def test_an_untrusted_certificate_is_reported(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
     assert code == 2
-    assert errors == Mentions(
-        "error: here:", "certificate", "CERTIFICATE_VERIFY_FAILED", "certificate-authority", "server", "kubeconfig"
+    assert_one_line(
+        errors,
+        "error: here:",
+        "certificate",
+        "CERTIFICATE_VERIFY_FAILED",
+        "certificate-authority",
+        "server",
+        "kubeconfig",
     )
 
 
@@ -118,10 +127,10 @@ def test_an_invalid_name_is_rejected_before_any_request(job_cluster: JobCluster,
     for name in ("", ".", "..", "a/b", "%2e", "Small", "-a", "a" * 254):
         code, output, errors = rljob(command, "--", name)
         assert (code, output) == (2, "")
-        assert errors == Mentions("error: NAME:", repr(name), "Kubernetes name")
+        assert_one_line(errors, "error: NAME:", repr(name), "Kubernetes name")
         code, _, errors = rljob(command, "--namespace", name, "small")
         assert code == 2
-        assert errors == Mentions("error: --namespace:", repr(name), "Kubernetes name")
+        assert_one_line(errors, "error: --namespace:", repr(name), "Kubernetes name")
     assert "small" in rljob("list")[1]
 
 
@@ -147,7 +156,7 @@ def test_an_invalid_token_is_reported(
     monkeypatch.setenv("KUBECONFIG", str(file))
     code, _, errors = rljob("list")
     assert code == 2
-    assert errors == Mentions("error: here:", "API server", "credentials", "log in")
+    assert_one_line(errors, "error: here:", "API server", "credentials", "log in")
 
 
 def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -159,7 +168,7 @@ def test_a_forbidden_request_shows_the_message_of_the_server(job_cluster: JobClu
         f'rljobs.rljob.dev "small" is forbidden: User "system:serviceaccount:{job_cluster.namespace}:visitor" cannot'
         f' get resource "rljobs" in API group "rljob.dev" in the namespace "{job_cluster.namespace}"'
     )
-    assert errors == Mentions("error: here:", "permission", message, "role", "docs/install.md")
+    assert_one_line(errors, "error: here:", "permission", message, "role", "docs/install.md")
 
 
 def test_explain_works_without_permission_to_read_events(job_cluster: JobCluster, rljob: Rljob) -> None:
@@ -208,6 +217,4 @@ def test_the_service_account_and_namespace_of_a_pod_are_used(
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "gone"))
     code, _, errors = rljob("list")
     assert code == 2
-    assert errors == Mentions(
-        "error:", "service account", "Service token file does not exist.", "token", "--kubeconfig"
-    )
+    assert_one_line(errors, "error:", "service account", "Service token file does not exist.", "token", "--kubeconfig")

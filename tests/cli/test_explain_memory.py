@@ -50,7 +50,7 @@ def explained(
     metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED}
     job = stored_job({"metadata": metadata, "spec": wanted, "status": status})
     lines = [line for text in explanation(job, [], [], NOW) for line in text.plain.split("\n")]
-    [begin] = [place for place, line in enumerate(lines) if line.startswith("What to do")] or [2]
+    [begin] = [number for number, line in enumerate(lines) if line.startswith("What to do")] or [2]
     return lines[begin + 1 : lines.index("What comes next:") - 1]
 
 

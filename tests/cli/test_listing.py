@@ -62,14 +62,14 @@ def test_the_columns_are_those_of_kubectl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "row", "place"),
+    ("status", "row", "unread"),
     [
         ("gone", ["bad", "?", "StatusUnreadable", "?", "?", "?", "?", "?", "30m"], 'status (seen: "gone")'),
         ({"phase": 3}, ["bad", "?", "StatusUnreadable", "30m"], "status.phase (seen: 3)"),
         ({"phase": "Running", "gpus": "many"}, ["bad", "Running", "?", "30m"], 'status.gpus (seen: "many")'),
     ],
 )
-def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row: list[str], place: str) -> None:
+def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row: list[str], unread: str) -> None:
     jobs = [job(job_statuses.full_status()), job(status, "bad"), job({}, "z")]
     out, notes = io.StringIO(), io.StringIO()
     consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
@@ -77,7 +77,7 @@ def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
     assert lines[2].split() == row
-    assert notes.getvalue() == Mentions("RLJob team-a/bad:", place, "another version", "`rljob`", "--output yaml")
+    assert notes.getvalue() == Mentions("RLJob team-a/bad:", unread, "another version", "`rljob`", "--output yaml")
     assert notes.getvalue().count("\n") == 1
 
 

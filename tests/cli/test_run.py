@@ -102,7 +102,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFol
 @pytest.mark.parametrize(
     ("named", "expected"),
     [("10.0.0.1:6379", "10.0.0.1:6379"), ("http://10.0.0.1:8265", "auto"), ("", "auto")],
-    ids=["of a Ray job", "a dashboard", "none"],
+    ids=["address", "dashboard", "none"],
 )
 def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, named: str, expected: str) -> None:
     code, output = workplace.run("--ray", "auto", RAY_ADDRESS=named)

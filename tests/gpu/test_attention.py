@@ -78,9 +78,9 @@ def written_out(
     return (scores_1HNN.masked_fill(~is_seen_NN, -torch.inf).softmax(dim=-1) @ value_1HND).transpose(1, 2)
 
 
-def error(found: Result, right: Result) -> float:
+def error(found: Result, expected: Result) -> float:
     """The largest of the four errors, relative to the norm."""
-    pairs = zip((found.output, *found.gradients), (right.output, *right.gradients), strict=True)
+    pairs = zip((found.output, *found.gradients), (expected.output, *expected.gradients), strict=True)
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
@@ -92,18 +92,18 @@ def test_kernels_agree_in_float32(place: DeviceContext) -> None:
             (Kernel.PADDED, LENGTHS),
             (Kernel.ONE_VIEW, EQUAL_LENGTHS),
         ):
-            right = result(None, shape, lengths, host, torch.float64)
+            expected = result(None, shape, lengths, host, torch.float64)
             found = result(kernel, shape, lengths, place.device, torch.float32)
-            assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, right)) < 1e-5
+            assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, expected)) < 1e-5
 
 
 def test_variable_lengths_in_half_precision_are_as_exact_as_padding(place: DeviceContext) -> None:
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
     host = torch.device("cpu")
     for shape in SHAPES:
-        right = result(None, shape, LENGTHS, host, torch.float64)
+        expected = result(None, shape, LENGTHS, host, torch.float64)
         flat, padded = (
-            error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), right)
+            error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), expected)
             for kernel in (Kernel.VARIABLE_LENGTH, Kernel.PADDED)
         )
         name = f"{shape.num_heads}x{shape.size}"

@@ -36,10 +36,10 @@ def test_saved_state_is_restored_bitwise(place: DeviceContext) -> None:
     for step in range(SAVED_STEP):
         first.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, step), step)
     folder = saved(first, place.folder / "checkpoints")
-    right = engine_updates.state_of(first.engine)
+    expected = engine_updates.state_of(first.engine)
     second = engine_updates.build_actor(model, place.context)
     second.load_checkpoint(folder, SAVED_STEP)
-    compare.assert_bitwise_equal(engine_updates.state_of(second.engine), right)
+    compare.assert_bitwise_equal(engine_updates.state_of(second.engine), expected)
     assert {each.device.type for _, each in second.engine.named_optimizer_state()} == {place.device.type}
     rollout = engine_updates.random_rollout(tiny_models.VOCABULARY, SAVED_STEP)
     metrics = [each.update_policy(rollout, SAVED_STEP) for each in (first, second)]
@@ -52,7 +52,7 @@ def test_copies_are_taken_before_training_continues(place: DeviceContext) -> Non
     model = tiny_models.save("qwen3 tied", place.folder / "model")
     actor = engine_updates.build_actor(model, place.context)
     actor.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, 0), 0)
-    right = engine_updates.state_of(actor.engine)
+    expected = engine_updates.state_of(actor.engine)
     root = place.folder / "checkpoints"
     folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
     is_updated = Event()
@@ -67,7 +67,7 @@ def test_copies_are_taken_before_training_continues(place: DeviceContext) -> Non
     is_updated.set()
     commit(root, folder, SAVED_STEP, 1, [actor.finish_checkpoint()], {})
     actor.load_checkpoint(folder, SAVED_STEP)
-    compare.assert_bitwise_equal(engine_updates.state_of(actor.engine), right)
+    compare.assert_bitwise_equal(engine_updates.state_of(actor.engine), expected)
 
 
 def test_random_generators_continue_where_they_were(place: DeviceContext) -> None:

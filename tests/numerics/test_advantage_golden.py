@@ -22,7 +22,7 @@ def test_every_type_has_golden_numbers() -> None:
     }
 
 
-class Read(dict[str, object]):
+class ReadTable(dict[str, object]):
     """A table that records which of its entries are read."""
 
     def __init__(self, table: Mapping[str, object]) -> None:
@@ -36,7 +36,7 @@ class Read(dict[str, object]):
 
 @pytest.mark.parametrize("kind", ["advantages", "returns"])
 def test_every_golden_number_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Read(verl_cases.GOLDEN[kind])
+    read = ReadTable(verl_cases.GOLDEN[kind])
     monkeypatch.setitem(verl_cases.GOLDEN, kind, read)
     for case in advantage_cases.ADVANTAGE_CASES:
         case.compare()

@@ -95,10 +95,10 @@ def slow_whitened(values: list[float], responses: list[Response]) -> list[float]
 def slow_pass_at_k(responses: list[Response], by_std: bool) -> list[float]:
     found = [0.0] * len(responses)
     for group in {each.group for each in responses}:
-        places = [place for place, each in enumerate(responses) if each.group == group]
-        rewards = [responses[place].reward for place in places]
-        best = places[rewards.index(max(rewards))]
-        others = [responses[place].reward for place in places if place != best]
+        indices = [index for index, each in enumerate(responses) if each.group == group]
+        rewards = [responses[index].reward for index in indices]
+        best = indices[rewards.index(max(rewards))]
+        others = [responses[index].reward for index in indices if index != best]
         found[best] = max(rewards) - (max(others) if others else 0.0)
         if by_std:
             found[best] /= std_or_1(rewards) + 1e-6
@@ -119,8 +119,8 @@ def slow_gdpo(responses: list[Response]) -> list[float]:
 
 def slow_leave_one_out(responses: list[Response]) -> list[float]:
     found = []
-    for place, each in enumerate(responses):
-        others = [r.reward for other, r in enumerate(responses) if other != place and r.group == each.group]
+    for index, each in enumerate(responses):
+        others = [r.reward for other, r in enumerate(responses) if other != index and r.group == each.group]
         found.append(each.reward - (statistics.fmean(others) if others else 0.0))
     return found
 
@@ -171,7 +171,7 @@ def test_advantages_equal_a_loop_over_responses(name: str, responses: list[Respo
 
 @pytest.mark.parametrize("name", SLOW)
 def test_equal_rewards_that_are_not_binary_fractions_give_zero_advantages(name: str) -> None:
-    responses = [Response(0.1, group=place // 7, length=place % 5, greedy=0.1, style=0.1) for place in range(21)]
+    responses = [Response(0.1, group=index // 7, length=index % 5, greedy=0.1, style=0.1) for index in range(21)]
     found = advantages(responses, torch.float32, **SLOW[name][0])
     assert max(map(abs, found)) < 1e-9
 

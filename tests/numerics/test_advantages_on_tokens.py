@@ -114,8 +114,8 @@ def slow_returns(row: Row, gamma: float) -> list[float]:
 def slow_gae(row: Row, gamma: float, lambda_: float) -> list[float]:
     values = [token.value for token in row.tokens] + [0.0]
     found: list[float] = []
-    for place in reversed(range(len(row.tokens))):
-        delta = slow_rewards(row)[place] + gamma * values[place + 1] - values[place]
+    for position in reversed(range(len(row.tokens))):
+        delta = slow_rewards(row)[position] + gamma * values[position + 1] - values[position]
         found.insert(0, delta + gamma * lambda_ * (found[0] if found else 0.0))
     return found
 
@@ -126,23 +126,24 @@ def slow_whitened(values: list[float]) -> list[float]:
     return [(value - mean) / (variance + 1e-8) ** 0.5 for value in values]
 
 
-def slow_baseline(row: Row, place: int, rows: list[Row], zero_tail: bool) -> float:
+def slow_baseline(row: Row, position: int, rows: list[Row], zero_tail: bool) -> float:
     group = [each for each in rows if each.group == row.group and each.tokens]
-    present = [each for each in group if len(each.tokens) > place]
+    present = [each for each in group if len(each.tokens) > position]
     if len(group) == 1 or (zero_tail and len(present) == 1):
         return 0.0
     weights = [
-        1e-8 + sum(1 - 2 * token.probability + token.squares for token in each.tokens[: place + 1]) for each in present
+        1e-8 + sum(1 - 2 * token.probability + token.squares for token in each.tokens[: position + 1])
+        for each in present
     ]
-    returns = [slow_returns(each, 1.0)[place] for each in present]
+    returns = [slow_returns(each, 1.0)[position] for each in present]
     return sum(g * w for g, w in zip(returns, weights, strict=True)) / sum(weights)
 
 
 def slow_optimal(rows: list[Row], zero_tail: bool) -> list[float]:
     return [
-        given - slow_baseline(row, place, rows, zero_tail)
+        given - slow_baseline(row, position, rows, zero_tail)
         for row in rows
-        for place, given in enumerate(slow_returns(row, 1.0))
+        for position, given in enumerate(slow_returns(row, 1.0))
     ]
 
 

@@ -37,11 +37,11 @@ RAGGED, EQUAL = (1, 9, 4, 12), (5, 5, 5)
 def slow_row(query_HTD: Tensor, key_HTD: Tensor, value_HTE: Tensor, scale: float, window: int | None) -> Tensor:
     """One row, token by token: [H, T, E]."""
     outputs = []
-    for place in range(query_HTD.shape[1]):
-        first = 0 if window is None else max(0, place - window + 1)
-        scores_HS = scale * (query_HTD[:, place, None] * key_HTD[:, first : place + 1]).sum(dim=-1)
+    for position in range(query_HTD.shape[1]):
+        first = 0 if window is None else max(0, position - window + 1)
+        scores_HS = scale * (query_HTD[:, position, None] * key_HTD[:, first : position + 1]).sum(dim=-1)
         weights_HS = scores_HS.exp() / scores_HS.exp().sum(dim=-1, keepdim=True)
-        outputs.append((weights_HS[..., None] * value_HTE[:, first : place + 1]).sum(dim=1))
+        outputs.append((weights_HS[..., None] * value_HTE[:, first : position + 1]).sum(dim=1))
     return torch.stack(outputs, dim=1)
 
 
@@ -104,8 +104,10 @@ def test_each_kernel_and_its_gradients_match_the_slow_implementation(
 ) -> None:
     tensors = inputs(sum(lengths))
     found = attend(kernel, *tensors, FlatRows(lengths, CPU), 0.3, window)
-    right = slow_rows(*tensors, lengths, 0.3, window)
-    for one, other in zip(outputs_and_gradients(found, tensors), outputs_and_gradients(right, tensors), strict=True):
+    slow_outputs = slow_rows(*tensors, lengths, 0.3, window)
+    for one, other in zip(
+        outputs_and_gradients(found, tensors), outputs_and_gradients(slow_outputs, tensors), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 

@@ -116,7 +116,7 @@ def warm_up(context: WorkerContext) -> WarmUp:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Results:
     """Results of the ranks."""
 
     steps: dict[str, list[Steps]]
@@ -125,14 +125,14 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
     root = tmp_path_factory.mktemp("checkpoints")
     runs = [gloo_ranks.RankedRun(partial(two_steps, replay), num_ranks) for num_ranks, replay in CASES.values()]
     *steps, found, [warmed] = gloo_ranks.run_on_ranks(
         [*runs, gloo_ranks.RankedRun(partial(resumed, root), 2), gloo_ranks.RankedRun(warm_up, 1)]
     )
     assert isinstance(warmed, WarmUp)
-    return Seen(
+    return Results(
         {name: [each for each in ranks if isinstance(each, Steps)] for name, ranks in zip(CASES, steps, strict=True)},
         [each for each in found if isinstance(each, Resumed)],
         warmed,
@@ -140,17 +140,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("name", list(CASES)[1:])
-def test_critic_updates_do_not_depend_on_layout_or_micro_batches(seen: Seen, name: str) -> None:
+def test_critic_updates_do_not_depend_on_layout_or_micro_batches(seen: Results, name: str) -> None:
     [one] = seen.steps["one"]
     assert len(one.gradients) == 8
     assert len(seen.steps[name]) == CASES[name][0]
     for found in seen.steps[name]:
         assert max(map(compare.relative_difference, found.gradients, one.gradients)) < compare.RELATIVE
-        for mine, right in zip(found.metrics, one.metrics, strict=True):
-            compare.assert_same_metrics(mine, right)
+        for mine, expected in zip(found.metrics, one.metrics, strict=True):
+            compare.assert_same_metrics(mine, expected)
 
 
-def test_the_metrics_of_a_step_are_plausible(seen: Seen) -> None:
+def test_the_metrics_of_a_step_are_plausible(seen: Results) -> None:
     [one] = seen.steps["one"]
     first, second = one.metrics
     # A critic that begins with zeros predicts nothing, so that its errors are the returns themselves.
@@ -161,7 +161,7 @@ def test_the_metrics_of_a_step_are_plausible(seen: Seen) -> None:
     assert 0 < second[VALUE_CLIP_FRACTION] < 1
 
 
-def test_a_resumed_critic_is_bitwise_the_same(seen: Seen) -> None:
+def test_a_resumed_critic_is_bitwise_the_same(seen: Results) -> None:
     assert len(seen.resumed) == 2
     for rank in seen.resumed:
         compare.assert_bitwise_equal(rank.loaded, rank.saved)
@@ -169,7 +169,7 @@ def test_a_resumed_critic_is_bitwise_the_same(seen: Seen) -> None:
         assert compare.relative_difference(rank.later, rank.saved) > 0
 
 
-def test_only_the_critic_is_trained_during_its_warm_up(seen: Seen) -> None:
+def test_only_the_critic_is_trained_during_its_warm_up(seen: Results) -> None:
     assert seen.warm_up.moved == [(False, True), (True, True)]
     assert "actor/pg_loss" not in seen.warm_up.metrics[0]
     # A run that is resumed after the first step begins with version 1, too.

@@ -52,12 +52,12 @@ def test_values_equal_those_of_a_token_classifier(tmp_path: Path, kind: str) -> 
     # Zero in a model that was never trained.
     torch.nn.init.constant_(model.score.bias, 0.7)
     model.save_pretrained(tmp_path / "model")
-    right = type(random_model(kind)).from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    reference = type(random_model(kind)).from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(2, 64, (length,), generator=generator) for length in (9, 2, 23)]
     values_R = TrainEngine(settings_of(tmp_path / "model")).values(batch_of_rows(rows))
     with torch.no_grad():
-        expected = [right(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
+        expected = [reference(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
     torch.testing.assert_close(values_R, torch.cat(expected), rtol=1e-5, atol=1e-6)
     assert values_R.std() > 0.01
 

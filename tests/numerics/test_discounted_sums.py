@@ -23,9 +23,9 @@ def slow_sums(values: list[float], lengths: list[int], factor: float) -> list[fl
     found, stop = [0.0] * len(values), 0
     for length in lengths:
         start, stop, following = stop, stop + length, 0.0
-        for place in reversed(range(start, stop)):
-            following = values[place] + factor * following
-            found[place] = following
+        for position in reversed(range(start, stop)):
+            following = values[position] + factor * following
+            found[position] = following
     return found
 
 

@@ -33,7 +33,7 @@ REPLAY = replays.Replay(DAPO, num_steps=3, mini_batch_size=2)
 PROMPTS = replays.prompts_of(0, 18)
 
 
-class Taken(replays.ReplayedRollouts):
+class RecordedRollouts(replays.ReplayedRollouts):
     """Returns what another run has accepted, whatever is requested."""
 
     def __init__(self, rollout: Rollout) -> None:
@@ -83,7 +83,7 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
     assert stream.next_batch(1) == [PROMPTS[7]]
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[LEARNED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
-    plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rollout))
+    plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=RecordedRollouts(found.rollout))
     plain.training_step.run(PROMPTS[:4], 0)
     assert same(run.weights(), plain.weights())
     untrained = replays.replayed_run(REPLAY, context, cursor())

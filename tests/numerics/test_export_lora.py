@@ -36,7 +36,7 @@ def exported(run: replays.ReplayedRun, folder: Path, dtype: torch.dtype) -> Path
 
 
 def trained_logprobs(run: replays.ReplayedRun, *, with_adapters: bool) -> torch.Tensor:
-    """Log-probabilities of a loaded model, [T - 1]."""
+    """Log-probabilities of the trained model, [T - 1]."""
     mask_T = torch.arange(len(TOKENS_T)) > 0
     batch = TokenBatch(RaggedColumn.from_rows([TOKENS_T]), RaggedColumn.from_rows([mask_T]), {})
     return run.actor.engine.forward(batch, 1.0, with_adapters=with_adapters).logprobs_N
@@ -56,15 +56,15 @@ def test_both_exports_equal_the_trained_model(model: str, tmp_path: Path, contex
     source = tiny_models.save(model, tmp_path / "source") if model else replays.MODEL
     run = replays.replayed_run(replace(lora_runs.REPLAY, model=source), context)
     export = exported(run, tmp_path, torch.float32)
-    right, base = (trained_logprobs(run, with_adapters=each) for each in (True, False))
-    assert (right - base).abs().max() > 0.01
+    expected, base = (trained_logprobs(run, with_adapters=each) for each in (True, False))
+    assert (expected - base).abs().max() > 0.01
     merged, info = AutoModelForCausalLM.from_pretrained(export, output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"], info
-    torch.testing.assert_close(logprobs_of(merged.eval()), right, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logprobs_of(merged.eval()), expected, rtol=0, atol=1e-5)
     beside = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), export / ADAPTER_FOLDER
     )
-    torch.testing.assert_close(logprobs_of(beside.eval()), right, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logprobs_of(beside.eval()), expected, rtol=0, atol=1e-5)
     config = json.loads((export / ADAPTER_FOLDER / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (SOURCE.source, SOURCE.revision)
     assert (config["r"], config["lora_alpha"]) == (lora_runs.LORA.rank, lora_runs.LORA.alpha)
@@ -78,8 +78,8 @@ def test_merging_is_done_before_rounding(tmp_path: Path, context: WorkerContext)
     name = "model.layers.0.self_attn.q_proj"
     first, second = (tensor for full, tensor in run.weights().items() if full.startswith(f"base_model.model.{name}."))
     weight = dict(run.actor.engine.named_shards())[f"{name}.weight"].full_tensor()  # type: ignore[attr-defined]
-    right = (weight + 2 * second @ first).bfloat16()
-    assert torch.equal(merged.get_submodule(name).weight, right)
+    expected = (weight + 2 * second @ first).bfloat16()
+    assert torch.equal(merged.get_submodule(name).weight, expected)
 
 
 def test_adapters_that_peft_would_attach_to_experts_are_not_written(

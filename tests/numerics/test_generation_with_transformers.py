@@ -33,7 +33,7 @@ def folder_of(name: str, folder: Path) -> Path:
     return folder
 
 
-def right_model(folder: Path) -> PreTrainedModel:
+def reference_model(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
@@ -54,33 +54,33 @@ def test_logprobs_of_a_response_equal_those_of_the_models_own_forward(
     name: str, attention: str, tmp_path: Path
 ) -> None:
     folder = folder_of(name, tmp_path)
-    right = right_model(folder)
+    reference = reference_model(folder)
     engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(REQUESTS)))
     assert engine.model.config._attn_implementation == attention
-    engine.update_weights(right.named_parameters(), 0)
+    engine.update_weights(reference.named_parameters(), 0)
     finished = engine.generate(REQUESTS)
     for request in REQUESTS:
-        assert_own_logprobs(right, request, finished[request.request_id])
+        assert_own_logprobs(reference, request, finished[request.request_id])
     assert sum(len(each.token_ids) > tiny_models.WINDOW for each in finished.values()) > len(REQUESTS) / 2
 
 
 def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
     folder = folder_of("gemma2", tmp_path)
-    right = right_model(folder)
+    reference = reference_model(folder)
     engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, 1))
-    engine.update_weights(right.named_parameters(), 0)
+    engine.update_weights(reference.named_parameters(), 0)
     first, second, *_ = REQUESTS
     engine.add(first)
     assert engine.step() == []
     engine.add(second)
-    for parameter in right.parameters():
+    for parameter in reference.parameters():
         parameter.data *= 1.1
     with pytest.raises(AssertionError, match="while 1 sequences are running"):
-        engine.update_weights(right.named_parameters(), 1)
+        engine.update_weights(reference.named_parameters(), 1)
     engine.abort([first.request_id])
-    engine.update_weights(right.named_parameters(), 1)
+    engine.update_weights(reference.named_parameters(), 1)
     found = engine.generate([])[second.request_id]
-    assert_own_logprobs(right, second, found)
+    assert_own_logprobs(reference, second, found)
     assert found.policy_versions == (1,) * len(found.token_ids)
 
 

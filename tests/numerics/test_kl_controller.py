@@ -37,7 +37,7 @@ def replay(
 
 
 @pytest.mark.parametrize(
-    ("measured", "right"),
+    ("measured", "expected"),
     [
         (0.1, 0.5),
         (0.11, 0.51),
@@ -52,21 +52,21 @@ def replay(
         (math.inf, 0.5),
     ],
 )
-def test_a_fifth_of_the_horizon_moves_the_coefficient_by_a_fifth_of_the_error(measured: float, right: float) -> None:
+def test_a_fifth_of_the_horizon_moves_the_coefficient_by_a_fifth_of_the_error(measured: float, expected: float) -> None:
     controller = KlController.from_wire({"type": "Adaptive", "adaptive": {"target": 0.1, "horizon": 100}})
-    assert next_coefficient(controller, 0.5, measured, 20) == pytest.approx(right, rel=1e-12)
+    assert next_coefficient(controller, 0.5, measured, 20) == pytest.approx(expected, rel=1e-12)
     assert next_coefficient(KlController(), 0.5, measured, 20) == 0.5
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
 def test_each_step_uses_the_coefficient_of_the_step_before(context: WorkerContext, placement: str) -> None:
     metrics = replays.replayed_run(replay("GRPO", placement), context).steps(0, 4)
-    right = COEFFICIENT
+    expected = COEFFICIENT
     errors = []
     for step in metrics:
-        assert step[KL_COEFFICIENT] == right
+        assert step[KL_COEFFICIENT] == expected
         errors.append(step[KL_LOSS] / TARGET - 1)
-        right *= 1 + min(max(errors[-1], -0.2), 0.2) * NUM_RESPONSES / HORIZON
+        expected *= 1 + min(max(errors[-1], -0.2), 0.2) * NUM_RESPONSES / HORIZON
     # From the reference itself to beyond the target, through values within the bounds.
     assert errors[0] < -0.2 < errors[1] < 0.2 < errors[2]
 

@@ -27,10 +27,10 @@ def outcome(ranks: dict[int, list[lora_runs.RankResults]], name: str) -> step_ca
 def test_gradients_equal_those_of_one_worker_and_one_pass(
     ranks: dict[int, list[lora_runs.RankResults]], name: str
 ) -> None:
-    found, right = outcome(ranks, name), outcome(ranks, "one")
-    assert len(found.gradients) == len(right.gradients) == 2
-    assert max(map(compare.relative_difference, found.gradients, right.gradients)) < compare.RELATIVE
-    compare.assert_same_metrics(found.metrics, right.metrics)
+    found, expected = outcome(ranks, name), outcome(ranks, "one")
+    assert len(found.gradients) == len(expected.gradients) == 2
+    assert max(map(compare.relative_difference, found.gradients, expected.gradients)) < compare.RELATIVE
+    compare.assert_same_metrics(found.metrics, expected.metrics)
 
 
 def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
@@ -38,12 +38,12 @@ def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, lis
     [found, *_], [whole, *_] = outcome(ranks, "first").gradients, outcome(ranks, "all weights").gradients
     drawn = ranks[1][0].trained.first
     of_seconds = {name: gradient for name, gradient in found.items() if ".lora_B." in name}
-    right = {}
+    expected = {}
     for name in of_seconds:
         layer = name.partition(".lora_B.")[0]
         first = drawn[f"base_model.model.{layer.removeprefix('language_model.')}.lora_A.weight"]
-        right[name] = SCALING * whole[f"{layer}.weight"] @ first.T
-    assert compare.relative_difference(of_seconds, right) < compare.RELATIVE
+        expected[name] = SCALING * whole[f"{layer}.weight"] @ first.T
+    assert compare.relative_difference(of_seconds, expected) < compare.RELATIVE
     of_firsts = [gradient for name, gradient in found.items() if ".lora_A." in name]
     assert len(found) == len(of_seconds) + len(of_firsts)
     assert not any(gradient.any() for gradient in of_firsts)
@@ -85,8 +85,8 @@ def test_merging_adds_the_product_and_keeps_the_base(ranks: dict[int, list[lora_
                     trained.adapters[f"base_model.model.{name.removesuffix('weight')}{part}.weight"].double()
                     for part in ("lora_A", "lora_B")
                 )
-                right = trained.base[name].double() + SCALING * second @ first
-                torch.testing.assert_close(trained.merged[name].double(), right, rtol=0, atol=1e-6)
+                expected = trained.base[name].double() + SCALING * second @ first
+                torch.testing.assert_close(trained.merged[name].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_the_reference_is_the_base_without_adapters(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
@@ -103,16 +103,16 @@ def test_a_resumed_run_is_bitwise_the_same(ranks: dict[int, list[lora_runs.RankR
         assert compare.relative_difference(rank.trained.saved, rank.trained.last) > 0.01
     [one] = ranks[1]
     for part in ("", "optimizer."):
-        found, right = (
+        found, expected = (
             {name: tensor for name, tensor in state.items() if name.startswith("optimizer.") == bool(part)}
             for state in (one.resumed, ranks[2][0].trained.last)
         )
-        assert compare.relative_difference(found, right) < 1e-3
+        assert compare.relative_difference(found, expected) < 1e-3
 
 
 def test_half_precision_is_close(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
-    found, right = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
-    assert 1e-4 < compare.relative_difference(found, right) < 0.5
+    found, expected = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
+    assert 1e-4 < compare.relative_difference(found, expected) < 0.5
 
 
 def test_dropout_is_used_for_gradients_only(ranks: dict[int, list[lora_runs.RankResults]]) -> None:

@@ -47,11 +47,11 @@ def test_truncated_responses_are_not_trained_on_and_not_counted(context: WorkerC
         [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in trained]
     ).sum()
     (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    expected = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     _, found = plain_grpo.first_update(REPLAY, context)
-    assert compare.relative_difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, expected) < compare.RELATIVE
     _, unmasked = plain_grpo.first_update(replace(REPLAY, algorithm=Algorithm()), context)
-    assert compare.relative_difference(unmasked, right) > 0.01
+    assert compare.relative_difference(unmasked, expected) > 0.01
     metrics = replays.replayed_run(REPLAY, context).step(0)
     assert metrics[LEARNED_FRACTION] == len(trained) / len(rows)
     assert metrics[RESPONSE_CLIP_RATIO] == pytest.approx(1 - len(trained) / len(rows))
@@ -101,13 +101,13 @@ def test_masked_responses_have_no_part_in_whitening_and_kl(context: WorkerContex
     advantages_N = (returns_N - returns_N.mean()) / returns_N.std()
     # The derivative of a ratio of 1 is that of its logarithm.
     (-advantages_N * torch.cat(new)).mean().backward()  # type: ignore[no-untyped-call]
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    expected = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     run = replays.replayed_run(replay, context)
     assert run.reference is not None
     moved(run.reference.engine.model)
     with replays.recorded_gradients(run.actor.engine) as gradients:
         metrics = run.step(0)
-    assert compare.relative_difference(gradients[0], right) < compare.RELATIVE
+    assert compare.relative_difference(gradients[0], expected) < compare.RELATIVE
     measured = float(torch.cat(kl).mean())
     assert metrics[KL_LOSS] == pytest.approx(measured, rel=compare.RELATIVE)
     error = measured / KL_TARGET - 1

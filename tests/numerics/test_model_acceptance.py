@@ -74,7 +74,7 @@ def planned_logprobs(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPl
 
 
 @torch.no_grad()
-def right_distribution(
+def reference_distribution(
     model: PreTrainedModel, rows: Sequence[Tensor], num_prompt_tokens: int, temperature: float
 ) -> TokenDistribution:
     """The result of a model's own forward, on each row alone."""
@@ -87,10 +87,10 @@ def right_distribution(
     return TokenDistribution(torch.cat(logprobs), torch.cat(entropies), None)
 
 
-def assert_same(found: TokenDistribution, right: TokenDistribution) -> None:
+def assert_same(found: TokenDistribution, reference: TokenDistribution) -> None:
     """Entropy is that of the whole vocabulary."""
-    torch.testing.assert_close(found.logprobs_N, right.logprobs_N, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.entropy_N, right.entropy_N, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.logprobs_N, reference.logprobs_N, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.entropy_N, reference.entropy_N, rtol=0, atol=1e-5)
 
 
 def from_pretrained(folder: Path) -> PreTrainedModel:
@@ -128,22 +128,22 @@ def gradients(logprobs: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]
     return {part: torch.cat(each) for part, each in parts.items()}
 
 
-def assert_same_buffers(model: nn.Module, right: PreTrainedModel) -> None:
-    torch.testing.assert_close(dict(model.named_buffers()), dict(right.named_buffers()), rtol=0, atol=0)
+def assert_same_buffers(model: nn.Module, reference: PreTrainedModel) -> None:
+    torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
 def test_a_loaded_model_equals_that_of_from_pretrained(name: str, tmp_path: Path) -> None:
     folder = tiny_models.save(name, tmp_path)
-    right = from_pretrained(folder)
+    reference = from_pretrained(folder)
     model = loaded(folder)
-    assert_same_buffers(model, right)
+    assert_same_buffers(model, reference)
     for kernel, lengths in LENGTHS.items():
         assert choose_kernel(lengths, 2, (32, 32), torch.float32, "cpu", None) is kernel
         rows = random_rows(lengths)
         with torch.no_grad():
             found = planned(model, rows)
-        assert_same(found, right_distribution(right, rows, num_prompt_tokens=1, temperature=1.0))
+        assert_same(found, reference_distribution(reference, rows, num_prompt_tokens=1, temperature=1.0))
     accept(model)
 
 
@@ -151,11 +151,11 @@ def test_a_loaded_model_equals_that_of_from_pretrained(name: str, tmp_path: Path
 def test_flat_and_padded_rows_have_the_gradient_of_the_models_own_forward(name: str) -> None:
     model = tiny_models.make(name)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
-    right = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
+    reference = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
     padded = gradients(planned_logprobs(model, rows, PADDED_ROWS), model)
     use_flat_attention(model)
     flat = gradients(planned_logprobs(model, rows, FLAT_ROWS), model)
-    for part, gradient in right.items():
+    for part, gradient in reference.items():
         assert gradient.norm() > 1e-3
         for found in (padded, flat):
             assert (found[part] - gradient).norm() < 1e-5 * gradient.norm()
@@ -184,11 +184,11 @@ def test_recomputed_activations_know_their_rows() -> None:
     model = tiny_models.make("qwen3")
     use_flat_attention(model)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
-    right = gradients(planned_logprobs(model, rows), model)
+    reference = gradients(planned_logprobs(model, rows), model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     found = gradients(planned_logprobs(model, rows), model)
-    torch.testing.assert_close(found, right, rtol=0, atol=0)
+    torch.testing.assert_close(found, reference, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -300,17 +300,17 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tiny_models.save(name, tmp_path / "model")
-    right = from_pretrained(folder)
+    reference = from_pretrained(folder)
     with caplog.at_level(logging.INFO):
         engine = engine_of(folder)
     padded = "attention: rows are padded, because of the model its attention is soft-capped"
     assert [each for each in caplog.messages if each.startswith("attention:")] == ([padded] if name == "gemma2" else [])
     assert all(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
-    assert_same_buffers(engine.model.language_model, right)
+    assert_same_buffers(engine.model.language_model, reference)
     # Several micro-batches of 100 tokens, padded or not.
     rows = random_rows((30, 90, 20, 3, 26, 60, 11))
     found = engine.forward(batch_of(rows, num_prompt_tokens=3), 0.7, Entropy.VALUE)
-    assert_same(found, right_distribution(right, rows, num_prompt_tokens=3, temperature=0.7))
+    assert_same(found, reference_distribution(reference, rows, num_prompt_tokens=3, temperature=0.7))
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -318,16 +318,16 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(
 def test_a_half_precision_engine_reuses_the_accepted_buffers(name: str, tmp_path: Path) -> None:
     """It is built a second time, and buffers that no file holds are filled in beside existing weights."""
     folder = tiny_models.save(name, tmp_path / "model")
-    right = from_pretrained(folder)
+    reference = from_pretrained(folder)
     engine = engine_of(folder, torch.bfloat16)
-    assert_same_buffers(engine.model.language_model, right)
+    assert_same_buffers(engine.model.language_model, reference)
     weights = {name: whole.detach() for name, whole in whole_tensors(engine.named_shards(), torch.float32)}
-    expected = dict(right.named_parameters())
+    expected = dict(reference.named_parameters())
     assert weights.keys() >= expected.keys()
     for weight, value in expected.items():
         assert torch.equal(weights[weight], value), weight
     rows = random_rows((30, 20))
-    exact = right_distribution(right, rows, num_prompt_tokens=3, temperature=1.0).logprobs_N
+    exact = reference_distribution(reference, rows, num_prompt_tokens=3, temperature=1.0).logprobs_N
     found = engine.forward(batch_of(rows, num_prompt_tokens=3), 1.0).logprobs_N
     assert 0 < float((found - exact).abs().mean()) < 0.1
 

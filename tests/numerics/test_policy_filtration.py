@@ -34,7 +34,7 @@ def filtration(**wire: object) -> PolicyFiltration:
 
 
 @pytest.mark.parametrize(
-    ("wire", "right"),
+    ("wire", "expected"),
     [
         ({"type": "Power"}, [0.25, 0.0625, 0, 1, 1]),
         ({"type": "Power", "exponent": 1}, [0.5, 0.25, 0, 1, 1]),
@@ -42,10 +42,10 @@ def filtration(**wire: object) -> PolicyFiltration:
         ({"type": "MaxRandom"}, [0.1, 0.1, 0.1, 0.4, 0.4]),
     ],
 )
-def test_weights_match_a_case_by_hand(wire: dict[str, object], right: list[float]) -> None:
+def test_weights_match_a_case_by_hand(wire: dict[str, object], expected: list[float]) -> None:
     """The weights of verl, divided by that of the largest score for Power, and without its 1e-8."""
     weights_B = filtration_weights(torch.tensor(SCORES), filtration(**wire))
-    assert weights_B.tolist() == pytest.approx(right, rel=1e-12)
+    assert weights_B.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("chosen", DRAWING)
@@ -89,9 +89,9 @@ def test_draws_equal_those_of_a_slow_loop(
         how,
         torch.tensor(uniform, dtype=torch.float64),
     ).tolist()
-    for row, taken in enumerate(drawn):
+    for row, drawn_row in enumerate(drawn):
         if not are_trained[row]:
-            assert taken == row
+            assert drawn_row == row
             continue
         is_of_group = scope is FiltrationScope.GROUP
         peers = [
@@ -105,8 +105,8 @@ def test_draws_equal_those_of_a_slow_loop(
             if weight and -1e-12 < left < weight + 1e-12:
                 near.add(peer)
             left -= weight
-        assert taken in near
-        assert weights[peers.index(taken)] > 0
+        assert drawn_row in near
+        assert weights[peers.index(drawn_row)] > 0
 
 
 def test_the_same_step_draws_the_same_and_another_draws_anew() -> None:
@@ -135,16 +135,16 @@ def test_a_step_trains_on_the_drawn_responses_with_advantages_of_the_whole_batch
     how, everything_B = replay.resolved.policy_filtration, torch.ones(16, dtype=torch.bool)
     drawn_B = filtered_rows(how, scores_B, groups_B, everything_B, replays.SEED, 0)
     model = plain_grpo.initial_policy()
-    taken = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
+    trained = [(rows[row].logprobs_R(model, 1.0), advantages[row]) for row in drawn_B.tolist()]
     loss = torch.stack(
-        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in taken]
+        [plain_grpo.clipped_losses(new_R, new_R.detach(), advantage).sum() for new_R, advantage in trained]
     ).sum()
-    (loss / sum(len(new_R) for new_R, _ in taken)).backward()  # type: ignore[no-untyped-call]
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    (loss / sum(len(new_R) for new_R, _ in trained)).backward()  # type: ignore[no-untyped-call]
+    expected = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     _, found = plain_grpo.first_update(replay, context)
-    assert compare.relative_difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, expected) < compare.RELATIVE
     _, undrawn = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
-    assert compare.relative_difference(undrawn, right) > 0.01
+    assert compare.relative_difference(undrawn, expected) > 0.01
     metrics = replays.replayed_run(replay, context).step(0)
     assert metrics[DISTINCT_FRACTION] == len(set(drawn_B.tolist())) / 16 < 1
     assert metrics[LEARNED_FRACTION] == 1
@@ -177,6 +177,6 @@ def test_the_critic_trains_on_the_drawn_responses(context: WorkerContext) -> Non
     [update] = gradients
     found = {VALUE_WEIGHT: update.pop(NAME_PREFIX + VALUE_WEIGHT)}
     assert not any(each.any() for each in update.values())
-    right = head_gradient(drawn_B.tolist())
-    assert compare.relative_difference(found, right) < compare.RELATIVE
-    assert compare.relative_difference(head_gradient(list(range(16))), right) > 0.01
+    expected = head_gradient(drawn_B.tolist())
+    assert compare.relative_difference(found, expected) < compare.RELATIVE
+    assert compare.relative_difference(head_gradient(list(range(16))), expected) > 0.01

@@ -126,7 +126,7 @@ Rows = list[list[tuple[float, float, float]]]
 
 
 def batch_of(rows: Rows) -> token_rows.MiniBatch:
-    columns = [torch.tensor([token[place] for row in rows for token in row]).double() for place in range(3)]
+    columns = [torch.tensor([token[column] for row in rows for token in row]).double() for column in range(3)]
     return token_rows.MiniBatch(tuple(map(len, rows)), *columns, rollout_logprobs_N=columns[1].float())
 
 

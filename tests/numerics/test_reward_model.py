@@ -85,11 +85,11 @@ def scores_of(worker: RewardModelWorker, batch: DataProto) -> torch.Tensor:
 
 def expected(folder: Path, token_rows: list[torch.Tensor]) -> torch.Tensor:
     """[B]: scores of transformers' own class, one row at a time."""
-    right = type(random_model("gemma2" if "gemma2" in folder.name else "qwen3")).from_pretrained(
+    reference = type(random_model("gemma2" if "gemma2" in folder.name else "qwen3")).from_pretrained(
         folder, attn_implementation="eager"
     )
     with torch.no_grad():
-        return torch.stack([right.eval()(input_ids=row[None]).logits[0, 0] for row in token_rows]).double()
+        return torch.stack([reference.eval()(input_ids=row[None]).logits[0, 0] for row in token_rows]).double()
 
 
 def failure_of(folder: Path, context: WorkerContext) -> str:

@@ -84,8 +84,8 @@ def test_losses_are_weighted_and_rejected_tokens_do_not_count(context: WorkerCon
     replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
     rows = plain_grpo.rows_of_step(replay, 0)
     _, found = plain_grpo.first_update(replay, context)
-    right, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
-    assert compare.relative_difference(found, right) < compare.RELATIVE
+    expected_gradients, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
+    assert compare.relative_difference(found, expected_gradients) < compare.RELATIVE
     _, uncorrected = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
     assert compare.relative_difference(found, uncorrected) > 0.1
     metrics = replays.replayed_run(replay, context).step(0)

@@ -102,13 +102,15 @@ def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str
 def test_the_auxiliary_loss_equals_that_of_the_models_class(tmp_path: Path, is_checkpointed: bool) -> None:
     folder = model_in(tmp_path)
     model, aux, logits = plain(folder)
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    expected_gradients = {
+        NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None
+    }
     for max_tokens in (4096, 20):
         replay = replays.Replay(
             model=folder, max_tokens_per_micro_batch=max_tokens, gradient_checkpointing=is_checkpointed
         )
         found, metrics = engine_gradient(replay)
-        assert compare.relative_difference(found, right) < compare.RELATIVE
+        assert compare.relative_difference(found, expected_gradients) < compare.RELATIVE
         assert metrics[ROUTER_LOSS] == pytest.approx(float(aux), rel=1e-5)
         counts_LE = torch.stack(
             [torch.bincount(each.topk(NUM_CHOSEN).indices.flatten(), minlength=NUM_EXPERTS) for each in logits]
@@ -126,9 +128,11 @@ def test_no_auxiliary_loss_is_added_if_the_configuration_has_none(
     caplog.set_level(logging.INFO)
     folder = model_in(tmp_path, has_loss=False)
     model, _, _ = plain(folder)
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    expected_gradients = {
+        NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None
+    }
     found, metrics = engine_gradient(replays.Replay(model=folder))
-    assert compare.relative_difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, expected_gradients) < compare.RELATIVE
     assert ROUTER_LOSS not in metrics
     assert metrics[EXPERT_LOAD_MAX] > 1
     assert "auxiliary" not in caplog.text

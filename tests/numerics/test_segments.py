@@ -32,7 +32,7 @@ def test_segments_equal_loops(rows: list[list[int]]) -> None:
     assert segments.mean(values_N).tolist() == pytest.approx(means, rel=1e-6)
     spread_N = segments.spread(torch.tensor([float(len(row)) for row in rows]))
     assert spread_N.tolist() == [len(row) for row in rows for _ in row]
-    assert segments.positions_N.tolist() == [place for row in rows for place in range(len(row))]
+    assert segments.positions_N.tolist() == [position for row in rows for position in range(len(row))]
 
 
 def test_gradients_equal_finite_differences() -> None:

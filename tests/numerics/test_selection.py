@@ -42,13 +42,13 @@ def test_the_nth_largest_equals_that_of_all_sorted(workers: list[list[int]], nth
 @given(WORKERS, st.integers(1, 20))
 def test_the_exact_number_is_selected_and_ties_are_drawn(workers: list[list[int]], num_wanted: int) -> None:
     # Draws that all differ, and do not depend on the worker.
-    draws = iter((place * 7919) % 1009 for place in range(1, 99))
+    draws = iter((index * 7919) % 1009 for index in range(1, 99))
     parts = [[(key % 1000, next(draws)) for key in keys] for keys in workers]
 
     def taken(part: list[tuple[int, int]], reduce: Reduce) -> list[tuple[int, int]]:
-        values_N, draws_N = (torch.tensor([each[place] for each in part], dtype=torch.int64) for place in range(2))
-        places_C = largest(values_N.float(), num_wanted, reduce, lambda places_C: draws_N[places_C])
-        return [part[place] for place in places_C.tolist()]
+        values_N, draws_N = (torch.tensor([each[index] for each in part], dtype=torch.int64) for index in range(2))
+        indices_C = largest(values_N.float(), num_wanted, reduce, lambda indices_C: draws_N[indices_C])
+        return [part[index] for index in indices_C.tolist()]
 
     found = sorted(each for mine in on_workers(parts, taken) for each in mine)
     assert found == sorted((each for part in parts for each in part), reverse=True)[:num_wanted][::-1]
@@ -94,15 +94,15 @@ def test_tokens_of_equal_numbers_draw_differently_and_a_last_token_changes_all()
     assert not torch.equal(drawn(swapped_N, 3), drawn(swapped_N.flip(0), 3).flip(0))
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_draws_are_uniform(place: int) -> None:
+@pytest.mark.parametrize("index", range(3))
+def test_draws_are_uniform(index: int) -> None:
     """In the upper bits, in all bits, and from token to token."""
     num_tokens = 200_000
     logprobs_N = -torch.rand(num_tokens, generator=torch.Generator().manual_seed(7)).round(decimals=2)
     keys_N = drawn(logprobs_N, *[200] * 1000)
-    if place == 2:
+    if index == 2:
         keys_N = (keys_N[1:] - keys_N[:-1]) % 2**32
-    bins_N = (keys_N >> 24 if place == 0 else keys_N & 0xFF) if place < 2 else keys_N >> 24
+    bins_N = (keys_N >> 24 if index == 0 else keys_N & 0xFF) if index < 2 else keys_N >> 24
     counts = torch.bincount(bins_N, minlength=256).double()
     chi_squared = float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
     # 255 degrees of freedom: 255 with a standard deviation of 22.6.

@@ -48,10 +48,10 @@ def test_workers_get_the_settings_of_the_job(
         shard_size=1,
         sequence_parallel=num_workers,
     )
-    place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
+    layout: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
     document = training_runs.small_job(
         num_workers=num_workers,
-        roles={"actor": place, "ref": place},
+        roles={"actor": layout, "ref": layout},
         model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},

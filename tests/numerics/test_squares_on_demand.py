@@ -76,7 +76,7 @@ def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Requests:
 @pytest.mark.parametrize(
     ("wire", "of_old", "of_updates"),
     [({}, False, False), (OTB, True, False), (WANTING, False, True)],
-    ids=["nobody", "the advantage", "the loss"],
+    ids=["nothing needs them", "the advantage", "the loss"],
 )
 def test_forward_passes_return_squares_on_request(
     context: WorkerContext,

@@ -33,7 +33,7 @@ from rljob_trainer.observability.metrics import (
 
 
 @dataclass(frozen=True)
-class Seen:
+class Results:
     """Results of the ranks, by the number of ranks or by the name of the case."""
 
     steps: dict[str, list[step_cases.Outcome]]
@@ -46,7 +46,7 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
     root = tmp_path_factory.mktemp("checkpoints")
     invariance_runs.write_other_models(root)
     program = partial(invariance_runs.all_runs_of_rank, root)
@@ -56,7 +56,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         num_ranks: [each for each in ranks if isinstance(each, invariance_runs.RankResults)]
         for num_ranks, ranks in zip(counts, found, strict=True)
     }
-    return Seen(
+    return Results(
         {name: [rank.steps[name] for rank in of_ranks[case.num_ranks]] for name, case in invariance_runs.CASES.items()},
         {num_ranks: [rank.long for rank in ranks if rank.long] for num_ranks, ranks in of_ranks.items()},
         {num_ranks: [rank.resumed for rank in ranks] for num_ranks, ranks in of_ranks.items()},
@@ -67,14 +67,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     )
 
 
-def assert_same(found: step_cases.Outcome, right: step_cases.Outcome) -> None:
-    assert len(found.gradients) == len(right.gradients)
-    assert max(map(compare.relative_difference, found.gradients, right.gradients)) < compare.RELATIVE
-    compare.assert_same_metrics(found.metrics, right.metrics)
+def assert_same(found: step_cases.Outcome, expected: step_cases.Outcome) -> None:
+    assert len(found.gradients) == len(expected.gradients)
+    assert max(map(compare.relative_difference, found.gradients, expected.gradients)) < compare.RELATIVE
+    compare.assert_same_metrics(found.metrics, expected.metrics)
 
 
 @pytest.mark.parametrize("name", invariance_runs.SAME_AS_ONE)
-def test_gradients_and_metrics_equal_those_of_one_worker_and_one_pass(seen: Seen, name: str) -> None:
+def test_gradients_and_metrics_equal_those_of_one_worker_and_one_pass(seen: Results, name: str) -> None:
     [one] = seen.steps["one"]
     assert len(one.gradients) == 2
     assert len(seen.steps[name]) == invariance_runs.CASES[name].num_ranks
@@ -82,7 +82,7 @@ def test_gradients_and_metrics_equal_those_of_one_worker_and_one_pass(seen: Seen
         assert_same(outcome, one)
 
 
-def test_the_tested_layouts_are_in_effect(seen: Seen) -> None:
+def test_the_tested_layouts_are_in_effect(seen: Results) -> None:
     kernels = {name: set[Kernel]().union(*(rank.kernels for rank in ranks)) for name, ranks in seen.steps.items()}
     assert Kernel.PADDED in kernels["one"]
     assert Kernel.PER_ROW not in kernels["one"]
@@ -94,7 +94,7 @@ def test_the_tested_layouts_are_in_effect(seen: Seen) -> None:
             assert Kernel.PADDED not in kernels[name]
 
 
-def test_replicas_hold_whole_copies_and_sum_gradients_once_per_update(seen: Seen) -> None:
+def test_replicas_hold_whole_copies_and_sum_gradients_once_per_update(seen: Results) -> None:
     assert len(seen.replicas) == 4
     for rank in seen.replicas:
         assert rank.placements == {("R", "S(0)")}
@@ -109,7 +109,7 @@ def test_replicas_hold_whole_copies_and_sum_gradients_once_per_update(seen: Seen
     ("model", "num_ranks"),
     [(invariance_runs.MORE_HEADS, 4), (invariance_runs.EXPERTS, 2), (invariance_runs.EXPERTS, 4)],
 )
-def test_repeated_heads_and_experts_work_in_any_layout(seen: Seen, model: str, num_ranks: int) -> None:
+def test_repeated_heads_and_experts_work_in_any_layout(seen: Results, model: str, num_ranks: int) -> None:
     [one] = seen.other_models[1]
     assert len(seen.other_models[num_ranks]) == num_ranks
     for outcomes in seen.other_models[num_ranks]:
@@ -118,19 +118,19 @@ def test_repeated_heads_and_experts_work_in_any_layout(seen: Seen, model: str, n
 
 @pytest.mark.parametrize("aggregation", invariance_runs.OTHER_AGGREGATIONS)
 @pytest.mark.parametrize("other", ["micro", "two"])
-def test_every_aggregation_equals_that_of_one_worker(seen: Seen, aggregation: LossAggregation, other: str) -> None:
+def test_every_aggregation_equals_that_of_one_worker(seen: Results, aggregation: LossAggregation, other: str) -> None:
     for outcome in seen.steps[f"{aggregation} {other}"]:
         assert_same(outcome, seen.steps[f"{aggregation} one"][0])
 
 
-def test_aggregations_differ(seen: Seen) -> None:
+def test_aggregations_differ(seen: Results) -> None:
     cases = ["one", *(f"{each} one" for each in invariance_runs.OTHER_AGGREGATIONS)]
     losses = {seen.steps[each][0].metrics[POLICY_LOSS] for each in cases}
     assert len(losses) == len(LossAggregation)
 
 
 @pytest.mark.parametrize("other", ["micro-batches", "two workers"])
-def test_a_loss_over_the_whole_mini_batch_equals_that_of_one_worker(seen: Seen, other: str) -> None:
+def test_a_loss_over_the_whole_mini_batch_equals_that_of_one_worker(seen: Results, other: str) -> None:
     [one] = seen.steps["covariance"]
     assert compare.relative_difference(one.gradients[0], seen.steps["one"][0].gradients[0]) > 0.1
     for outcome in seen.steps[f"covariance, {other}"]:
@@ -143,7 +143,7 @@ def test_a_loss_over_the_whole_mini_batch_equals_that_of_one_worker(seen: Seen, 
 
 
 @pytest.mark.parametrize("name", invariance_runs.LOSSES)
-def test_every_loss_equals_that_of_one_worker(seen: Seen, name: str) -> None:
+def test_every_loss_equals_that_of_one_worker(seen: Results, name: str) -> None:
     """In micro-batches, too, and with the rows in another order. In the first update of the step the policies are the
     same, in the second they differ."""
     [one] = seen.steps[name]
@@ -156,7 +156,7 @@ def test_every_loss_equals_that_of_one_worker(seen: Seen, name: str) -> None:
 
 @pytest.mark.parametrize("other", ["two workers", "two sequence ranks"])
 @pytest.mark.parametrize("name", invariance_runs.TOKEN_ADVANTAGES)
-def test_every_advantage_on_tokens_equals_that_of_one_worker(seen: Seen, name: str, other: str) -> None:
+def test_every_advantage_on_tokens_equals_that_of_one_worker(seen: Results, name: str, other: str) -> None:
     [one] = seen.steps[name]
     # K1 has a sign.
     assert abs(one.metrics[KL_LOSS]) > 1e-4
@@ -165,14 +165,14 @@ def test_every_advantage_on_tokens_equals_that_of_one_worker(seen: Seen, name: s
 
 
 @pytest.mark.parametrize("name", invariance_runs.FILTERED)
-def test_two_workers_train_on_the_responses_that_one_has_drawn(seen: Seen, name: str) -> None:
+def test_two_workers_train_on_the_responses_that_one_has_drawn(seen: Results, name: str) -> None:
     [one] = seen.steps[name]
     assert 0.4 < one.metrics[DISTINCT_FRACTION] < 1
     for outcome in seen.steps[f"{name}, two workers"]:
         assert_same(outcome, one)
 
 
-def test_corrected_losses_equal_those_of_one_worker(seen: Seen) -> None:
+def test_corrected_losses_equal_those_of_one_worker(seen: Results) -> None:
     """Weights are of whole responses; in the second case half of the responses are rejected."""
     [one], [rejected] = seen.steps["corrected"], seen.steps["corrected, rejected"]
     assert 0.2 < rejected.metrics[REJECTED_FRACTION] < 0.8
@@ -184,7 +184,7 @@ def test_corrected_losses_equal_those_of_one_worker(seen: Seen) -> None:
         assert_same(outcome, rejected)
 
 
-def test_kl_in_the_reward_belongs_to_its_response(seen: Seen) -> None:
+def test_kl_in_the_reward_belongs_to_its_response(seen: Results) -> None:
     """Two workers have the responses in another order than the rollout."""
     [one], [without] = seen.steps["advantage"], seen.steps["advantage, no KL"]
     assert compare.relative_difference(one.gradients[0], without.gradients[0]) > 0.1
@@ -194,7 +194,7 @@ def test_kl_in_the_reward_belongs_to_its_response(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("name", ["advantage on tokens", "advantage on tokens, two workers"])
-def test_a_token_advantage_sees_groups_and_kl_of_trained_responses(seen: Seen, name: str) -> None:
+def test_a_token_advantage_sees_groups_and_kl_of_trained_responses(seen: Results, name: str) -> None:
     [one] = seen.steps["advantage"]
     on_controller = {ADVANTAGE_MEAN: one.metrics[ADVANTAGE_MEAN]}
     for outcome in seen.steps[name]:
@@ -202,34 +202,34 @@ def test_a_token_advantage_sees_groups_and_kl_of_trained_responses(seen: Seen, n
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "bfloat16, in tiles"])
-def test_half_precision_on_two_workers_is_close(seen: Seen, name: str) -> None:
+def test_half_precision_on_two_workers_is_close(seen: Results, name: str) -> None:
     [one] = seen.steps["one"]
     for outcome in seen.steps[name]:
         assert 1e-4 < compare.relative_difference(outcome.gradients[0], one.gradients[0]) < 0.1
 
 
-def test_ten_steps_on_two_workers_equal_those_of_one(seen: Seen) -> None:
+def test_ten_steps_on_two_workers_equal_those_of_one(seen: Results) -> None:
     [one] = seen.long[1]
     assert len({step[LEARNING_RATE] for step in one.metrics}) > invariance_runs.NUM_STEPS // 2
     # The KL coefficient follows the measured KL.
     assert len({step[KL_COEFFICIENT] for step in one.metrics}) == invariance_runs.NUM_STEPS
     for rank in seen.long[2]:
         assert len(rank.metrics) == invariance_runs.NUM_STEPS
-        for found, right in zip(rank.metrics, one.metrics, strict=True):
-            compare.assert_same_metrics(found, right)
+        for found, expected in zip(rank.metrics, one.metrics, strict=True):
+            compare.assert_same_metrics(found, expected)
 
 
 @pytest.mark.parametrize("name", ["long, four workers", "long, padded", "long, row by row"])
-def test_ten_steps_in_another_layout_equal_those_of_one_worker(seen: Seen, name: str) -> None:
+def test_ten_steps_in_another_layout_equal_those_of_one_worker(seen: Results, name: str) -> None:
     """The second case uses small micro-batches and recomputed activations."""
     [one] = seen.long[1]
     assert len(seen.steps[name]) == invariance_runs.CASES[name].num_ranks
     for rank in seen.steps[name]:
-        for found, right in zip([*rank.earlier, rank.metrics], one.metrics, strict=True):
-            compare.assert_same_metrics(found, right)
+        for found, expected in zip([*rank.earlier, rank.metrics], one.metrics, strict=True):
+            compare.assert_same_metrics(found, expected)
 
 
-def test_a_repeated_and_a_resumed_run_are_bitwise_equal(seen: Seen) -> None:
+def test_a_repeated_and_a_resumed_run_are_bitwise_equal(seen: Results) -> None:
     for rank, resumed in zip(seen.long[2], seen.resumed[2], strict=True):
         compare.assert_bitwise_equal(resumed.loaded, rank.saved)
         compare.assert_bitwise_equal(resumed.later, rank.later)
@@ -241,15 +241,15 @@ def test_a_repeated_and_a_resumed_run_are_bitwise_equal(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
-def test_another_number_of_workers_continues_from_the_same_state(seen: Seen, num_ranks: int) -> None:
-    right = seen.long[2][0]
+def test_another_number_of_workers_continues_from_the_same_state(seen: Results, num_ranks: int) -> None:
+    uninterrupted = seen.long[2][0]
     for resumed in seen.resumed[num_ranks]:
-        compare.assert_bitwise_equal(resumed.loaded, right.saved)
-        for found, expected in zip(resumed.metrics, right.metrics[invariance_runs.SAVED_STEP :], strict=False):
+        compare.assert_bitwise_equal(resumed.loaded, uninterrupted.saved)
+        for found, expected in zip(resumed.metrics, uninterrupted.metrics[invariance_runs.SAVED_STEP :], strict=False):
             compare.assert_same_metrics(found, expected)
 
 
-def test_a_worker_without_trained_responses_takes_part(seen: Seen) -> None:
+def test_a_worker_without_trained_responses_takes_part(seen: Results) -> None:
     [one] = seen.uneven[1]
     first, second = seen.uneven[2]
     for rank in (first, second):
@@ -260,7 +260,7 @@ def test_a_worker_without_trained_responses_takes_part(seen: Seen) -> None:
     assert second.passes == [replays.Pass(1, 1)] * len(first.passes)
 
 
-def test_untrained_responses_are_not_read(seen: Seen) -> None:
+def test_untrained_responses_are_not_read(seen: Results) -> None:
     """For every other prompt all responses have the same score, and are left out."""
     rows = invariance_runs.REPLAY.batch_size * invariance_runs.REPLAY.group_size
     seeds = sample_seeds(replays.SEED, TRAINING_STREAM, 0, rows)
@@ -286,7 +286,7 @@ def test_untrained_responses_are_not_read(seen: Seen) -> None:
     assert [each[TOKEN_IMBALANCE] for each in metrics] == [pytest.approx(imbalance)] * 2
 
 
-def test_a_loss_that_fails_on_one_rank_is_reported_by_all(seen: Seen) -> None:
+def test_a_loss_that_fails_on_one_rank_is_reported_by_all(seen: Results) -> None:
     assert seen.failures[1] == [""]
     [message] = set(seen.failures[2] + seen.failures[4])
     assert user_algorithms.FAILING_PATH in message

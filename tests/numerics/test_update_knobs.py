@@ -103,14 +103,14 @@ def test_several_updates_of_a_batch_equal_those_of_plain_torch(context: WorkerCo
     metrics = run.steps(0, SEVERAL_UPDATES.num_steps)
     # The old log-probabilities stay those from before the step, so that in later updates tokens are clipped.
     assert all(step[CLIP_FRACTION] > 0.02 for step in metrics)
-    found, right = run.weights(), named(plain_run(SEVERAL_UPDATES))
-    assert compare.relative_difference(moved(found, start), moved(right, start)) < 1e-4
-    assert max(float((found[name] - right[name]).abs().max()) for name in right) < 1e-5
+    found, expected = run.weights(), named(plain_run(SEVERAL_UPDATES))
+    assert compare.relative_difference(moved(found, start), moved(expected, start)) < 1e-4
+    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-5
 
 
 def test_training_in_half_precision_keeps_weights_in_float32(context: WorkerContext) -> None:
     replay = replays.Replay(optimizer=Optimizer(learning_rate=SMALL_STEP))
-    _, right = plain_grpo.first_update(replay, context)
+    _, expected = plain_grpo.first_update(replay, context)
     run = replays.replayed_run(replace(replay, compute_dtype=torch.bfloat16), context)
     before = run.weights()
     seen: set[torch.dtype] = set()
@@ -120,7 +120,7 @@ def test_training_in_half_precision_keeps_weights_in_float32(context: WorkerCont
         run.step(0)
     hook.remove()
     assert seen == {torch.bfloat16}
-    first, second = (torch.cat([each[name].flatten() for name in right]) for each in (gradients[0], right))
+    first, second = (torch.cat([each[name].flatten() for name in expected]) for each in (gradients[0], expected))
     assert not torch.equal(first, second)
     assert float(torch.cosine_similarity(first, second, dim=0)) > 0.99
     engine = run.actor.engine

@@ -60,11 +60,11 @@ def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) ->
         compare.assert_bitwise_equal(run.state(), before)
     metrics = run.step(3)
     assert metrics[NUM_SKIPPED_UPDATES] == 0
-    right = without_them.step(3)
+    expected = without_them.step(3)
     # It knows the version of step 1: the replayed responses are older for a run that has counted the steps between.
     of_age = {STALENESS_MEAN, STALENESS_MAX}
     assert {name: metrics[name] for name in metrics.keys() - of_age} == {
-        name: right[name] for name in right.keys() - of_age
+        name: expected[name] for name in expected.keys() - of_age
     }
     compare.assert_bitwise_equal(run.state(), without_them.state())
     assert compare.relative_difference(run.state(), before) > compare.RELATIVE

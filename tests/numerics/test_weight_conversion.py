@@ -57,7 +57,7 @@ def windows_of(tensors: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict
         window = whole_window(tensor.shape)
         if window:
             rows = -(-tensor.shape[0] // num_ranks)
-            start, end = (min(place * rows, tensor.shape[0]) for place in (rank, rank + 1))
+            start, end = (min(boundary * rows, tensor.shape[0]) for boundary in (rank, rank + 1))
             window = (slice(start, end), *window[1:])
         found[name] = window
     return found
@@ -68,12 +68,12 @@ def windows_of(tensors: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict
 def test_ranks_read_their_parts_of_what_from_pretrained_loads(name: str, num_ranks: int, tmp_path: Path) -> None:
     model = MODELS[name]()
     model.save_pretrained(tmp_path)
-    right = tensors_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    reference_tensors = tensors_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
     with safe_open(tmp_path / WEIGHTS, framework="pt") as file:
-        groups = file_groups(model, file.keys(), right)
-        assert sorted(target for group in groups for target in group.targets) == sorted(right)
+        groups = file_groups(model, file.keys(), reference_tensors)
+        assert sorted(target for group in groups for target in group.targets) == sorted(reference_tensors)
         for rank in range(num_ranks):
-            windows = windows_of(right, rank, num_ranks)
+            windows = windows_of(reference_tensors, rank, num_ranks)
             reads: list[str] = []
 
             def read(name: str, window: Window | None, reads: list[str] = reads) -> Tensor:
@@ -83,9 +83,9 @@ def test_ranks_read_their_parts_of_what_from_pretrained_loads(name: str, num_ran
             found = {key: value for group in groups for key, value in group.load(model, read, windows).items()}
             for target, window in windows.items():
                 if target in found:
-                    assert torch.equal(found[target], right[target][window]), target
+                    assert torch.equal(found[target], reference_tensors[target][window]), target
                 else:
-                    assert right[target][window].numel() == 0
+                    assert reference_tensors[target][window].numel() == 0
             if name in EXPERTS and num_ranks == 3:
                 # Four experts: two, two, none.
                 num_experts = sum(".experts.0." in each or ".experts.2." in each for each in reads)

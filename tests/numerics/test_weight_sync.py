@@ -31,7 +31,7 @@ only."""
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
 BUCKET_BYTES = 64 * 1024
-Given = dict[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]
 
 
 class Recorder:
@@ -40,7 +40,7 @@ class Recorder:
     takes_hub_names = True
 
     def __init__(self) -> None:
-        self.given: Given = {}
+        self.given: Weights = {}
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
@@ -48,7 +48,7 @@ class Recorder:
         self.given = {name: tensor.clone() for name, tensor in weights}
 
 
-def synced_weights(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Given]:
+def synced_weights(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Weights]:
     """Collective: all ranks call it. The trainer's compute dtype is float32."""
     del context
     found = {}
@@ -75,10 +75,12 @@ class LiveStorages(TorchDispatchMode):
     ) -> object:
         del types
         result = func(*args, **(kwargs or {}))
-        for made in result if isinstance(result, list | tuple) else [result]:
-            reference = StorageWeakRef(made.untyped_storage()) if isinstance(made, torch.Tensor) else None
+        for result_tensor in result if isinstance(result, list | tuple) else [result]:
+            reference = (
+                StorageWeakRef(result_tensor.untyped_storage()) if isinstance(result_tensor, torch.Tensor) else None
+            )
             if reference is not None and reference not in self.before:
-                self.alive.setdefault(reference, made.untyped_storage().nbytes())
+                self.alive.setdefault(reference, result_tensor.untyped_storage().nbytes())
         self.alive = {each: size for each, size in self.alive.items() if not each.expired()}
         self.most = max(self.most, sum(self.alive.values()))
         return result

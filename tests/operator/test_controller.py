@@ -80,7 +80,7 @@ def test_a_cluster_not_yet_in_the_cache_is_not_created_again(settings: Settings)
         await fake_api.start_first_attempt(world)
         await world.reconcile(fake_api.KEY, 1)
         assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 3)) == ["patch rljobs"], (
-            "it is seen, and that is all"
+            "the cluster is only recorded"
         )
         assert [name for kind, name in world.api.objects if kind == CLUSTERS] == ["job-1"]
 
@@ -95,7 +95,7 @@ def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None
             labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": uid}
             world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
         assert not set(fake_api.CREATED) & set(await world.reconcile(fake_api.KEY, 2)), (
-            "only the API server knows of the pods"
+            "the cache does not have the pods"
         )
         del world.api.objects[PODS, "of-a-former-attempt"]
         await world.relist()
@@ -201,7 +201,7 @@ def test_fields_that_a_newer_version_wrote_stay_in_the_status(settings: Settings
         world.api.put(JOBS, {**world.api.objects[JOBS, "job"], "status": status})
         await world.reconcile(fake_api.KEY, 1)
         await world.relist()
-        assert "patch rljobs" in await world.reconcile(fake_api.KEY, 1), "the cluster was seen"
+        assert "patch rljobs" in await world.reconcile(fake_api.KEY, 1), "the cluster was recorded"
         assert world.status("job")["queuePosition"] == 3
         assert object_at(world.status("job"), "counters")["preemptions"] == 2
         assert world.condition("job", "ClusterReady") == "PodsPending"
@@ -215,7 +215,7 @@ def test_an_expired_job_is_deleted(settings: Settings) -> None:
         await world.relist()
         await world.reconcile(fake_api.KEY, 1)
         assert world.condition("job", "Failed") == "StorageMissing"
-        assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs"], "of a job that is over not all is kept"
+        assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs"], "finished jobs are kept as trimmed copies"
         assert 50 < world.queue.planned[fake_api.KEY] <= 60
         world.clock.advance(61)
         assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs", *fake_api.LIVE_READS, "delete rljobs"]
@@ -230,7 +230,7 @@ def test_an_expired_job_is_deleted(settings: Settings) -> None:
         ({"metadata.annotations": {ANNOTATION_RETRY: "now"}}, True),
         ({"spec.runPolicy.ttlSecondsAfterFinished": 3600}, False),
     ],
-    ids=["another attempt is asked for", "it is to be kept for longer"],
+    ids=["a retry is requested", "the TTL is raised"],
 )
 def test_a_change_just_before_its_deletion_keeps_a_job(settings: Settings, edits: Wire, *, patched: bool) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:

@@ -72,7 +72,7 @@ def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, cap
 
     with caplog.at_level(logging.WARNING):
         in_world(test)
-    assert len(caplog.messages) == 1, "one line a minute tells it"
+    assert len(caplog.messages) == 1, "it is logged once a minute"
 
 
 def test_a_slow_response_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_slow_response_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
         async with asyncio.timeout(120):
             assert await events.of_pods("team") == ()
             assert await events.of_pods("team") == ()
-        assert len(api.asked) == 1, "nor is it asked for again at once"
+        assert len(api.asked) == 1, "and the request is not repeated at once"
 
     in_world(test)
 

@@ -62,7 +62,7 @@ def test_a_kind_is_missing_if_discovery_says_so(answers: Mapping[str, JsonObject
         (CLUSTERS, {"/apis": PAGE}),
         (CLUSTERS, {"/apis": WITH_RAY, "/apis/ray.io/v1": PAGE}),
     ],
-    ids=["pods are always there", "it is there", "no list of groups", "no list of resources"],
+    ids=["pods always exist", "the kind exists", "no list of groups", "no list of resources"],
 )
 def test_a_404_page_does_not_mean_that_a_kind_is_missing(kind: ResourceType, answers: Mapping[str, JsonObject]) -> None:
     with pytest.raises(KubeError) as raised:

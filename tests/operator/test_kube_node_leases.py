@@ -31,7 +31,7 @@ class Leases:
         return {"spec": {"renewTime": self.renewed}}
 
 
-def made() -> tuple[Leases, manual_clock.ManualClock, NodeLeases]:
+def new_leases() -> tuple[Leases, manual_clock.ManualClock, NodeLeases]:
     leases, clock = Leases(), manual_clock.synchronized_clock()
     return leases, clock, NodeLeases(cast(KubeObjects, leases), clock.clock)
 
@@ -41,8 +41,8 @@ def seconds(node_leases: NodeLeases) -> float:
 
 
 def test_a_stale_node_lease_gives_its_age() -> None:
-    leases, clock, node_leases = made()
-    assert seconds(node_leases) == 0.0, "what was before is not known"
+    leases, clock, node_leases = new_leases()
+    assert seconds(node_leases) == 0.0, "the time before is not known"
     for expected in (4.0, 8.0, 12.0):
         clock.advance(4)
         assert seconds(node_leases) == expected
@@ -52,7 +52,7 @@ def test_a_stale_node_lease_gives_its_age() -> None:
 
 
 def test_the_age_depends_on_neither_clock() -> None:
-    leases, clock, node_leases = made()
+    leases, clock, node_leases = new_leases()
     leases.renewed = "2031-01-31T12:00:00.000000Z"
     seconds(node_leases)
     clock.advance(30)
@@ -63,7 +63,7 @@ def test_the_age_depends_on_neither_clock() -> None:
 
 
 def test_jobs_on_one_node_share_a_poll() -> None:
-    leases, clock, node_leases = made()
+    leases, clock, node_leases = new_leases()
     seconds(node_leases)
     clock.advance(1)
     assert (seconds(node_leases), leases.num_asked) == (1.0, 1)
@@ -72,7 +72,7 @@ def test_jobs_on_one_node_share_a_poll() -> None:
 
 
 def test_a_node_lease_that_was_not_polled_counts_again_from_zero() -> None:
-    _, clock, node_leases = made()
+    _, clock, node_leases = new_leases()
     seconds(node_leases)
     clock.advance(61)
     assert seconds(node_leases) == 0.0
@@ -82,7 +82,7 @@ def test_a_node_lease_that_was_not_polled_counts_again_from_zero() -> None:
 def test_an_unreadable_node_lease_is_ignored_and_logged_once(
     error: KubeError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leases, clock, node_leases = made()
+    leases, clock, node_leases = new_leases()
     leases.error = error
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -93,7 +93,7 @@ def test_an_unreadable_node_lease_is_ignored_and_logged_once(
 
 
 def test_an_unresponsive_api_server_makes_no_node_silent() -> None:
-    leases, clock, node_leases = made()
+    leases, clock, node_leases = new_leases()
     seconds(node_leases)
     leases.error = UnavailableError("no answer")
     clock.advance(70)

@@ -179,7 +179,7 @@ def test_fields_of_a_newer_status_are_kept() -> None:
     conditions[0]["severity"] = "Info"
     read = job_object(job(status=newer)).observed.status
     assert read == job_object(job(status=STATUS)).observed.status
-    assert read.to_wire() == STATUS, "what is written is compared with this, so that nothing else is touched"
+    assert read.to_wire() == STATUS, "a patch is computed against this, so that it changes nothing else"
     assert newer["estimate"] == {"cost": 3}
 
 
@@ -203,7 +203,7 @@ def test_unknown_values_of_a_newer_status_are_read() -> None:
     read = job_object(job(status=newer))
     assert read.observed.status.attempts[-1].outcome == "Vanished"
     assert [attempt.number for attempt in read.observed.status.attempts] == list(range(7, 71)), "the newest 64"
-    assert read.observed.status.progress is None, "what is for people only, and cannot be read, is written anew"
+    assert read.observed.status.progress is None, "unreadable fields that are only for people are written again"
 
 
 def test_a_damaged_status_is_not_taken_for_an_empty_one() -> None:

@@ -123,7 +123,7 @@ def test_a_node_is_silent_since_its_pods_lost_readiness() -> None:
     clock.advance(40)
     assert seconds(not_ready()) == 60.5
     assert seconds(pod("Running", conditions=[SCHEDULED, READY])) == 0.0
-    assert seconds(not_ready(containers="False")) == 0.0, "its kubelet has said so itself"
+    assert seconds(not_ready(containers="False")) == 0.0, "its kubelet has reported it itself"
     assert seconds(not_ready(phase="Failed")) == 0.0
 
 

@@ -78,7 +78,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             await theirs.wait_for_new_poll()
             their_clock.advance(LEASE_SECONDS - 1)
             await theirs.wait_for_new_poll()
-            assert not taking.done(), "it may be renewed yet"
+            assert not taking.done(), "it may still be renewed"
             their_clock.advance(2)
             await taking
             record = await lease.read()
@@ -90,7 +90,7 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             await first.release()
             record = await lease.read()
             assert record is not None
-            assert record.holder == "second", "what is not ours is not given back"
+            assert record.holder == "second", "a Lease of another holder is not released"
             assert await lease.write("third", 2, record)
             with pytest.raises(LeadershipLostError, match="held by third"):
                 await second.hold()
@@ -126,7 +126,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
             with pytest.raises(LeadershipLostError, match="could not be renewed for 1 s"):
                 await leader.hold()
             assert clock() - started >= 1.0
-            assert "timed out after" not in caplog.text, "it waits for no answer longer than it leads"
+            assert "timed out after" not in caplog.text, "it waits for no response longer than it leads"
         server.close()
 
     asyncio.run(asyncio.wait_for(test(), 240))
@@ -150,7 +150,7 @@ def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
     assert leader_election.LEASE_SECONDS + leader_election.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
     assert leader_election.LEASE_SECONDS - leader_election.RENEW_SECONDS >= 2 * leader_election.RETRY_SECONDS
     assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
-    assert TIMEOUT_SECONDS == 10.0, "a request without an answer is given up after 10 s"
+    assert TIMEOUT_SECONDS == 10.0, "a request without a response times out after 10 s"
 
 
 class RenewingObjects:

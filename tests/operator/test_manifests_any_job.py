@@ -131,10 +131,10 @@ def check_volumes(pod: Manifest) -> None:
     assert len(set(map(str, names))) == len(names)
     for container in mappings(pod["containers"]):
         mounts = mappings(container["volumeMounts"])
-        places = {str(mount["mountPath"]).rstrip("/"): mount["name"] for mount in mounts}
-        assert len(places) == len(mounts)
-        assert set(places.values()) <= set(names)
-        assert places["/rljob/storage"] == "rljob-storage"
+        names_by_path = {str(mount["mountPath"]).rstrip("/"): mount["name"] for mount in mounts}
+        assert len(names_by_path) == len(mounts)
+        assert set(names_by_path.values()) <= set(names)
+        assert names_by_path["/rljob/storage"] == "rljob-storage"
 
 
 @settings(max_examples=60)

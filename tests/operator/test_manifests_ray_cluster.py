@@ -173,8 +173,8 @@ RAY_SHADOWS = {
 def test_no_secret_sets_a_variable_that_jobs_may_not_set(prefixes: list[str | None], shadows: dict[str, str]) -> None:
     sources: list[dict[str, object]] = [{"secretRef": {"name": "all"}} | ({"prefix": p} if p else {}) for p in prefixes]
     manifest = made({"envFrom": sources})
-    for place in (RAY, ("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0)):
-        variables = environment(manifest, *place)
+    for container_path in (RAY, ("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0)):
+        variables = environment(manifest, *container_path)
         assert {name: variables[name] for name in SHADOWS | RAY_SHADOWS if name in variables} == shadows
 
 

@@ -325,12 +325,12 @@ def test_a_change_of_only_the_status_causes_no_pass() -> None:
     assert not versions.is_news(KEY, "", versioned("a", 1)), "listed again after a gap"
     assert versions.is_news(KEY, "MODIFIED", versioned("a", 2))
     assert not versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations={"note": "x"}))
-    asked = {"rljob.dev/stop-requested-at": "now"}
-    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=asked))
-    again = asked | {"rljob.dev/retry-requested-at": "now"}
+    request = {"rljob.dev/stop-requested-at": "now"}
+    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=request))
+    again = request | {"rljob.dev/retry-requested-at": "now"}
     assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again))
-    gone = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
-    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again, **gone))
-    assert versions.is_news(KEY, "ADDED", versioned("b", 1)), "made again while nobody watched"
+    deleted = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
+    assert versions.is_news(KEY, "MODIFIED", versioned("a", 2, annotations=again, **deleted))
+    assert versions.is_news(KEY, "ADDED", versioned("b", 1)), "recreated between two watches"
     assert versions.is_news(KEY, "DELETED", versioned("b", 1))
     assert versions.is_news(KEY, "ADDED", versioned("b", 1))

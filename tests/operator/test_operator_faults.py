@@ -65,8 +65,8 @@ def test_duplicated_and_reordered_events_change_nothing(
         assert [attempt["number"] for attempt in testbed.job(name)["status"]["attempts"]] == [1]
         assert list(testbed.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
     assert shuffled.num_late > 10
-    made = [request for request in proxy.requests if str(request) == "create rayclusters"]
-    assert len(made) == 3
+    created = [request for request in proxy.requests if str(request) == "create rayclusters"]
+    assert len(created) == 3
     assert "level=error" not in watched.log()
 
 
@@ -124,7 +124,7 @@ def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watch
         testbed.wait(lambda: counters_are(testbed, is_kept=False), "the older definition to be served")
         watched.start()
         testbed.submit("waits")
-        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
+        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its log line")
         assert watched.metric("rljob_operator_definition_outdated") == 1
         assert testbed.items("rayclusters") == []
     testbed.wait(lambda: counters_are(testbed, is_kept=True), "the right definition to be served")
@@ -237,7 +237,7 @@ def test_a_missing_permission_is_reported_and_waited_for(
     started, passes = time.monotonic(), watched.metric("rljob_operator_passes_total")
     time.sleep(1)
     passes = watched.metric("rljob_operator_passes_total") - passes
-    assert passes <= 3 * (time.monotonic() - started), "nothing is asked over and over"
+    assert passes <= 3 * (time.monotonic() - started), "no request is repeated again and again"
     proxy.fault = lambda _: None
     testbed.wait_for("blind", "Complete", "Succeeded")
 
@@ -251,11 +251,11 @@ def test_an_operator_in_a_new_namespace_updates_the_network_policy(
     testbed.wait_for("moved", "Progressing", "Training")
     (policy,) = testbed.items("networkpolicies")
     path = f"/apis/networking.k8s.io/v1/namespaces/{testbed.namespace}/networkpolicies/{policy['metadata']['name']}"
-    right = copy.deepcopy(policy["spec"])
+    original = copy.deepcopy(policy["spec"])
     policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] = {"kubernetes.io/metadata.name": "old"}
     testbed.http.put(path, json=policy).raise_for_status()
     testbed.dashboard("moved-1").down = True
-    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == right, "the policy to name this operator again")
+    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == original, "the policy to name this operator again")
     testbed.dashboard("moved-1").down = False
     testbed.wait_for("moved", "Progressing", "Training")
     applied = [request for request in proxy.requests if str(request) == "patch networkpolicies"]

@@ -25,7 +25,9 @@ def test_a_deleted_running_job_leaves_nothing(testbed: Testbed, operator: Operat
     testbed.wait_for("short", "Progressing", "Training")
     assert [len(found) for found in names(testbed).values()] == [1, 2, 1, 1]
     testbed.delete("short")
-    testbed.wait(lambda: not any(names(testbed).values()), "everything to go; there is {}", lambda: names(testbed))
+    testbed.wait(
+        lambda: not any(names(testbed).values()), "everything to be deleted; there is {}", lambda: names(testbed)
+    )
     assert "level=error" not in operator.log()
 
 
@@ -35,7 +37,7 @@ def test_a_recreated_job_starts_after_the_former_is_gone(testbed: Testbed, opera
     testbed.wait_for("twin", "Progressing", "Training")
     first = testbed.dashboard("twin-1").started["twin-1-1"][1]
     testbed.delete("twin")
-    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/twin").status_code == 404, "the job to go")
+    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/twin").status_code == 404, "the job to be deleted")
     testbed.dashboard("twin-1").complete_after(0.5)
     testbed.dashboard("twin-1").started.clear()
     testbed.submit("twin")
@@ -60,7 +62,7 @@ def test_a_foreign_cluster_is_not_changed(testbed: Testbed, operator: OperatorPr
         "does not belong to this job" in testbed.wait_for("taken", "ClusterReady", "NameConflict", "False")["message"]
     )
     testbed.delete("taken")
-    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/taken").status_code == 404, "the job to go")
+    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/taken").status_code == 404, "the job to be deleted")
     assert [item["metadata"]["uid"] for item in testbed.items("rayclusters")] == [uid]
     assert operator.metric('rljob_operator_effects_total{kind="CreateCluster",outcome="done"}') == 0
 
@@ -78,7 +80,7 @@ def test_a_key_can_be_replaced_while_jobs_run(testbed: Testbed) -> None:
         testbed.submit("new")
         testbed.wait_for("new", "Complete", "Succeeded")
         asked = testbed.dashboard("steady-1").num_requests
-        testbed.wait(lambda: testbed.dashboard("steady-1").num_requests > asked + 2, "further looks at the running job")
+        testbed.wait(lambda: testbed.dashboard("steady-1").num_requests > asked + 2, "further polls of the running job")
         assert testbed.condition("steady", "Progressing")["reason"] == "Training"
 
         (keys / "previous-key").unlink()

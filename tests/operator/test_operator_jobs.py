@@ -70,7 +70,7 @@ def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
 
     assert sorted(ORDER, key=lambda kind: seen[kind]) == sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__)
     assert seen["JobSubmitted"] <= seen["Progressing"] <= seen["Complete"]
-    assert steps == [0, 1, 2, 3, 4], "progress is told while it runs"
+    assert steps == [0, 1, 2, 3, 4], "progress is reported while it runs"
     assert [phase for phase in phases if phase != "Starting"] == ["New", "Provisioning", "Running", "Complete"]
     assert (status["progress"]["step"], status["progress"]["rewardMean"]) == (4, 1)
     assert status["checkpoint"]["uri"] == "pvc://checkpoints/sorter/checkpoints/step-000004"

@@ -61,7 +61,7 @@ def test_objects_deleted_while_the_operator_was_down_are_found(
     testbed.lose_head("head-1")
     testbed.wait(
         lambda: {"cluster-1-head-0", "head-1-head-0", "itself-1-head-0"}.isdisjoint(names_of_pods(testbed)),
-        "the pods to go",
+        "the pods to be deleted",
     )
     for name in kept:
         testbed.dashboard(f"{name}-1").complete_after(0.1)
@@ -110,8 +110,8 @@ def test_an_expired_token_is_read_again(testbed: Testbed) -> None:
         testbed.restart_server()
         testbed.submit("waits")
         testbed.dashboard("locked-1").train_forever(2)
-        testbed.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be refused")
-        testbed.wait(lambda: "the watches ended" in operator.log(), "the watches to be refused")
+        testbed.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be rejected")
+        testbed.wait(lambda: "the watches ended" in operator.log(), "the watches to be rejected")
         assert "status" not in testbed.job("waits")
         assert operator.probe("/healthz") == 200
 
@@ -119,7 +119,7 @@ def test_an_expired_token_is_read_again(testbed: Testbed) -> None:
         renewed_at = time.monotonic()
         # While listing fails, everything is listed every 5 s; a token that is cached for a minute would not be the new
         # one.
-        testbed.wait(lambda: "status" in testbed.job("waits"), "the operator to be let in", seconds=20)
+        testbed.wait(lambda: "status" in testbed.job("waits"), "the operator's token to be accepted", seconds=20)
         testbed.wait_for("waits", "Complete", "Succeeded")
         print(f"a job that waited for a token was complete {time.monotonic() - renewed_at:.1f} s after there was one")
         # The listing after the lockout found the first one; the next is a minute away.
@@ -150,7 +150,7 @@ def test_watches_that_end_in_any_way_are_restarted(testbed: Testbed) -> None:
                 restarts = operator.metric("rljob_operator_watch_restarts_total")
                 pending.update(broken)
                 proxy.cut()
-                testbed.wait(lambda before=before: begun(before), "watches that bring something")
+                testbed.wait(lambda before=before: begun(before), "watches that deliver events")
                 began_at = time.monotonic()
                 testbed.submit(f"after-{number}")
                 testbed.wait_for(f"after-{number}", "Complete", "Succeeded", seconds=45)

@@ -45,7 +45,7 @@ STALLED = {
 
 
 @dataclass(frozen=True)
-class Deaf:
+class SilentWatches:
     """An operator whose watches are open and deliver nothing."""
 
     testbed: Testbed
@@ -58,7 +58,7 @@ class Deaf:
 
 
 @pytest.fixture(scope="module")
-def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaf]:
+def silent_watches(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SilentWatches]:
     """It creates a cluster for its job, and receives no event about its pods."""
     testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
     with api_proxy.running_proxy(testbed.server) as proxy:
@@ -83,7 +83,7 @@ def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> I
             testbed.wait(lambda: testbed.items("pods"), "the cluster")
             known = num_listings()
             testbed.let_pods_start("unheard-1")
-            yield Deaf(testbed, operator, started_at, known, listings_by_then)
+            yield SilentWatches(testbed, operator, started_at, known, listings_by_then)
         finally:
             operator.kill()
 
@@ -147,7 +147,7 @@ def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProces
         yield replica, proxy
 
 
-@pytest.mark.usefixtures("deaf", "unanswered")
+@pytest.mark.usefixtures("silent_watches", "unanswered")
 def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_path: Path) -> None:
     clock = RunningClock(tmp_path / "clock")
     replicas = testbed.with_clock(tmp_path / "clock")
@@ -200,16 +200,15 @@ def reported_events(testbed: Testbed) -> set[tuple[str, str]]:
     return {(event["regarding"]["name"], event["reason"]) for event in testbed.items("events")}
 
 
-def test_a_listing_makes_up_for_silent_watches(deaf: Deaf) -> None:
+def test_a_listing_makes_up_for_silent_watches(silent_watches: SilentWatches) -> None:
     # After the initial listing comes another one.
-    deaf.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
-    print(
-        f"a job behind silent watches was complete {time.monotonic() - deaf.started_at:.0f} s after the operator began"
-    )
+    silent_watches.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
+    seconds = time.monotonic() - silent_watches.started_at
+    print(f"a job behind silent watches was complete {seconds:.0f} s after the operator began")
     # Before that listing the operator could not know what had happened.
-    assert deaf.listings_by_then[0] > deaf.num_listings
-    assert deaf.testbed.dashboard("unheard-1").posts == ["unheard-1-1"]
-    assert deaf.operator.probe("/healthz") == 200
+    assert silent_watches.listings_by_then[0] > silent_watches.num_listings
+    assert silent_watches.testbed.dashboard("unheard-1").posts == ["unheard-1-1"]
+    assert silent_watches.operator.probe("/healthz") == 200
 
 
 def test_requests_without_a_response_time_out_and_are_retried(unanswered: Unanswered) -> None:

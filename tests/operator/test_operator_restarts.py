@@ -63,7 +63,7 @@ class Course:
             attempts = self.status().get("attempts", [{"number": 0, "state": "New"}])
             return (attempts[-1]["number"], attempts[-1]["state"]) == (attempt, state)
 
-        self.testbed.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
+        self.testbed.wait(reached, f"attempt {attempt} to be {state}; its status is {{}}", self.status, WAIT_SECONDS)
 
     def wait_until_removed(self, condition: str) -> None:
         """Waits until nothing of the job runs any more, and a condition says why."""
@@ -74,7 +74,7 @@ class Course:
             is_gone = not self.testbed.items("rayclusters") and not self.testbed.items("pods")
             return is_gone and self.testbed.condition(JOB, "ClusterReady").get("reason") in ("Removed", "Suspended")
 
-        self.testbed.wait(reached, f"{condition}; it says {{}}", self.status, WAIT_SECONDS)
+        self.testbed.wait(reached, f"{condition}; its status is {{}}", self.status, WAIT_SECONDS)
 
     def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: scripts.LONG_AGO) -> None:
         """Takes an attempt with a cluster of its own through all states until its trainer runs, and returns when the

@@ -43,10 +43,11 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
             log_length = len(first.log())
             first.start()
             testbed.wait(
-                lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1, "it again"
+                lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1,
+                "it to lead again",
             )
             assert "waiting for leadership" not in first.log()[log_length:], (
-                "a container that is restarted has its lease"
+                "a restarted container still holds its Lease"
             )
 
             assert first.terminate(STOP_SECONDS) == 0
@@ -89,7 +90,7 @@ def test_kuberay_may_be_installed_later(testbed: Testbed) -> None:
             testbed.wait_for("early", "ClusterReady", "KubeRayUnavailable", "False")
             testbed.install_kuberay()
             testbed.wait_for("early", "Complete", "Succeeded")
-            testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to begin anew")
+            testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to restart")
             # Only the watch reports within the time of this test that a cluster was deleted.
             testbed.dashboard("gone-1").train_forever()
             testbed.submit("gone")

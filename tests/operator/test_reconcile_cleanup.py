@@ -72,15 +72,15 @@ def with_reported_end() -> Observed:
         half_submitted(inputs.silent_ray()),
         with_reported_end(),
     ],
-    ids=["does not stop", "silent", "not known to Ray", "not known at all", "told its end"],
+    ids=["does not stop", "silent", "unknown to Ray", "unobserved", "reported its end"],
 )
 def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) -> None:
     plan = inputs.decide(seen, inputs.at(50))
     assert plan.status.result is not None
     assert plan.effects == REMOVED
     assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
-    gone = inputs.observed(plan.status, job_spec=KEEP)
-    assert inputs.condition_of(inputs.decide(gone, inputs.at(60)).status, C.CLUSTER_READY) == (
+    deleted = inputs.observed(plan.status, job_spec=KEEP)
+    assert inputs.condition_of(inputs.decide(deleted, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "Removed",
         DELETED_ANYWAY,
@@ -97,7 +97,7 @@ def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> Non
     assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
 
 
-@pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "gone"])
+@pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "deleted"])
 def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()

@@ -140,7 +140,7 @@ class Operator:
                 continue
             if self._is_at_rest(plan):
                 return
-        raise AssertionError(f"not at an end after {MAX_PASSES} passes: {self.status!r}")
+        raise AssertionError(f"not done after {MAX_PASSES} passes: {self.status!r}")
 
     def _is_at_rest(self, plan: Plan) -> bool:
         is_done = plan.requeue_after_seconds is None and not plan.effects and not self.world.has_later_request

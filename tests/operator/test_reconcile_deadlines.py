@@ -79,12 +79,12 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     message = Mentions("asked to stop (ActiveDeadlineExceeded)")
     assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     assert plan.status.phase == "Stopping"
-    asked = inputs.with_status_written(training(1000), plan)
-    again = inputs.decide(asked, inputs.at(4))
+    requested = inputs.with_status_written(training(1000), plan)
+    again = inputs.decide(requested, inputs.at(4))
     assert again.effects == plan.effects
     assert again.status == plan.status
     ended = replace(
-        asked,
+        requested,
         ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=7)),
     )
     last = inputs.decide(ended, inputs.at(8))
@@ -101,9 +101,9 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -
     late = training(5000)
     plan = inputs.decide(late)
     assert plan.effects == (StopJob("example-1-1"),)
-    asked = inputs.with_status_written(late, plan)
-    assert inputs.condition_of(inputs.decide(asked, inputs.at(49)).status, C.FAILED) is None
-    assert inputs.condition_of(inputs.decide(asked, inputs.at(50)).status, C.FAILED) == (
+    requested = inputs.with_status_written(late, plan)
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
         Mentions("asked to stop", "within 50 s"),
@@ -111,11 +111,11 @@ def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -
 
 
 def test_an_unreachable_dashboard_does_not_prolong_the_grace_period() -> None:
-    asked = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
-    silent = replace(asked, ray=UNREACHABLE)
+    requested = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
+    silent = replace(requested, ray=UNREACHABLE)
     plan = inputs.decide(silent, inputs.at(20))
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
-    assert inputs.condition_of(plan.status, C.PROGRESSING) == inputs.condition_of(asked.job.status, C.PROGRESSING)
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == inputs.condition_of(requested.job.status, C.PROGRESSING)
     assert (
         inputs.condition_of(inputs.decide(inputs.with_status_written(silent, plan), inputs.at(50)).status, C.FAILED)
         is not None
@@ -130,9 +130,9 @@ def test_the_grace_period_begins_with_the_request() -> None:
     stopping = inputs.healthy(state=inputs.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
     plan = inputs.decide(stopping)
     assert plan.effects == (StopJob("example-1-1"),)
-    asked = inputs.with_status_written(stopping, plan)
-    assert inputs.condition_of(inputs.decide(asked, inputs.at(49)).status, C.FAILED) is None
-    assert inputs.condition_of(inputs.decide(asked, inputs.at(50)).status, C.FAILED) is not None
+    requested = inputs.with_status_written(stopping, plan)
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) is not None
 
 
 def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None:
@@ -154,14 +154,16 @@ def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None
     )
     answered = inputs.decide(replace(later, ray=training(0).ray), inputs.at(20))
     assert answered.effects == (StopJob("example-1-1"),)
-    asked = Mentions("was asked to stop (ActiveDeadlineExceeded)")
-    assert inputs.condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", asked)
+    requested = Mentions("was asked to stop (ActiveDeadlineExceeded)")
+    assert inputs.condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", requested)
 
 
 def test_a_stop_request_is_not_withdrawn() -> None:
-    asked = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
+    requested = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
     raised = inputs.spec({"runPolicy.activeDeadlineSeconds": 100_000})
-    stopped = replace(asked, job=replace(asked.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
+    stopped = replace(
+        requested, job=replace(requested.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED))
+    )
     condition = inputs.condition_of(inputs.decide(stopped, inputs.at(30)).status, C.FAILED)
     assert condition is not None
     assert condition[1] == "ActiveDeadlineExceeded"
@@ -238,21 +240,23 @@ def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
     quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
     waited = replace(inputs.observed(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
     waited = inputs.with_status_written(waited, inputs.decide(waited))
-    taken = replace(waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
-    plan = inputs.decide(taken)
+    conflicting = replace(
+        waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's")
+    )
+    plan = inputs.decide(conflicting)
     assert plan.status.result is None
-    noted = inputs.with_status_written(taken, plan)
-    assert inputs.decide(noted, inputs.at(59)).status.result is None
+    recorded = inputs.with_status_written(conflicting, plan)
+    assert inputs.decide(recorded, inputs.at(59)).status.result is None
     # An effect that is not tried for a while, as after a restart, gives no new information.
-    untried = replace(noted, failure=None)
-    assert inputs.decide(untried, inputs.at(30)).status.attempts == noted.job.status.attempts
-    result = inputs.decide(noted, inputs.at(60)).status.result
+    untried = replace(recorded, failure=None)
+    assert inputs.decide(untried, inputs.at(30)).status.attempts == recorded.job.status.attempts
+    result = inputs.decide(recorded, inputs.at(60)).status.result
     assert result is not None
     assert result.reason == Reason.NAME_CONFLICT
-    rejected = replace(noted, failure=quota)
+    rejected = replace(recorded, failure=quota)
     assert inputs.decide(rejected, inputs.at(60)).status.attempts[0].name_taken_since is None
-    made = replace(noted, clusters=(inputs.cluster(),), failure=None)
-    assert inputs.decide(made, inputs.at(59)).status.attempts[0].name_taken_since is None
+    created = replace(recorded, clusters=(inputs.cluster(),), failure=None)
+    assert inputs.decide(created, inputs.at(59)).status.attempts[0].name_taken_since is None
 
 
 @pytest.mark.parametrize(

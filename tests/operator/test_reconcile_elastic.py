@@ -94,7 +94,7 @@ def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
         assert newest(inputs.decide(replace(seen, ray=ray)).status).nodes == ON_TWO
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no answer"])
+@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no response"])
 def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(silent: bool) -> None:
     """Ray may have accepted it: the record would show all nodes, and the job would train on two to its end."""
     seen = about_to_submit(4, ON_TWO)
@@ -103,13 +103,13 @@ def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(si
     assert newest(plan.status).nodes == ON_TWO
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
     # So the job is stopped for all nodes as usual, once Ray is seen to have it.
-    taken = replace(
+    with_job = replace(
         inputs.with_status_written(seen, plan), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
     )
-    begun = inputs.decide(taken)
+    begun = inputs.decide(with_job)
     assert newest(begun.status).nodes == ON_TWO
-    recorded = inputs.decide(inputs.with_status_written(taken, begun))
-    assert inputs.decide(inputs.with_status_written(taken, recorded), inputs.at(60)).effects == (
+    recorded = inputs.decide(inputs.with_status_written(with_job, begun))
+    assert inputs.decide(inputs.with_status_written(with_job, recorded), inputs.at(60)).effects == (
         StopJob("example-1-1"),
     )
 
@@ -120,7 +120,7 @@ def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> No
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
 
 
-@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "not elastic any more"])
+@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "no longer elastic"])
 def test_a_possible_submission_is_not_forgotten_without_enough_nodes(num_ready: int) -> None:
     seen = about_to_submit(num_ready, ON_TWO)
     if num_ready:

@@ -229,7 +229,7 @@ def test_messages_are_printable() -> None:
 
 
 def test_an_end_seen_at_the_deadline_is_the_result() -> None:
-    asked = inputs.running(60, inputs.condition(C.PROGRESSING))
-    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), asked)
+    stopping = inputs.running(60, inputs.condition(C.PROGRESSING))
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), stopping)
     assert inputs.condition_of(inputs.decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)

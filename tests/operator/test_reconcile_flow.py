@@ -258,10 +258,10 @@ def test_a_job_with_an_unreadable_spec_waits_with_its_next_attempt() -> None:
     plan = inputs.decide(lost)
     assert plan.status.attempts[0].reason == "HeadLost"
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
-    gone = replace(inputs.with_status_written(lost, plan), clusters=())
-    assert inputs.decide(gone, inputs.at(90_000)).status.phase == "Retrying"
-    assert inputs.decide(gone, inputs.at(90_000)).requeue_after_seconds == 10
-    readable = replace(gone, job=replace(gone.job, spec=inputs.spec(), spec_error=None))
+    deleted = replace(inputs.with_status_written(lost, plan), clusters=())
+    assert inputs.decide(deleted, inputs.at(90_000)).status.phase == "Retrying"
+    assert inputs.decide(deleted, inputs.at(90_000)).requeue_after_seconds == 10
+    readable = replace(deleted, job=replace(deleted.job, spec=inputs.spec(), spec_error=None))
     assert inputs.decide(readable, inputs.at(90_000)).status.counters == Counters(
         attempts=2,
         start_number=inputs.START_NUMBER,
@@ -349,13 +349,13 @@ def test_a_deleted_cluster_is_reported_as_removed_when_it_no_longer_exists() -> 
     assert inputs.decide(going).status == end.status
     pods_left = replace(going, clusters=())
     assert inputs.decide(pods_left).status == end.status
-    gone = inputs.decide(replace(pods_left, pods=()), inputs.at(60))
-    assert inputs.condition_of(gone.status, C.CLUSTER_READY) == (
+    deleted = inputs.decide(replace(pods_left, pods=()), inputs.at(60))
+    assert inputs.condition_of(deleted.status, C.CLUSTER_READY) == (
         "False",
         "Removed",
         Mentions("cluster was deleted"),
     )
-    assert gone.status.pools == (PoolStatus(name="main", desired=1, ready=0),)
+    assert deleted.status.pools == (PoolStatus(name="main", desired=1, ready=0),)
 
 
 def test_a_cluster_that_cannot_be_removed_is_reported_with_the_cause() -> None:

@@ -79,7 +79,7 @@ AFTER_OUTAGE = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": ti
 @pytest.mark.parametrize(
     "record",
     [AFTER_OUTAGE, AFTER_OUTAGE | {"silent_since": timestamp(inputs.at(-3690))}],
-    ids=["it was well", "it had just not answered"],
+    ids=["it was healthy", "its last poll had failed"],
 )
 def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
     seen = inputs.observed(

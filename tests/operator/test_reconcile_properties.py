@@ -66,7 +66,7 @@ def test_every_effect_reason_and_result_is_reached() -> None:
     wanted |= {"on the same cluster", "with lost pods", "reopened", "budget reset", "resumed", "on fewer nodes"}
     assert wanted - set(reached) <= RARELY_REACHED
     seen_reasons = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
-    assert seen_reasons <= conditions, "a reason that the contract does not have"
+    assert seen_reasons <= conditions, "a reason that is missing in the contract"
 
 
 def observed_outcomes(seen: Observed, plan: Plan) -> list[object]:
@@ -129,8 +129,8 @@ def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
     if before.result is None:
         return
     handled = before.handled_requests.retry if before.handled_requests is not None else None
-    asked = seen.job.retry_request is not None and seen.job.retry_request != handled
-    if asked and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
+    is_retry_requested = seen.job.retry_request is not None and seen.job.retry_request != handled
+    if is_retry_requested and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
         handled = plan.status.handled_requests.retry if plan.status.handled_requests is not None else None
         assert handled is not None
         return

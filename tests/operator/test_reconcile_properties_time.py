@@ -91,8 +91,8 @@ def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list
     if attempt.whole_since is not None:
         due.append(seconds_to(attempt.whole_since, 60))
     if attempt.stop is not None:
-        asked = attempt.stop.told_at or attempt.stop.requested_at
-        due += [seconds_to(asked, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
+        requested_at = attempt.stop.told_at or attempt.stop.requested_at
+        due += [seconds_to(requested_at, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
     if attempt.ending_seen_at is not None:
         due += [seconds_to(attempt.ending_seen_at, seconds) for seconds in (30, grace, 2 * grace)]
     if attempt.progressed_at is not None:

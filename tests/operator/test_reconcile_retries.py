@@ -77,7 +77,7 @@ def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> 
         (inputs.pod("h", "head"),),
         (inputs.pod("h", "head"), inputs.pod("w", deleting=True)),
     ],
-    ids=["not ready", "missing", "going"],
+    ids=["not ready", "missing", "terminating"],
 )
 def test_an_application_failure_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
     plan = inputs.decide(replace(failing(), pods=pods))
@@ -113,12 +113,12 @@ def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former
         "WaitingForNextAttempt",
         Mentions("waiting for the next attempt", "2 pods"),
     )
-    gone = replace(pods_left, pods=())
-    assert inputs.decide(gone, inputs.at(7)).status.attempts[-1].number == 1
-    started = inputs.decide(gone, inputs.at(60))
+    deleted = replace(pods_left, pods=())
+    assert inputs.decide(deleted, inputs.at(7)).status.attempts[-1].number == 1
+    started = inputs.decide(deleted, inputs.at(60))
     assert started.status.attempts[-1].cluster == "example-2"
     assert inputs.condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", Mentions("attempt 2"))
-    assert inputs.decide(inputs.with_status_written(gone, started), inputs.at(61)).effects == (
+    assert inputs.decide(inputs.with_status_written(deleted, started), inputs.at(61)).effects == (
         CreateCluster(2, "example-2"),
     )
 

@@ -66,8 +66,8 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
     pods_left = replace(inputs.with_status_written(saved, ended), clusters=(), ray=inputs.healthy().ray)
     assert decide(pods_left, inputs.at(20)).status.suspended_at is None
-    gone = replace(pods_left, pods=())
-    rest = decide(gone, inputs.at(30))
+    deleted = replace(pods_left, pods=())
+    rest = decide(deleted, inputs.at(30))
     assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
     text = Mentions("holds no nodes", "resume from the checkpoint of step 7")
     assert condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
@@ -75,10 +75,10 @@ def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     assert rest.status.counters == Counters(
         attempts=1, start_number=rest.status.attempts[0].start_number, active_seconds=70
     )
-    again = decide(resumed(inputs.with_status_written(gone, rest)), inputs.at(90_000))
+    again = decide(resumed(inputs.with_status_written(deleted, rest)), inputs.at(90_000))
     assert again.status.attempts[-1].cluster == "example-2"
     assert condition_of(again.status, C.SUSPENDED) == ("False", "Resumed", Mentions("attempt 2"))
-    assert decide(resumed(inputs.with_status_written(gone, again)), inputs.at(90_001)).effects == (
+    assert decide(resumed(inputs.with_status_written(deleted, again)), inputs.at(90_001)).effects == (
         CreateCluster(2, "example-2"),
     )
 
@@ -348,12 +348,12 @@ def test_a_finished_job_is_deleted_when_its_ttl_expires() -> None:
     ttl = inputs.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=ttl)
     end = decide(done)
-    gone = replace(inputs.with_status_written(done, end), clusters=(), pods=())
-    clean = decide(gone, inputs.at(10))
+    deleted = replace(inputs.with_status_written(done, end), clusters=(), pods=())
+    clean = decide(deleted, inputs.at(10))
     assert clean.requeue_after_seconds == 290
     assert clean.status.result is not None
     assert clean.status.result.cleaned_up_at == "2026-03-01T12:00:10Z"
-    last = inputs.with_status_written(gone, clean)
+    last = inputs.with_status_written(deleted, clean)
     assert decide(last, inputs.at(299)).effects == ()
     assert decide(last, inputs.at(300)).effects == (DeleteJob(done.job.uid),)
 
@@ -381,7 +381,7 @@ def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
 @pytest.mark.parametrize(
     ("stop", "retry"),
     [(EARLIER, LATER), (EARLIER, EARLIER), ("b", "a"), (LATER, "a"), ("b", EARLIER)],
-    ids=["before it", "at its time", "no times", "a retry without time", "a stop without time"],
+    ids=["before it", "at its time", "no times", "a retry without a time", "a stop without a time"],
 )
 def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
     seen = with_requests(over(), stop=stop, retry=retry)

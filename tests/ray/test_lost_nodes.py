@@ -102,7 +102,7 @@ def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_lost_node_is_noticed_at_once(cluster: Cluster, tmp_path: Path) -> None:
     with one_node(cluster, "127.0.0.3", tmp_path) as lost:
         lost.send(signal.SIGKILL)
-        assert lost.seconds_until_missed() < 25, "sooner than by silence"
+        assert lost.seconds_until_missed() < 25, "sooner than a silent node"
 
 
 @pytest.mark.usefixtures("frozen")

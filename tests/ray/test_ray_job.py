@@ -301,15 +301,15 @@ def job_with_code(folder: Path) -> local_ray.Document:
 
 def test_run_uploads_the_folder_to_a_cluster(tmp_path: Path, cluster: str) -> None:
     """`rljob run --ray` from outside the cluster."""
-    place = JobFolder(tmp_path)
-    place.job_file.write_text(json.dumps(job_with_code(tmp_path)))
-    process = place.command(
+    job_folder = JobFolder(tmp_path)
+    job_folder.job_file.write_text(json.dumps(job_with_code(tmp_path)))
+    process = job_folder.command(
         "run", "job.yaml", "--ray", cluster, RLJOB_DEVICE="cpu", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1"
     )
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert f"connecting to {cluster}" in output
-    assert training_runs.RunFiles(place.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
+    assert training_runs.RunFiles(job_folder.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
 
 
 def test_a_ray_job_uploads_the_folder(pods: Pods, tmp_path: Path) -> None:

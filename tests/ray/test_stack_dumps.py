@@ -51,8 +51,8 @@ def test_stacks_of_a_stopped_worker_and_of_a_waiting_worker_are_written(tmp_path
         )
         assert isinstance(pending, Pending)
         os.kill(stops, signal.SIGSTOP)
-        place = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}
-        dump = dumped_stacks(tmp_path, cluster, total_seconds=200.0, **place)
+        pod_variables = {"RLJOB_ATTEMPT": "3", "RLJOB_POD_NAME": "head-pod", "RLJOB_NODE_NAME": "node-1"}
+        dump = dumped_stacks(tmp_path, cluster, total_seconds=200.0, **pod_variables)
         os.kill(stops, signal.SIGCONT)
         assert (dump["silentNodes"], dump["error"]) == ([], None)
         by_id = {process["processId"]: process for process in dump["processes"]}

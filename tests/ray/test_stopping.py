@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.messages import Mentions
 from rljob_testing.training import training_runs
 from rljob_trainer.checkpoints.fencing import announce_start
 
@@ -30,7 +31,7 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrain
     assert state.phase == "Stopped"
     assert state.checkpoint is not None
     assert state.checkpoint.step == state.progress.step == run_trainer.files.training_steps()[-1] < 1000
-    assert f"stopped as requested after step {state.progress.step}; its checkpoint is complete" in output
+    assert output == Mentions(f"stopped as requested after step {state.progress.step}", "checkpoint")
 
 
 @pytest.mark.long
@@ -40,12 +41,12 @@ def test_a_stop_while_ray_starts_exits_at_once(tmp_path: Path) -> None:
     time.sleep(1)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130, run.output
-    assert "stopped immediately, without saving" in run.output
+    assert run.output == Mentions("stopped immediately", "without saving")
     assert "Traceback" not in run.output
     assert run.files.state().phase == "Stopped"
     assert run.leftover_processes() == []
     # There is nothing to resume from, so the advice is the same command.
-    assert run.output.endswith("to continue: rljob run job.yaml\n")
+    assert run.output.endswith(": rljob run job.yaml\n")
 
 
 STOPPING_REWARD = """
@@ -76,7 +77,7 @@ def stopping_job(folder: Path) -> training_runs.Document:
     folder.mkdir(exist_ok=True)
     (folder / "stopping_reward.py").write_text(STOPPING_REWARD.format(process_id=os.getpid()))
     for name, digits in (("rows", "11112222"), ("held_out", "33")):
-        lines = [json.dumps({"prompt": f"{digit}{place}>", "answer": digit}) for place, digit in enumerate(digits)]
+        lines = [json.dumps({"prompt": f"{digit}{index}>", "answer": digit}) for index, digit in enumerate(digits)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     held_out: training_runs.Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
     return training_runs.small_job(
@@ -118,7 +119,7 @@ def test_a_start_that_was_replaced_by_a_newer_one_does_nothing(tmp_path: Path) -
     announce_start(checkpoints, 1_767_225_601)
     late = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225600")
     assert late.exit_code == 75, late.terminal
-    assert "(start 1767225600) may no longer change the checkpoints" in late.terminal
+    assert late.terminal == Mentions("start 1767225600", "checkpoints")
     again = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225601")
     assert again.exit_code == 75, again.terminal
-    assert "start 1767225601 was already announced; give each start of the job its own number" in again.terminal
+    assert again.terminal == Mentions("start 1767225601", "already announced")

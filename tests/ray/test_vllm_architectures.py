@@ -60,7 +60,7 @@ afterwards."""
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedModel:
     """The result for one model."""
 
     difference: float = 0.0
@@ -72,13 +72,13 @@ class Compared:
     """The error of its generation."""
 
 
-def compared_models(root: Path, context: WorkerContext) -> dict[str, Compared]:
+def compared_models(root: Path, context: WorkerContext) -> dict[str, ComparedModel]:
     # Deleting the first engine would destroy the process group.
     engines: list[VllmEngine] = []
     return {name: compared(name, root / name, context, engines) for name in (*EQUAL, *DIFFERENT, *REJECTED, FAILING)}
 
 
-def compared(name: str, folder: Path, context: WorkerContext, engines: list[VllmEngine]) -> Compared:
+def compared(name: str, folder: Path, context: WorkerContext, engines: list[VllmEngine]) -> ComparedModel:
     from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
@@ -89,20 +89,20 @@ def compared(name: str, folder: Path, context: WorkerContext, engines: list[Vllm
         with small_vllm.model_inspection_in_process():
             engines.append(small_vllm.start_engine(folder, context.world_size))
     except ConfigurationError as error:
-        return Compared(refusal=str(error))
+        return ComparedModel(refusal=str(error))
     sync_weights(trained, engines[-1], torch.float32, 0)
     try:
         sequences = small_vllm.generated(engines[-1], 24)
     except AttributeError as error:
-        return Compared(failure=str(error))
+        return ComparedModel(failure=str(error))
     lengths = [len(prompt) + len(each.token_ids) for prompt, each in zip(small_vllm.PROMPTS, sequences, strict=True)]
     assert max(lengths) > 4 * tiny_models.WINDOW
     found_R = small_vllm.logprobs_of(sequences)
-    return Compared(small_vllm.largest_logprob_difference(trained, sequences), len(found_R), float(found_R.mean()))
+    return ComparedModel(small_vllm.largest_logprob_difference(trained, sequences), len(found_R), float(found_R.mean()))
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ComparedModel]:
     [[found]] = gloo_ranks.run_on_ranks(
         [gloo_ranks.RankedRun(partial(compared_models, tmp_path_factory.mktemp("models")), 1)], gloo_ranks.VLLM
     )
@@ -112,7 +112,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compared]:
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_both_engines_give_the_same_logprobs(models: dict[str, Compared], name: str) -> None:
+def test_both_engines_give_the_same_logprobs(models: dict[str, ComparedModel], name: str) -> None:
     found = models[name]
     assert (found.refusal, found.failure) == ("", "")
     assert found.difference < TOLERANCE
@@ -122,19 +122,19 @@ def test_both_engines_give_the_same_logprobs(models: dict[str, Compared], name: 
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_known_differences_of_sliding_windows_still_exist(models: dict[str, Compared], name: str) -> None:
+def test_known_differences_of_sliding_windows_still_exist(models: dict[str, ComparedModel], name: str) -> None:
     """When this fails, vLLM has been fixed: update docs/models.md."""
     assert models[name].difference > 0.1
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_models_that_vllm_rejects_are_configuration_errors(models: dict[str, Compared], name: str) -> None:
+def test_models_that_vllm_rejects_are_configuration_errors(models: dict[str, ComparedModel], name: str) -> None:
     message = models[name].refusal
     assert message.startswith("spec.training.rollout.engine: vLLM cannot run ")
     assert REJECTED[name] in message
     assert message.endswith("; set HuggingFace, or choose another model")
 
 
-def test_a_head_with_a_bias_still_differs(models: dict[str, Compared]) -> None:
+def test_a_head_with_a_bias_still_differs(models: dict[str, ComparedModel]) -> None:
     """When this fails, vLLM has been fixed: update docs/models.md."""
     assert "has no attribute 'bias'" in models[FAILING].failure

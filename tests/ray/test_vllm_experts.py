@@ -52,17 +52,21 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
     layout = ParallelLayout.of(context.world_size, shard_size=1)
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
     vllm = small_vllm.start_engine(folder, context.world_size)
-    right = load_file(folder / "model.safetensors")
-    given = recorded_weights(vllm)
+    expected = load_file(folder / "model.safetensors")
+    received = recorded_weights(vllm)
     found = []
     for version in range(NUM_VERSIONS):
         sync_weights(trained, vllm, torch.float32, version)
         largest = small_vllm.largest_logprob_difference(trained, small_vllm.generated(vllm, 12))
-        wrong = [name for name in {*right, *given} if name not in given or not torch.equal(right[name], given[name])]
+        wrong = [
+            name
+            for name in {*expected, *received}
+            if name not in received or not torch.equal(expected[name], received[name])
+        ]
         found.append((largest, wrong))
-        given.clear()
+        received.clear()
         with torch.no_grad():
-            for tensor in right.values():
+            for tensor in expected.values():
                 tensor.mul_(1.1)
             for _, tensor in trained.named_shards():
                 tensor.mul_(1.1)
@@ -83,11 +87,11 @@ def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
 
 def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
     """Copies of all tensors that reach vLLM's model on this rank from now on, before vLLM packs them."""
-    given: dict[str, torch.Tensor] = {}
+    received: dict[str, torch.Tensor] = {}
 
     def copied(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
-            given[name] = tensor.clone()
+            received[name] = tensor.clone()
             yield name, tensor
 
     def watch(model: torch.nn.Module) -> None:
@@ -95,7 +99,7 @@ def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
         model.load_weights = lambda weights: load(copied(weights))  # type: ignore[operator]
 
     vllm.engine.apply_model(watch)
-    return given
+    return received
 
 
 def test_every_version_of_the_weights_generates(tmp_path: Path) -> None:

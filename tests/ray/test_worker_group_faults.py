@@ -121,24 +121,24 @@ def _call_as_another_controller(name: str) -> None:
 
 
 def test_kept_results_are_the_same_on_all_ranks_and_do_not_change(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
-    made = later(group, "make", rows())
+    unfinished = later(group, "make", rows())
     for method in ("append", "add_to_light"):
         try:
-            echo_workers.call(group, method, made)
+            echo_workers.call(group, method, unfinished)
         except DispatchError as error:
             assert "changed columns of its batch in place (light)" in str(error)  # noqa: PT017 - one of two does
     for reader in (group, elsewhere):
-        read = echo_workers.call_for_batch(reader, "read", made)
+        read = echo_workers.call_for_batch(reader, "read", unfinished)
         assert read["light"].tolist() == [0, 0, 1, 1]
         assert read["length"].tolist() == [1, 1, 1, 1]
         assert not read["needs_gradient"].any()
 
 
 def test_a_custom_split_also_applies_to_pending_batches(group: WorkerGroup) -> None:
-    made = later(group, "make", rows())
-    expected = echo_workers.call_for_batch(group, "backwards", made.result())["light"].tolist()
+    unfinished = later(group, "make", rows())
+    expected = echo_workers.call_for_batch(group, "backwards", unfinished.result())["light"].tolist()
     assert expected == [1, 1, 0, 0]
-    assert echo_workers.call_for_batch(group, "backwards", made)["light"].tolist() == expected
+    assert echo_workers.call_for_batch(group, "backwards", unfinished)["light"].tolist() == expected
 
 
 def test_row_counts_are_compared_where_they_are_known(group: WorkerGroup) -> None:

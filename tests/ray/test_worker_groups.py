@@ -179,7 +179,7 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
             if result != [row + number + step for row in range(4)]:
                 wrong.append(result)
 
-    threads = [threading.Thread(target=work, args=(view, 1000 * place)) for place, view in enumerate(views.values())]
+    threads = [threading.Thread(target=work, args=(view, 1000 * index)) for index, view in enumerate(views.values())]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -208,8 +208,12 @@ def test_the_cause_is_reported_before_the_closed_connections_of_peers(group: Wor
         echo_workers.call(group, "fail", 1, "peers first")
 
 
-def test_peers_of_a_mesh_get_one_share_and_the_collecting_rank_returns_the_result(four: WorkerProcesses) -> None:
-    result = echo_workers.call_for_batch(spawn(four)["first"], "ranks", echo_workers.mixed_batch(6, 40_000)).fetched()
+def test_peers_of_a_mesh_get_one_share_and_the_collecting_rank_returns_the_result(
+    four_processes: WorkerProcesses,
+) -> None:
+    result = echo_workers.call_for_batch(
+        spawn(four_processes)["first"], "ranks", echo_workers.mixed_batch(6, 40_000)
+    ).fetched()
     assert result["rank"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
     assert result["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -242,8 +246,8 @@ def test_names_that_a_group_uses_itself_are_rejected(processes: WorkerProcesses)
         WorkerGroup(processes, "first", Colliding)
 
 
-def test_a_range_of_ranks_is_a_group_of_its_own(four: WorkerProcesses) -> None:
-    group = spawn(four)["first"]
+def test_a_range_of_ranks_is_a_group_of_its_own(four_processes: WorkerProcesses) -> None:
+    group = spawn(four_processes)["first"]
     upper = group.sub_group(2, 4)
     assert [rank for _, rank, _, _ in echo_workers.describe_ranks(upper)] == [2, 3]
     assert echo_workers.call(upper, "only_first", 0) == [2]

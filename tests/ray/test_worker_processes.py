@@ -129,8 +129,8 @@ def test_a_death_is_noticed_without_a_call(tmp_path: Path) -> None:
         end.touch()
 
 
-def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
-    group = spawn(four)["first"]
+def test_a_killed_worker_is_named_with_its_call_and_cause(four_processes: WorkerProcesses) -> None:
+    group = spawn(four_processes)["first"]
     kept = echo_workers.call_for_batch(group, "echo", echo_workers.mixed_batch(4, 100_000).only(["x"]))
     with pytest.raises(
         WorkerDiedError,

@@ -85,7 +85,7 @@ def test_tensor_parallelism_is_accepted_with_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "device_type", "expected"),
+    ("job_spec", "device_type", "expected"),
     [
         (spec(), "cpu", Compile.ALWAYS),
         (spec(steps=MIN_STEPS_TO_COMPILE - 1), "cpu", Compile.NEVER),
@@ -97,10 +97,10 @@ def test_tensor_parallelism_is_accepted_with_vllm() -> None:
     ],
 )
 @pytest.mark.usefixtures("compiler")
-def test_compilation_is_chosen_only_where_it_pays(given: RLJobSpec, device_type: str, expected: Compile) -> None:
-    choices = settle(given, device_type, None)
+def test_compilation_is_chosen_only_where_it_pays(job_spec: RLJobSpec, device_type: str, expected: Compile) -> None:
+    choices = settle(job_spec, device_type, None)
     assert choices.rollout_compile is expected
-    assert settled_spec(given, choices).training.rollout.compile is expected
+    assert settled_spec(job_spec, choices).training.rollout.compile is expected
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def dtype_spec(dtype: str) -> RLJobSpec:
 def test_the_resolved_dtype_is_kept(
     wanted: str, device_type: str, before: Dtype | None, expected: Dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = dtype_spec(wanted)
+    job_spec = dtype_spec(wanted)
     first = None if before is None else settle(dtype_spec(before.value), device_type, None)
-    choices = settle(given, device_type, first)
+    choices = settle(job_spec, device_type, first)
     assert choices.dtype is expected
-    assert settled_spec(given, choices).training.model.dtype is expected
+    assert settled_spec(job_spec, choices).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
     warning = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
     assert (warning in caplog.text) is (before not in {None, expected})
@@ -198,12 +198,12 @@ def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
 
 
 def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
-    for asked in (hub_model(None), hub_model("main")):
-        assert at_kept_commit(asked, None) == asked
-        first = settle(spec("Never"), "cpu", None, hub_model_of(asked, hub_model("c1")))
+    for job_spec in (hub_model(None), hub_model("main")):
+        assert at_kept_commit(job_spec, None) == job_spec
+        first = settle(spec("Never"), "cpu", None, hub_model_of(job_spec, hub_model("c1")))
         # The branch has moved since.
-        assert at_kept_commit(asked, first.hub_model) == hub_model("c1")
-        assert settle(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
+        assert at_kept_commit(job_spec, first.hub_model) == hub_model("c1")
+        assert settle(spec("Never"), "cpu", first, hub_model_of(job_spec, hub_model("c1"))) == first
         assert settled_spec(spec("Never"), first).training.model.revision == "c1"
         # The model that the job names now is used, and another repository has other commits.
         assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
@@ -253,15 +253,15 @@ def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RL
 def test_adapters_reach_the_engine_in_the_fitting_way(
     sync: str, engine: str, device_type: str, has_experts: bool, expected: LoraSync, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = lora_spec(sync, engine)
+    job_spec = lora_spec(sync, engine)
     with caplog.at_level("INFO"):
-        choices = settle(given, device_type, None, has_experts=has_experts)
+        choices = settle(job_spec, device_type, None, has_experts=has_experts)
     assert choices.lora is not None
     assert choices.lora.sync is expected
-    assert settled_spec(given, choices).training.model.lora == choices.lora
+    assert settled_spec(job_spec, choices).training.model.lora == choices.lora
     assert f"(model.lora.sync {expected.value}: " in caplog.text
     other = "cpu" if device_type == "cuda" else "cuda"
-    resumed = settle(given, other, choices).lora
+    resumed = settle(job_spec, other, choices).lora
     assert resumed is not None
     assert resumed.sync is expected
 

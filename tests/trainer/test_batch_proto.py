@@ -120,8 +120,8 @@ def test_union_accepts_equal_content_of_any_kind() -> None:
     ragged = {"tokens": RaggedColumn.from_rows([[1, 2], [3]])}
     nan = torch.tensor([float("nan"), 1.0])
     left = DataProto({"x": nan}, {"o": (float("nan"), [torch.zeros(1)])}, {"rate": float("nan")}, ragged)
-    right = DataProto({"x": nan.clone()}, {"o": (float("nan"), [torch.zeros(1)])}, {"rate": float("nan")}, ragged)
-    assert left.union(right).column_names() == ["x", "o", "tokens"]
+    equal = DataProto({"x": nan.clone()}, {"o": (float("nan"), [torch.zeros(1)])}, {"rate": float("nan")}, ragged)
+    assert left.union(equal).column_names() == ["x", "o", "tokens"]
     with pytest.raises(DataError, match="ragged column 'tokens' differs"):
         left.union(DataProto(ragged={"tokens": RaggedColumn.from_rows([[1], [2, 3]])}))
     with pytest.raises(DataError, match="object column 'o' differs"):

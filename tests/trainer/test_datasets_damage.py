@@ -88,8 +88,8 @@ def test_damaged_parquet_pages_are_found_while_reading(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(table(5000), file, compression="snappy")
     content = bytearray(file.read_bytes())
-    for place in range(200, len(content) - 2000, 97):
-        content[place] ^= 0xFF
+    for position in range(200, len(content) - 2000, 97):
+        content[position] ^= 0xFF
     file.write_bytes(content)
     with pytest.raises(DatasetError, match=r"rows\.parquet: not a readable Parquet file \(.*\); write the file again"):
         read(file)

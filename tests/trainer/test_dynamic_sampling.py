@@ -218,9 +218,9 @@ def test_updates_differ_by_one_kept_group_at_most(
     num_kept = data.draw(st.integers(0, num_wanted))
     is_kept_G = torch.zeros(num_wanted + data.draw(st.integers(0, 9)), dtype=torch.bool)
     is_kept_G[torch.tensor(data.draw(st.permutations(range(len(is_kept_G))))[:num_kept], dtype=torch.int64)] = True
-    taken = spread_groups(is_kept_G, num_wanted, groups_per_update)
-    assert len(set(taken.tolist())) == num_wanted
-    by_update = is_kept_G[taken].view(num_updates, groups_per_update).sum(dim=1).tolist()
+    selected = spread_groups(is_kept_G, num_wanted, groups_per_update)
+    assert len(set(selected.tolist())) == num_wanted
+    by_update = is_kept_G[selected].view(num_updates, groups_per_update).sum(dim=1).tolist()
     assert sum(by_update) == num_kept
     assert max(by_update) - min(by_update) <= 1
 

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "program.py").write_text(PROGRAM)
     places = ("crds/src", "trainer/src", "tests/support", "bench")
     environment = inherited_environment() | {
-        "PYTHONPATH": ":".join(str(REPOSITORY / place) for place in places),
+        "PYTHONPATH": ":".join(str(REPOSITORY / folder) for folder in places),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "rljob_testing.gpu.few_libraries", LIBRARIES, "program.py"]

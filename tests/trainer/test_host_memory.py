@@ -24,7 +24,7 @@ from rljob_trainer.observability.memory import MEBIBYTE, process_bytes
 
 MACHINE = {"proc/meminfo": "MemTotal:  32000 kB\nMemFree: 2000 kB\nMemAvailable:   16000 kB\n"}
 SUPPORT = Path(__file__).parents[1] / "support"
-IF_ASKED = """
+ON_REQUEST = """
 from rljob_testing.process_counters import mebibytes_faulted_in
 from rljob_trainer.host_memory import HOST_MEMORY
 
@@ -85,13 +85,13 @@ def printed(program: str, variables: Mapping[str, str] | None = None) -> list[st
 
 
 def test_freed_memory_is_reused() -> None:
-    says, new = printed(IF_ASKED.format(is_asked=True))
+    says, new = printed(ON_REQUEST.format(is_asked=True))
     assert says == "True"
     assert int(new) < FEW
 
 
 def test_by_default_freed_memory_is_allocated_anew() -> None:
-    _, new_by_default = printed(IF_ASKED.format(is_asked=False))
+    _, new_by_default = printed(ON_REQUEST.format(is_asked=False))
     assert int(new_by_default) > MANY
 
 
@@ -103,13 +103,13 @@ def test_by_default_freed_memory_is_allocated_anew() -> None:
     ],
 )
 def test_user_settings_are_kept(variables: dict[str, str]) -> None:
-    says, new = printed(IF_ASKED.format(is_asked=True), variables)
+    says, new = printed(ON_REQUEST.format(is_asked=True), variables)
     assert says == "False"
     assert int(new) > MANY
 
 
 def test_other_user_settings_have_no_effect() -> None:
-    says, new = printed(IF_ASKED.format(is_asked=True), {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
+    says, new = printed(ON_REQUEST.format(is_asked=True), {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
     assert says == "True"
     assert int(new) < FEW
 

@@ -40,7 +40,7 @@ def revisions(spec: RLJobSpec) -> tuple[str | None, str | None]:
     return spec.training.critic.model.revision, judge.revision
 
 
-def place(source: str, commit: str | None) -> ModelPlace:
+def model_location(source: str, commit: str | None) -> ModelPlace:
     return ModelPlace(Model(source=source, revision=commit), Path("cache"), Path("job"))
 
 
@@ -49,17 +49,17 @@ def on_hub(_: str) -> bool:
 
 
 def test_critic_and_reward_model_of_the_hub_stay_at_their_first_commits() -> None:
-    asked = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
-    assert judges_at_kept_commits(asked, HubJudges(), on_hub) == asked
-    first = hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
+    job_spec = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
+    assert judges_at_kept_commits(job_spec, HubJudges(), on_hub) == job_spec
+    first = hub_judges_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1"))
     assert first == HubJudges(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
     # The branches have moved since.
-    assert revisions(judges_at_kept_commits(asked, first, on_hub)) == ("c1", "j1")
-    assert revisions(at_commits(asked, None, first)) == ("c1", "j1")
-    assert hub_judges_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1")) == first
+    assert revisions(judges_at_kept_commits(job_spec, first, on_hub)) == ("c1", "j1")
+    assert revisions(at_commits(job_spec, None, first)) == ("c1", "j1")
+    assert hub_judges_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1")) == first
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_the_model_that_the_job_names_now_is_used(
 
 
 def test_local_models_have_no_commit() -> None:
-    asked = spec({}, {"source": "/judge"})
-    found = hub_judges_of(asked, None, place("/judge", None))
+    job_spec = spec({}, {"source": "/judge"})
+    found = hub_judges_of(job_spec, None, model_location("/judge", None))
     assert found == HubJudges()
-    assert at_commits(asked, None, found) == asked
+    assert at_commits(job_spec, None, found) == job_spec
 
 
 def test_another_reward_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:

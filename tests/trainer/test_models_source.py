@@ -129,18 +129,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
 
 
 def test_the_controller_needs_no_weights_and_names_the_commit(tmp_path: Path, hub: StandInHub) -> None:
-    folder, place = controller_model(Model(source="some/model", revision="main"), tmp_path / "cache", tmp_path)
+    folder, location = controller_model(Model(source="some/model", revision="main"), tmp_path / "cache", tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
-    assert (place.model.source, place.model.revision) == ("some/model", COMMIT)
+    assert (location.model.source, location.model.revision) == ("some/model", COMMIT)
     assert hub.calls == [("main", False)]
 
 
 def test_a_node_downloads_once_for_any_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
-    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    location = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     found: list[list[str]] = []
 
     def use() -> None:
-        found.append(sorted(path.name for path in place.folder().iterdir()))
+        found.append(sorted(path.name for path in location.folder().iterdir()))
 
     threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
@@ -151,12 +151,12 @@ def test_a_node_downloads_once_for_any_number_of_workers(tmp_path: Path, hub: St
     assert sorted(hub.calls) == [(COMMIT, False)] + [(COMMIT, True)] * 3
     # The library's cache was emptied, ours was not.
     shutil.rmtree(hub.cache)
-    assert (place.folder() / "model.safetensors").is_file()
+    assert (location.folder() / "model.safetensors").is_file()
 
 
 def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
-    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    location = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     sizes: list[int] = []
 
     def until_it_is_told() -> None:
@@ -166,29 +166,29 @@ def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatc
             time.sleep(0.01)
 
     hub.between_files = until_it_is_told
-    place.folder(sizes.append)
+    location.folder(sizes.append)
     assert len(sizes) >= 3
     assert sizes == sorted(set(sizes))
     sizes.clear()
-    place.folder(sizes.append)
+    location.folder(sizes.append)
     assert sizes == []
 
 
 def test_an_interrupted_download_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
-    place = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    location = ModelPlace(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     hub.files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
     )
     hub.files["x-1.safetensors"] = "first half"
     with pytest.raises(ConfigurationError, match=r"'some/model' at revision '0123.*' has no x-2\.safetensors"):
-        place.folder()
+        location.folder()
     hub.files["x-2.safetensors"] = "second half"
-    assert (place.folder() / "x-2.safetensors").is_file()
+    assert (location.folder() / "x-2.safetensors").is_file()
 
 
 def test_a_local_model_leads_every_node_to_its_own_copy(tmp_path: Path) -> None:
-    folder, place = controller_model(Model(source=SORT_DIGITS), tmp_path / "cache", tmp_path)
-    assert place.folder() == folder
+    folder, location = controller_model(Model(source=SORT_DIGITS), tmp_path / "cache", tmp_path)
+    assert location.folder() == folder
 
 
 def test_a_gguf_file_is_converted_once_and_appears_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

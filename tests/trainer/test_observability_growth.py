@@ -48,7 +48,7 @@ def test_only_bytes_beyond_the_former_maximum_are_progress(tmp_path: Path) -> No
     num_reports = len(log.sizes)
     file.write_bytes(b"x" * 900_000)
     assert not log.within(A_FEW_POLLS_SECONDS)
-    assert len(log.sizes) == num_reports, "it is over"
+    assert len(log.sizes) == num_reports, "a report came after the end"
 
 
 def test_a_missing_folder_is_empty(tmp_path: Path) -> None:

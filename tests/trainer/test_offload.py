@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from rljob_testing.messages import Mentions
 from rljob_testing.training import gloo_ranks, offload_runs
 from rljob_trainer.engines.train.offload import HostedGradients
 
@@ -140,16 +141,13 @@ def test_too_little_memory_is_reported_before_the_first_step(runs: dict[int, lis
     [alone], [first, second] = runs[1], runs[2]
     # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; the same on two ranks of one machine.
     for run in (alone, first, second):
-        assert (
-            "spec.training.model.offload: the host has too little memory for the actor's gradients and "
-            "optimizer (on " in (run.memory_errors["offload"])
+        offload, moments = run.memory_errors["offload"], run.memory_errors["moments"]
+        assert offload == Mentions(
+            "spec.training.model.offload:", "too little memory", "actor's gradients and optimizer"
         )
-        assert ": 1.4 MiB needed, 1.0 MiB available); increase the pool's memory" in run.memory_errors["offload"]
-        assert (
-            "spec.training.rollout.cpuKvCache: there is too little memory for the optimizer's moments"
-            in (run.memory_errors["moments"])
-        )
-        assert ": 0.9 MiB needed, 0.5 MiB available); reduce it" in run.memory_errors["moments"]
+        assert offload == Mentions("1.4 MiB needed, 1.0 MiB available", "increase the pool's memory")
+        assert moments == Mentions("spec.training.rollout.cpuKvCache:", "too little memory", "optimizer's moments")
+        assert moments == Mentions("0.9 MiB needed, 0.5 MiB available", "reduce")
 
 
 def test_one_reduction_per_update_keeps_whole_gradients_until_then(
@@ -171,8 +169,8 @@ def test_sums_of_layers_that_some_micro_batches_skip_are_whole() -> None:
                 if adds:
                     parameter.grad = torch.full((2,), float(number)) + (0 if parameter.grad is None else parameter.grad)
             hosted.after_micro_batch(is_first=number == 1, is_last=number == len(in_micro_batches))
-        right = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
-        for parameter, value in ((always, 6), (sometimes, right)):
+        expected = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
+        for parameter, value in ((always, 6), (sometimes, expected)):
             assert parameter.grad is not None
             assert parameter.grad.tolist() == [value, value]
             parameter.grad = None

@@ -24,12 +24,12 @@ def pool(*addresses: str, settings: PoolSettings = SETTINGS) -> ResourcePool:
     return ResourcePool(settings, nodes=[reserved(address, address) for address in addresses])
 
 
-def places(pool: ResourcePool) -> list[tuple[int, int, int, str, int]]:
+def slots_of(pool: ResourcePool) -> list[tuple[int, int, int, str, int]]:
     return [(slot.rank, slot.node_rank, slot.local_rank, slot.address, slot.bundle_index) for slot in pool.slots()]
 
 
 def test_ranks_follow_numeric_addresses() -> None:
-    assert places(pool("10.0.0.10", "10.0.0.9")) == [
+    assert slots_of(pool("10.0.0.10", "10.0.0.9")) == [
         (0, 0, 0, "10.0.0.9", 0),
         (1, 0, 1, "10.0.0.9", 1),
         (2, 0, 2, "10.0.0.9", 2),
@@ -50,8 +50,8 @@ def test_two_nodes_with_one_address_are_two() -> None:
 def test_a_split_has_consecutive_ranks_that_start_at_zero() -> None:
     whole = pool("a", "b")
     small, large = whole.split([2, 4])
-    assert places(small) == [(0, 0, 0, "a", 0), (1, 0, 1, "a", 1)]
-    assert places(large) == [(0, 0, 0, "a", 2), (1, 1, 0, "b", 0), (2, 1, 1, "b", 1), (3, 1, 2, "b", 2)]
+    assert slots_of(small) == [(0, 0, 0, "a", 0), (1, 0, 1, "a", 1)]
+    assert slots_of(large) == [(0, 0, 0, "a", 2), (1, 1, 0, "b", 0), (2, 1, 1, "b", 1), (3, 1, 2, "b", 2)]
     assert [slot.group.id for slot in [*small.slots(), *large.slots()]] == [slot.group.id for slot in whole.slots()]
     assert (small.settings.name, large.settings.name) == ("main[0-1]", "main[2-5]")
     assert (small.world_size, large.world_size, whole.world_size) == (2, 4, 6)
@@ -144,16 +144,16 @@ def test_fractions_that_ray_does_not_support_are_rejected() -> None:
 def test_pools_and_parts_of_pools_are_merged() -> None:
     first, second = pool("b"), pool("a", settings=replace(SETTINGS, name="other"))
     merged = ResourcePool.merged("all", [first, second])
-    assert places(merged) == [
+    assert slots_of(merged) == [
         *((rank, 0, rank, "a", rank) for rank in range(3)),
         *((3 + rank, 1, rank, "b", rank) for rank in range(3)),
     ]
     assert (merged.settings.name, merged.group_ids, merged.world_size) == ("all", [], 6)
     whole = pool("a", "b")
     parts = whole.split([1, 4, 1])
-    assert places(ResourcePool.merged("again", parts[::-1])) == places(whole)
+    assert slots_of(ResourcePool.merged("again", parts[::-1])) == slots_of(whole)
     ends = ResourcePool.merged("ends", [parts[0], parts[2]])
-    assert places(ends) == [(0, 0, 0, "a", 0), (1, 1, 0, "b", 2)]
+    assert slots_of(ends) == [(0, 0, 0, "a", 0), (1, 1, 0, "b", 2)]
 
 
 def test_pools_that_cannot_be_merged_are_rejected() -> None:

@@ -74,7 +74,7 @@ def test_a_character_that_the_response_was_truncated_in_is_decoded() -> None:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class TextCase:
     """A response and its texts if the tags are special tokens; if they are ordinary added tokens, a reward model sees
     them, too."""
 
@@ -87,28 +87,28 @@ class Spoken:
 
 THOUGHT = "<think>2+2</think><answer>4</answer>"
 SPOKEN = {
-    "tags": Spoken(f"{THOUGHT}</s>", THOUGHT, "2+24", THOUGHT),
-    "cut off": Spoken("<think>2+", "<think>2+", "2+", "<think>2+"),
-    "nothing": Spoken("</s>", "", "", ""),
-    "padding": Spoken("4<pad>2</s><pad><pad>", "42", "42", "42"),
-    "ends of a turn": Spoken("4<|im_end|><|endoftext|><|im_end|></s>", "4", "4", "4"),
-    "an end of a turn within": Spoken("4<|im_end|>5</s>", "4<|im_end|>5", "45", "45"),
-    "another special token": Spoken("4<|User|></s>", "4<|User|>", "4", "4"),
-    "white space": Spoken(" \n4 \n</s>", " \n4 \n", " \n4 \n", " \n4 \n"),
-    "the word of a token": Spoken("a <|User |> b</s>", "a <|User |> b", "a <|User |> b", "a <|User |> b"),
-    "stop text": Spoken("a<answer>4</answer>", "a<answer>4", "a4", "a<answer>4", ("</answer>",)),
-    "two stop texts at once": Spoken("a<answer>4;5", "a<answer>", "a", "a<answer>", ("5", "4;5")),
-    "stop text divided by a special token": Spoken("a<|User|>b</s>", "a<|User|>b", "ab", "ab", ("ab",)),
-    "stop text with a special token in it": Spoken("x ends</answer>", "x ", "x ", "x ", ("ends</answer>",)),
-    "stop text that begins within a special token": Spoken(
+    "tags": TextCase(f"{THOUGHT}</s>", THOUGHT, "2+24", THOUGHT),
+    "cut off": TextCase("<think>2+", "<think>2+", "2+", "<think>2+"),
+    "nothing": TextCase("</s>", "", "", ""),
+    "padding": TextCase("4<pad>2</s><pad><pad>", "42", "42", "42"),
+    "ends of a turn": TextCase("4<|im_end|><|endoftext|><|im_end|></s>", "4", "4", "4"),
+    "an end of a turn within": TextCase("4<|im_end|>5</s>", "4<|im_end|>5", "45", "45"),
+    "another special token": TextCase("4<|User|></s>", "4<|User|>", "4", "4"),
+    "white space": TextCase(" \n4 \n</s>", " \n4 \n", " \n4 \n", " \n4 \n"),
+    "the word of a token": TextCase("a <|User |> b</s>", "a <|User |> b", "a <|User |> b", "a <|User |> b"),
+    "stop text": TextCase("a<answer>4</answer>", "a<answer>4", "a4", "a<answer>4", ("</answer>",)),
+    "two stop texts at once": TextCase("a<answer>4;5", "a<answer>", "a", "a<answer>", ("5", "4;5")),
+    "stop text divided by a special token": TextCase("a<|User|>b</s>", "a<|User|>b", "ab", "ab", ("ab",)),
+    "stop text with a special token in it": TextCase("x ends</answer>", "x ", "x ", "x ", ("ends</answer>",)),
+    "stop text that begins within a special token": TextCase(
         "<|User|>é</answer>", "<|User|>é</", "é", "é</", ("answer>",)
     ),
-    "stop text in front of a special token's": Spoken("<think>ab</think>", "<think>a", "a", "<think>a", ("b</thi",)),
-    "stop text that is whole without special tokens only": Spoken(
+    "stop text in front of a special token's": TextCase("<think>ab</think>", "<think>a", "a", "<think>a", ("b</thi",)),
+    "stop text that is whole without special tokens only": TextCase(
         "a<think>b</think>ab", "a<think>b</think>", "ab", "a<think>b</think>", ("ab",)
     ),
-    "stop text of an end": Spoken("4 <|im_end|>", "4 ", "4 ", "4 ", ("<|im_end|>",)),
-    "stop text of padding": Spoken("4 <pad>", "4 ", "4 ", "4 ", ("<pad>",)),
+    "stop text of an end": TextCase("4 <|im_end|>", "4 ", "4 ", "4 ", ("<|im_end|>",)),
+    "stop text of padding": TextCase("4 <pad>", "4 ", "4 ", "4 ", ("<pad>",)),
 }
 
 
@@ -128,15 +128,15 @@ def test_rewards_see_special_tokens_and_no_end_tokens(
 ) -> None:
     decoder, tokenizer = decoders_and_tokenizers[are_special]
     prompt = tokenizer.encode("<|im_start|>assistant\n<think>\n")
-    found, right = {}, {}
+    found, expected = {}, {}
     for name, spoken in SPOKEN.items():
         tokens = tokenizer.encode(spoken.response)
         assert tokenizer.decode(tokens, skip_special_tokens=False) == spoken.response
         found[name] = decoder.response_text(prompt, tokens, spoken.stop)
-        right[name] = ResponseText(spoken.text, spoken.plain if are_special else spoken.plain_with_tags)
+        expected[name] = ResponseText(spoken.text, spoken.plain if are_special else spoken.plain_with_tags)
         assert decoder.is_stopped(prompt, tokens, spoken.stop) is any(each in spoken.response for each in spoken.stop)
         assert not decoder.is_stopped(prompt, tokens[:-1], spoken.stop)
-    assert found == right
+    assert found == expected
 
 
 def test_end_tokens_are_those_of_all_files_of_the_model(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path)
         receipt = worker.start_scoring(responses("a", "b"))
         give_up_at = time.monotonic() + 60
         while len(list((tmp_path / "met").iterdir())) < 4:
-            assert time.monotonic() < give_up_at, "one waits for another"
+            assert time.monotonic() < give_up_at, "one reward waits for another"
             time.sleep(0.01)
         scores = worker.finish_scoring(receipt)
     assert scores[score_column("meets")].tolist() == scores[score_column("other")].tolist() == [1.0, 1.0]

@@ -146,7 +146,7 @@ def error_of(program: str) -> Exception:
         exec(program, {})
     except Exception as error:
         return error
-    raise AssertionError("nothing was raised")
+    raise AssertionError("no error was raised")
 
 
 @pytest.mark.parametrize(

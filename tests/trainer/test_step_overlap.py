@@ -12,7 +12,7 @@ import pytest
 from rljob_testing.training import stub_step
 from rljob_trainer.workers.protocols import PendingResult
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result_co = TypeVar("Result_co", covariant=True)
 
 AFTER_ROLLOUT = {"start_scoring", "compute_scores", "compute_logprobs", "compute_ref_logprobs", "compute_values"}
@@ -26,10 +26,12 @@ class Calls:
     begun: list[str] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)
 
-    def of(self, method: Callable[Given, PendingResult[Result_co]], peers: set[str]) -> Callable[Given, Due[Result_co]]:
+    def of(
+        self, method: Callable[Arguments, PendingResult[Result_co]], peers: set[str]
+    ) -> Callable[Arguments, Due[Result_co]]:
         """The method, whose result may be requested once all of its peers have started."""
 
-        def begin(*arguments: Given.args, **named: Given.kwargs) -> Due[Result_co]:
+        def begin(*arguments: Arguments.args, **named: Arguments.kwargs) -> Due[Result_co]:
             self.begun.append(method.__name__)
             return Due(self, method.__name__, peers, method(*arguments, **named).result())
 

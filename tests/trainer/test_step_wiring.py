@@ -70,14 +70,14 @@ def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_train_on_it() -
         (1e30, 1e9, r"rewards \(weighted sum of all rewards\): .*e\+3[89] .*'p1'"),
     ],
 )
-@pytest.mark.parametrize("place", [3, 7])
+@pytest.mark.parametrize("index", [3, 7])
 def test_a_score_that_is_not_finite_in_float32_is_rejected_and_named(
-    weight: float, score: float, message: str, place: int
+    weight: float, score: float, message: str, index: int
 ) -> None:
     """From a model that nothing else calls, and from a function: 1e39 is finite in 64 bits. Row 7 is prompt 1's greedy
     response."""
     scores = [0.0] * 9
-    scores[place] = score
+    scores[index] = score
     found = stub_step.step_of({"type": "ReMax"}, {"score": weight}, {"score": scores})
     with pytest.raises(RewardError, match=rf"spec\.training\.{message}"):
         found.step.run(stub_step.PROMPTS, 0)

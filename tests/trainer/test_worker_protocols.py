@@ -46,8 +46,11 @@ def test_types_match_the_dispatch_mode(protocol: type, worker: type) -> None:
         whole = f"list[{result}]" if is_per_worker else result
         assert returned == (whole if registration.blocking else f"PendingResult[{whole}]"), name
         for parameter in list(seen)[1:]:
-            taken = str(of_worker[parameter].annotation)
-            assert seen[parameter].annotation == (f"list[{taken}]" if is_split else taken), (name, parameter)
+            annotation = str(of_worker[parameter].annotation)
+            assert seen[parameter].annotation == (f"list[{annotation}]" if is_split else annotation), (
+                name,
+                parameter,
+            )
 
 
 class Counter(Worker):
