@@ -79,13 +79,13 @@ def test_an_unpicklable_error_of_a_worker_is_not_reported_as_its_death(
 
 
 def test_an_unpicklable_argument_is_rejected_before_any_rank_is_called(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) .*pickle"):
-        echo_workers.call(group, "together", [1, threading.Lock()])
+    with pytest.raises(DispatchError, match=r"first\.barrier: .*argument 1 \(lock\) .*pickle"):
+        echo_workers.call(group, "barrier", [1, threading.Lock()])
     with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) .*its result\(\)"):
-        echo_workers.call(group, "together", [1, later(group, "make", rows())])
-    assert echo_workers.call(group, "together", [1, 2]) == [1, 2]
+        echo_workers.call(group, "barrier", [1, later(group, "make", rows())])
+    assert echo_workers.call(group, "barrier", [1, 2]) == [1, 2]
     huge = 10**5000
-    assert echo_workers.call(group, "together", [huge, huge]) == [huge, huge]
+    assert echo_workers.call(group, "barrier", [huge, huge]) == [huge, huge]
 
 
 def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProcesses) -> None:
