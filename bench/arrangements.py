@@ -116,7 +116,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     report = Report("bench/arrangements.py", installed_versions(("torch", "transformers", "ray")))
     if options.quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     case, num_steps, num_rounds = (SMALLEST, 1, 1) if options.quick else (QWEN3, NUM_STEPS, options.rounds)
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder, ray_session(options.ray, NUM_LOGICAL_CPUS, 0):

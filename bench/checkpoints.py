@@ -138,7 +138,7 @@ def main() -> None:
     torch.set_num_threads(1)
     report = Report("bench/checkpoints.py", installed_versions(("torch",)))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), (8 if options.is_quick else 256) * MIB, 2 if options.is_quick else 8, report)

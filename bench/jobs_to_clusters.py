@@ -116,7 +116,7 @@ def main() -> None:
     kuberay = PROGRAMS["kuberay-operator"].version
     report = Report("bench/jobs_to_clusters.py", {"KubeRay": f"{kuberay}, --reconcile-concurrency={CONCURRENCY}"})
     if options.quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         install_resources(server)

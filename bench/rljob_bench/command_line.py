@@ -53,7 +53,7 @@ def measuring(
     and a report whose head is printed here. If verl is missing there are no peers, and the head says so."""
     report = Report(program, installed_versions(OUR_VERSIONS))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     running: dict[str, PeerProcess] = {}
     with ExitStack() as stack:
         packages = _packages(options, report)

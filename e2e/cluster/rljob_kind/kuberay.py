@@ -1,5 +1,4 @@
-"""Installs KubeRay from the manifests of its Go module, and makes the whole way to a cluster with KubeRay. Steps that
-are done already are skipped."""
+"""Installs KubeRay from the manifests of its Go module. `bring_up` also creates the cluster, and skips what exists."""
 
 from __future__ import annotations
 
