@@ -95,7 +95,7 @@ def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such-revision", "HEAD"], "neither a folder nor a revision"),
+        (["no-such-revision", "HEAD"], "neither a folder nor a git revision"),
         (["{folder}", "{folder}"], "imported"),
     ],
 )
