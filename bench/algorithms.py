@@ -2,19 +2,20 @@
 
     python bench/algorithms.py [--quick] [--without-peer] [--json PATH]
 
-Losses are measured with their metrics and their gradient by the log-probabilities; what both sides find is compared.
-Advantages come as a value per token; on our side the segments are made in every call. verl's `grpo` goes over the rows
-in Python; its `grpo_vectorized`, which does not, is shown beside it. The floor is a copy of as many bytes as inputs and
-results have. One thread on both sides; what goes from token to token is also measured on a large batch with two threads
-on ours, where verl has one call of torch for each column. The ratio to verl's time has no bar: losses are written as
-their papers write them, and take milliseconds of a step of seconds.
+A loss is measured with its metrics and its gradient with respect to the log-probabilities, and the results of both
+sides are compared. An advantage is measured up to its values per token; on our side every call also builds the
+segments. verl's `grpo` loops over the rows in Python; its vectorized variant `grpo_vectorized` is shown next to it. The
+floor copies as many bytes as the inputs and results have. Both sides use one thread. Functions that go from token to
+token are also measured on a large batch with two threads on our side, where verl makes one torch call per column. There
+is no bar for the ratio to verl's time: our losses are written as their papers write them, and they take milliseconds of
+a step of seconds.
 
-Times are those of the fastest of all calls: a call takes from a fraction of a millisecond to some tens, needs nothing
-but memory and cores, and what it takes beyond that is what else the machine does. Beside it stands the ratio of the
-medians of the same rounds.
+A time is that of the fastest call: a call takes from a fraction of a millisecond to some tens of milliseconds and needs
+only memory and cores, so any extra time is caused by other load on the machine. Next to it is the ratio of the medians
+of the same rounds.
 
-Clip-Cov and KL-Cov choose their tokens in a pass over the mini-batch: the choice is measured, the model's pass is not.
-verl chooses within the loss, of a micro-batch.
+Clip-Cov and KL-Cov select tokens in a pass over the mini-batch: the selection is measured, the model's forward pass is
+not. verl selects within the loss of a micro-batch.
 
 Legend: B rows, N response tokens of all rows, row after row.
 """
@@ -49,10 +50,10 @@ from rljob_bench.token_case import (
     OPERATIONS,
     REINFORCE_PLUS_PLUS,
     WHITENING,
-    Answer,
+    Outcome,
     TokenCase,
-    answer,
-    made_tables,
+    outcome,
+    random_tables,
 )
 from rljob_trainer.algorithms.advantages import group_relative_advantages
 from rljob_trainer.algorithms.aggregation import aggregate_loss, count_denominators
@@ -97,10 +98,10 @@ CPU = torch.device("cpu")
 
 
 class Tokens:
-    """A case as the trainer has it: response tokens only."""
+    """A case in the trainer's form: response tokens only."""
 
     def __init__(self, case: TokenCase) -> None:
-        tables = made_tables(case)
+        tables = random_tables(case)
         mask_BT = tables.mask_BT
         self.lengths = tuple(mask_BT.sum(dim=1).tolist())
         self.max_new_tokens = case.width
@@ -114,7 +115,8 @@ class Tokens:
         self.groups_B = tables.groups_B
 
     def call(self, operation: str) -> Callable[[], Tensor]:
-        """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
+        """A function that runs an operation once, with its gradient if it is a loss, and returns the loss or the
+        values."""
         if operation == WHITENING:
             return partial(whitened, self.advantages_N, OneWorker())
         if operation in LOSS_CASES:
@@ -126,19 +128,19 @@ class Tokens:
         return self._group_relative if operation in ADVANTAGES else partial(self._loss, operation)
 
     def num_moved(self, operation: str) -> int:
-        """Numbers that are read or written at the least."""
+        """Minimum number of values that the operation reads and writes."""
         num_tokens = len(self.logprobs_N)
         if operation in ADVANTAGES:
             return num_tokens * {WHITENING: 2, GAE: 4, REINFORCE_PLUS_PLUS: 2}.get(operation, 1)
         return num_tokens * (5 if operation == CLIPPED_WITH_KL else 4)
 
-    def answer(self, operation: str) -> Answer:
-        """Of one call."""
+    def outcome(self, operation: str) -> Outcome:
+        """The result of one call, for comparison with verl."""
         found = self.call(operation)()
         if operation in ADVANTAGES:
-            return answer(float(found.sum()), found)
+            return outcome(float(found.sum()), found)
         assert self.logprobs_N.grad is not None
-        return answer(float(found), self.logprobs_N.grad)
+        return outcome(float(found), self.logprobs_N.grad)
 
     def _group_relative(self) -> Tensor:
         segments = Segments.of(self.lengths, CPU)
@@ -185,8 +187,8 @@ class Tokens:
         return aggregate_loss(values_N, segments, aggregation, count_denominators(segments), 1, self.max_new_tokens)
 
 
-def check_alike(operation: str, ours: Answer, theirs: object) -> None:
-    """Raises AssertionError where the two sides did not find the same."""
+def check_alike(operation: str, ours: Outcome, theirs: object) -> None:
+    """Raises AssertionError if the two sides computed different results."""
     assert isinstance(theirs, dict)
     for name, value in asdict(ours).items():
         difference = abs(value - float(theirs[name]))
@@ -200,7 +202,7 @@ def measure(
     num_rounds: int,
     operations: tuple[str, ...] = (*OPERATIONS, *LOSS_CASES),
 ) -> Measurement:
-    """Operations on one case."""
+    """Measures operations on one case."""
     tokens = Tokens(case)
     rows: dict[str, tuple[float | None, ...]] = {}
     seconds: dict[str, tuple[float, ...]] = {}
@@ -212,9 +214,9 @@ def measure(
         }
         if DEFAULT in running:
             asked = {"operation": operation, "case": asdict(case)}
-            theirs = running[DEFAULT].ask("algorithm", **asked, num_calls=1)["answer"]
+            theirs = running[DEFAULT].ask("algorithm", **asked, num_calls=1)["outcome"]
             if operation not in LOSS_CASES or not LOSS_CASES[operation].is_drawn:
-                check_alike(operation, tokens.answer(operation), theirs)
+                check_alike(operation, tokens.outcome(operation), theirs)
             turns[DEFAULT] = partial(running[DEFAULT].seconds, "algorithm", **asked, num_calls=CALLS_PER_TURN)
         timings = interleaved(turns, num_rounds)
         fastest = {name: 1e3 * each.fastest for name, each in timings.items()}
@@ -232,12 +234,12 @@ def measure(
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_options("Losses and advantages: RLJob and verl.")
     torch.set_num_threads(1)
     with measuring(options, "bench/algorithms.py", (DEFAULT,)) as (running, report):
         for title, case in (QUICK_CASES if options.is_quick else CASES).items():
-            # The shorter a call, the more of them: a second or two for each operation.
+            # More rounds for shorter calls: a second or two for each operation.
             rounds = 2 if options.is_quick else 60 if case.num_rows <= MAX_ROWS_OF_MICRO_BATCH else 8
             report.add(measure(title, case, running, rounds))
         torch.set_num_threads(2)

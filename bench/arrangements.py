@@ -1,14 +1,14 @@
-"""A step of PPO with the roles arranged over pools in different ways: seconds, and what runs at the same time.
+"""A PPO step with the roles arranged over pools in different ways: its time, and how much of it runs in parallel.
 
     python bench/arrangements.py [--quick] [--rounds N] [--json PATH] [--ray ADDRESS]
 
-The job of `training_step.py` (8 prompts of 16 tokens, 4 responses of 32 tokens each; two updates in a step) with a
-critic and, for a KL term, a reference policy. Every worker process has one thread, so that what has more processes uses
-more of the machine's cores while there are any. All arrangements are up in one run and have their turns, a few steps
-each; what waits has nothing to do. The first round does not count.
+The job of `training_step.py` (8 prompts of 16 tokens, 4 responses of 32 tokens each, two updates per step) with a
+critic and, for a KL term, a reference policy. Every worker process has one thread, so an arrangement with more
+processes can use more of the machine's cores. All arrangements run at the same time and take turns of a few steps each;
+the others are idle. The first round does not count.
 
-`one after the other` are the seconds in which pools are in calls of the roles, of all pools together; `at the same
-time` is by how much that is more than the time in which any pool is, from the timelines of steps that do not count.
+`one after the other` is the time that pools spend in calls of the roles, added over all pools. `at the same time` is
+how much that exceeds the time in which any pool is in a call. Both are from the timelines of steps that do not count.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from rljob_bench.step_case import NUM_PROMPTS, QWEN3, SMALLEST, CaseFolder, writ
 from rljob_trainer.groups.ray_session import ray_session
 
 NUM_LOGICAL_CPUS = 16
-"""Ray counts them only: most workers wait."""
+"""Ray only counts CPUs; most workers wait."""
 CRITIC, REFERENCE = {"critic": {"pool": "value"}}, {"ref": {"pool": "judge"}}
 NUM_STEPS, NUM_ROUNDS = 4, 5
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Workers of each pool, and which roles are not on the actor's."""
+    """Workers of each pool, and the roles that are not on the actor's pool."""
 
     num_workers: Mapping[str, int]
     roles: Mapping[str, object] = field(default_factory=dict)
 
     def details(self, options: tuple[str, ...]) -> OurDetails:
-        """The job."""
+        """The settings of the job."""
         return OurDetails(
-            # Two engines on one core would only show vLLM's start.
+            # With two vLLM engines on one core the start of vLLM would dominate.
             rollout={"engine": "HuggingFace"},
             training={
                 "algorithm": {"type": "PPO", "kl": {"coefficient": 0.001}},
@@ -73,7 +73,7 @@ ARRANGEMENTS = {
 
 
 def measure(folder: Path, on_disk: CaseFolder, address: str, num_steps: int, num_rounds: int) -> Measurement:
-    """All arrangements on one model."""
+    """Measures all arrangements on one model."""
     with ExitStack() as stack:
         running: dict[str, OurTraining] = {}
         for name, arrangement in ARRANGEMENTS.items():
@@ -104,17 +104,19 @@ def measure(folder: Path, on_disk: CaseFolder, address: str, num_steps: int, num
 
 
 def main() -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(description="A step of PPO: roles on one pool and on several.")
-    parser.add_argument("--quick", action="store_true", help="a small model and few steps: shows that it runs")
-    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, metavar="N", help="the first does not count")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
-    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine; else one is started")
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description="Measure a PPO step with roles on one pool and on several pools.")
+    parser.add_argument("--quick", action="store_true", help="a small model and few steps, only to check the program")
+    parser.add_argument(
+        "--rounds", type=int, default=NUM_ROUNDS, metavar="N", help="rounds; the first one does not count"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine (default: start one)")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     report = Report("bench/arrangements.py", installed_versions(("torch", "transformers", "ray")))
     if options.quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     case, num_steps, num_rounds = (SMALLEST, 1, 1) if options.quick else (QWEN3, NUM_STEPS, options.rounds)
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder, ray_session(options.ray, NUM_LOGICAL_CPUS, 0):

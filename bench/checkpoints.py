@@ -1,10 +1,10 @@
-"""Saving and loading a checkpoint: RLJob's format and torch's distributed checkpoint (DCP).
+"""Saving and loading a checkpoint: RLJob's format against torch's distributed checkpoint (DCP).
 
     python bench/checkpoints.py [--quick] [--json PATH]
 
-One process saves and loads the same tensors. The floor is the same bytes to one file with fsync, and back; with
-digests, SHA-256 of every tensor is computed, too, as RLJob does while it saves and again while it loads. DCP has no
-digests. Both wait until the files are durable. Files that were just written are read from memory by everyone.
+One process saves and loads the same tensors. The floor writes the same bytes to one file with fsync, and reads them
+back. With digests it also computes SHA-256 of every tensor, as RLJob does at each save and load; DCP has no digests.
+Both sides wait until the files are durable. Both read files that were just written, which are still in the page cache.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ WITH_DIGESTS = ", with digests"
 MIB = 2**20
 NUM_TENSORS = 64
 MAX_OF_FLOOR = 1.5
-"""Times that of the floor with digests."""
+"""Maximum time as a multiple of the floor with digests."""
 
 
 def some_tensors(num_bytes: int) -> Tensors:
-    """Float32 matrices, as many bytes together."""
+    """Float32 matrices with this number of bytes in total."""
     generator = torch.Generator().manual_seed(0)
     rows = num_bytes // (4 * 1024 * NUM_TENSORS)
     return {f"layer.{i}": torch.randn(rows, 1024, generator=generator) for i in range(NUM_TENSORS)}
 
 
 def save_ours(root: Path, tensors: Tensors) -> None:
-    """A whole save: folder, file, manifest."""
+    """Saves a complete checkpoint: folder, file and manifest."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     folder = begin_save(root, 1, 1, sum(tensor.nbytes for tensor in tensors.values()))
@@ -58,24 +58,24 @@ def save_ours(root: Path, tensors: Tensors) -> None:
 
 
 def load_ours(root: Path, tensors: Tensors) -> None:
-    """Every digest is compared."""
+    """Loads a checkpoint and compares every digest."""
     [folder] = [path for path in root.iterdir() if path.is_dir()]
     load_into(tensors.items(), open_checkpoint(folder))
 
 
 def save_dcp(folder: Path, tensors: Tensors) -> None:
-    """With fsync, which is its default."""
+    """Saves with fsync, which is DCP's default."""
     shutil.rmtree(folder, ignore_errors=True)
     dcp_save(tensors, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 def load_dcp(folder: Path, tensors: Tensors) -> None:
-    """In place."""
+    """Loads in place."""
     dcp_load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
 
 
 def write_all(path: Path, tensors: Tensors, with_digests: bool) -> None:
-    """One file, as little as can be done."""
+    """Writes one file with as little work as possible."""
     with path.open("wb") as file:
         for tensor in tensors.values():
             data = tensor.numpy().data.cast("B")
@@ -87,7 +87,7 @@ def write_all(path: Path, tensors: Tensors, with_digests: bool) -> None:
 
 
 def read_all(path: Path, tensors: Tensors, with_digests: bool) -> None:
-    """Back into the tensors."""
+    """Reads the file into the tensors."""
     with path.open("rb") as file:
         for tensor in tensors.values():
             data = tensor.numpy().data.cast("B")
@@ -97,7 +97,7 @@ def read_all(path: Path, tensors: Tensors, with_digests: bool) -> None:
 
 
 def checked(load: Callable[[], None], loaded: Tensors, saved: Tensors) -> None:
-    """Raises AssertionError unless what is loaded is what was saved."""
+    """Raises AssertionError unless the loaded tensors equal the saved ones."""
     for tensor in loaded.values():
         tensor.zero_()
     load()
@@ -105,7 +105,7 @@ def checked(load: Callable[[], None], loaded: Tensors, saved: Tensors) -> None:
 
 
 def measure(folder: Path, num_bytes: int, num_rounds: int, report: Report) -> None:
-    """Both tables."""
+    """Measures saving and loading, one table each."""
     tensors, loaded = some_tensors(num_bytes), some_tensors(num_bytes)
     saves: dict[str, Callable[[], None]] = {
         WRITE: partial(write_all, folder / "plain", tensors, False),
@@ -133,12 +133,12 @@ def measure(folder: Path, num_bytes: int, num_rounds: int, report: Report) -> No
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_options("Checkpoints: RLJob's format and torch's distributed checkpoint.")
     torch.set_num_threads(1)
     report = Report("bench/checkpoints.py", installed_versions(("torch",)))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), (8 if options.is_quick else 256) * MIB, 2 if options.is_quick else 8, report)

@@ -1,9 +1,9 @@
-"""What it costs to call workers and to move a batch to them, between them and back: RLJob, verl, plain Ray, memcpy.
+"""The cost of calling workers and of moving a batch to them, between them and back: RLJob, verl, plain Ray, memcpy.
 
     python bench/dispatch.py [--quick] [--without-peer] [--json PATH] [--ray ADDRESS]
 
-All contenders have their turns in one run, on one Ray. Every process computes with one thread. Nothing is timed while
-somebody else is at work; the first round does not count.
+All contenders take turns in one run, on one Ray cluster. Every process uses one thread. While one contender is
+measured, the others are idle. The first round does not count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FUTURE, THROUGH_CONTROLLER = f"{DEFAULT}, DataProtoFuture", f"{DEFAULT}, through
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured."""
+    """The sizes and numbers of calls that are measured."""
 
     num_bytes: int = 128 * MIB
     pass_on_bytes: tuple[int, ...] = (1 * MIB, 16 * MIB, 128 * MIB)
@@ -43,7 +43,7 @@ class Extent:
     num_small_calls: int = 100
     worker_counts: tuple[int, ...] = (2, 4, 16)
     settle_seconds: float = 10.0
-    """After many processes have started: Ray ends those that it has started in advance and that nobody took."""
+    """Pause after many processes have started: Ray ends the spare processes that it had started in advance."""
 
 
 QUICK = Extent(4 * MIB, (1 * MIB, 4 * MIB), 2, 1, 3, worker_counts=(2,), settle_seconds=0.0)
@@ -59,7 +59,7 @@ class Groups:
     peers: dict[str, PeerProcess] = field(default_factory=dict)
 
     def turns(self, operation: str, num_calls: int, num_bytes: int = 0) -> dict[str, Turn]:
-        """The same operation of all."""
+        """The same operation of every contender."""
         turns: dict[str, Turn] = {
             OURS: partial(self.ours.measure, operation, num_calls, num_bytes),
             BARE: partial(self.bare.measure, operation, num_calls, num_bytes),
@@ -67,7 +67,7 @@ class Groups:
         return turns | {name: self.peer_turn(name, operation, num_calls, num_bytes) for name in self.peers}
 
     def peer_turn(self, name: str, operation: str, num_calls: int, num_bytes: int = 0) -> Turn:
-        """Of one peer."""
+        """The operation of one peer."""
         return partial(
             self.peers[name].seconds, "measure", operation=operation, num_calls=num_calls, num_bytes=num_bytes
         )
@@ -75,7 +75,7 @@ class Groups:
 
 @contextmanager
 def started(num_workers: int, running: dict[str, PeerProcess], extent: Extent) -> Iterator[Groups]:
-    """Groups of so many workers each, which have been seen to compute what they should."""
+    """Starts groups with this number of workers and checks that they compute correct results."""
     with ExitStack() as stack:
         ours = OurGroup(num_workers)
         stack.callback(ours.close)
@@ -94,7 +94,7 @@ def started(num_workers: int, running: dict[str, PeerProcess], extent: Extent) -
 
 
 def controller_memory(groups: Groups, extent: Extent) -> Measurement:
-    """Ten times: workers make a batch, and get it as the argument of another call."""
+    """Growth of the controller's memory: ten times, workers make a batch that is the argument of another call."""
     num_bytes, num_calls = extent.num_bytes, 10
     kinds: dict[str, Callable[[], int]] = {
         PENDING: partial(groups.ours.memory, "pass_on_pending", num_calls, num_bytes),
@@ -122,7 +122,7 @@ def _peer_memory(peer: PeerProcess, operation: str, num_calls: int, num_bytes: i
 
 
 def dispatch(groups: Groups, extent: Extent, floor: MemoryCopy) -> Measurement:
-    """To the workers, which read all of it and answer with one number per row."""
+    """A batch goes to the workers, which read all of it and return one number per row."""
     turns: dict[str, Turn] = {ONE_COPY: partial(floor.measure, 1, extent.num_large_calls)}
     turns |= groups.turns("read", extent.num_large_calls, extent.num_bytes)
     timings = interleaved(turns, extent.num_rounds)
@@ -135,7 +135,8 @@ def dispatch(groups: Groups, extent: Extent, floor: MemoryCopy) -> Measurement:
 
 
 def round_trip(groups: Groups, extent: Extent, floor: MemoryCopy) -> Measurement:
-    """To the workers, which write new columns of the same size, and back into one batch in the controller."""
+    """A batch goes to the workers, which write new columns of the same size, and back into one batch in the
+    controller."""
     turns: dict[str, Turn] = {THREE_COPIES: partial(floor.measure, 3, extent.num_large_calls)}
     turns |= groups.turns("fresh", extent.num_large_calls, extent.num_bytes)
     timings = interleaved(turns, extent.num_rounds)
@@ -152,7 +153,7 @@ def round_trip(groups: Groups, extent: Extent, floor: MemoryCopy) -> Measurement
 
 
 def passed_on(groups: Groups, extent: Extent) -> list[Measurement]:
-    """What the workers have made, as the argument of another call, which reads next to nothing of it."""
+    """The workers' results are the arguments of another call, which reads almost nothing of them."""
     measured = []
     medians: dict[str, list[float]] = {PENDING: [], REFERENCES: []}
     for num_bytes in extent.pass_on_bytes:
@@ -179,7 +180,7 @@ def passed_on(groups: Groups, extent: Extent) -> list[Measurement]:
 
 
 def empty_call(groups: Groups, extent: Extent) -> Measurement:
-    """A method without arguments and result, on all workers."""
+    """A method without arguments and result, called on all workers."""
     timings = interleaved(groups.turns("empty", extent.num_small_calls), extent.num_rounds)
     return of_timings(
         f"Empty call, W={groups.num_workers}",
@@ -190,15 +191,15 @@ def empty_call(groups: Groups, extent: Extent) -> Measurement:
 
 
 def measure(options: Options, report: Report, running: dict[str, PeerProcess]) -> None:
-    """Everything, for each number of workers."""
+    """Makes all measurements for each number of workers."""
     extent = QUICK if options.is_quick else Extent()
     floor: MemoryCopy | None = None
     for num_workers in extent.worker_counts:
-        # So many processes of verl, half a gigabyte each, do not fit into a small machine beside all others.
+        # Many verl processes, half a gigabyte each, do not fit into a small machine together with the others.
         chosen = running if num_workers <= 4 else {}
         with started(num_workers, chosen, extent) as groups:
             if num_workers == 2:
-                # First of all, while this process has no large data of its own.
+                # The first measurement, while this process has no large data.
                 report.add(controller_memory(groups, extent))
             floor = floor or MemoryCopy(extent.num_bytes)
             if num_workers == 2:
@@ -216,7 +217,7 @@ def _size(num_bytes: int) -> str:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_options("Calls and data: RLJob, verl, plain Ray, memcpy.")
     torch.set_num_threads(1)
     with measuring(options, "bench/dispatch.py", (DEFAULT, NUMPY), num_cpus=10) as (running, report):

@@ -1,17 +1,18 @@
-"""An update of random models of 0.6 to 4 billion parameters on one device: tokens per second, share of the device's
-peak, memory beside the planner's formula.
+"""An update of random models of 0.6 to 4 billion parameters on one device: tokens per second, fraction of the device's
+peak, and memory compared with the planner's formula.
 
     PYTHONPATH=crds/src:trainer/src python bench/gpu_step.py [--device cuda|cpu] [--models NAME,...] [--tokens N]
                                                              [--longest N] [--rounds N] [--quick] [--json PATH]
 
-It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml, neither Ray nor vLLM. The update is that of
-`workers/actor.py` on drawn rows: micro-batches of `--tokens` tokens in BFloat16 (on a CPU Float32), gradients clipped,
-AdamW. A case that the formula says does not fit is left out and named. On a CPU a tiny model shows that everything
-runs; numbers of the formula and of data sheets are for GPUs.
+It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml, but neither Ray nor vLLM. The update is that
+of `workers/actor.py` on random rows: micro-batches of `--tokens` tokens in BFloat16 (on a CPU Float32), gradient
+clipping, AdamW. A case that does not fit according to the formula is skipped and listed. On a CPU a tiny model only
+shows that the program works; the formula and the data sheets are for GPUs.
 
-Share of the peak: operations of forward and backward pass without what is computed again (`rljob_bench/model_shape.py`)
-per second, over the data sheet's dense BFloat16 (`rljob_bench/device_peak.py`), and over what a large product of
-matrices reaches in this run. Memory: the allocator's peak in an update after the first, which has no moments yet.
+Fraction of the peak: the operations per second of forward and backward pass without recomputation
+(`rljob_bench/model_shape.py`), divided by the dense BFloat16 peak of the data sheet (`rljob_bench/device_peak.py`), and
+by the speed of a large matrix product in this run. Memory: the allocator's peak in an update after the first one, which
+has no moments yet.
 """
 
 from __future__ import annotations
@@ -27,12 +28,19 @@ from pathlib import Path
 
 import torch
 
-from rljob_bench.alone_actor import drawn_rollout, drawn_work, give_back, made_actor, only_worker, random_model
 from rljob_bench.device_peak import measured_peak, stated_peak, synchronize
 from rljob_bench.machine import installed_versions
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.model_shape import SHAPES, TINY, ModelShape, Work, peak_bytes, update_operations
 from rljob_bench.report import Bar, Measurement, Report
+from rljob_bench.single_actor import (
+    build_actor,
+    only_worker,
+    random_model,
+    random_rollout,
+    random_work,
+    release_cached_memory,
+)
 from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.observability.memory import MEMORY
 from rljob_trainer.workers.actor import ActorWorker
@@ -41,18 +49,19 @@ from rljob_trainer.workers.columns import token_batch
 GIB = 2**30
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 INTERVALS = {"kept": 0, "every 2nd layer again": 2, "all again": 1}
-"""Activations in the backward pass."""
+"""How activations are handled for the backward pass: every n-th layer recomputes them; 0 keeps all."""
 NUM_MICRO_BATCHES = 2
 MAX_MEMORY_RATIO = 1.1
 USABLE_SHARE = 0.9
-"""Of the device's memory: the CUDA context and what the allocator cannot reuse take the rest. On one H100 an update of
-73.8 GiB by the formula ended without memory at its third step, with 4.9 of 79.2 GiB reserved and not in use."""
+"""Usable fraction of the device's memory: the rest is for the CUDA context and for memory that the allocator cannot
+reuse. On one H100 an update of 73.8 GiB by the formula ran out of memory at its third step, with 4.9 of 79.2 GiB
+reserved but unused."""
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic")
 
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """What was asked for."""
+    """The options of the command line."""
 
     device_type: str
     shapes: tuple[ModelShape, ...]
@@ -64,29 +73,29 @@ class GpuOptions:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Operations per second."""
+    """Peak operations per second."""
 
     stated: float | None
     measured: float
 
 
 def read_gpu_options() -> GpuOptions:
-    """From the command line."""
-    parser = argparse.ArgumentParser(description="An update of random models on one device.")
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description="Measure an update of random models on one device.")
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
-    parser.add_argument("--models", metavar="NAME,...", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of a micro-batch")
-    parser.add_argument("--longest", type=int, metavar="N", help="tokens of a row")
-    parser.add_argument("--rounds", type=int, metavar="N", help="updates that count, after one that does not")
-    parser.add_argument("--quick", action="store_true", help="one round: shows that it runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument("--models", metavar="NAME,...", help=f"models to measure, of {', '.join(SHAPES)}")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens of a micro-batch")
+    parser.add_argument("--longest", type=int, metavar="N", help="tokens of the longest row")
+    parser.add_argument("--rounds", type=int, metavar="N", help="number of measured updates, after a warm-up update")
+    parser.add_argument("--quick", action="store_true", help="one round, only to check the program")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     chosen = parser.parse_args()
     on_cpu = chosen.device == "cpu"
     names = chosen.models.split(",") if chosen.models else [TINY.name] if on_cpu else [*SHAPES][1:]
     unknown = [name for name in names if name not in SHAPES]
     if unknown:
-        parser.error(f"--models: {', '.join(unknown)} is none of {', '.join(SHAPES)}")
+        parser.error(f"--models: unknown model {', '.join(unknown)}; use {', '.join(SHAPES)}")
     return GpuOptions(
         device_type=chosen.device,
         shapes=tuple(SHAPES[name] for name in names),
@@ -98,19 +107,19 @@ def read_gpu_options() -> GpuOptions:
 
 
 def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peaks: Peaks, report: Report) -> None:
-    """All ways to keep activations of one model."""
+    """Measures one model with every way to handle activations."""
     speeds: dict[str, tuple[float | None, ...]] = {}
     memory: dict[str, tuple[float | None, ...]] = {}
     ratios: list[float] = []
     with random_model(shape, context.device) as folder:
         for name, every in INTERVALS.items():
-            work = drawn_work(NUM_MICRO_BATCHES * options.micro_batch_tokens, options.longest, every)
+            work = random_work(NUM_MICRO_BATCHES * options.micro_batch_tokens, options.longest, every)
             expected = peak_bytes(shape, work, options.micro_batch_tokens)
             if expected > USABLE_SHARE * memory_of(context.device):
-                report.notes.append(f"{shape.name}, {name}: needs {expected / GIB:.1f} GiB by the formula, left out")
+                report.notes.append(f"{shape.name}, {name}: skipped: it needs {expected / GIB:.1f} GiB by the formula")
                 print(report.notes[-1], flush=True)
                 continue
-            actor = made_actor(folder, context, DTYPES[context.device_type], work, options.micro_batch_tokens)
+            actor = build_actor(folder, context, DTYPES[context.device_type], work, options.micro_batch_tokens)
             update, forward, found = measured_update(actor, shape, work, options.num_rounds)
             speed = update_operations(shape, work) / update
             stated = None if peaks.stated is None else speed / peaks.stated
@@ -127,7 +136,7 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
             ratios += [found / expected] if on_gpu else []
             del actor
             gc.collect()
-            give_back(context.device)
+            release_cached_memory(context.device)
     size = f"{shape.num_parameters / 1e9:.3g}e9"
     title = f"{shape.name} ({size}), {NUM_MICRO_BATCHES} x {options.micro_batch_tokens:,} tokens"
     header = ("tokens/s", "ms", "TFLOP/s", "/ data sheet", "/ product of matrices", "forward alone, tokens/s")
@@ -138,15 +147,15 @@ def measure(shape: ModelShape, options: GpuOptions, context: WorkerContext, peak
 
 
 def measured_update(actor: ActorWorker, shape: ModelShape, work: Work, num_rounds: int) -> tuple[float, float, float]:
-    """Seconds of an update and of a forward pass (medians), and bytes at the update's peak. One update warms up: after
-    it there are moments."""
-    rollout, device = drawn_rollout(shape, work), actor.engine.device
+    """Seconds of an update and of a forward pass (medians), and the bytes at the update's peak. One warm-up update
+    creates the moments."""
+    rollout, device = random_rollout(shape, work), actor.engine.device
     tokens = token_batch(rollout)
     actor.update_policy(rollout, 0)
     MEMORY.take_metrics()
     if device.type == "cuda":
         actor.update_policy(rollout, 1)
-        # The memory timeline resets the allocator's peak at each boundary, so the allocator alone knows only the last.
+        # The memory timeline resets the allocator's peak at each boundary, so the allocator knows only the last peak.
         peak = max(MEMORY.take_metrics().values())
     else:
         peak = float(peak_growth_bytes(lambda: actor.update_policy(rollout, 1)))
@@ -158,7 +167,7 @@ def measured_update(actor: ActorWorker, shape: ModelShape, work: Work, num_round
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds, the device's work included."""
+    """Seconds of a call, including the device's work."""
     synchronize(device)
     started = time.perf_counter()
     call()
@@ -167,14 +176,14 @@ def timed(call: Callable[[], object], device: torch.device) -> float:
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes; of the host, what it has in all."""
+    """Total memory of the device in bytes; on a CPU, of the host."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return float("inf")
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_gpu_options()
     report = Report("bench/gpu_step.py", installed_versions(LIBRARIES))
     with only_worker(options.device_type) as context:
@@ -186,7 +195,7 @@ def main() -> None:
             f"({str(DTYPES[options.device_type]).removeprefix('torch.')}) {1e-12 * peaks.measured:.3g}"
         )
         if options.device_type == "cpu":
-            report.notes.append("on a CPU this shows that everything runs; its numbers say little")
+            report.notes.append("on a CPU this only checks the program; the numbers have no meaning")
         report.print_head()
         for shape in options.shapes:
             measure(shape, options, context, peaks, report)

@@ -1,10 +1,10 @@
-"""How long until 100 jobs that are created at once have their RayClusters: RLJob, KubeRay's RayJob, a plain client.
+"""Time until 100 jobs that are created at once have their RayClusters: RLJob, KubeRay's RayJob, a plain client.
 
     PYTHONPATH=tests/support python bench/jobs_to_clusters.py [--quick] [--json PATH]
 
-A real API server, and KubeRay's operator at work in every turn (it makes the pods, as on a cluster); no nodes. All
-contenders have the same RayCluster, the one that our operator makes of the job. The plain client creates the
-RayClusters themselves: no operator is faster.
+It runs on a real API server without nodes. KubeRay's operator runs in every turn and creates the pods, as on a cluster.
+All contenders create the same RayCluster, the one that our operator makes of the job. The plain client creates the
+RayClusters directly: no operator can be faster.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from rljob_bench.operators import (
     create_all,
     install_resources,
     kuberay_operator,
-    new_namespace,
     our_operator,
     wait_for_objects,
 )
 from rljob_bench.report import OURS, Bar, Report, of_timings, ratio
 from rljob_bench.rounds import interleaved
-from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.api_server import ApiServer, create_namespace, running_apiserver
 from rljob_testing.cluster.go_programs import PROGRAMS
 from rljob_testing.operator.testbed import cluster_job
 
@@ -35,25 +34,25 @@ NUM_JOBS, NUM_ROUNDS, WAIT_SECONDS = 100, 4, 180.0
 NO_DASHBOARDS = "http://127.0.0.1:9/{namespace}/{cluster}"
 PLAIN, RAY_JOB = "plain client", "KubeRay RayJob"
 CONCURRENCY = 10
-"""Of KubeRay's operator; 1 is its default, and slower."""
+"""Reconcile concurrency of KubeRay's operator; its default, 1, is slower."""
 
 
 def ours(server: ApiServer, namespace: str, num_jobs: int) -> list[float]:
-    """Seconds of one turn."""
+    """Seconds of one turn of RLJob."""
     jobs = [cluster_job(name) for name in names("job", num_jobs)]
     return until_clusters(server, namespace, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", jobs)
 
 
 def plain(server: ApiServer, cluster: dict[str, Any], num_jobs: int) -> list[float]:
-    """Seconds of one turn."""
-    namespace = new_namespace(server)
+    """Seconds of one turn of the plain client."""
+    namespace = create_namespace(server)
     clusters = [named(cluster, name) for name in names("plain", num_jobs)]
     return until_clusters(server, namespace, clusters_of(namespace), clusters)
 
 
 def ray_jobs(server: ApiServer, cluster: dict[str, Any], num_jobs: int) -> list[float]:
-    """Seconds of one turn."""
-    namespace = new_namespace(server)
+    """Seconds of one turn of KubeRay's RayJob."""
+    namespace = create_namespace(server)
     spec = {"entrypoint": "python -c 'pass'", "rayClusterSpec": cluster["spec"]}
     bare: dict[str, Any] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {}, "spec": spec}
     jobs = [named(bare, name) for name in names("rayjob", num_jobs)]
@@ -61,7 +60,7 @@ def ray_jobs(server: ApiServer, cluster: dict[str, Any], num_jobs: int) -> list[
 
 
 def until_clusters(server: ApiServer, namespace: str, path: str, objects: list[dict[str, Any]]) -> list[float]:
-    """Creates the objects, and waits for as many RayClusters; all is removed again."""
+    """Creates the objects, waits for the same number of RayClusters, and deletes everything."""
     begin = time.perf_counter()
     create_all(server, path, objects)
     wait_for_objects(server, clusters_of(namespace), len(objects), WAIT_SECONDS)
@@ -73,7 +72,7 @@ def until_clusters(server: ApiServer, namespace: str, path: str, objects: list[d
 
 
 def wait_until_empty(server: ApiServer, paths: list[str]) -> None:
-    """KubeRay takes its finalizers away."""
+    """Waits until the objects are deleted; KubeRay removes its finalizers."""
     deadline = time.monotonic() + WAIT_SECONDS
     while any(server.http.get(path).json()["items"] for path in paths):
         if time.monotonic() > deadline:
@@ -82,22 +81,22 @@ def wait_until_empty(server: ApiServer, paths: list[str]) -> None:
 
 
 def clusters_of(namespace: str) -> str:
-    """Where RayClusters are."""
+    """API path of the RayClusters of a namespace."""
     return f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters"
 
 
 def names(kind: str, number: int) -> list[str]:
-    """New ones in every turn: what is deleted may go on for a while."""
+    """Names that are new in every turn, because deletions can take a while."""
     return [f"{kind}-{time.monotonic_ns() // 1_000_000 % 10**8}-{each}" for each in range(number)]
 
 
 def named(bare: dict[str, Any], name: str) -> dict[str, Any]:
-    """A copy under another name."""
+    """A copy of a manifest with another name."""
     return {**copy.deepcopy(bare), "metadata": {"name": name}}
 
 
 def cluster_that_we_make(server: ApiServer, namespace: str) -> dict[str, Any]:
-    """The RayCluster of one job, without what the server has added; nothing is left of the job."""
+    """Creates a job to get its RayCluster without server-side fields, and deletes the job."""
     path = f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs"
     create_all(server, path, [cluster_job("sample")])
     wait_for_objects(server, clusters_of(namespace), 1, WAIT_SECONDS)
@@ -108,20 +107,20 @@ def cluster_that_we_make(server: ApiServer, namespace: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few jobs, one round: shows that it runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument("--quick", action="store_true", help="few jobs and one round, only to check the program")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     options = parser.parse_args()
     num_jobs, num_rounds = (5, 1) if options.quick else (NUM_JOBS, NUM_ROUNDS)
     kuberay = PROGRAMS["kuberay-operator"].version
     report = Report("bench/jobs_to_clusters.py", {"KubeRay": f"{kuberay}, --reconcile-concurrency={CONCURRENCY}"})
     if options.quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         install_resources(server)
-        namespace = new_namespace(server)
+        namespace = create_namespace(server)
         arguments = (f"--reconcile-concurrency={CONCURRENCY}",)
         with (
             kuberay_operator(server, Path(folder) / "kuberay", *arguments),

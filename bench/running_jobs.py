@@ -1,10 +1,10 @@
-"""What jobs that run cost: requests to their dashboards and to the API server, and the operator's processor time.
+"""The cost of running jobs: requests to their dashboards and to the API server, and the operator's CPU time.
 
     PYTHONPATH=tests/support python bench/running_jobs.py [--quick] [--before CHECKOUT] [--json PATH]
 
-A real API server, with small stand-ins for KubeRay and for Ray's dashboards; every job does a step in five seconds,
-which the operator writes into its status. With --before the operator of another checkout of this repository is
-measured, too, on an API server with its own definition.
+It runs on a real API server, with stand-ins for KubeRay and Ray's dashboards. Every job makes a step in five seconds,
+which the operator writes into its status. With --before the operator of another checkout of this repository is also
+measured, on an API server with its own definition.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rljob_bench.operators import (
     REPOSITORY,
     cpu_seconds,
     create_all,
-    new_namespace,
     our_operator,
     read_yaml,
     resident_mib,
 )
 from rljob_bench.report import OURS, Bar, Measurement, Report
-from rljob_testing.cluster.api_server import ApiServer, running_apiserver
+from rljob_testing.cluster.api_server import ApiServer, create_namespace, running_apiserver
+from rljob_testing.cluster.kubectl import wait_for
 from rljob_testing.operator import scripts
 from rljob_testing.operator.kuberay_stand_in import install_ray_cluster_resource, kuberay_stand_in
 from rljob_testing.operator.ray_dashboard_stand_in import ray_dashboard_stand_in
@@ -39,11 +39,11 @@ STEP_SECONDS = 5.0
 COUNTER = re.compile(
     r'^apiserver_flowcontrol_dispatched_requests_total\{.*flow_schema="service-accounts".*\} ([0-9.e+]+)$', re.MULTILINE
 )
-"""Requests of service accounts: of the operator only, since all else here is an administrator."""
+"""Counts requests of service accounts. Only the operator uses one; all other clients are administrators."""
 
 
 def trains(age: float, environment: dict[str, object]) -> scripts.RunMoment:
-    """A step in `STEP_SECONDS`, for ever."""
+    """A step every `STEP_SECONDS`, without end."""
     step = 1 + int(age / STEP_SECONDS)
     progress = {"step": step, "totalSteps": 1000, "rewardMean": 0.5, "tokensPerSecond": 100.0, "etaSeconds": 1000}
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -53,14 +53,14 @@ def trains(age: float, environment: dict[str, object]) -> scripts.RunMoment:
 
 
 def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, float, float, float]:
-    """Requests to dashboards, requests to the API server, and milliseconds of processor time, each for a job in a
-    minute; and the process's memory in MiB."""
+    """Requests to dashboards, requests to the API server, and milliseconds of CPU time, each per job and minute; and
+    the process's memory in MiB."""
     with running_apiserver() as server, tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         server.http.post(CRDS, json=read_yaml(checkout / "crds" / "rljobs.yaml")).raise_for_status()
         install_ray_cluster_resource(server.http)
         path = "/apis/rljob.dev/v1alpha1/rljobs"
-        until(lambda: server.http.get(path).status_code == 200, "RLJobs are served")
-        namespace = new_namespace(server)
+        wait_for(lambda: server.http.get(path).status_code == 200, "RLJobs are served", START_SECONDS, 0.2)
+        namespace = create_namespace(server)
         jobs = [cluster_job(f"job-{number}") for number in range(num_jobs)]
         with (
             kuberay_stand_in(server),
@@ -71,12 +71,12 @@ def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, floa
             for each in asked:
                 each.life = trains
             create_all(server, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", jobs)
-            until(lambda: all_run(server, path, num_jobs), f"{num_jobs} jobs run")
+            wait_for(lambda: all_run(server, path, num_jobs), f"{num_jobs} jobs run", START_SECONDS, 0.2)
             time.sleep(10)
-            before = sum(each.num_asked for each in asked), num_requests(server), cpu_seconds(process_id)
+            before = sum(each.num_requests for each in asked), num_requests(server), cpu_seconds(process_id)
             begin = time.monotonic()
             time.sleep(seconds)
-            after = sum(each.num_asked for each in asked), num_requests(server), cpu_seconds(process_id)
+            after = sum(each.num_requests for each in asked), num_requests(server), cpu_seconds(process_id)
             job_minutes = num_jobs * (time.monotonic() - begin) / 60
             memory = resident_mib(process_id)
     dashboard, api, processor = (late - early for early, late in zip(before, after, strict=True))
@@ -84,36 +84,27 @@ def measured(checkout: Path, num_jobs: int, seconds: float) -> tuple[float, floa
 
 
 def all_run(server: ApiServer, path: str, num_jobs: int) -> bool:
-    """Whether as many jobs have reported a step."""
+    """Whether this number of jobs has reported a step."""
     jobs: list[dict[str, Any]] = server.http.get(path).raise_for_status().json()["items"]
     return sum(bool(job.get("status", {}).get("progress", {}).get("step")) for job in jobs) == num_jobs
 
 
 def num_requests(server: ApiServer) -> float:
-    """Of the operator so far, watches that go on not counted."""
+    """The operator's requests so far, without open watches."""
     return sum(map(float, COUNTER.findall(server.http.get("/metrics").raise_for_status().text)))
 
 
-def until(look: Any, what: str) -> None:
-    """Waits. Raises TimeoutError."""
-    deadline = time.monotonic() + START_SECONDS
-    while not look():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {START_SECONDS:.0f} s: {what}")
-        time.sleep(0.2)
-
-
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few jobs, a few seconds: shows that it runs")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, whose operator is measured")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument("--quick", action="store_true", help="few jobs and a few seconds, only to check the program")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="also measure this checkout's operator")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     options = parser.parse_args()
     num_jobs, seconds = (2, 10.0) if options.quick else (NUM_JOBS, SECONDS)
     report = Report("bench/running_jobs.py", {})
     if options.quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     checkouts = {OURS: REPOSITORY} | ({"before": options.before.resolve()} if options.before else {})
     rows = {name: measured(checkout, num_jobs, seconds) for name, checkout in checkouts.items()}
@@ -123,7 +114,7 @@ def main() -> None:
 
 
 def bars(rows: dict[str, tuple[float, float, float, float]]) -> tuple[Bar, ...]:
-    """A look every 4 seconds, one request each."""
+    """The bars: one poll every 4 seconds, with one request each."""
     return (Bar("at most 16 requests to a dashboard in a minute", rows[OURS][0], 16.0),)
 
 

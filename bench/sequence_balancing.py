@@ -1,9 +1,9 @@
-"""How evenly sequences are spread over workers and how long that takes: RLJob against verl's Karmarkar-Karp.
+"""How evenly sequences are distributed over workers and how long that takes: RLJob against verl's Karmarkar-Karp.
 
     python bench/sequence_balancing.py [--quick] [--without-peer] [--json PATH]
 
-8,192 lengths of several distributions into 8 and 64 partitions, of equal counts. No way to spread them is
-better than the bound: the mean, or what the longest sequences make of it, which cannot be cut.
+8,192 lengths of several distributions are divided into 8 and 64 partitions of equal counts. No division can be better
+than the bound: the mean, or more if the longest sequences, which cannot be split, require it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SORTING = "np.argsort"
 
 
 def distributions(num_lengths: int) -> dict[str, Lengths]:
-    """Lengths of responses, in tokens, as runs have them."""
+    """Response lengths in tokens, similar to those of real runs."""
     random = np.random.default_rng(0)
     short = random.lognormal(5.0, 0.5, num_lengths)
     drawn = {
@@ -47,10 +47,11 @@ def distributions(num_lengths: int) -> dict[str, Lengths]:
 
 
 def bound(lengths: Lengths, num_partitions: int) -> float:
-    """No partition into so many has a fullest one of less.
+    """A lower bound for the sum of the fullest of `num_partitions` partitions.
 
-    Of the j longest sequences either no two are together, and then j partitions hold them and, with their
-    companions, at the least the shortest ones there are; or two of them are together."""
+    Consider the j longest sequences. Either no two of them share a partition: then j partitions hold them and their
+    companions, which are at least as long as the shortest sequences of all. Or two of them share one.
+    """
     descending = np.sort(lengths)[::-1]
     count = len(lengths) // num_partitions
     long, short = np.cumsum(descending), np.concatenate(([0], np.cumsum(descending[::-1])))
@@ -63,7 +64,7 @@ def bound(lengths: Lengths, num_partitions: int) -> float:
 
 
 def checked_fullest(lengths: Lengths, partitions: Partitions, num_partitions: int) -> int:
-    """Sum of the fullest partition. Raises AssertionError for what is no such partition of the lengths."""
+    """The sum of the fullest partition. Raises AssertionError if these are not valid partitions of the lengths."""
     assert len(partitions) == num_partitions
     assert sorted(item for partition in partitions for item in partition) == list(range(len(lengths)))
     assert len({len(partition) for partition in partitions}) == 1
@@ -84,7 +85,7 @@ class Contender:
 
 
 def measure_ours(lengths: list[int], num_partitions: int) -> tuple[list[float], Partitions]:
-    """One call. The lengths are given as a list, to both sides."""
+    """Measures one call. Both sides get the lengths as a list."""
     found: Partitions = []
 
     def call() -> None:
@@ -94,7 +95,7 @@ def measure_ours(lengths: list[int], num_partitions: int) -> tuple[list[float], 
 
 
 def measure_peer(peer: PeerProcess, lengths: list[int], num_partitions: int) -> tuple[list[float], Partitions]:
-    """One call."""
+    """Measures one call of verl."""
     answer = peer.ask("balance", lengths=lengths, num_partitions=num_partitions, num_calls=1)
     seconds, partitions = answer["seconds"], answer["partitions"]
     assert isinstance(seconds, list)
@@ -103,7 +104,7 @@ def measure_peer(peer: PeerProcess, lengths: list[int], num_partitions: int) -> 
 
 
 def measure(num_partitions: int, running: dict[str, PeerProcess], num_rounds: int) -> Measurement:
-    """All distributions."""
+    """Measures all distributions."""
     rows: dict[str, tuple[float | None, ...]] = {}
     seconds: dict[str, tuple[float, ...]] = {}
     worst: dict[str, float] = {}
@@ -153,7 +154,7 @@ def _raise_to(worst: dict[str, float], name: str, value: float) -> None:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_options("Balanced partitions: RLJob and verl.")
     torch.set_num_threads(1)
     with measuring(options, "bench/sequence_balancing.py", (DEFAULT,)) as (running, report):

@@ -1,11 +1,12 @@
-"""Log-probabilities of given tokens from hidden states: time and memory of RLJob's tiles and of whole logits.
+"""Log-probabilities of given tokens from hidden states: time and memory of RLJob's tiles against whole logits.
 
     python bench/token_logprobs.py [--quick] [--json PATH]
 
-Each contender takes hidden states [N, D], an output head's weight [V, D] and targets [N], and gives log-probabilities,
-then gradients of hidden states and weight. `whole logits` are log_softmax and gather on all logits, `checkpointed
-chunks` the same for 2,048 tokens at a time, and again in the backward pass. The floor is the products of matrices
-alone, one forward and three with the backward pass, in tiles that a cache holds. verl has no part in this one.
+Each contender gets hidden states [N, D], an output head's weight [V, D] and targets [N], and computes
+log-probabilities, then the gradients of hidden states and weight. `whole logits` are log_softmax and gather on all
+logits. `checkpointed chunks` do the same for 2,048 tokens at a time, and again in the backward pass. The floor is only
+the matrix products, one in the forward pass and three with the backward pass, in tiles that fit into a cache. verl is
+not part of this benchmark.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CHECKED_TOKENS = 256
 
 @dataclass(frozen=True)
 class Inputs:
-    """Hidden states and weight require gradients."""
+    """The inputs of a contender. Hidden states and weight require gradients."""
 
     hidden_ND: Tensor
     weight_VD: Tensor
@@ -49,12 +50,12 @@ class Inputs:
 
 
 Function = Callable[[Inputs], tuple[Tensor, Tensor | None]]
-"""Log-probabilities and, where the contender is one with entropy, entropy."""
+"""Returns log-probabilities and, if the contender computes it, entropy."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size, how often it is measured, and what it should reach as multiples of `whole logits`."""
+    """A size, the number of calls, and the bars as multiples of `whole logits`."""
 
     title: str
     num_tokens: int
@@ -67,7 +68,7 @@ class Case:
     max_both: float
 
     def inputs(self, num_tokens: int) -> Inputs:
-        """Random ones; logits have a standard deviation of about 1."""
+        """Random inputs whose logits have a standard deviation of about 1."""
         torch.manual_seed(0)
         hidden_ND = torch.randn(num_tokens, self.hidden_size).to(self.dtype).requires_grad_()
         weight_VD = torch.randn(self.num_vocabulary, self.hidden_size).mul_(self.hidden_size**-0.5).to(self.dtype)
@@ -79,13 +80,13 @@ class Case:
 
 
 def ours(inputs: Inputs, entropy: Entropy = Entropy.NO) -> tuple[Tensor, Tensor | None]:
-    """By tiles."""
+    """RLJob's tiles."""
     found = token_distribution(inputs.hidden_ND, inputs.targets_N, OutputHead(inputs.weight_VD), entropy=entropy)
     return found.logprobs_N, found.entropy_N
 
 
 def whole_logits(inputs: Inputs, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-    """As it is written most often."""
+    """The most common way to write it."""
     return _whole(inputs.hidden_ND, inputs.weight_VD, inputs.targets_N, with_entropy)
 
 
@@ -116,18 +117,18 @@ BOTH: Mapping[str, Function] = {OURS: ours, WHOLE: whole_logits, CHUNKS: checkpo
 
 
 def without_gradient(function: Function, inputs: Inputs) -> None:
-    """Forward, for values only."""
+    """Runs the forward pass only, without gradients."""
     with torch.no_grad():
         function(inputs)
 
 
 def gradients(function: Function, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Of hidden states and weight."""
+    """Gradients of hidden states and weight."""
     return torch.autograd.grad(function(inputs)[0].sum(), (inputs.hidden_ND, inputs.weight_VD))
 
 
 def products(inputs: Inputs, with_backward: bool) -> tuple[Tensor, ...]:
-    """The floor: what multiplies matrices, some columns of the vocabulary at a time."""
+    """The floor: only the matrix products, for some columns of the vocabulary at a time."""
     with torch.no_grad():
         hidden_ND, weight_VD = inputs.hidden_ND, inputs.weight_VD
         tile_NC = hidden_ND.new_empty(len(hidden_ND), min(FLOOR_COLUMNS, len(weight_VD)))
@@ -144,14 +145,14 @@ def products(inputs: Inputs, with_backward: bool) -> tuple[Tensor, ...]:
 
 
 def difference(case: Case) -> float:
-    """Of our gradients from those of whole logits, as multiples of the latter's norms; the larger."""
+    """Relative difference between our gradients and those of whole logits, by norm; the larger of the two."""
     inputs = case.inputs(min(case.num_tokens, CHECKED_TOKENS))
     pairs = zip(gradients(ours, inputs), gradients(whole_logits, inputs), strict=True)
     return max(float((mine.float() - other.float()).norm() / other.float().norm()) for mine, other in pairs)
 
 
 def measure_times(case: Case, report: Report) -> None:
-    """Forward, then forward and backward."""
+    """Measures the forward pass, then forward and backward pass."""
     inputs = case.inputs(case.num_tokens)
     turns: dict[str, Callable[[], object]] = {
         name: partial(without_gradient, each, inputs) for name, each in FORWARD.items()
@@ -162,7 +163,7 @@ def measure_times(case: Case, report: Report) -> None:
     )
     bar = Bar(f"at most {case.max_forward:g} x {WHOLE}", ratio(forward, OURS, WHOLE), case.max_forward)
     report.add(of_timings(f"{case}: forward", forward, WHOLE, (bar,)))
-    # What an update asks for: the value of entropy beside the gradient of log-probabilities.
+    # As in an update: the value of the entropy together with the gradient of the log-probabilities.
     asked = {**BOTH, OURS + WITH_ENTROPY: FORWARD[OURS + WITH_ENTROPY]}
     calls: dict[str, Callable[[], object]] = {name: partial(gradients, each, inputs) for name, each in asked.items()}
     calls[FLOOR] = partial(products, inputs, with_backward=True)
@@ -178,15 +179,15 @@ def measure_times(case: Case, report: Report) -> None:
 
 
 def peak_bytes(case: Case, name: str) -> int:
-    """Of a process that does nothing else: inputs and what comes on top with gradients, without what PyTorch itself
-    needs."""
+    """Peak memory of a process that does nothing else: inputs, gradients and intermediate values, without PyTorch
+    itself."""
     gradients(BOTH[name], case.inputs(8))
     inputs = case.inputs(case.num_tokens)
     return _size(inputs) + peak_growth_bytes(partial(gradients, BOTH[name], inputs))
 
 
 def measure_memory(case: Case) -> Measurement:
-    """Every contender in a process of its own."""
+    """Measures every contender in its own process."""
     needed = 2 * case.num_tokens * case.hidden_size + 2 * case.num_vocabulary * case.hidden_size
     least = needed * case.dtype.itemsize + BUFFER_BYTES
     peaks = {}
@@ -207,8 +208,8 @@ def _size(inputs: Inputs) -> int:
 
 
 def cases(is_quick: bool) -> list[Case]:
-    """Of the benchmarks' own models, where we should not be slower, and of a large vocabulary. The small model's logits
-    are not cut into tiles: the bar there is equality, with room for noise."""
+    """The sizes of the benchmarks' own models, where we should not be slower, and a large vocabulary. The small model's
+    logits are not cut into tiles: its bar is equal time, with room for noise."""
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         small, middle = (3, 2) if is_quick else (30, 5)
@@ -219,11 +220,11 @@ def cases(is_quick: bool) -> list[Case]:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_options("Log-probabilities from hidden states: RLJob and whole logits.")
     report = Report("bench/token_logprobs.py", installed_versions(("torch",)))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     report.print_head()
     for case in cases(options.is_quick):
         measure_times(case, report)

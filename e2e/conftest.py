@@ -1,6 +1,7 @@
-"""The cluster that the tests of this folder share: made, or found, with our images and chart; removed at the end.
+"""Fixtures of the end-to-end tests. They share one cluster, which is created if needed, gets our images and chart, and
+is deleted at the end.
 
-`KEEP=1` leaves a cluster that was made here; one that was there before stays in any case.
+`KEEP=1` keeps a cluster that was created here. A cluster that existed before is always kept.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from rljob_kind.diagnosis import diagnosis
 from rljob_kind.installation import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_kind.installation import RELEASE, ensure_own_images, install
 from rljob_kind.kuberay import bring_up
-from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, keep_cluster, kubeconfig_file, program_folder
+from rljob_testing.cluster.charts import granted_rights
 from rljob_testing.cluster.kubectl import Kubectl
 
 NAMESPACE = "rljob-e2e"
 STORAGE_CLAIM = "rljob-storage"
 PROGRESS = pytest.StashKey[Progress]()
 UNDIAGNOSED = pytest.StashKey[bool]()
-"""Whether there is a cluster of whose state no failed set-up has told yet."""
+"""True once the cluster exists, until the first failed set-up has added a diagnosis."""
 
 Right = tuple[str, str, str]
 
@@ -39,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Not the fixtures: the first one may build a cluster for most of an hour. All others wait with deadlines.
+    # The timeout covers only test functions, because the first fixture may build a cluster for most of an hour. Other
+    # fixtures have their own deadlines.
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(900, func_only=True))
@@ -48,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    # Once only where setting up fails: every test that needs the same thing fails with it.
+    # Failed set-ups get the diagnosis only once: every test with the same fixture fails with it.
     if report.failed and (report.when == "call" or item.config.stash.get(UNDIAGNOSED, False)):
         report.sections += diagnosis(NAMESPACE)
         item.config.stash[UNDIAGNOSED] = False
@@ -63,11 +66,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Iterator[None]:
-    """A cluster with KubeRay and our operator. What is being done is shown at once, not when a test fails."""
+    """A cluster with KubeRay and our operator. Its progress is printed at once, not only when a test fails."""
     progress = pytestconfig.stash[PROGRESS]
     shown = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert shown is not None
-    with cluster_for_oneself(progress):
+    with cluster_lock(progress):
         with shown.global_and_fixture_disabled():
             print(file=sys.stderr)
             is_new = bring_up(progress)
@@ -81,20 +84,20 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def namespace(cluster: None) -> str:
-    """A new namespace in which only restricted pods are admitted."""
+    """A new namespace that admits only restricted pods."""
     make_namespace(NAMESPACE)
     return NAMESPACE
 
 
 @pytest.fixture(scope="session")
 def storage(namespace: str) -> Path:
-    """The folder of this machine behind the claim `rljob-storage` of the namespace."""
+    """The folder of this machine behind the claim `rljob-storage`."""
     return make_volume(STORAGE_CLAIM, namespace)
 
 
 @pytest.fixture(scope="session")
 def kubeconfig(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Credentials whose namespace is that of the tests."""
+    """Credentials with the namespace of the tests as default."""
     path = tmp_path_factory.mktemp("cluster") / "kubeconfig"
     path.write_text(kubeconfig_file().read_text())
     run(["kubectl", "config", "set-context", "--current", f"--namespace={namespace}", f"--kubeconfig={path}"])
@@ -109,7 +112,7 @@ def kubectl(namespace: str, kubeconfig: Path, storage: Path) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def rljob(kubeconfig: Path) -> list[str]:
-    """The beginning of a command line of `rljob` for the cluster."""
+    """The first part of an `rljob` command line for the cluster."""
     return ["env", f"KUBECONFIG={kubeconfig}", sys.executable, "-m", "rljob_cli"]
 
 
@@ -121,13 +124,13 @@ def jobs() -> Path:
 
 @pytest.fixture
 def kill_operator(cluster: None) -> Callable[[], None]:
-    """Kills the operator's process without a warning and waits until another one is ready."""
+    """A function that kills the operator's process and waits until a new one is ready."""
     return faults.kill_operator
 
 
 @pytest.fixture(scope="session")
 def progress(pytestconfig: pytest.Config) -> Progress:
-    """Where the seconds of stages are kept; they are printed at the end."""
+    """Records the seconds of stages, which are printed at the end."""
     return pytestconfig.stash[PROGRESS]
 
 
@@ -139,14 +142,11 @@ def audit_log(cluster: None) -> Path:
 
 @pytest.fixture(scope="session")
 def operator_rights(cluster: None) -> set[Right]:
-    """What the installed chart allows the operator: (API group, resource, verb)."""
+    """(API group, resource, verb) of everything that the installed chart allows the operator."""
     manifest = run(["helm", "get", "manifest", RELEASE, "--namespace", OPERATOR_NAMESPACE])
     return {
-        (group, resource, verb)
+        right
         for document in YAML(typ="safe", pure=True).load_all(manifest)
         if document and document["kind"] in ("Role", "ClusterRole")
-        for rule in document["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
+        for right in granted_rights(document)
     }

@@ -1,4 +1,4 @@
-"""The main promise: one file, applied, is trained on two GPU pods, watched while it runs, and cleaned up."""
+"""A job is applied from one file, trains on two GPU pods, reports its progress, and is cleaned up."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STEPS = 40
 
 @dataclass(frozen=True)
 class Finished:
-    """A job that has run to its end."""
+    """A completed job."""
 
     recording: StatusRecording
     applied_at: float
     storage: Path
-    """The folder of the job in the shared storage."""
+    """The job's folder in the shared storage."""
     gpus_of_workers: list[str]
     """The GPU limit of each worker pod."""
 
@@ -42,13 +42,13 @@ def finished(kubectl: Kubectl, storage: Path, jobs: Path) -> Iterator[Finished]:
         limits = "jsonpath={.items[*].spec.containers[0].resources.limits.nvidia\\.com/gpu}"
         gpus = kubectl("get", "pods", "-l", f"rljob.dev/job={JOB},rljob.dev/pool=main", "-o", limits).split()
         kubectl("wait", "--for=condition=Complete", f"rljob/{JOB}", "--timeout=420s", timeout_seconds=430)
-        # The other watch may be a moment behind.
+        # The recorder's watch may be a moment behind that of kubectl.
         wait_for(lambda: recording.when(ConditionType.COMPLETE), "the end to be recorded", timeout_seconds=30)
     yield Finished(recording, applied_at, storage / JOB, gpus)
     kubectl("delete", "rljob", JOB, "--ignore-not-found")
 
 
-def test_progress_was_in_the_resource_while_it_ran(finished: Finished) -> None:
+def test_progress_was_in_the_status_while_the_job_ran(finished: Finished) -> None:
     running = [
         s.status.progress
         for s in finished.recording.sightings
@@ -81,7 +81,7 @@ def test_conditions_came_in_order(finished: Finished) -> None:
     assert finished.recording.when(ConditionType.FAILED) is None
 
 
-def test_it_ran_on_two_worker_pods_with_a_gpu_each(finished: Finished) -> None:
+def test_the_job_ran_on_two_worker_pods_with_one_gpu_each(finished: Finished) -> None:
     assert finished.gpus_of_workers == ["1", "1"]
 
 
@@ -110,8 +110,8 @@ def test_the_export_loads(finished: Finished, kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("finished")
-def test_nothing_is_left_but_the_resource(kubectl: Kubectl) -> None:
-    wait_for(lambda: not kubectl.names("pods", f"rljob.dev/job={JOB}"), "all pods are gone", timeout_seconds=90)
+def test_only_the_rljob_is_left(kubectl: Kubectl) -> None:
+    wait_for(lambda: not kubectl.names("pods", f"rljob.dev/job={JOB}"), "all pods are deleted", timeout_seconds=90)
     assert kubectl.names("rayclusters") == []
     status = kubectl.status(JOB)
     assert status.phase == "Complete"
@@ -119,7 +119,7 @@ def test_nothing_is_left_but_the_resource(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("finished")
-def test_describe_shows_what_happened(kubectl: Kubectl) -> None:
+def test_describe_shows_the_events(kubectl: Kubectl) -> None:
     described = kubectl("describe", "rljob", JOB)
     events = described.split("Events:")[1]
     for reason in ("Ready", "Submitted", "Training", "Saved", "Succeeded"):
@@ -127,7 +127,7 @@ def test_describe_shows_what_happened(kubectl: Kubectl) -> None:
 
 
 def test_seconds_by_stage(finished: Finished, progress: Progress) -> None:
-    """Not a check of speed: the times go into the report of the run."""
+    """Not a check of speed: adds the durations to the report of the run."""
     recording = finished.recording
     moments = {
         "apply to SpecValid": recording.when(ConditionType.SPEC_VALID),

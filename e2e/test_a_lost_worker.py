@@ -1,4 +1,4 @@
-"""A job that loses a worker pod and, at the same moment, its operator goes on from its last checkpoint."""
+"""A job that loses a worker pod and, at the same moment, its operator continues from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_testing.cluster.kubectl import Kubectl, recorded_statuses, wait_for
 NAME = "survivor"
 
 
-def test_a_job_that_loses_a_worker_and_the_operator_goes_on(
+def test_a_job_continues_after_the_loss_of_a_worker_and_of_the_operator(
     kubectl: Kubectl, jobs: Path, kill_operator: Callable[[], None]
 ) -> None:
     job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
@@ -38,8 +38,8 @@ def test_a_job_that_loses_a_worker_and_the_operator_goes_on(
 
 
 def check(status: RLJobStatus, saved_step: int, where: str) -> None:
-    """Two attempts, each on a cluster of its own; nothing before the checkpoint was done twice. The message of the
-    first says which worker was lost, and where."""
+    """Checks that there were two attempts on different clusters, that no step before the checkpoint was repeated, and
+    that the message of the first attempt names the lost worker and its node."""
     assert status.result is not None
     assert (status.phase, status.result.reason) == ("Complete", "Succeeded")
     first, second = status.attempts

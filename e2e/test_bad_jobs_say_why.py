@@ -1,4 +1,4 @@
-"""Jobs that cannot work: refused before anything is made, or ended with the cause in the resource."""
+"""Jobs that cannot work are rejected, or fail with the cause in their status."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rljob_testing.cluster.kubectl import CommandFailed, Kubectl, wait_for
 
 
 def condition(kubectl: Kubectl, job: str, kind: str) -> Condition | None:
-    """A condition of the job, once it is there."""
+    """A condition of the job; None if the job does not have it yet."""
     return next((c for c in kubectl.status(job).conditions if c.type == kind), None)
 
 
 def failed(kubectl: Kubectl, job: str) -> Condition | None:
-    """The Failed condition once it is True."""
+    """The condition Failed; None until it is True."""
     found = condition(kubectl, job, "Failed")
     return found if found is not None and found.status == "True" else None
 
 
-def test_the_api_server_refuses_with_our_message(kubectl: Kubectl, jobs: Path) -> None:
+def test_the_api_server_rejects_a_job_with_our_message(kubectl: Kubectl, jobs: Path) -> None:
     text = (jobs / "sort-digits.yaml").read_text().replace("batchSize: 32", "batchSize: 33")
     text = text.replace("groupSize: 16", "groupSize: 15").replace("name: sort-digits", "name: odd-batch")
     message = "batchSize * rollout.groupSize must be divisible by nodes * gpusPerNode"
@@ -35,13 +35,13 @@ def test_the_api_server_refuses_with_our_message(kubectl: Kubectl, jobs: Path) -
     assert "rljob.rljob.dev/odd-batch" not in kubectl.names("rljobs")
 
 
-def test_an_unknown_field_is_refused(kubectl: Kubectl, jobs: Path) -> None:
+def test_an_unknown_field_is_rejected(kubectl: Kubectl, jobs: Path) -> None:
     text = (jobs / "sort-digits.yaml").read_text().replace("    seed: 0", "    sead: 0")
     with pytest.raises(CommandFailed, match=r'unknown field "spec\.training\.sead"'):
         kubectl("apply", "-f", "-", stdin=text.replace("name: sort-digits", "name: misspelt"))
 
 
-def test_a_job_without_storage_fails_before_a_pod_is_made(kubectl: Kubectl, jobs: Path) -> None:
+def test_a_job_without_storage_fails_before_a_pod_is_created(kubectl: Kubectl, jobs: Path) -> None:
     job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
     job["metadata"]["name"] = "no-storage"
     del job["spec"]["checkpoint"]["storage"]
@@ -63,7 +63,7 @@ def test_an_unschedulable_pool_is_explained_within_thirty_seconds(
         found = condition(kubectl, "impossible", "ClusterReady")
         return found if found is not None and found.reason == "Unschedulable" else None
 
-    found = wait_for(unschedulable, "ClusterReady says Unschedulable", timeout_seconds=30)
+    found = wait_for(unschedulable, "ClusterReady has the reason Unschedulable", timeout_seconds=30)
     assert time.monotonic() - applied < 30
     assert "nvidia.com/gpu" in found.message
     assert "pool main" in found.message
@@ -77,7 +77,7 @@ def test_an_unschedulable_pool_is_explained_within_thirty_seconds(
     kubectl("delete", "rljob", "impossible")
 
 
-def test_a_reward_that_raises_is_tried_again_on_the_same_cluster_and_ends_the_job_with_its_error(
+def test_a_job_whose_reward_raises_is_retried_on_the_same_cluster_and_fails_with_the_error(
     kubectl: Kubectl, jobs: Path
 ) -> None:
     kubectl("apply", "-f", str(jobs / "broken-reward.yaml"))

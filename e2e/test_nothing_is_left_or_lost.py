@@ -1,4 +1,4 @@
-"""What is told of a job that runs, its deletion in the middle, and an operator that is killed again and again."""
+"""Status and logs of a running job, its deletion while it trains, and an operator that is killed in every phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rljob_testing.cluster.kubectl import Kubectl, StatusRecording, recorded_sta
 
 
 def job_text(jobs: Path, name: str, steps: int, *, has_pool_for_reference: bool = False) -> str:
-    """The main job under another name and length; on one node, with a reference model on another, if so asked."""
+    """The main job with another name and number of steps. `has_pool_for_reference`: one node for the job, and a second
+    pool for a reference model."""
     job = YAML(typ="safe", pure=True).load((jobs / "sort-digits.yaml").read_text())
     job["metadata"]["name"] = name
     training = job["spec"]["training"]
@@ -30,8 +31,8 @@ def job_text(jobs: Path, name: str, steps: int, *, has_pool_for_reference: bool 
     return json.dumps(job)
 
 
-def said(rljob: list[str], *arguments: str) -> str:
-    """What an `rljob` command prints. It must end well."""
+def command_output(rljob: list[str], *arguments: str) -> str:
+    """The output of an `rljob` command, which must succeed."""
     result = subprocess.run([*rljob, *arguments], capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -39,7 +40,7 @@ def said(rljob: list[str], *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def running(kubectl: Kubectl, jobs: Path) -> StatusRecording:
-    """A job called `deleted` that has done a step and would go on for long; all that was seen until then."""
+    """The statuses of a job called `deleted` until its first step; it would train for long."""
     text = job_text(jobs, "deleted", steps=2000, has_pool_for_reference=True)
     kubectl("apply", "-f", "-", stdin=text)
     with recorded_statuses(kubectl, "deleted") as recording:
@@ -55,12 +56,12 @@ def test_kubectl_get_shows_the_columns(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_the_commands_tell_where_it_is(rljob: list[str]) -> None:
-    status = said(rljob, "status", "deleted")
+def test_status_logs_and_explain_show_the_running_job(rljob: list[str]) -> None:
+    status = command_output(rljob, "status", "deleted")
     assert "Training" in status
     assert "/2000" in status
-    assert "workers: building 2 on cpu" in said(rljob, "logs", "deleted")
-    assert "Training" in said(rljob, "explain", "deleted")
+    assert "workers: building 2 on cpu" in command_output(rljob, "logs", "deleted")
+    assert "Training" in command_output(rljob, "explain", "deleted")
 
 
 @pytest.mark.usefixtures("running")
@@ -100,7 +101,7 @@ def test_a_deleted_job_saves_a_checkpoint_and_leaves_nothing(
     wait_for(lambda: not left(), "no cluster, pod, secret, service or policy is left", timeout_seconds=60)
     assert time.monotonic() - deleted_at <= 60
     checkpoints = sorted((storage / "deleted" / "checkpoints").glob("step-*/manifest.json"))
-    assert checkpoints, "the graceful stop saved nothing"
+    assert checkpoints, "the deleted job saved no checkpoint"
     newest_step = int(checkpoints[-1].parent.name.split(".")[0].removeprefix("step-"))
     assert newest_step >= step_seen.step
 
@@ -111,11 +112,11 @@ def test_an_operator_killed_in_every_phase_changes_nothing(
     kubectl("apply", "-f", "-", stdin=job_text(jobs, "unwatched", steps=20))
     with recorded_statuses(kubectl, "unwatched") as recording:
         for what, reached in (
-            ("the cluster was asked for", lambda: bool(kubectl.names("rayclusters", "rljob.dev/job=unwatched"))),
+            ("the RayCluster is created", lambda: bool(kubectl.names("rayclusters", "rljob.dev/job=unwatched"))),
             ("the cluster is ready", lambda: recording.when(ConditionType.CLUSTER_READY) is not None),
             ("the trainer was submitted", lambda: recording.when(ConditionType.JOB_SUBMITTED) is not None),
-            ("it trains", lambda: recording.first_step() is not None),
-            ("it has a checkpoint", lambda: recording.when(ConditionType.CHECKPOINTED) is not None),
+            ("the first step is completed", lambda: recording.first_step() is not None),
+            ("a checkpoint is saved", lambda: recording.when(ConditionType.CHECKPOINTED) is not None),
         ):
             wait_for(reached, what, timeout_seconds=420, every_seconds=0.5)
             kill_operator()

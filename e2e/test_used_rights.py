@@ -1,5 +1,7 @@
-"""What the operator did, as the API server's audit log saw it, against what its chart allows. Its name sorts
-last, so that the other tests have run."""
+"""Compares the operator's requests in the API server's audit log with the rights in its chart.
+
+The name of this file sorts last, so that the other tests have run.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ Right = tuple[str, str, str]
 """API group, resource (with subresource), verb."""
 
 RARELY_USED: set[Right] = {
-    # Only after `ttlSecondsAfterFinished`, which no job of the suite has.
+    # Only after `ttlSecondsAfterFinished`, which no job of these tests sets.
     ("rljob.dev", "rljobs", "delete"),
-    # Only of jobs whose operator was moved to another namespace while they ran.
+    # Only for jobs whose operator was moved to another namespace while they ran.
     ("networking.k8s.io", "networkpolicies", "patch"),
-    # Only where a RayCluster that is to be made is there already.
+    # Only if a RayCluster that the operator wants to create exists already.
     ("ray.io", "rayclusters", "get"),
 }
-"""Rights that the jobs of this suite do not bring the operator to use, each with its reason."""
+"""Rights that no job of these tests makes the operator use, each with the reason."""
 
 
-def test_the_verbs_used_are_those_of_the_chart(audit_log: Path, operator_rights: set[Right]) -> None:
+def test_the_operator_uses_the_rights_of_the_chart(audit_log: Path, operator_rights: set[Right]) -> None:
     used: set[Right] = set()
-    refused: set[Right] = set()
+    rejected: set[Right] = set()
     with audit_log.open() as lines:
         for line in lines:
             event = json.loads(line)
@@ -33,13 +35,13 @@ def test_the_verbs_used_are_those_of_the_chart(audit_log: Path, operator_rights:
             reference = event["objectRef"]
             resource = "/".join(filter(None, (reference["resource"], reference.get("subresource", ""))))
             right = (reference.get("apiGroup", ""), resource, event["verb"])
-            (refused if event.get("responseStatus", {}).get("code") == 403 else used).add(right)
-    assert refused == set()
+            (rejected if event.get("responseStatus", {}).get("code") == 403 else used).add(right)
+    assert rejected == set()
     assert used | RARELY_USED == operator_rights
 
 
 def test_namespaces_are_restricted(kubectl: Kubectl) -> None:
-    """Pods of jobs and of the operator were admitted by Pod Security at its strictest level."""
+    """Both namespaces enforce the Pod Security level `restricted`, so all pods of jobs and of the operator met it."""
     for namespace in (kubectl.namespace, "rljob-system"):
         found = json.loads(kubectl("get", "namespace", namespace, "-o", "json"))
         assert found["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"

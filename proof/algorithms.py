@@ -1,14 +1,15 @@
-"""Every recipe, shown to learn the quick start's task as fast as GRPO, and to learn nothing from noise.
+"""Shows that every recipe learns the quickstart's task as fast as GRPO, and learns nothing from random rewards.
 
     python proof/algorithms.py [--recipes NAMES] [--seeds 0 1 2] [--noise-seeds 0 1 2] [--folder FOLDER] [--picture PNG]
 
-All with the same model, prompts, responses per step and learning rate: two updates in each step, so that ratios and
-clipping matter, and a look at the held-out prompts every other step. The score to reach is the mean of GRPO's runs at
-their end, less MARGIN; a run has reached it at the first look at which it is there. A recipe is as fast as GRPO where
-the mean of its seeds takes at most MAX_RATIO times the mean of GRPO's. The program ends with code 1 where one takes
-longer, or where a run on noise gains more than MAX_NOISE_GAIN.
+All runs have the same model, prompts, responses per step and learning rate. Each step has two updates, so that ratios
+and clipping matter, and the held-out prompts are evaluated every other step. The target score is the mean final score
+of GRPO's runs, minus MARGIN; a run has reached it at its first evaluation with that score. A recipe is as fast as GRPO
+if its seeds need on average at most MAX_RATIO times GRPO's mean number of steps. The exit code is 1 if a recipe needs
+more, or if a run on random rewards gains more than MAX_NOISE_GAIN.
 
-Each run leaves a result with its date; those that are there are not made again. Ends with tables and a picture.
+Each run writes a result with its date; existing results are not repeated. At the end the program prints tables and
+writes a picture.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
-from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_below
+from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_SAMPLED
 from rljob_trainer.observability.samples import SampleKind
@@ -30,22 +31,22 @@ from rljob_trainer.observability.samples import SampleKind
 NUM_STEPS, NUM_NOISE_STEPS = 40, 20
 EVERY_STEPS = 2
 MARGIN = 0.05
-"""Three standard errors of a score on 256 prompts near the top, and the noise of a curve there."""
+"""Three standard errors of a score near the maximum on 256 prompts, plus the noise of a curve there."""
 MAX_RATIO = 1.5
 MAX_NOISE_GAIN = 0.08
-"""Two standard errors of the difference of two scores on 256 prompts near a quarter."""
+"""Two standard errors of the difference between two scores near a quarter on 256 prompts."""
 GRPO = "GRPO"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One line of the picture."""
+    """One curve of the picture."""
 
     name: str
     colour: str
     example: str = "quickstart.yaml"
     algorithm: training_runs.Document | None = None
-    """Instead of the recipe by its name alone."""
+    """The algorithm of the job; None for the recipe's name only."""
 
 
 RECIPES = (
@@ -55,7 +56,7 @@ RECIPES = (
     Recipe("ReinforcePlusPlus", "#e09f3e"),
     Recipe("GSPO", "#3a7d44"),
     Recipe("CISPO", "#7b2d8b"),
-    # Beyond the others it draws prompts in place of those that teach nothing.
+    # Additionally replaces groups with equal scores by groups of fresh prompts.
     Recipe("DAPO", "#d62976", algorithm={"type": "DAPO"}),
     Recipe("ReMax", "#1b9aaa"),
     Recipe("DrGRPO", "#8d99ae"),
@@ -64,29 +65,31 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Result:
-    """Of a run; kept as JSON."""
+    """The result of a run, stored as JSON."""
 
     date: str
     seconds: float
     greedy: Scores
-    """Share of the held-out prompts that are sorted right."""
+    """Fraction of the held-out prompts whose digits are sorted correctly."""
     sampled: Scores
 
 
 def main() -> int:
-    """Exit code 1 where a bar is missed."""
+    """Runs the program. The exit code is 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [recipe.name for recipe in RECIPES]
-    parser.add_argument("--recipes", nargs="+", default=names, choices=names, help="beside GRPO; all when left out")
+    parser.add_argument(
+        "--recipes", nargs="+", default=names, choices=names, help="recipes besides GRPO (default: all)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--noise-seeds", type=int, nargs="*", default=[0, 1, 2], choices=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "algorithms")
-    parser.add_argument("--picture", type=Path, help="curves.png in the folder when left out")
+    parser.add_argument("--picture", type=Path, help="default: curves.png in the folder")
     options = parser.parse_args()
     recipes = [recipe for recipe in RECIPES if recipe.name in (GRPO, *options.recipes)]
     learned: dict[str, list[Result]] = {recipe.name: [] for recipe in recipes}
     on_noise: dict[str, list[Result]] = {recipe.name: [] for recipe in recipes}
-    with runs_below(options.folder) as runs:
+    with runs_in(options.folder) as runs:
         for seed in options.seeds:
             for recipe in recipes:
                 learned[recipe.name].append(result(runs, recipe, seed, is_noise=False))
@@ -99,9 +102,9 @@ def main() -> int:
 
 
 def job_of(recipe: Recipe, seed: int, *, is_noise: bool) -> training_runs.Document:
-    """The example, changed."""
+    """The example with the recipe, the seed and the reward."""
     num_steps = NUM_NOISE_STEPS if is_noise else NUM_STEPS
-    # The example drops groups for GRPO, which is no part of that recipe.
+    # The example drops zero-variance groups, which is not part of the recipe GRPO.
     algorithm: training_runs.Document = recipe.algorithm or {"type": recipe.name, "dropZeroVarianceGroups": False}
     changes: training_runs.Document = {
         "steps": num_steps,
@@ -119,12 +122,12 @@ def job_of(recipe: Recipe, seed: int, *, is_noise: bool) -> training_runs.Docume
 
 
 def result(runs: Runs, recipe: Recipe, seed: int, *, is_noise: bool) -> Result:
-    """From its file, or from a run."""
+    """Reads the result from its file, or makes the run."""
     name = f"{recipe.name}-{'noise-' if is_noise else ''}{seed}"
     path = runs.folder / f"{name}.json"
     if not path.exists():
         start = time.monotonic()
-        run = runs.ended(name, job_of(recipe, seed, is_noise=is_noise))
+        run = runs.completed(name, job_of(recipe, seed, is_noise=is_noise))
         found = Result(time.strftime("%Y-%m-%d"), time.monotonic() - start, accuracies(run), scores(run, EVAL_SAMPLED))
         path.write_text(json.dumps(asdict(found)))
     read = json.loads(path.read_text())
@@ -135,7 +138,7 @@ def result(runs: Runs, recipe: Recipe, seed: int, *, is_noise: bool) -> Result:
 
 
 def accuracies(run: training_runs.RunFiles) -> Scores:
-    """From the texts, because the run's own scores can be noise."""
+    """Computed from the texts, because the run's own scores can be random."""
     found = {}
     for step in scores(run):
         samples = run.samples(SampleKind.GREEDY, step)
@@ -144,17 +147,17 @@ def accuracies(run: training_runs.RunFiles) -> Scores:
 
 
 def steps_to(curve: Scores, score: float) -> int | None:
-    """The first look at which it is there."""
+    """The first evaluated step with at least this score; None if there is none."""
     return next((step for step in sorted(curve) if curve[step] >= score), None)
 
 
 def counted(steps: int | None) -> int:
-    """A run that never got there took longer than it lasted."""
+    """Counts a run that never reached the score as one step more than its length."""
     return NUM_STEPS + 1 if steps is None else steps
 
 
 def speed_table(learned: Mapping[str, Sequence[Result]]) -> bool:
-    """Prints it; whether the bar is met by all."""
+    """Prints the table of speeds and returns whether all recipes meet the bar."""
     target = mean([last(each.greedy) for each in learned[GRPO]]) - MARGIN
     of_grpo = mean([float(counted(steps_to(each.greedy, target))) for each in learned[GRPO]])
     print(f"\nThe score to reach: {target:.1%}; GRPO's mean: {of_grpo:.1f} steps\n")
@@ -178,7 +181,7 @@ def speed_table(learned: Mapping[str, Sequence[Result]]) -> bool:
 
 
 def noise_table(on_noise: Mapping[str, Sequence[Result]]) -> bool:
-    """Prints it; whether none has learned."""
+    """Prints the table of runs on random rewards and returns whether none of them has learned."""
     print("\n| noise, recipe | greedy before | after, by seed | largest gain |")
     print("|---|---|---|---|")
     gains = {name: [last(each.greedy) - each.greedy[0] for each in found] for name, found in on_noise.items() if found}
@@ -196,7 +199,7 @@ def draw_both(
     on_noise: Mapping[str, Sequence[Result]],
     path: Path,
 ) -> None:
-    """Curves on the true reward, and those on noise, which have two points."""
+    """Draws the curves with the true reward, and the two points of each run on random rewards."""
     figure, panels = new_figure(2, "trained with the true reward", "trained with a random reward")
     for recipe in recipes:
         for axes, results in zip(panels, (learned[recipe.name], on_noise[recipe.name]), strict=True):

@@ -1,9 +1,9 @@
-"""How near our functions are to verl 0.9.1's numbers: for each, how many cases, and the largest absolute difference.
+"""Compares our functions with verl 0.9.1: for each one, the number of cases and the largest absolute difference.
 
     python proof/golden.py
 
-The cases are those of the tests (`rljob_testing.golden`), each checked against its own tolerance before it is
-measured. verl's numbers are in 32 bits, rounded to 7 digits.
+The cases are those of the tests (`rljob_testing.golden`). Each is checked against its own tolerance before it is
+measured. verl's numbers are float32, rounded to 7 digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rljob_testing.golden import advantage_cases, correction_cases, loss_cases, 
 
 
 def main() -> int:
-    """Raises AssertionError where a case is further off than its test allows."""
+    """Prints the table. Raises AssertionError if a case exceeds the tolerance of its test."""
     by_function: dict[str, list[verl_cases.GoldenCase]] = {}
     for case in (*advantage_cases.ADVANTAGE_CASES, *loss_cases.LOSS_CASES, *correction_cases.CORRECTION_CASES):
         verl_cases.check(case)

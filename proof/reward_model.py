@@ -1,12 +1,12 @@
-"""A reward model that was trained on pairs of answers drives PPO, and what it likes is what is right.
+"""Shows that PPO with a reward model that was trained on pairs of answers learns correct answers.
 
     python proof/reward_model.py [--seeds 0 1 2] [--steps 80] [--folder FOLDER] [--picture PNG]
 
-examples/reward_model as it is: the model is trained once, then PPO learns from its scores alone. Whether an answer is
-right is measured beside it and not learned from. Where the model is exploited, its score goes on rising while fewer
-answers are right: the table has both at each evaluation. Ends with code 1 where a seed stays below MIN_ACCURACY.
+Uses examples/reward_model unchanged: the model is trained once, then PPO learns from its scores only. Whether an answer
+is correct is measured, but not trained on. If PPO exploited the model, its score would rise while fewer answers are
+correct; the table has both for each evaluation. The exit code is 1 if a seed stays below MIN_ACCURACY.
 
-What is there already is not made again.
+Existing models and runs are not repeated.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import sys
 from pathlib import Path
 
 from rljob_proof.curves import Scores, draw, last, new_figure, save, scores
-from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_below
+from rljob_proof.runs import REPOSITORY, Runs, example_job, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_GREEDY
 
 EXAMPLE = "reward_model/ppo.yaml"
 PREFERENCE, EXACT = "preference", "exact"
-"""The rewards of the example."""
+"""Names of the example's rewards."""
 EVERY_STEPS = 10
 MIN_ACCURACY = 0.8
-"""Of the held-out prompts, greedy, at the end."""
+"""Minimum fraction of correct greedy answers to the held-out prompts at the end."""
 
 
 def main() -> int:
-    """Exit code 1 where the bar is missed."""
+    """Runs the program. The exit code is 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "reward-model")
-    parser.add_argument("--picture", type=Path, help="curves.png in the folder when left out")
+    parser.add_argument("--picture", type=Path, help="default: curves.png in the folder")
     options = parser.parse_args()
     model = trained_model(options.folder)
-    with runs_below(options.folder) as runs:
+    with runs_in(options.folder) as runs:
         found = {seed: run(runs, model, seed, options.steps) for seed in options.seeds}
     accuracies = {seed: scores(each, f"{EVAL_GREEDY}/{EXACT}") for seed, each in found.items()}
     likings = {seed: scores(each, f"{EVAL_GREEDY}/{PREFERENCE}") for seed, each in found.items()}
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def trained_model(folder: Path) -> Path:
-    """The example's program, unless its model is there."""
+    """The reward model; trains it with the example's program if it does not exist."""
     model = folder / "model"
     if not (model / "config.json").exists():
         program = REPOSITORY / "examples" / "reward_model" / "train.py"
@@ -61,7 +61,7 @@ def trained_model(folder: Path) -> Path:
 
 
 def run(runs: Runs, model: Path, seed: int, num_steps: int) -> training_runs.RunFiles:
-    """The example with this model."""
+    """Runs the example with this model."""
     rewards = example_rewards()
     rewards[0] = {"name": PREFERENCE, "type": "RewardModel", "rewardModel": {"source": str(model)}}
     changes: training_runs.Document = {
@@ -71,11 +71,11 @@ def run(runs: Runs, model: Path, seed: int, num_steps: int) -> training_runs.Run
         "evaluation": {"everySteps": EVERY_STEPS},
         "loggers": ["Console"],
     }
-    return runs.ended(f"seed-{seed}", example_job(EXAMPLE, changes, checkpoint_every=num_steps))
+    return runs.completed(f"seed-{seed}", example_job(EXAMPLE, changes, checkpoint_every=num_steps))
 
 
 def example_rewards() -> list[training_runs.Document]:
-    """Those of the example, the model first."""
+    """The rewards of the example, the model first."""
     spec = example_job(EXAMPLE, {}, checkpoint_every=1)["spec"]
     assert isinstance(spec, dict)
     training = spec["training"]

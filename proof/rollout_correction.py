@@ -1,10 +1,11 @@
-"""Rollout correction, shown to help: the quickstart's task with responses by weights that are up to N - 1 steps old.
+"""Shows that rollout correction helps: the quickstart's task with responses from weights that are up to N - 1 steps
+old.
 
     python proof/rollout_correction.py [--steps N] [--seeds 0 1 2] [--sync-every 5] [--folder FOLDER]
 
-For each seed a run with fresh weights, one with old weights and correction, one with old weights and none. Runs that
-are complete are not made again, and one that was interrupted goes on. Ends with a table, and a picture of the held-out
-scores in the folder.
+For each seed there is a run with current weights, one with old weights and correction, and one with old weights and no
+correction. Completed runs are not repeated, and an interrupted run continues. At the end the program prints a table and
+writes a picture of the held-out scores into the folder.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from pathlib import Path
 
 from rljob_api.v1alpha1.rollout_correction import RolloutCorrectionType
 from rljob_proof.curves import Scores, draw, last, mean, new_figure, save, scores
-from rljob_proof.runs import REPOSITORY, example_job, runs_below
+from rljob_proof.runs import REPOSITORY, example_job, runs_in
 from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_SAMPLED, LOGPROB_DIFF_MEAN, STALENESS_MEAN
 
 MAX_POINTS_BEHIND = 0.05
-"""Of the greedy score: what correction may lose against fresh weights."""
+"""How far the greedy score with correction may be below that with current weights."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How responses are made, and what is done about it."""
+    """How often weights are synced, and which correction is used."""
 
     name: str
     colour: str
@@ -42,31 +43,31 @@ VARIANTS = (FRESH, CORRECTED, UNCORRECTED)
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run came to."""
+    """The results of a run."""
 
     greedy: Scores
     sampled: float
     staleness: float
-    """Mean over the steps."""
+    """Mean age of the weights in steps."""
     difference: float
-    """Of log-probabilities, mean over the steps."""
+    """Mean difference of the log-probabilities."""
 
 
 def main() -> int:
-    """Exit code 1 where the corrected runs end further behind the fresh ones than they may."""
+    """Runs the program. The exit code is 1 if the corrected runs end too far below the runs with current weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sync-every", type=int, default=5)
-    parser.add_argument("--learning-rate", type=float, default=None, help="the example's when left out")
+    parser.add_argument("--learning-rate", type=float, default=None, help="default: that of the example")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "proof" / "rollout-correction")
     options = parser.parse_args()
     curves: dict[str, list[Curve]] = {variant.name: [] for variant in VARIANTS}
-    with runs_below(options.folder) as runs:
+    with runs_in(options.folder) as runs:
         for seed in options.seeds:
             for variant in VARIANTS:
                 job = job_of(variant, seed, options.steps, options.sync_every, options.learning_rate)
-                curve = curve_of(runs.ended(f"{variant.name.replace(', ', '-')}-{seed}", job))
+                curve = curve_of(runs.completed(f"{variant.name.replace(', ', '-')}-{seed}", job))
                 curves[variant.name].append(curve)
                 print(row_of(variant, seed, curve), flush=True)
     figure, panels = new_figure(1, f"Weights handed over every {options.sync_every} steps")
@@ -83,7 +84,7 @@ def main() -> int:
 def job_of(
     variant: Variant, seed: int, steps: int, sync_every: int, learning_rate: float | None
 ) -> training_runs.Document:
-    """The quickstart, changed."""
+    """The quickstart with the variant's settings."""
     changes: training_runs.Document = {
         "steps": steps,
         "seed": seed,
@@ -97,13 +98,13 @@ def job_of(
 
 
 def curve_of(run: training_runs.RunFiles) -> Curve:
-    """From the run's metrics."""
+    """Reads the results from the run's metrics."""
     staleness, difference = (mean(run.series(name)) for name in (STALENESS_MEAN, LOGPROB_DIFF_MEAN))
     return Curve(scores(run), last(scores(run, EVAL_SAMPLED)), staleness, difference)
 
 
 def row_of(variant: Variant, seed: int, curve: Curve) -> str:
-    """Of the table."""
+    """A row of the table."""
     return (
         f"| {variant.name} | {seed} | {last(curve.greedy):.1%} | {curve.sampled:.1%} | {curve.staleness:.2f} | "
         f"{curve.difference:.4f} |"

@@ -1,11 +1,11 @@
-"""What a job survives on a real cluster: it loses a pod, its node, the operator, KubeRay and the API server while it
-trains, is suspended, stopped, hangs, and runs on fewer nodes, each in turn.
+"""Shows which faults a job survives on a real cluster: while it trains it loses a pod, its node, the operator, KubeRay
+and the API server, is suspended, stopped, hangs, and runs on fewer nodes, one fault per job.
 
     python proof/survival.py [--only FAULT ...] [--steps 60]
 
-On the kind cluster of the end-to-end tests, which is brought up where there is none and stays. A job passes when it is
-Complete, each step was recorded once, no attempt began before the checkpoint that was known when the fault came, the
-attempts are those that the fault allows, and no pod and no RayCluster is left. Ends with code 1 where one does not.
+Uses the kind cluster of the end-to-end tests, creates it if needed, and keeps it. A job passes if it is Complete, each
+step was recorded once, no attempt began before the checkpoint that existed at the fault, the attempts are those that
+the fault allows, and no pod and no RayCluster is left. The exit code is 1 if a job does not pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rljob_kind.cluster import CPU_NODE, GPU_NODE, NUM_GPUS, make_namespace, mak
 from rljob_kind.installation import ensure_own_images, install
 from rljob_kind.kuberay import bring_up
 from rljob_kind.loading import load_image
-from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder, repository
@@ -51,16 +51,16 @@ STOP_ALL_WORKERS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where the jobs run."""
+    """The cluster and the storage of the jobs."""
 
     kubectl: Kubectl
     storage: Path
-    """The folder behind the claim, on this machine."""
+    """The folder of this machine behind the claim."""
     trainer_image: str
     progress: Progress
 
     def rljob(self, *arguments: str) -> str:
-        """What an `rljob` command prints; it must end well."""
+        """The output of an `rljob` command, which must succeed."""
         command = ["env", f"KUBECONFIG={self.kubectl.kubeconfig}", sys.executable, "-m", "rljob_cli", *arguments]
         place = ("--namespace", self.kubectl.namespace)
         return subprocess.run([*command, *place], capture_output=True, text=True, check=True, timeout=120).stdout
@@ -68,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that trains, and has saved a checkpoint."""
+    """A job in training with a saved checkpoint."""
 
     place: Place
     name: str
@@ -77,7 +77,7 @@ class Job:
         return self.place.kubectl.status(self.name)
 
     def pod(self, group: str) -> str:
-        """`pod/<name>` of the first of a group of the newest attempt."""
+        """`pod/<name>` of the first pod of a group in the newest attempt."""
         cluster = self.status().attempts[-1].cluster
         return self.place.kubectl.names("pods", f"ray.io/cluster={cluster},ray.io/group={group}")[0]
 
@@ -91,7 +91,7 @@ class Job:
         wait_for(lambda: bool(look(self.status())), f"{self.name}: {what}", seconds)
 
     def trains(self, attempt: int) -> None:
-        """Waits until that attempt has done a step of its own."""
+        """Waits until this attempt has completed a step."""
         self.wait(
             lambda status: (
                 (newest := status.attempts[-1]).number >= attempt
@@ -114,33 +114,33 @@ def head_pod(job: Job) -> None:
 
 def node_stopped(job: Job) -> None:
     with faults.stopped_node(GPU_NODE):
-        job.wait(lambda status: status.attempts[0].ended, "the end of the attempt is seen")
+        job.wait(lambda status: status.attempts[0].ended, "the operator sees the attempt's end")
 
 
 def node_paused(job: Job) -> None:
     with faults.paused_node(GPU_NODE):
-        job.wait(lambda status: status.attempts[0].ended, "the end of the attempt is seen")
+        job.wait(lambda status: status.attempts[0].ended, "the operator sees the attempt's end")
 
 
 def fencing(job: Job) -> None:
-    """The former trainer goes on, by itself, when the next one has saved a checkpoint on another node. It is told that
-    it does not count any more, and what it had begun to save is never complete."""
+    """The paused trainer goes on after the next one has saved a checkpoint on another node. It must detect that a later
+    start has begun, and the checkpoint that it was saving must stay incomplete."""
     with faults.paused_node(GPU_NODE):
         run(["kubectl", "uncordon", CPU_NODE])
         saved = job.status().checkpoint
-        assert saved is not None, "there was one before the fault"
+        assert saved is not None, "the job had a checkpoint before the fault"
         job.trains(2)
         job.wait(lambda status: status.checkpoint and status.checkpoint.step > saved.step, "a checkpoint of attempt 2")
     folder, attempts = job.place.storage / job.name, job.status().attempts
     log = folder / "run" / "logs" / "attempt-1" / "driver.log"
 
-    def is_told() -> bool:
-        # Looked at meanwhile: what does not count is removed by the next start when it saves.
+    def has_detected_it() -> bool:
+        # Checked repeatedly, because the later start removes outdated checkpoints when it saves.
         completed = list(fenced(folder / "checkpoints", attempts))
         assert not completed, completed
         return "no longer change the checkpoints" in log.read_text(errors="replace")
 
-    wait_for(is_told, f"{job.name}: the former trainer is told that a later start has begun", 120)
+    wait_for(has_detected_it, f"{job.name}: the former trainer detects that a later start has begun", 120)
 
 
 def operator(_: Job) -> None:
@@ -162,24 +162,24 @@ def suspend(job: Job) -> None:
     assert before is not None
     saved = job.status().checkpoint
     assert saved is not None
-    assert saved.step >= before.step, "the step that was done is saved"
-    assert not job.place.kubectl.names("pods", f"rljob.dev/job={job.name}"), "its nodes are free"
+    assert saved.step >= before.step, "the completed step is in a checkpoint"
+    assert not job.place.kubectl.names("pods", f"rljob.dev/job={job.name}"), "a suspended job has no pods"
     job.patch({"suspend": False})
 
 
 def stop_and_retry(job: Job) -> None:
     job.place.rljob("stop", job.name)
-    job.wait(lambda status: status.result, "it has ended")
+    job.wait(lambda status: status.result, "it is stopped")
     job.place.rljob("retry", job.name)
-    job.wait(lambda status: status.result is None, "it goes on")
+    job.wait(lambda status: status.result is None, "it is retried")
 
 
 def worker_hangs(job: Job) -> None:
     job.place.kubectl("exec", job.pod("main"), "--container=ray", "--", "python", "-c", STOP_ALL_WORKERS)
-    job.wait(lambda status: status.attempts[0].ended, "the end of the attempt is seen")
+    job.wait(lambda status: status.attempts[0].ended, "the operator sees the attempt's end")
     assert job.status().attempts[0].reason == Reason.STALLED
     stacks = list((job.place.storage / job.name / "run" / "logs" / "attempt-1").glob("stacks-*.txt"))
-    assert len(stacks) >= 3, f"stacks of controller, workers and scorers are kept, and not only {stacks}"
+    assert len(stacks) >= 3, f"expected stacks of controller, workers and scorers, found {stacks}"
 
 
 def elastic(job: Job) -> None:
@@ -195,12 +195,12 @@ def elastic(job: Job) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault, and what may come of it."""
+    """A fault and the allowed outcome."""
 
     fault: Callable[[Job], None]
     attempts: int = 2
     reasons: tuple[Reason, ...] = ()
-    """One of them is why the first attempt ended; empty where there is one attempt."""
+    """Allowed reasons for the end of the first attempt; empty if there must be only one attempt."""
     policy: training_runs.Document | None = None
     times_steps: int = 1
     on_both_nodes: bool = False
@@ -230,14 +230,14 @@ CASES = {
 
 
 def main() -> int:
-    """Exit code 1 where a job does not survive."""
+    """Runs the program. The exit code is 1 if a job does not survive."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="FAULT")
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     progress = Progress(cluster_folder() / "timings" / "survival.json")
     rows: list[str] = []
-    with cluster_for_oneself(progress):
+    with cluster_lock(progress):
         bring_up(progress)
         images = ensure_own_images(progress)
         install(images, progress)
@@ -255,7 +255,7 @@ def main() -> int:
 
 
 def row(place: Place, name: str, case: Case, num_steps: int) -> str:
-    """One job from its submission to the last of its pods."""
+    """Runs one job from its submission to the end of its last pod, and returns its row."""
     num_steps *= case.times_steps
     with nodes_of(place, case):
         kubectl = place.kubectl
@@ -268,7 +268,7 @@ def row(place: Place, name: str, case: Case, num_steps: int) -> str:
         try:
             case.fault(job)
             kubectl("wait", "--for=condition=Finished", f"rljob/{name}", "--timeout=900s", timeout_seconds=910)
-        # Told in the table; the next fault is tried.
+        # The error is shown in the table, and the next fault is tried.
         except Exception as error:
             problems.append(f"{type(error).__name__}: {str(error)[:200]}")
         finally:
@@ -281,7 +281,7 @@ def row(place: Place, name: str, case: Case, num_steps: int) -> str:
 
 @contextmanager
 def nodes_of(place: Place, case: Case) -> Iterator[None]:
-    """The GPU node alone; or both, of which the other takes pods when the fault says so."""
+    """Only the GPU node; or both nodes, of which the CPU node accepts pods only when the fault uncordons it."""
     if not case.on_both_nodes:
         yield
         return
@@ -298,7 +298,7 @@ def nodes_of(place: Place, case: Case) -> Iterator[None]:
 
 
 def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
-    """The job of the end-to-end tests, with more checkpoints."""
+    """The job of the end-to-end tests with more checkpoints."""
     job = YAML(typ="safe", pure=True).load((repository() / "e2e" / "jobs" / "sort-digits.yaml").read_text())
     return training_runs.merged(
         job,
@@ -316,7 +316,7 @@ def document(name: str, case: Case, num_steps: int) -> training_runs.Document:
 def found_problems(
     place: Place, name: str, case: Case, status: RLJobStatus, saved_step: int, num_steps: int
 ) -> Iterator[str]:
-    """What is not as it should be."""
+    """Everything that is not as expected."""
     attempts = status.attempts
     if status.result is None or status.result.reason != Reason.SUCCEEDED:
         yield f"phase {status.phase}, {status.reason}"
@@ -338,12 +338,12 @@ def found_problems(
 
 
 def left(kubectl: Kubectl, name: str) -> list[str]:
-    """What of the job is still there."""
+    """Remaining objects of the job."""
     return [found for kind in ("rayclusters", "pods") for found in kubectl.names(kind, f"rljob.dev/job={name}")]
 
 
 def fenced(checkpoints: Path, attempts: tuple[Attempt, ...]) -> Iterator[str]:
-    """Checkpoints that a start has completed after the next one had begun."""
+    """Checkpoints that a start completed after the next start had begun."""
     starts = sorted(attempt.start_number for attempt in attempts if attempt.start_number is not None)
     for former, following in pairwise(starts):
         record = checkpoints / "starts" / f"{following:04d}.json"
@@ -356,7 +356,7 @@ def fenced(checkpoints: Path, attempts: tuple[Attempt, ...]) -> Iterator[str]:
 
 
 def text_of(name: str, status: RLJobStatus, began: float, problems: list[str]) -> str:
-    """A row of the table; seconds count from the fault."""
+    """A row of the table. Seconds count from the fault."""
 
     def seconds(moment: str | None) -> str:
         return "" if moment is None else f"{datetime.fromisoformat(moment).timestamp() - began:.0f} s"

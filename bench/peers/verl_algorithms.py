@@ -1,4 +1,4 @@
-"""verl's losses and advantages on made-up responses; in the process of `verl_peer`."""
+"""verl's losses and advantages on artificial responses, in the process of `verl_peer`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from rljob_bench.token_case import (
     LAMBDA,
     REINFORCE_PLUS_PLUS,
     WHITENING,
-    Answer,
+    Outcome,
     TokenCase,
-    answer,
-    made_tables,
+    outcome,
+    random_tables,
 )
 
 ESTIMATORS = {
@@ -47,12 +47,12 @@ ESTIMATORS = {
 
 
 class Tokens:
-    """A case as verl has it: padded tables."""
+    """A case in verl's form: padded tables."""
 
     def __init__(self, case: TokenCase) -> None:
-        tables = made_tables(case)
+        tables = random_tables(case)
         self.tables = tables
-        # Numbers of the same type as the losses: the fastest that its functions can be given.
+        # The mask in the type of the losses, which is the fastest input for verl's functions.
         self.mask_BT = tables.mask_BT.float()
         self.logprobs_BT = tables.logprobs_BT.requires_grad_()
         self.rewards_BT = torch.zeros_like(self.mask_BT)
@@ -63,7 +63,8 @@ class Tokens:
         self.configs = {name: self._config(each) for name, each in LOSS_CASES.items()}
 
     def call(self, operation: str) -> Callable[[], object]:
-        """One call of an operation, with its gradient where it is a loss; gives the loss or the values."""
+        """A function that runs an operation once, with its gradient if it is a loss, and returns the loss or the
+        values."""
         if operation == WHITENING:
             return lambda: masked_whiten(self.tables.advantages_BT, self.mask_BT)
         if operation == GAE:
@@ -79,13 +80,13 @@ class Tokens:
             return lambda: self._named_loss(operation)
         return lambda: self._loss(operation)
 
-    def answer(self, operation: str) -> Answer:
-        """Of one call."""
+    def outcome(self, operation: str) -> Outcome:
+        """The result of one call, for comparison."""
         found = self.call(operation)()
         if operation in ADVANTAGES:
             values_N = found[self.tables.mask_BT]
-            return answer(float(values_N.sum()), values_N)
-        return answer(float(found), self.logprobs_BT.grad[self.tables.mask_BT])
+            return outcome(float(values_N.sum()), values_N)
+        return outcome(float(found), self.logprobs_BT.grad[self.tables.mask_BT])
 
     def _config(self, case: LossCase) -> ActorConfig:
         policy_loss = PolicyLossConfig(**case.policy_loss)

@@ -1,4 +1,4 @@
-"""verl 0.9.1 as the peer of the benchmarks: started by `rljob_bench.peer_process`, in an environment that has verl."""
+"""verl 0.9.1 as the peer of the benchmarks. `rljob_bench.peer_process` starts it in an environment that has verl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ray
 import torch
 from ray.util.placement_group import remove_placement_group
 
-from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, made_columns
+from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, new_columns
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.processes import wait_until_gone
 from rljob_bench.rounds import timed_calls
@@ -27,7 +27,8 @@ VERSIONS = ("verl", "tensordict", "transformers")
 
 
 class Peer:
-    """What can be asked of it: the methods without an underscore, with the request's details as arguments."""
+    """The requests that the peer handles: each method without an underscore, with the request's details as
+    arguments."""
 
     def __init__(self) -> None:
         self._group = None
@@ -40,11 +41,11 @@ class Peer:
         return {name: metadata.version(name) for name in VERSIONS}
 
     def connect(self, address: str) -> dict:
-        """To a running Ray, with what the workers' processes need in their environment."""
+        """Connects to a running Ray cluster and passes on the environment variables that worker processes need."""
         names = ("PYTHONPATH", "OMP_NUM_THREADS", NUMPY_VARIABLE)
         variables = {name: os.environ[name] for name in names if name in os.environ}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
-        # Imported now, so that the start of workers is not charged for it.
+        # Imported here, so that the import does not count as start time of the workers.
         import verl.single_controller.ray  # noqa: F401
 
         import peers.verl_worker  # noqa: F401
@@ -53,7 +54,7 @@ class Peer:
         return {}
 
     def start(self, num_workers: int) -> dict:
-        """A pool and a worker group on it; the seconds until every worker has answered a call."""
+        """Starts a pool and a worker group on it. Returns the seconds until every worker has responded to a call."""
         from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
         from peers.verl_worker import MeasuredWorker
@@ -67,7 +68,7 @@ class Peer:
         return {"seconds": seconds}
 
     def stop(self) -> dict:
-        """Ends the workers, and waits until they are gone."""
+        """Ends the workers and waits until their processes have ended."""
         if self._group is not None:
             for worker in self._group.workers:
                 ray.kill(worker)
@@ -78,13 +79,13 @@ class Peer:
         return {}
 
     def disconnect(self) -> dict:
-        """Ends what is left, and the connection."""
+        """Ends the remaining workers and the connection."""
         self.stop()
         ray.shutdown()
         return {}
 
     def check(self, num_bytes: int) -> dict:
-        """Raises AssertionError unless the workers compute what they should."""
+        """Raises AssertionError unless the workers compute correct results."""
         sent, batch = self._batch(num_bytes)
         check_sums(self._group.read(batch).batch["sums"], sent)
         check_plus_one(dict(self._group.fresh(batch).batch.items()), sent)
@@ -94,11 +95,11 @@ class Peer:
         return {}
 
     def measure(self, operation: str, num_calls: int, num_bytes: int = 0) -> dict:
-        """The seconds of calls of an operation."""
+        """The seconds of each call of an operation."""
         return {"seconds": timed_calls(self._operation(operation, num_bytes), num_calls)}
 
     def memory(self, operation: str, num_calls: int, num_bytes: int) -> dict:
-        """By how much this process grows at most while it passes data on."""
+        """Maximum memory growth of this process while it passes data between workers."""
         rows = self._rows(num_bytes)
         make = self._group.make if operation == "pass_on" else self._group.make_later
 
@@ -110,7 +111,7 @@ class Peer:
         return {"bytes": peak_growth_bytes(work)}
 
     def balance(self, lengths: list, num_partitions: int, num_calls: int) -> dict:
-        """Seconds, and the partitions of the last call."""
+        """Seconds of the calls, and the partitions of the last call."""
         from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
         partitions: list = []
@@ -121,7 +122,7 @@ class Peer:
         return {"seconds": timed_calls(call, num_calls), "partitions": partitions}
 
     def algorithm(self, operation: str, case: dict, num_calls: int) -> dict:
-        """Seconds of calls of a loss or an advantage, and what it found."""
+        """Seconds of the calls of a loss or an advantage, and its result."""
         from peers.verl_algorithms import Tokens
 
         if self._tokens is None or self._tokens[0] != case:
@@ -129,7 +130,7 @@ class Peer:
             self._tokens = (case, Tokens(TokenCase(**case)))
         tokens = self._tokens[1]
         seconds = timed_calls(tokens.call(operation), num_calls)
-        return {"seconds": seconds, "answer": asdict(tokens.answer(operation))}
+        return {"seconds": seconds, "outcome": asdict(tokens.outcome(operation))}
 
     def _operation(self, operation: str, num_bytes: int) -> Callable[[], object]:
         group = self._group
@@ -147,7 +148,7 @@ class Peer:
         from verl import DataProto
 
         if self._sent[0] != num_bytes:
-            self._sent = (num_bytes, made_columns(num_bytes))
+            self._sent = (num_bytes, new_columns(num_bytes))
         return self._sent[1], DataProto.from_dict(tensors=self._sent[1])
 
     def _rows(self, num_bytes: int) -> object:
@@ -158,8 +159,8 @@ class Peer:
 
 
 def main() -> None:
-    """Answers requests until there are no more."""
-    # What libraries print goes where errors go.
+    """Handles requests until there are no more."""
+    # The output of libraries goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = Peer()

@@ -1,4 +1,4 @@
-"""A worker of verl's single controller, with the methods that are measured."""
+"""A worker of verl's single controller with the measured methods."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 
-from rljob_bench.columns import first_values, made_columns, plus_one, row_sums
+from rljob_bench.columns import first_values, new_columns, plus_one, row_sums
 
 
 class MeasuredWorker(Worker):
-    """Batches in and out; nothing but what `rljob_bench.columns` computes."""
+    """Takes and returns batches; computes only what `rljob_bench.columns` defines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,16 +21,16 @@ class MeasuredWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def empty(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def process_id(self) -> int:
-        """Of this worker."""
+        """The process id of this worker."""
         return os.getpid()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def read(self, batch: DataProto) -> DataProto:
-        """One number per row, of all that is in the row."""
+        """One number per row, from everything in the row."""
         return DataProto.from_dict(tensors={"sums": row_sums(dict(batch.batch.items()))})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -40,19 +40,19 @@ class MeasuredWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def make(self, rows: DataProto) -> DataProto:
-        """Columns of `num_bytes` on each worker, made here."""
+        """Columns of `num_bytes`, created on each worker."""
         return _made(rows)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def make_later(self, rows: DataProto) -> DataProto:
-        """The same; the caller gets a future."""
+        """The same, but the caller gets a future."""
         return _made(rows)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def first_values(self, batch: DataProto) -> DataProto:
-        """One number per row, of its first position."""
+        """One number per row, from its first position."""
         return DataProto.from_dict(tensors={"first": first_values(dict(batch.batch.items()))})
 
 
 def _made(rows: DataProto) -> DataProto:
-    return DataProto.from_dict(tensors=made_columns(rows.meta_info["num_bytes"], len(rows)))
+    return DataProto.from_dict(tensors=new_columns(rows.meta_info["num_bytes"], len(rows)))

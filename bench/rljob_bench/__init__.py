@@ -1,1 +1,1 @@
-"""What the programs of `bench/` share: rounds of measurements side by side, the machine, tables, and the peer."""
+"""Code that the programs of `bench/` share: rounds of measurements, machine data, tables, and peer processes."""

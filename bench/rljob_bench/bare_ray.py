@@ -1,6 +1,6 @@
-"""Plain Ray actors as a contender: what can be had without any layer on top.
+"""Plain Ray actors as a contender: the speed without any layer on top of Ray.
 
-Batches are dictionaries of NumPy arrays, which Ray stores with one copy and reads with none.
+Batches are dictionaries of NumPy arrays, which Ray stores with one copy and reads without a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rljob_bench.columns import (
     check_plus_one,
     check_sums,
     first_values,
-    made_columns,
+    new_columns,
     plus_one,
     row_sums,
 )
@@ -32,20 +32,20 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 class BareWorker:
-    """What is made into an actor. It imports torch when it is made."""
+    """The class of the Ray actors. It imports torch when it is constructed."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
 
     def empty(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def process_id(self) -> int:
-        """Of this worker."""
+        """The process id of this worker."""
         return os.getpid()
 
     def read(self, batch: Arrays) -> npt.NDArray[np.generic]:
-        """One number per row, of all that is in the row."""
+        """One number per row, from everything in the row."""
         return row_sums(_tensors(batch)).numpy()
 
     def fresh(self, batch: Arrays) -> Arrays:
@@ -53,20 +53,20 @@ class BareWorker:
         return _arrays(plus_one(_tensors(batch)))
 
     def make(self, num_bytes: int, num_rows: int) -> Arrays:
-        """Columns of so many bytes, made here."""
-        return _arrays(made_columns(num_bytes, num_rows))
+        """Columns of `num_bytes`, created on each worker."""
+        return _arrays(new_columns(num_bytes, num_rows))
 
     def first_values(self, batch: Arrays) -> npt.NDArray[np.generic]:
-        """One number per row, of its first position."""
+        """One number per row, from its first position."""
         return first_values(_tensors(batch)).numpy()
 
 
 class BareGroup:
-    """So many actors without resources of their own. Ended by `close`."""
+    """A number of actors without declared resources. End it with `close`."""
 
     def __init__(self, num_workers: int, has_environment: bool = True) -> None:
-        """`has_environment`: with variables of their own, as workers of worker groups have; without, Ray can take
-        processes that it has started in advance."""
+        """`has_environment`: the actors get their own environment variables, like workers of worker groups; without
+        them Ray can use processes that it has started in advance."""
         begin = time.perf_counter()
         options: dict[str, object] = {"num_cpus": 0}
         if has_environment:
@@ -75,24 +75,24 @@ class BareGroup:
         self._actors = [actor_class.remote() for _ in range(num_workers)]
         self._all("empty")
         self.start_seconds = time.perf_counter() - begin
-        """Until every actor had answered a call."""
+        """Seconds until every actor had responded to a call."""
         self._process_ids = self._all("process_id")
         self._sent: tuple[int, Columns] = (0, {})
 
     def close(self) -> None:
-        """Ends the actors, and waits until they are gone."""
+        """Ends the actors and waits until their processes have ended."""
         for actor in self._actors:
             ray.kill(actor)
         wait_until_gone(self._process_ids)
 
     def check(self, num_bytes: int) -> None:
-        """Raises AssertionError unless the workers compute what they should."""
+        """Raises AssertionError unless the workers compute correct results."""
         sent = self._batch(num_bytes)
         check_sums(torch.from_numpy(self._read(sent)), sent)
         check_plus_one(_tensors(self._fresh(sent)), sent)
 
     def measure(self, operation: str, num_calls: int, num_bytes: int = 0) -> list[float]:
-        """The seconds of calls of an operation."""
+        """The seconds of each call of an operation."""
         return timed_calls(self._operation(operation, num_bytes), num_calls)
 
     def _operation(self, operation: str, num_bytes: int) -> Callable[[], object]:
@@ -127,7 +127,7 @@ class BareGroup:
 
     def _batch(self, num_bytes: int) -> Columns:
         if self._sent[0] != num_bytes:
-            self._sent = (num_bytes, made_columns(num_bytes))
+            self._sent = (num_bytes, new_columns(num_bytes))
         return self._sent[1]
 
 
@@ -136,5 +136,5 @@ def _arrays(columns: Mapping[str, torch.Tensor]) -> Arrays:
 
 
 def _tensors(arrays: Arrays) -> Columns:
-    # torch warns, once per process, that what comes from the store must not be written to; nobody does.
+    # torch warns once per process that memory of the object store must not be written; nothing here writes to it.
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""What a step's timeline says about calls that run at the same time."""
+"""Reads from a step's timeline how long calls of several pools run at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROLES = ("actor", "critic", "hybrid", "ref")
-"""Whose calls are counted. A reward's wait for processes of their own."""
+"""Roles whose calls are counted. Calls of rewards wait for their own processes."""
 Interval = tuple[float, float]
 
 
@@ -17,18 +17,18 @@ class Busy:
     """Seconds of a step."""
 
     by_pools: float
-    """In which a pool is in a call, of all pools together: what the calls take one after the other."""
+    """Time in calls, added over all pools: the time that the calls would take one after the other."""
     at_all: float
-    """In which any pool is."""
+    """Time in which any pool is in a call."""
 
     @property
     def at_the_same_time(self) -> float:
-        """What calls that run at the same time spare, if none is slower for it."""
+        """Time that is saved because calls run at the same time, if this slows none of them down."""
         return self.by_pools - self.at_all
 
 
 def busy(timeline: Path) -> Busy:
-    """Of one step. A worker's row is called after its pool: `main, rank 0, ...`."""
+    """Reads the timeline of one step. A worker's row is named after its pool: `main, rank 0, ...`."""
     events = json.loads(timeline.read_text())["traceEvents"]
     pools = {
         event["pid"]: event["args"]["name"].partition(", rank ")[0]
@@ -37,7 +37,7 @@ def busy(timeline: Path) -> Busy:
     }
     calls: dict[str, list[Interval]] = {}
     for event in events:
-        # The controller's row has its phases, of which some are called as roles are.
+        # The controller's row has phases, some of which have the names of roles.
         if event["ph"] == "X" and event["cat"] in ROLES and "." in event["name"]:
             calls.setdefault(pools[event["pid"]], []).append((event["ts"], event["ts"] + event["dur"]))
     everything = [interval for intervals in calls.values() for interval in intervals]
@@ -45,7 +45,7 @@ def busy(timeline: Path) -> Busy:
 
 
 def covered(intervals: Sequence[Interval]) -> float:
-    """The length of their union."""
+    """Length of the union of intervals."""
     total, end = 0.0, float("-inf")
     for begin, stop in sorted(intervals):
         total += max(0.0, stop - max(begin, end))

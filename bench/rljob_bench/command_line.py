@@ -1,4 +1,4 @@
-"""Options that all programs have, and the peer that they are given."""
+"""Options of all benchmark programs, and the start of their peers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rljob_trainer.groups.ray_session import ray_session
 DEFAULT = "verl"
 NUMPY = "verl, numpy mode"
 MODES: Mapping[str, Mapping[str, str]] = {DEFAULT: {}, NUMPY: {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}}
-"""How verl serializes a batch: the variables that choose it."""
+"""Ways in which verl serializes a batch, and the environment variables that select them."""
 OUR_VERSIONS = ("ray", "torch", "numpy")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for."""
+    """The options of the command line."""
 
     is_quick: bool
     with_peer: bool
     json_path: Path | None
     address: str | None
-    """Of a Ray cluster that is there already."""
+    """Address of an existing Ray cluster."""
 
 
 def read_options(description: str) -> Options:
-    """From the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="little data and few rounds: shows that it runs")
-    parser.add_argument("--without-peer", action="store_true", help="neither install nor run verl")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
-    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine; else one is started")
+    parser.add_argument("--quick", action="store_true", help="little data and few rounds, only to check the program")
+    parser.add_argument("--without-peer", action="store_true", help="do not install or run verl")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster on this machine (default: start one)")
     chosen = parser.parse_args()
     return Options(chosen.quick, not chosen.without_peer, chosen.json, chosen.ray)
 
@@ -49,17 +49,17 @@ def read_options(description: str) -> Options:
 def measuring(
     options: Options, program: str, modes: tuple[str, ...], num_cpus: int = 0
 ) -> Iterator[tuple[dict[str, PeerProcess], Report]]:
-    """A Ray with so many (logical) CPUs for all, unless none are asked for; a peer process per mode, each with a
-    connection of its own, none where verl is missing; and a report whose head, printed here, says so."""
+    """Starts Ray with this number of logical CPUs (0: no Ray), a peer process per mode, each with its own connection,
+    and a report whose head is printed here. If verl is missing there are no peers, and the head says so."""
     report = Report(program, installed_versions(OUR_VERSIONS))
     if options.is_quick:
-        report.notes.append("--quick: this shows that everything runs; its numbers say little")
+        report.notes.append("--quick only checks that the program works; its numbers have no meaning")
     running: dict[str, PeerProcess] = {}
     with ExitStack() as stack:
         packages = _packages(options, report)
         if num_cpus:
             stack.enter_context(ray_session(options.address, num_cpus, 0))
-        # Only now: Ray says in the environment whether whoever connects needs a token.
+        # Imported here because Ray's environment variables decide whether a client needs a token.
         if packages is not None:
             for number, mode in enumerate(modes):
                 log_file = packages.with_name(f"{packages.name}-{number}.log")

@@ -1,4 +1,4 @@
-"""The policy losses that are measured: how a job asks for each, and how verl does. The same settings on both sides."""
+"""The measured policy losses, with the same settings on both sides: for a job and for verl."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class LossCase:
     wire: Mapping[str, object]
     """`algorithm.loss` of a job."""
     mode: str
-    """verl's name."""
+    """verl's name of the loss."""
     by_sequence: bool = False
-    """By the mean over sequences of the mean over tokens, else by the mean over all tokens."""
+    """Aggregates by the mean over sequences of their token means; otherwise by the mean over all tokens."""
     actor: Mapping[str, float] = field(default_factory=dict)
-    """Settings of verl's actor, ..."""
+    """Settings of verl's actor."""
     policy_loss: Mapping[str, float] = field(default_factory=dict)
-    """... and of its policy loss."""
+    """Settings of verl's policy loss."""
     is_drawn: bool = False
-    """verl draws random numbers: what the two find differs."""
+    """verl draws random numbers, so the results differ."""
 
 
 _RATIOS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}

@@ -1,4 +1,4 @@
-"""What a result depends on besides the code."""
+"""The facts about the machine and its software that a result depends on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def described_machine() -> dict[str, str]:
 
 
 def installed_versions(names: Sequence[str]) -> dict[str, str]:
-    """Of distributions in this process's environment; those that are not there are left out."""
+    """Versions of the distributions that are installed in this process's environment."""
     found = {}
     for name in names:
         try:
@@ -40,7 +40,7 @@ def installed_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def commit(folder: Path = REPOSITORY) -> str:
-    """Of a checkout, with a plus where files have changed since; `unknown` outside of git."""
+    """The commit of a checkout, with a plus sign if files have changed since; `unknown` outside git."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*"],
@@ -55,12 +55,12 @@ def commit(folder: Path = REPOSITORY) -> str:
 
 
 def today() -> str:
-    """The date, as UTC has it."""
+    """The current date in UTC."""
     return datetime.now(UTC).date().isoformat()
 
 
 def load() -> float:
-    """Processes that ran or waited to run, over the last minute."""
+    """Load average of the last minute."""
     return os.getloadavg()[0]
 
 

@@ -1,4 +1,4 @@
-"""Memory of this process, as Linux counts it; shared memory that is mapped and was touched is in it."""
+"""Memory of this process as Linux counts it, including touched pages of shared memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _KIB = 1024
 
 
 def peak_growth_bytes(work: Callable[[], object]) -> int:
-    """By how much the resident memory of this process is at most larger than before, while the work is done."""
+    """Maximum growth of this process's resident memory while `work` runs."""
     before = _status("VmRSS")
-    # Sets the peak to what is resident now (proc(5)).
+    # Resets the peak to the current resident memory (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
     work()
     return max(0, _status("VmHWM") - before)

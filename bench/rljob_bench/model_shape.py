@@ -1,7 +1,7 @@
-"""Sizes of the models that `gpu_step.py` trains, and what follows from them: parameters, arithmetic, memory.
+"""Sizes of the models that `gpu_step.py` trains, and their parameters, operations and memory.
 
-Memory is that of RLJob's planner for one worker that holds a model alone: float32 weights, gradients and both moments
-of AdamW, passes in 16 bits, a layer and the root whole in 16 bits while they are computed. Bytes that a layer keeps per
+Memory follows the planner's formula for one worker that holds a whole model: float32 weights, gradients and both AdamW
+moments, passes in 16 bits, and one layer and the root in 16 bits while they are computed. Bytes that a layer keeps per
 token are counted from what autograd saves in transformers' Qwen3 (norms, projections, rotary, attention, SwiGLU).
 """
 
@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass
 
 LOGPROB_BUFFER_BYTES = 128 * 2**20
-"""Of `engines/train/token_logprobs`, whatever the vocabulary."""
+"""Logit buffers of `engines/train/token_logprobs`, the same for every vocabulary."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Of a Qwen3 with tied embeddings."""
+    """The sizes of a Qwen3 with tied embeddings."""
 
     name: str
     num_layers: int
@@ -29,70 +29,71 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Of all heads."""
+        """Size of the queries of all heads."""
         return self.num_heads * self.head_size
 
     @property
     def key_size(self) -> int:
-        """Of all key heads, and so of all values."""
+        """Size of the keys of all key-value heads, which is also that of the values."""
         return self.num_key_heads * self.head_size
 
     @property
     def num_layer_products(self) -> int:
-        """Parameters of a layer that matrices are multiplied by."""
+        """Parameters of a layer's weight matrices."""
         return self.hidden_size * (2 * self.query_size + 2 * self.key_size) + 3 * self.hidden_size * self.mlp_size
 
     @property
     def num_layer_parameters(self) -> int:
-        """With the norms."""
+        """Parameters of a layer, including norms."""
         return self.num_layer_products + 2 * self.hidden_size + 2 * self.head_size
 
     @property
     def num_root_parameters(self) -> int:
-        """Embeddings, which are the head, and the last norm."""
+        """Parameters of the embeddings, which are also the output head, and of the last norm."""
         return self.num_vocabulary * self.hidden_size + self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the model."""
         return self.num_layers * self.num_layer_parameters + self.num_root_parameters
 
 
 @dataclass(frozen=True)
 class Work:
-    """An update on so many tokens; `every_nth_layer` is 0 where all activations are kept."""
+    """The tokens of an update. `every_nth_layer` is recomputed; 0 keeps all activations."""
 
     row_lengths: tuple[int, ...]
     num_responses: int
-    """Response tokens: the only ones whose logits are computed."""
+    """Number of response tokens, the only ones whose logits are computed."""
     every_nth_layer: int
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows."""
+        """Number of tokens of all rows."""
         return sum(self.row_lengths)
 
     def num_recomputed(self, shape: ModelShape) -> int:
-        """Layers."""
+        """Number of recomputed layers."""
         return math.ceil(shape.num_layers / self.every_nth_layer) if self.every_nth_layer else 0
 
 
 def forward_operations(shape: ModelShape, work: Work) -> float:
-    """Floating-point operations of one pass: two per parameter that is multiplied and token; in attention, which is
-    causal, four per head's element and token that is seen, on average half of the row."""
+    """Floating-point operations of a forward pass: two per weight-matrix parameter and token. Causal attention has four
+    per head element and attended token; on average half of the row is attended to."""
     seen = sum(length * length for length in work.row_lengths) / 2
     layers = 2 * shape.num_layer_products * work.num_tokens + 4 * shape.query_size * seen
     return shape.num_layers * layers + 2 * shape.num_vocabulary * shape.hidden_size * work.num_responses
 
 
 def update_operations(shape: ModelShape, work: Work) -> float:
-    """Of forward and backward pass, the second twice the first. What is computed again is not counted: it is no use."""
+    """Operations of forward and backward pass, the second being twice the first. Recomputation is not counted, because
+    it is overhead."""
     return 3 * forward_operations(shape, work)
 
 
 def peak_bytes(shape: ModelShape, work: Work, micro_batch_tokens: int) -> float:
-    """The largest of four moments of an update after the first: the backward pass of a layer, the head, the end of the
-    backward pass, the optimizer (fused: it needs nothing on top)."""
+    """The largest of four moments of an update after the first: backward pass of a layer, output head, end of the
+    backward pass, optimizer step (fused, without extra memory)."""
     layer, root = shape.num_layer_parameters, shape.num_root_parameters
     states = 16 * shape.num_parameters
     per_layer = 16 * shape.hidden_size + 10 * (shape.query_size + shape.key_size) + 8 * shape.mlp_size
@@ -106,7 +107,7 @@ def peak_bytes(shape: ModelShape, work: Work, micro_batch_tokens: int) -> float:
 
 
 TINY = ModelShape("tiny", 2, 64, 2, 1, 32, 128, 256)
-"""Only to see that everything runs."""
+"""A tiny model that only shows that the program works."""
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -116,4 +117,4 @@ SHAPES = {
         ModelShape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151_936),
     )
 }
-"""Of the models of these names; their weights here are random."""
+"""Shapes of the models with these names; the weights are random."""

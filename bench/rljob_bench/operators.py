@@ -1,4 +1,4 @@
-"""Operators as processes, each on an API server for itself: ours of this or another checkout, and KubeRay's."""
+"""Operators as processes, each with its own API server: ours, from this or another checkout, and KubeRay's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def install_resources(server: ApiServer, checkout: Path = REPOSITORY) -> None:
-    """Installs RLJob of a checkout, and RayCluster and RayJob of KubeRay; waits until all are served."""
+    """Installs RLJob from a checkout, and KubeRay's RayCluster and RayJob; waits until all are served."""
     bases = module_folder("kuberay-operator") / "config" / "crd" / "bases"
     paths = {
         "/apis/rljob.dev/v1alpha1/rljobs": checkout / "crds" / "rljobs.yaml",
@@ -53,14 +53,8 @@ def install_resources(server: ApiServer, checkout: Path = REPOSITORY) -> None:
         time.sleep(0.1)
 
 
-def new_namespace(server: ApiServer) -> str:
-    """A namespace that nobody has used."""
-    answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "bench-"}}).raise_for_status()
-    return str(answer.json()["metadata"]["name"])
-
-
 def create_all(server: ApiServer, path: str, objects: list[dict[str, Any]]) -> None:
-    """Creates objects, several at a time."""
+    """Creates the objects, several at a time."""
 
     def create(each: dict[str, Any]) -> None:
         server.http.post(path, json=each).raise_for_status()
@@ -70,7 +64,8 @@ def create_all(server: ApiServer, path: str, objects: list[dict[str, Any]]) -> N
 
 
 def wait_for_objects(server: ApiServer, path: str, number: int, seconds: float) -> None:
-    """Waits until there are so many objects; asks for their metadata, and the server answers from memory."""
+    """Waits until this number of objects exists. Requests only their metadata, which the server answers from its
+    cache."""
     headers = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
     deadline = time.monotonic() + seconds
     while True:
@@ -87,7 +82,7 @@ def wait_for_objects(server: ApiServer, path: str, number: int, seconds: float) 
 def our_operator(
     server: ApiServer, folder: Path, namespaces: list[str], dashboards: str, checkout: Path = REPOSITORY
 ) -> Iterator[int]:
-    """Runs ours, of a checkout, until the end of the context. Yields its process id."""
+    """Runs our operator from a checkout until the end of the context. Yields its process id."""
     folder.mkdir(parents=True, exist_ok=True)
     setup = forked_operator.OperatorSetup(
         folder, server.url, server.certificate, forked_operator.prepare_account(server), dashboards, namespaces, {}
@@ -123,13 +118,13 @@ def kuberay_operator(server: ApiServer, folder: Path, *arguments: str) -> Iterat
 
 
 def cpu_seconds(process_id: int) -> float:
-    """User and system time of a process so far."""
+    """User and system CPU time of a process so far."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mib(process_id: int) -> float:
-    """Memory of a process, in MiB."""
+    """Resident memory of a process in MiB."""
     return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -156,5 +151,5 @@ def _wait_until_answered(process: subprocess.Popen[bytes], url: str, log: Path) 
         except httpx.TransportError:
             pass
         if process.poll() is not None or time.monotonic() > deadline:
-            raise TimeoutError(f"{url} does not answer; {log}: {log.read_text()[-2000:]}")
+            raise TimeoutError(f"{url} does not respond; the log {log} ends with: {log.read_text()[-2000:]}")
         time.sleep(0.05)

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, made_columns
+from rljob_bench.columns import NUM_ROWS, Columns, check_plus_one, check_sums, new_columns
 from rljob_bench.memory import peak_growth_bytes
 from rljob_bench.our_worker import ROLE, MeasuredWorker, make_measured
 from rljob_bench.peer_process import python_path
@@ -23,11 +23,11 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 from rljob_trainer.settings import worker_environment
 
 CPUS_PER_WORKER = 0.1
-"""For Ray's bookkeeping only."""
+"""Only for Ray's bookkeeping."""
 
 
 class OurGroup:
-    """A pool, its processes, and the group of their one role. Ended by `close`."""
+    """A pool, its processes, and the group of their only role. End it with `close`."""
 
     def __init__(self, num_workers: int) -> None:
         begin = time.perf_counter()
@@ -41,27 +41,27 @@ class OurGroup:
         self._group = spawn(self._processes)[ROLE]
         self.call("empty")
         self.start_seconds = time.perf_counter() - begin
-        """Until every worker had answered a call."""
+        """Seconds until every worker had responded to a call."""
         self._process_ids = cast(list[int], self.call("process_id"))
         self._sent: tuple[int, Columns] = (0, {})
 
     def close(self) -> None:
-        """Ends the workers, and waits until they are gone."""
+        """Ends the workers and waits until their processes have ended."""
         self._processes.close()
         wait_until_gone(self._process_ids)
         self._pool.release()
 
     def call(self, method: str, *arguments: object) -> object:
-        """A method of the group."""
+        """Calls a method of the group."""
         bound = cast(Callable[..., object], vars(self._group)[method])
         return bound(*arguments)
 
     def batch_of(self, method: str, *arguments: object) -> DataProto:
-        """A method of the group that gives a batch."""
+        """Calls a method of the group that returns a batch."""
         return cast(DataProto, self.call(method, *arguments))
 
     def check(self, num_bytes: int) -> None:
-        """Raises AssertionError unless the workers compute what they should."""
+        """Raises AssertionError unless the workers compute correct results."""
         sent, batch = self._batch(num_bytes)
         check_sums(self.batch_of("read", batch)["sums"], sent)
         check_plus_one(self.batch_of("fresh", batch).fetched().tensors, sent)
@@ -70,11 +70,11 @@ class OurGroup:
             assert torch.equal(self.batch_of("first_values", made)["first"], expected)
 
     def measure(self, operation: str, num_calls: int, num_bytes: int = 0) -> list[float]:
-        """The seconds of calls of an operation."""
+        """The seconds of each call of an operation."""
         return timed_calls(self._operation(operation, num_bytes), num_calls)
 
     def memory(self, operation: str, num_calls: int, num_bytes: int) -> int:
-        """By how many bytes this process grows at most while it passes data on."""
+        """Maximum memory growth of this process while it passes data between workers."""
         make = self._made if operation == "pass_on" else self._made_later
 
         def work() -> None:
@@ -101,7 +101,7 @@ class OurGroup:
 
     def _batch(self, num_bytes: int) -> tuple[Columns, DataProto]:
         if self._sent[0] != num_bytes:
-            self._sent = (num_bytes, made_columns(num_bytes))
+            self._sent = (num_bytes, new_columns(num_bytes))
         return self._sent[1], DataProto(self._sent[1])
 
     def _made(self, num_bytes: int) -> DataProto:

@@ -1,4 +1,4 @@
-"""Our trainer as a contender of the training step: `rljob run` on a job file, as a user starts it. What it took is read
+"""Our trainer as a contender of the training step: `rljob run` on a job file, as a user starts it. Its times are read
 from its run folder; between its turns it waits in its evaluation (see `step_reward`)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rljob_bench.step_case import (
     NUM_PROMPTS,
     PROMPT_TOKENS,
     CaseFolder,
-    drawn_prompts,
+    random_prompts,
 )
 from rljob_bench.step_reward import TURNS_COLUMN, released_file, waiting_file
 
@@ -35,7 +35,7 @@ POLL_SECONDS = 0.02
 MAX_TIMELINES = 16
 NUM_LAST_LINES = 40
 WARM_UP_STEPS = 1
-"""At the beginning of every turn: not like the others, because everything has waited."""
+"""Steps at the beginning of every turn that do not count, because everything was idle before."""
 METRICS = {
     "step": "timing_s/step",
     "generate": "timing_s/generate",
@@ -43,42 +43,43 @@ METRICS = {
     "reward": "timing_s/reward",
     "update": "timing_s/update_actor",
 }
-"""What metrics say of a step: seconds. `generate` and `weight sync` are measured in the worker, the others by the
-controller."""
+"""Metrics with the seconds of a step's parts. `generate` and `weight sync` are measured in the worker, the others in
+the controller."""
 UPDATE_SPANS = ("forward", "backward", "forward_backward", "optimizer_step")
-"""What the worker does in an update, by the names of its spans; those that there are."""
+"""Names of the worker's spans in an update. Not every version has all of them."""
 BETWEEN_STEPS = "between steps"
 
 
 class OursError(Exception):
-    """Our trainer did not do what was asked; has the end of its output."""
+    """Our trainer failed; the message has the end of its output."""
 
 
 @dataclass(frozen=True)
 class OurDetails:
-    """What is not as a user has it without a thought."""
+    """Settings of the job that differ from the defaults."""
 
     rollout: Mapping[str, str] = field(default_factory=dict)
-    """More settings of that block of the job."""
+    """Additional settings of the job's `rollout` block."""
     training: Mapping[str, object] = field(default_factory=dict)
-    """More fields of spec.training."""
+    """Additional fields of spec.training."""
     num_workers: Mapping[str, int] = field(default_factory=lambda: {"main": 1})
-    """By pool, the actor's first."""
+    """Number of workers by pool; the first pool is the actor's."""
     roles: Mapping[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    """More options of `rljob run`."""
+    """Additional options of `rljob run`."""
 
 
 class OurTraining:
-    """A running `rljob run`. Ended by `close`.
+    """A running `rljob run`. End it with `close`.
 
-    A turn is a step that warms up, those that count, and one whose timeline is written, which does not count either."""
+    A turn has a warm-up step, the steps that count, and a step whose timeline is written, which does not count either.
+    """
 
     def __init__(
         self, tree: Path, case: CaseFolder, dtype: str, num_steps: int, folder: Path, details: OurDetails
     ) -> None:
-        """`tree`: a checkout whose packages are run with this environment's libraries. Raises OursError when it does
-        not begin."""
+        """`tree`: a checkout whose packages run with the libraries of this environment. Raises OursError if the run
+        does not start."""
         self.folder = folder
         self._num_steps = num_steps
         self._parts = PartsOfSteps()
@@ -107,17 +108,17 @@ class OurTraining:
             self.close()
             raise
         self.start_seconds = time.perf_counter() - begin
-        """Until the first step could begin."""
+        """Seconds until the first step could begin."""
 
     def turn(self) -> list[float]:
-        """Seconds of the steps that count, each from the end of the step before to its own end."""
+        """Seconds of the steps that count, each from the end of the previous step to its own end."""
         released_file(self._turns, self._num_turns).touch()
         self._num_turns += 1
         self._wait_for(lambda: waiting_file(self._turns, self._num_turns).exists(), TURN_SECONDS)
         rows = self._steps()[-self._steps_per_turn :]
-        assert len(rows) == self._steps_per_turn, f"{len(rows)} steps are written:\n{self._last_words()}"
+        assert len(rows) == self._steps_per_turn, f"{len(rows)} steps:\n{self._end_of_log()}"
         lengths = {row["response_length/mean"] for row in rows}
-        assert lengths == {NEW_TOKENS}, f"responses of {lengths} tokens"
+        assert lengths == {NEW_TOKENS}, f"response lengths {lengths}, not {NEW_TOKENS}"
         moments = [row["wall_time"] for row in rows]
         seconds = [moments[i] - moments[i - 1] for i in range(WARM_UP_STEPS, WARM_UP_STEPS + self._num_steps)]
         parts: list[Mapping[str, float]] = []
@@ -131,17 +132,17 @@ class OurTraining:
         return seconds
 
     def median(self, name: str) -> float | None:
-        """Seconds of a part of a step (METRICS, UPDATE_SPANS, BETWEEN_STEPS); None where it was not measured."""
+        """Median seconds of a part of a step (METRICS, UPDATE_SPANS, BETWEEN_STEPS); None if it was not measured."""
         return self._parts.median([name])
 
     @property
     def timelines(self) -> list[Path]:
-        """Of the last step of each turn, the first one's, which warms up, only where there is no other."""
+        """Timelines of the last step of each turn. The warm-up turn is left out unless it is the only one."""
         found = sorted((self._run / "timelines").glob("step-*.json"))
         return found[1:] or found
 
     def close(self) -> None:
-        """Asks the run to stop and waits for that; it is killed if it takes too long."""
+        """Asks the run to stop and waits until it has; kills it after a timeout."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             released_file(self._turns, self._num_turns).touch()
@@ -156,10 +157,12 @@ class OurTraining:
         return WARM_UP_STEPS + self._num_steps + 1
 
     def _job(self, tree: Path, case: CaseFolder, dtype: str, details: OurDetails) -> dict[str, object]:
-        """The job file; what it does not say is as the product has it."""
+        """The job file; fields that it does not contain have their defaults."""
         held_out = self.folder / "held_out.jsonl"
-        # As many as there are workers, so that none is asked twice; the first one waits.
-        rows = [{"prompt": prompt} for prompt in drawn_prompts(case.model, next(iter(details.num_workers.values())), 1)]
+        # One row per worker, so that no row is repeated; the first row waits for the next turn.
+        rows = [
+            {"prompt": prompt} for prompt in random_prompts(case.model, next(iter(details.num_workers.values())), 1)
+        ]
         rows[0][TURNS_COLUMN] = str(self._turns)
         held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
         timeline_steps = [self._steps_per_turn * turn for turn in range(1, MAX_TIMELINES + 1)]
@@ -200,18 +203,18 @@ class OurTraining:
         deadline = time.monotonic() + seconds
         while not is_there():
             if self._process.poll() is not None:
-                raise OursError(f"rljob run ended with {self._process.returncode}:\n{self._last_words()}")
+                raise OursError(f"rljob run exited with code {self._process.returncode}:\n{self._end_of_log()}")
             if time.monotonic() > deadline:
-                raise OursError(f"rljob run does not go on:\n{self._last_words()}")
+                raise OursError(f"rljob run does not make progress:\n{self._end_of_log()}")
             time.sleep(POLL_SECONDS)
 
-    def _last_words(self) -> str:
-        """Here, because the log is gone when the program ends."""
+    def _end_of_log(self) -> str:
+        """The end of the log, read now because the log is deleted when the program ends."""
         return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:])
 
 
 def span_seconds(timeline: Path, names: Sequence[str]) -> dict[str, float]:
-    """Of one step: seconds in the spans of these names, of all processes together."""
+    """Seconds in the spans with these names, added over all processes, from the timeline of one step."""
     seconds: dict[str, float] = {}
     for event in json.loads(timeline.read_text())["traceEvents"]:
         if event["ph"] == "X" and event["name"] in names:
@@ -220,7 +223,7 @@ def span_seconds(timeline: Path, names: Sequence[str]) -> dict[str, float]:
 
 
 def _rewards(tree: Path) -> dict[str, object]:
-    """As that checkout has them: earlier ones know one reward only."""
+    """The rewards in the form of that checkout: earlier versions support only one reward."""
     reward = {
         "type": "Function",
         "function": {"path": "rljob_bench.step_reward:score"},

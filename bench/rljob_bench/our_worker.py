@@ -1,4 +1,4 @@
-"""A worker of our worker groups, with the methods that are measured."""
+"""A worker of our worker groups with the measured methods."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rljob_bench.columns import first_values, made_columns, plus_one, row_sums
+from rljob_bench.columns import first_values, new_columns, plus_one, row_sums
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.dispatch.modes import Dispatch
 from rljob_trainer.dispatch.register import register
@@ -17,20 +17,20 @@ ROLE = "measured"
 
 
 class MeasuredWorker(Worker):
-    """Batches in and out; nothing but what `rljob_bench.columns` computes."""
+    """Takes and returns batches; computes only what `rljob_bench.columns` defines."""
 
     @register(Dispatch.ONE_TO_ALL)
     def empty(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     @register(Dispatch.ONE_TO_ALL)
     def process_id(self) -> int:
-        """Of this worker."""
+        """The process id of this worker."""
         return os.getpid()
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def read(self, batch: DataProto) -> DataProto:
-        """One number per row, of all that is in the row."""
+        """One number per row, from everything in the row."""
         return DataProto({"sums": row_sums(batch.tensors)})
 
     @register(Dispatch.DP_COMPUTE_PROTO)
@@ -40,17 +40,17 @@ class MeasuredWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def make(self, rows: DataProto, num_bytes: int) -> DataProto:
-        """Columns of so many bytes on each worker, made here."""
-        return DataProto(made_columns(num_bytes, len(rows)))
+        """Columns of `num_bytes`, created on each worker."""
+        return DataProto(new_columns(num_bytes, len(rows)))
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def make_later(self, rows: DataProto, num_bytes: int) -> DataProto:
-        """The same; the caller gets a `Pending`."""
-        return DataProto(made_columns(num_bytes, len(rows)))
+        """The same, but the caller gets a `Pending`."""
+        return DataProto(new_columns(num_bytes, len(rows)))
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def first_values(self, batch: DataProto) -> DataProto:
-        """One number per row, of its first position."""
+        """One number per row, from its first position."""
         return DataProto({"first": first_values(batch.tensors)})
 
 

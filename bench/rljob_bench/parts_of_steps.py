@@ -1,4 +1,4 @@
-"""What contenders say about the parts of their steps, turn by turn."""
+"""The parts of steps as contenders measure them, by turn."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 
 
 class PartsOfSteps:
-    """Seconds by part. The first turn does not count, unless it is the only one (see `rounds.interleaved`)."""
+    """Seconds by part. The first turn does not count unless it is the only one (see `rounds.interleaved`)."""
 
     def __init__(self) -> None:
         self._turns: list[Sequence[Mapping[str, float]]] = []
 
     def add_turn(self, parts: Sequence[Mapping[str, float]]) -> None:
-        """Of each step of a turn; a step need not have every part."""
+        """Adds the parts of each step of a turn. A step need not have every part."""
         self._turns.append(parts)
 
     def median(self, names: Sequence[str]) -> float | None:
-        """Of all of these parts of a step together; None where no step has one of them."""
+        """Median seconds of these parts together; None if no step has one of them."""
         counted = self._turns[1:] or self._turns
         values = [
             sum(step[name] for name in names if name in step)

@@ -1,8 +1,8 @@
-"""A peer in a folder of its own over this environment: only what is not here at the version that `peers/<name>.txt`
-pins.
+"""Installs a peer into its own folder on top of this environment: only distributions that are missing here or have
+another version than `peers/<name>.txt` pins.
 
-Both sides so run on the same Python and the same libraries that they share, and nothing of the peer's is in the
-environment of the trainer.
+So both sides run on the same Python and the same shared libraries, and the trainer's environment contains nothing of
+the peer.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ BOOTSTRAP = REPOSITORY / ".cache" / "bootstrap" / "bin"
 
 @dataclass(frozen=True)
 class Peer:
-    """A program that ours is compared with."""
+    """A program with which ours is compared."""
 
     name: str
-    """Of its distribution and of the files in `bench/peers`."""
+    """Name of its distribution and of the files in `bench/peers`."""
     shared: tuple[str, ...]
-    """What must be the same on both sides, because it is used together or would be compared instead."""
+    """Distributions that must have the same version on both sides. Otherwise they would not work together, or the
+    measurement would compare them."""
     size: str
 
     @property
     def pins(self) -> Path:
-        """Versions and hashes."""
+        """The file with versions and hashes."""
         return REPOSITORY / "bench" / "peers" / f"{self.name}.txt"
 
     @property
     def folder(self) -> Path:
-        """Where it is installed."""
+        """The folder into which it is installed."""
         return REPOSITORY / ".cache" / "bench" / self.name
 
     @property
     def program(self) -> Path:
-        """What runs in its process."""
+        """The program of its process."""
         return REPOSITORY / "bench" / "peers" / f"{self.name}_peer.py"
 
 
@@ -57,12 +58,12 @@ TRL = Peer("trl", ("torch", "transformers", "numpy"), "10 MB")
 
 
 class PeerMissingError(Exception):
-    """The peer cannot be had here; says why."""
+    """The peer cannot be installed here; the message says why."""
 
 
 def peer_packages(peer: Peer = VERL) -> Path:
-    """The folder that goes onto the path of imports before everything else; made when it is not there, or not as the
-    pins say. Raises PeerMissingError."""
+    """The folder that must come first on the import path. It is created if it does not exist or does not match the
+    pins. Raises PeerMissingError."""
     folder = peer.folder
     needed = "\n".join(_needed(peer))
     mark = folder / ".installed"
@@ -77,7 +78,7 @@ def peer_packages(peer: Peer = VERL) -> Path:
 
 
 def _needed(peer: Peer) -> Iterator[str]:
-    """Pins with their hashes of what this environment lacks or has at another version."""
+    """Pins, with their hashes, of distributions that this environment lacks or has at another version."""
     for block in re.split(r"\n(?=\S)", peer.pins.read_text()):
         requirement = Requirement(block.split("\\")[0].strip())
         if requirement.marker and not requirement.marker.evaluate():
@@ -91,7 +92,7 @@ def _needed(peer: Peer) -> Iterator[str]:
             continue
         if requirement.name in peer.shared:
             raise PeerMissingError(
-                f"it is pinned together with {requirement.name} {pinned}, and here is {present}; `make install`, or "
+                f"the pins need {requirement.name} {pinned}, but {present} is installed; run `make install`, or "
                 "`make bench-constraints` after other pins"
             )
         yield block
@@ -100,7 +101,7 @@ def _needed(peer: Peer) -> Iterator[str]:
 def _install(needed: str, into: Path) -> None:
     uv = BOOTSTRAP / "uv" if (BOOTSTRAP / "uv").exists() else shutil.which("uv")
     if uv is None:
-        raise PeerMissingError("there is no uv to install it with; `make install` brings it")
+        raise PeerMissingError("uv is missing; run `make install`")
     with tempfile.TemporaryDirectory() as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(needed)
@@ -121,11 +122,11 @@ def _install(needed: str, into: Path) -> None:
         )
     if result.returncode:
         last_lines = " ".join(result.stderr.split())[-400:]
-        raise PeerMissingError(f"it could not be installed from the package index ({last_lines})")
+        raise PeerMissingError(f"the installation from the package index failed ({last_lines})")
 
 
 def _environment() -> dict[str, str]:
-    """uv does not read pip's configuration; a machine that reaches its index only through that must work, too."""
+    """uv does not read pip's configuration, but a machine may reach its package index only through that."""
     environment = dict(os.environ)
     if not environment.get("UV_DEFAULT_INDEX") and not environment.get("UV_INDEX_URL"):
         _take(environment, "UV_DEFAULT_INDEX", "PIP_INDEX_URL", "global.index-url")

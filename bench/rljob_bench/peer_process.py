@@ -1,5 +1,5 @@
-"""The peer's process: it gets one JSON object per line on its standard input, does what that says, and answers with
-another. Between two requests it waits and does nothing."""
+"""The peer's process: reads one JSON object per line from its standard input, does what it requests, and responds with
+another one. Between two requests it is idle."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STOP_SECONDS = 60.0
 
 
 class PeerError(Exception):
-    """The peer failed; has its traceback."""
+    """The peer failed; the message has its traceback."""
 
 
 class PeerProcess:
-    """A running peer: `peer_process`."""
+    """A running peer; created by `peer_process`."""
 
     def __init__(self, process: subprocess.Popen[str], requests: IO[str], answers: IO[str], log_file: Path) -> None:
         self._process = process
@@ -33,29 +33,30 @@ class PeerProcess:
         self._log_file = log_file
 
     def ask(self, request: str, **details: object) -> dict[str, object]:
-        """Waits for the answer. Raises PeerError with what the peer raised, or where its last words are."""
+        """Sends a request and waits for the response. Raises PeerError with the peer's error, or with the path of its
+        log if it ended."""
         try:
             self._requests.write(json.dumps({"request": request, **details}) + "\n")
             self._requests.flush()
         except BrokenPipeError:
-            raise PeerError(f"the peer has ended; see {self._log_file}") from None
+            raise PeerError(f"the peer's process has ended; see {self._log_file}") from None
         line = self._answers.readline()
         if not line:
-            raise PeerError(f"the peer ended in {request}; see {self._log_file}")
+            raise PeerError(f"the peer's process ended during the request {request}; see {self._log_file}")
         answer: dict[str, object] = json.loads(line)
         if "error" in answer:
             raise PeerError(str(answer["error"]))
         return answer
 
     def seconds(self, request: str, **details: object) -> list[float]:
-        """Of a request that measures: the seconds of each call."""
+        """The seconds of each call that a measuring request made."""
         measured = self.ask(request, **details)["seconds"]
         assert isinstance(measured, list)
         return [float(each) for each in measured]
 
 
 def python_path(packages: Path | None = None) -> str:
-    """For processes that import these programs, and the peer's packages before all others."""
+    """PYTHONPATH of processes that import these programs, and the peer's packages before all others."""
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(filter(None, [str(packages) if packages else "", str(BENCH), inherited]))
 
@@ -64,7 +65,8 @@ def python_path(packages: Path | None = None) -> str:
 def peer_process(
     packages: Path, log_file: Path, variables: Mapping[str, str], program: Path = VERL.program
 ) -> Iterator[PeerProcess]:
-    """The peer's process, with more variables in its environment; ended afterwards. It prints into the log file."""
+    """Starts the peer's process with additional environment variables and ends it afterwards. Its output goes into the
+    log file."""
     environment = {**os.environ, "PYTHONPATH": python_path(packages), "OMP_NUM_THREADS": "1", **variables}
     with log_file.open("w") as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The planner's seconds beside those that others have published (bench/planner.py)."""
+"""Compares the planner's times with published measurements (bench/planner.py)."""
 
 from __future__ import annotations
 
@@ -41,25 +41,26 @@ from rljob_planner.workload import TrainLayout
 
 EXPERT_EFFICIENCY = Adjustable(0.5, ("expert_efficiency_factor",))
 FITTED = (PASS_EFFICIENCY, EXPERT_EFFICIENCY, DECODE_STEP, DECODE_BANDWIDTH, PER_STEP)
-"""Five constants of all programs and kinds of GPU."""
+"""Five constants for all programs and kinds of GPU."""
 NOISE = 0.25
-"""How far, as a share, other programs' steps are from what a right model of ours would say."""
+"""Expected relative difference between other programs' steps and a correct model of ours."""
 SERVER_STEP_SECONDS = 1.5e-3
-"""Of a token of a batch in a server, which nothing but decodes; `decode_step_seconds` is for steps of learning."""
+"""Decode step of a server that does nothing else, in seconds per token of a batch; `decode_step_seconds` is for
+training steps."""
 MAX_MEAN_ERROR = 0.25
 MAX_ERROR = 0.2
 PPO_SIZES = (32, 64, 96, 128)
 COLOCATED_UP_TO = 64
-"""GPUs, of row 12."""
+"""The largest number of GPUs in row 12 at which colocated roles were measured to be fastest."""
 
 
 def time_measurements() -> tuple[Measurement, ...]:
-    """All of them; a second or two."""
+    """All measurements; they take a second or two."""
     return (steps_left_out(), steps_held_back(), parts_of_steps(), ranking())
 
 
 def steps_left_out() -> Measurement:
-    """Rows 1 to 7: each predicted with constants that the six others were fitted to, beginning at the defaults."""
+    """Rows 1 to 7, each predicted with constants that were fitted to the six other rows, starting at the defaults."""
     steps = published_steps()
     rows: dict[str, tuple[float | None, ...]] = {}
     errors: list[float] = []
@@ -75,8 +76,8 @@ def steps_left_out() -> Measurement:
 
 
 def steps_held_back() -> Measurement:
-    """By the defaults; nothing was chosen by these, so there is no bar, and the last number of the table is the mean
-    of errors."""
+    """Predictions with the default constants for rows that were not used to choose anything, so there is no bar. The
+    last number of the table is the mean error."""
     rows: dict[str, tuple[float | None, ...]] = {}
     for step in held_back_steps():
         found, measured = step_time(step.workload, step.placement, Constants()).total, step.seconds[STEP]
@@ -97,7 +98,7 @@ def _predicted(step: PublishedStep, constants: Constants) -> float:
 
 
 def parts_of_steps() -> Measurement:
-    """Rows 8 to 11, by the defaults."""
+    """Rows 8 to 11, predicted with the default constants."""
     rows: dict[str, tuple[float | None, ...]] = {}
     bars: list[Bar] = []
     for update in published_updates():
@@ -114,7 +115,7 @@ def parts_of_steps() -> Measurement:
 
 
 def update_seconds(update: PublishedUpdate, constants: Constants) -> float:
-    """Of a published update."""
+    """The predicted seconds of a published update."""
     lengths = Lengths(update.row_tokens, math.log(update.row_tokens))
     rows = rows_of(update.num_gpus * update.rows_per_gpu, 0.0, lengths)
     layout, site = TrainLayout(update.num_gpus, update.num_gpus), Site(update.gpu, GPUS_PER_NODE)
@@ -122,7 +123,7 @@ def update_seconds(update: PublishedUpdate, constants: Constants) -> float:
 
 
 def tokens_per_second(decoding: PublishedDecoding, constants: Constants) -> float:
-    """Of a published server."""
+    """The predicted speed of a published server."""
     lengths = Lengths(decoding.response, math.log(decoding.response))
     space = engine_space(decoding.work, decoding.layout, decoding.gpu, constants)
     at_once = space.sequences_at_once(decoding.prompt + decoding.response / 2)

@@ -1,8 +1,8 @@
-"""The planner's memory of a train engine beside torch's memory tracker on fake tensors (`fsdp_memory_oracle`): whole
-models by their public configurations, layers none left out, in three layouts.
+"""Compares the planner's memory of a train engine with torch's memory tracker on fake tensors (`memory_oracle`), for
+whole models with their public configurations and all layers, in three layouts.
 
 A measurement is a layout and a way of training; its rows are models. Both numbers are bytes of the first rank at the
-peak of an update of two micro-batches after the first update, or of a pass of a frozen model.
+peak of an update of two micro-batches after the first update, or of a forward pass of a frozen model.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DENSE = (
 WITH_EXPERTS = ("Qwen/Qwen3-30B-A3B",)
 MAX_DENSE_ERROR, MAX_EXPERTS_ERROR = 0.03, 0.10
 TOKENS = 16_384
-"""Of a rank and micro-batch; over sequence ranks a quarter of it, so that the rows are the same."""
+"""Tokens of a rank and micro-batch. With sequence parallelism it is a quarter, so that the rows stay the same."""
 ADAPTER_RANK = 16
 
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """One measurement. `case` is completed by a model."""
+    """One measurement; the model of `case` is filled in later."""
 
     title: str
     case: memory_oracle.MemoryCase
@@ -61,19 +61,20 @@ def memory_groups() -> list[MemoryGroup]:
 
 
 def measured(case: memory_oracle.MemoryCase) -> tuple[memory_oracle.Tracked, Peak]:
-    """The tracker's count, and the planner's."""
+    """The tracker's result and the planner's prediction."""
     return memory_oracle.peak_by_tracker(case.oracle()), memory_oracle.peak_by_planner(case)
 
 
 def memory_measurements(*, is_quick: bool) -> Iterator[Measurement]:
-    """One after the other; `is_quick`: of the smallest dense model and the smallest with experts alone."""
+    """Makes the measurements one by one. `is_quick`: only the smallest dense model and the smallest one with
+    experts."""
     models = (DENSE[0], *WITH_EXPERTS) if is_quick else (*DENSE, *WITH_EXPERTS)
     for group in memory_groups():
         yield of_memory(group.title, {name: measured(group.case.changed(model=name)) for name in models})
 
 
 def of_memory(title: str, results: dict[str, tuple[memory_oracle.Tracked, Peak]]) -> Measurement:
-    """Sizes in GB (1e9 bytes)."""
+    """A table of sizes in GB (1e9 bytes)."""
     rows: dict[str, tuple[float | None, ...]] = {}
     errors: dict[str, float] = {}
     for name, (found, peak) in results.items():

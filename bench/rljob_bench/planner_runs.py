@@ -1,8 +1,8 @@
-"""The planner beside runs on this machine (bench/planner.py): calibrated by one run of each example, then other batch
-sizes and lengths than that, three times each.
+"""Compares the planner with runs on this machine (bench/planner.py): calibrated by one run of each example, then
+applied to other batch sizes and lengths, three times each.
 
-A run is `rljob run` as a user starts it, few steps long. What is predicted are steps with the lengths that the run had
-(that is what `rljob plan --from-run` does), by the constants of the calibrating run alone.
+A run is `rljob run` with few steps, as a user starts it. The predicted steps have the lengths of the run (as with
+`rljob plan --from-run`), and only the constants of the calibrating run are used.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class RunCase:
-    """A job that is made from an example."""
+    """A job that is derived from an example."""
 
     name: str
     example: str
     num_steps: int
     training: Mapping[str, object] = field(default_factory=dict)
-    """Fields of spec.training that are other than there."""
+    """Fields of spec.training that differ from the example."""
     rollout: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunFamily:
-    """A run that calibrates, and others that are predicted by it."""
+    """A run that calibrates, and runs that are predicted with its constants."""
 
     title: str
     calibrating: RunCase
@@ -86,17 +86,17 @@ FAMILIES = (
 def run_measurements(
     folder: Path, families: Sequence[RunFamily] = FAMILIES, num_repeats: int = NUM_REPEATS
 ) -> tuple[Measurement, ...]:
-    """Seconds and memory of each family. Runs that are in `folder` already (NAME-1, ...) are not made again; a run
-    takes a minute or two on two cores."""
+    """Time and memory of each family. Existing runs in `folder` (NAME-1, ...) are not repeated; a run takes a minute or
+    two on two cores."""
     for repeat in range(1, num_repeats + 1):
         for family in families:
             for case in (family.calibrating, *family.others):
-                made_run(folder, case, repeat)
+                ensure_run(folder, case, repeat)
     return tuple(each for family in families for each in _measured(folder, family, num_repeats))
 
 
-def made_run(folder: Path, case: RunCase, repeat: int) -> Path:
-    """The folder of the run; raises CalledProcessError where it fails."""
+def ensure_run(folder: Path, case: RunCase, repeat: int) -> Path:
+    """Makes a run and returns its folder. Raises CalledProcessError if it fails."""
     run = folder / f"{case.name}-{repeat}"
     if (run / "metrics.jsonl").is_file():
         return run
@@ -109,7 +109,7 @@ def made_run(folder: Path, case: RunCase, repeat: int) -> Path:
 
 
 def write_job(file: Path, case: RunCase) -> None:
-    """The example with fewer steps, without evaluation and export."""
+    """Writes the example with fewer steps, and without evaluation and export."""
     yaml = YAML()
     job = yaml.load((REPOSITORY / "examples" / case.example).read_text())
     training = job["spec"]["training"]
@@ -123,7 +123,7 @@ def write_job(file: Path, case: RunCase) -> None:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run beside its prediction."""
+    """A run and its prediction."""
 
     step: float
     predicted_step: float
@@ -131,7 +131,7 @@ class _Compared:
 
     @property
     def counted(self) -> ComparedMemory:
-        """The largest of the moments of a step."""
+        """The moment of a step with the most memory."""
         moments = ("weight sync", "generation", "log-probs", "update")
         return max((self.memory[name] for name in moments if name in self.memory), key=lambda each: each.measured)
 

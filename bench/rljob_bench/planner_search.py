@@ -1,4 +1,4 @@
-"""How long the search for the best mapping takes (bench/planner.py)."""
+"""Measures how long the search for the best layout takes (bench/planner.py)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECONDS_OF_SEARCH = {128: 5.0, 1024: 60.0}
 
 
 def search_seconds() -> Measurement:
-    """CPU seconds of a search, tables included: PPO with a reward model, five roles, on two kinds of GPUs. Batches of
-    840 x 24 responses divide by more sizes than most."""
+    """CPU seconds of a search, including its tables: PPO with a reward model, five roles, on two kinds of GPUs. Batches
+    of 840 x 24 responses divide by more sizes than most batches."""
     rows: dict[str, tuple[float | None, ...]] = {}
     worst = dict.fromkeys(SECONDS_OF_SEARCH, 0.0)
     names = ("Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-235B-A22B")
@@ -28,7 +28,7 @@ def search_seconds() -> Measurement:
         cluster = (NodeGroup(half, 8, gpu_named("H100")), NodeGroup(half, 8, gpu_named("A100-80")))
         for name in names:
             shape = known_model(name)
-            assert shape is not None, "a model of the table"
+            assert shape is not None, "the model is in the planner's table"
             job = _ppo(shape, tuple(Role), TokenLengths(400.0, 1024, 1200.0, 3072), 840, 24)
             _forget_all()
             begin = time.process_time()
@@ -45,7 +45,7 @@ def search_seconds() -> Measurement:
 
 
 def _forget_all() -> None:
-    """What earlier searches have left in the planner's caches, so that each is measured as a command's first."""
+    """Clears the planner's caches, so that each search is measured as the first one of a command."""
     for each in gc.get_objects():
         if isinstance(each, functools._lru_cache_wrapper) and each.__module__.startswith("rljob_planner"):
             each.cache_clear()

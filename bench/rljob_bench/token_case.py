@@ -1,4 +1,4 @@
-"""Made-up responses for the measurement of losses and advantages: the same numbers on both sides.
+"""Artificial responses for the measurement of losses and advantages: the same numbers on both sides.
 
 Legend: B rows, T columns of a padded table, N response tokens of all rows, row after row.
 """
@@ -28,8 +28,8 @@ OPERATIONS = (*ADVANTAGES, CLIPPED, CLIPPED_BY_SEQUENCE, CLIPPED_WITH_KL)
 
 @dataclass(frozen=True)
 class TokenCase:
-    """How many rows, how wide, and whether they end early: lengths are then lognormal with a median of 0.3 of
-    the width, cut at the width."""
+    """Number of rows, width, and whether rows end early: then their lengths are lognormal with a median of 0.3 times
+    the width, cut off at the width."""
 
     num_rows: int
     width: int
@@ -38,10 +38,10 @@ class TokenCase:
 
 @dataclass(frozen=True)
 class Tables:
-    """float32 [B, T], and per row. What is not in a row is 0."""
+    """Tables float32 [B, T], and values per row. Values outside the rows are 0."""
 
     mask_BT: Tensor
-    """bool."""
+    """True for response tokens."""
     logprobs_BT: Tensor
     old_logprobs_BT: Tensor
     reference_logprobs_BT: Tensor
@@ -49,21 +49,21 @@ class Tables:
     values_BT: Tensor
     rewards_B: Tensor
     groups_B: Tensor
-    """int64."""
+    """Group numbers, int64."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a contender found, to be compared: for a loss itself and its gradient, else the values."""
+class Outcome:
+    """The result of a contender, for comparison: a loss and its gradient, or the values of an advantage."""
 
     total: float
     norm: float
     pattern: float
-    """The sum of all, every token of the batch with another weight."""
+    """A sum over all tokens in which every token has another weight."""
 
 
-def made_tables(case: TokenCase) -> Tables:
-    """Ratios of new to old probabilities are mostly in the trust region, as in training, and some are far out."""
+def random_tables(case: TokenCase) -> Tables:
+    """Most ratios of new to old probabilities are in the trust region, as in training, and some are far outside."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -78,7 +78,7 @@ def made_tables(case: TokenCase) -> Tables:
     rewards_B = (normal(case.num_rows) > 0).float() + 0.1 * normal(case.num_rows)
     return Tables(
         mask_BT,
-        # A probability is at most 1.
+        # Log-probabilities must not be positive.
         (old_BT + 0.15 * normal(*shape)).clamp(max=0.0) * mask_BT,
         old_BT * mask_BT,
         (old_BT + 0.3 * normal(*shape)) * mask_BT,
@@ -89,8 +89,8 @@ def made_tables(case: TokenCase) -> Tables:
     )
 
 
-def answer(total: float, values_N: Tensor) -> Answer:
-    """`values_N` are those of the response tokens."""
+def outcome(total: float, values_N: Tensor) -> Outcome:
+    """`values_N`: one value per response token."""
     wide_N = values_N.double()
     weights_N = (torch.arange(len(wide_N), dtype=torch.float64) * 0.618).frac()
-    return Answer(total, float(wide_N.norm()), float(wide_N @ weights_N))
+    return Outcome(total, float(wide_N.norm()), float(wide_N @ weights_N))

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer as a contender of the training step, in a process of its own (see `peers/trl_peer.py`)."""
+"""TRL's GRPOTrainer as a contender of the training step, in a separate process (see `peers/trl_peer.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_bench.step_case import (
 )
 
 WARM_UP_STEPS = 1
-"""At the beginning of every turn: not like the others, because the process has waited."""
+"""Steps at the beginning of every turn that do not count, because the process was idle before."""
 PARTS = {
     "generate": ("transformers.generate", "vLLM.generate"),
     "weight sync": ("sync_weights",),
@@ -24,17 +24,17 @@ PARTS = {
     "update": ("update",),
     "forward": ("compute_loss",),
 }
-"""By the names that ours have: those by which TRL measures itself."""
+"""TRL's names for its own measurements, by our names."""
 BEFORE_THE_UPDATE = "_prepare_inputs"
 
 
 class TrlTraining:
-    """Trains, and waits between its turns. Ended with its process."""
+    """A trainer that waits between its turns. It ends with its process."""
 
     def __init__(
         self, peer: PeerProcess, case: CaseFolder, dtype: str, engine: str, num_steps: int, folder: Path
     ) -> None:
-        """`engine`: see `peers/trl_peer.build`. Raises PeerError when it cannot begin."""
+        """`engine`: see `peers/trl_peer.build`. Raises PeerError if the trainer cannot start."""
         self._peer = peer
         self._num_steps = num_steps
         self._parts = PartsOfSteps()
@@ -55,7 +55,7 @@ class TrlTraining:
         )
 
     def turn(self) -> list[float]:
-        """Seconds of the steps that count, each from the end of the step before to its own end."""
+        """Seconds of the steps that count, each from the end of the previous step to its own end."""
         answer = self._peer.ask("steps", num_steps=WARM_UP_STEPS + self._num_steps)
         seconds, parts = answer["seconds"], answer["parts"]
         assert isinstance(seconds, list)
@@ -66,5 +66,5 @@ class TrlTraining:
         return [float(each) for each in seconds[WARM_UP_STEPS:]]
 
     def median(self, name: str) -> float | None:
-        """Seconds of a part of a step (PARTS); None where it was not measured."""
+        """Median seconds of a part of a step (PARTS); None if it was not measured."""
         return self._parts.median(PARTS.get(name, ()))

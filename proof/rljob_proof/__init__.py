@@ -1,1 +1,1 @@
-"""What the programs of proof/ share: `runs` makes runs that are not there yet, `curves` reads and draws them."""
+"""Code that the programs of proof/ share: `runs` makes missing runs, `curves` reads and draws them."""

@@ -1,4 +1,4 @@
-"""Learning curves: read from what runs have written, and drawn."""
+"""Reads and draws the learning curves of runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rljob_testing.training import training_runs
 from rljob_trainer.observability.metrics import EVAL_GREEDY
 
 Scores = Mapping[int, float]
-"""By the number of steps before them."""
+"""Score by the number of completed steps."""
 
 
 def scores(run: training_runs.RunFiles, name: str = EVAL_GREEDY) -> Scores:
-    """A metric of the evaluations of a run."""
+    """A metric of a run's evaluations."""
     return {int(row["step"]): row[name] for row in run.metrics() if name in row}
 
 
@@ -27,12 +27,12 @@ def last(curve: Scores) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one."""
+    """The mean of at least one value."""
     return sum(values) / len(values)
 
 
 def draw(axes: Axes, curves: Sequence[Scores], label: str, colour: str) -> None:
-    """Mean of the seeds, and each of them faintly."""
+    """Draws the mean over the seeds, and each seed faintly."""
     for curve in curves:
         axes.plot(list(curve), list(curve.values()), color=colour, alpha=0.25, linewidth=1)
     steps = sorted(curves[0])
@@ -40,7 +40,7 @@ def draw(axes: Axes, curves: Sequence[Scores], label: str, colour: str) -> None:
 
 
 def new_figure(num_panels: int, *titles: str) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, for held-out scores."""
+    """A figure with panels for held-out scores, side by side."""
     figure = Figure(figsize=(7 * num_panels, 4))
     FigureCanvasAgg(figure)
     panels = [figure.add_subplot(1, num_panels, 1 + number) for number in range(num_panels)]
@@ -54,7 +54,7 @@ def new_figure(num_panels: int, *titles: str) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
-    """With legends."""
+    """Adds legends and writes the picture."""
     for axes in panels:
         axes.legend()
     figure.tight_layout()

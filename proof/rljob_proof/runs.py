@@ -1,4 +1,4 @@
-"""Runs of the quick start, changed, one after the other in this process, on one Ray for all of them."""
+"""Makes runs that derive from the quickstart, one after the other in this process, on one Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rljob_testing.training import training_runs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_CPUS = 3
-"""For Ray, which counts them only."""
+"""Logical CPUs of Ray, which only counts them."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Each in a folder of its own below `folder`."""
+    """Runs, each in its own folder below `folder`."""
 
     folder: Path
     ray_address: str
 
-    def ended(self, name: str, job: training_runs.Document) -> training_runs.RunFiles:
-        """What a run has written, which is made unless it is complete. Raises SystemExit where another job was run
-        there, and where the run fails."""
+    def completed(self, name: str, job: training_runs.Document) -> training_runs.RunFiles:
+        """The files of a completed run, which is made if needed. Raises SystemExit if the folder has a run of another
+        job, or if the run fails."""
         place = self.folder / name
         trainer = training_runs.RunTrainer(place)
         job_file, state = place / "job.yaml", trainer.files.folder / RUN_STATE_FILE_NAME
@@ -48,15 +48,15 @@ class Runs:
 
 
 @contextmanager
-def runs_below(folder: Path) -> Iterator[Runs]:
-    """Those that are complete there are not made again, and one that was interrupted goes on from its checkpoint."""
+def runs_in(folder: Path) -> Iterator[Runs]:
+    """Runs below a folder. Completed runs are not repeated, and an interrupted run continues from its checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     with local_ray.ray_cluster(NUM_CPUS, folder / "ray.log") as address:
         yield Runs(folder, address)
 
 
 def example_job(name: str, training: training_runs.Document, *, checkpoint_every: int) -> training_runs.Document:
-    """A file of examples/ with its spec.training changed; mappings are merged. Nothing is exported."""
+    """A file of examples/ with changes of spec.training and without export; mappings are merged."""
     job = cast(training_runs.Document, YAML(typ="safe").load((REPOSITORY / "examples" / name).read_text()))
     checkpoint: training_runs.Document = {"everySteps": checkpoint_every, "exportHuggingFace": "Never"}
     return training_runs.merged(job, {"spec": {"training": training, "checkpoint": checkpoint}})

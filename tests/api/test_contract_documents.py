@@ -1,4 +1,4 @@
-"""Documents between programs: nothing is lost, unset fields are left out, other versions are refused."""
+"""Documents between programs: nothing is lost, unset fields are left out, other versions are rejected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_state() -> RunState:
     return RunState(job_name="example", attempt=1, phase=RunPhase.RUNNING, progress=progress, written_at=NOW)
 
 
-def test_a_job_survives_the_handover() -> None:
+def test_a_job_survives_a_round_trip() -> None:
     off = {"dualClipRatio": 0}
     job = trainer_job({"spec.training.algorithm.loss.clipped": off, "spec.training.model.source": "ö/模型"})
     read = load_job(dump_job(job))
@@ -36,7 +36,7 @@ def test_a_job_survives_the_handover() -> None:
     assert resolve_algorithm(read.spec.training.algorithm) == resolve_algorithm(job.spec.training.algorithm)
 
 
-def test_what_equals_its_default_is_left_out_but_the_version_is_written() -> None:
+def test_default_values_are_left_out_but_the_version_is_written() -> None:
     written = json.loads(dump_job(trainer_job()))
     spec = valid_job({"spec.pools[0].nodes": REMOVED})["spec"]
     assert written == {"contractVersion": CONTRACT_VERSION, "name": "example", "spec": spec}
@@ -54,7 +54,7 @@ def test_a_job_may_have_64_kibibytes_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 3, 1.0, "1", True, None])
-def test_a_version_that_cannot_be_read_is_refused(version: object) -> None:
+def test_an_unreadable_version_is_rejected(version: object) -> None:
     text = json.dumps(json.loads(dump_job(trainer_job())) | {"contractVersion": version})
     with pytest.raises(DocumentError) as caught:
         load_job(text)
@@ -62,7 +62,7 @@ def test_a_version_that_cannot_be_read_is_refused(version: object) -> None:
     assert "neighbouring versions" in str(caught.value)
 
 
-def test_a_document_without_a_version_is_refused() -> None:
+def test_a_document_without_a_version_is_rejected() -> None:
     with pytest.raises(DocumentError, match=r"contract versions 1 to 2 \(seen: null\)"):
         load_job('{"name": "example"}')
 
@@ -87,7 +87,7 @@ def test_a_document_that_is_nested_too_deep_is_damaged(load: Callable[[str], obj
     assert "too many nested levels" in str(caught.value)
 
 
-def test_the_run_state_survives() -> None:
+def test_the_run_state_survives_a_round_trip() -> None:
     assert load_run_state(dump_run_state(run_state())) == run_state()
 
 

@@ -1,4 +1,4 @@
-"""What is generated from the types: up to date in the repository, and only forms that a CRD may have."""
+"""What is generated from the types: up to date in the repository, and in forms that a CRD may have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_the_committed_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) 
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_drift_is_found_and_the_message_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_is_found_and_the_error_says_which_command_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--root", str(tmp_path)]) == 0
     assert main(["--root", str(tmp_path), "--check"]) == 0
     changed = tmp_path / "crds" / "rljobs.yaml"
@@ -44,7 +46,7 @@ def test_the_yaml_text_is_the_definition() -> None:
     assert YAML(typ="safe", pure=True).load(manifest_text()) == custom_resource_definition()
 
 
-def test_all_text_and_all_lists_and_maps_of_the_spec_are_bounded() -> None:
+def test_all_strings_lists_and_maps_of_the_spec_are_bounded() -> None:
     # The API server estimates the cost of rules from these bounds.
     unbounded = []
     for path, schema in schemas(root_schema()["properties"]["spec"], "spec"):  # type: ignore[index]
@@ -56,7 +58,7 @@ def test_all_text_and_all_lists_and_maps_of_the_spec_are_bounded() -> None:
     assert unbounded == []
 
 
-def test_every_rule_stands_in_the_definition() -> None:
+def test_every_rule_is_in_the_definition() -> None:
     written = set()
     for _, schema in schemas(root_schema()):
         validations = schema.get("x-kubernetes-validations", [])

@@ -1,4 +1,4 @@
-"""A job on fewer nodes: the most with which it is valid, and what it costs to find them."""
+"""A job on fewer nodes: the largest valid number, and the cost of finding it."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[RLJobSpec]:
     """The jobs that were checked as a whole."""
     jobs: list[RLJobSpec] = []
 
-    def noted(job: RLJobSpec) -> object:
+    def recorded(job: RLJobSpec) -> object:
         jobs.append(job)
         return violations(job)
 
-    monkeypatch.setattr(elastic, "violations", noted)
+    monkeypatch.setattr(elastic, "violations", recorded)
     return jobs
 
 
@@ -68,17 +68,17 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[RLJobSpec]:
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_a_large_job_finds_its_next_size_with_one_check_and_keeps_it(
+def test_a_large_job_finds_its_next_size_with_one_check_and_caches_it(
     checked: list[RLJobSpec], job: RLJobSpec, available: Mapping[str, int], most: Mapping[str, int]
 ) -> None:
     assert largest_valid_nodes(job, available) == most
     assert len(checked) == 1
-    # A count that changes nothing, such as pods that are no pool's, is the same question.
+    # A count that changes nothing, such as pods of no pool, is the same question.
     assert [largest_valid_nodes(job, {**available, "head": number}) for number in range(3)] == [most] * 3
     assert len(checked) == 1
 
 
-def test_a_job_that_fits_nowhere_is_not_checked_at_all(checked: list[RLJobSpec]) -> None:
+def test_a_job_that_fits_nowhere_is_not_checked(checked: list[RLJobSpec]) -> None:
     # 32 responses, which do not divide by 5, 6 or 7 nodes.
     job = one_pool(8)
     job = job.model_copy(update={"run_policy": RunPolicy(elastic=Elastic(min_nodes=5))})
@@ -86,7 +86,7 @@ def test_a_job_that_fits_nowhere_is_not_checked_at_all(checked: list[RLJobSpec])
     assert checked == []
 
 
-def test_the_search_ends_where_a_rule_between_pools_forbids_everything(
+def test_the_search_ends_if_a_rule_between_pools_forbids_everything(
     checked: list[RLJobSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbidden = Violation(rule="none", path=(), wrong="", advice="")
@@ -109,7 +109,7 @@ def test_the_search_ends_where_a_rule_between_pools_forbids_everything(
 def test_no_valid_choice_has_more_gpus(
     sizes: tuple[int, int], gpus: tuple[int, int], there: tuple[int, int], least: int
 ) -> None:
-    # 480 responses: all of these sizes divide them, 7, 9 and 11 nodes do not, nor do 9 x 4 GPUs.
+    # 480 responses: all of these sizes divide them; 7, 9 and 11 nodes do not, nor do 9 x 4 GPUs.
     whole = two_pools(*sizes, batch_size=480)
     pools = [pool.model_copy(update={"gpus_per_node": number}) for pool, number in zip(whole.pools, gpus, strict=True)]
     policy = RunPolicy(elastic=Elastic(min_nodes=least))

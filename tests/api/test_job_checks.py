@@ -1,4 +1,4 @@
-"""What a job needs on a cluster only."""
+"""What a job needs only on a cluster."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rljob_testing.operator import inputs
         ("", False),
     ],
 )
-def test_versions_of_ray(version: str, is_new_enough: bool) -> None:
+def test_versions_of_ray_are_parsed(version: str, is_new_enough: bool) -> None:
     assert is_ray_new_enough(version) is is_new_enough
 
 
-def test_an_old_ray_is_refused_on_a_cluster() -> None:
+def test_an_old_ray_is_rejected_on_a_cluster() -> None:
     (found,) = cluster_violations(inputs.spec({"rayVersion": "2.53.0"}), has_default_image=True)
     assert found.path == ("spec", "rayVersion")
     for words in ("at least 2.54.0", "without a token", "(seen: 2.53.0)", "newer Ray"):

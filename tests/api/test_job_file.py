@@ -1,4 +1,4 @@
-"""Job files: what is read, what is refused, and what the refusal says and where."""
+"""Job files: what is read, what is rejected, and the message and line of the error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Words = tuple[str, ...]
 
 
 def assert_words(message: str, *words: str) -> None:
-    """All words are in the message."""
+    """Asserts that all words are in the message."""
     assert [word for word in words if word not in message] == [], message
 
 
@@ -73,11 +73,11 @@ def test_a_job_is_read_with_numbers_of_yaml_1_2() -> None:
     ("written", "value"),
     [("2", 2.0), ("+2.5", 2.5), (".5", 0.5), ("1e2", 100.0), ("1E+2", 100.0), ("0x10", 16.0), ("3.", 3.0)],
 )
-def test_numbers(written: str, value: float) -> None:
+def test_numbers_are_read(written: str, value: float) -> None:
     assert load_job_text(JOB.replace("1e-6", written)).spec.training.optimizer.learning_rate == value
 
 
-def test_every_problem_is_reported_with_its_place_in_the_order_of_the_file() -> None:
+def test_every_problem_is_reported_with_its_path_in_the_order_of_the_file() -> None:
     text = JOB.replace("gpusPerNode: 2", 'gpusPerNode: "2"').replace("1e-6", "-1").replace("steps: 10", "stepz: 10")
     assert [(p.line, p.column, p.path) for p in problems(text)] == [
         (7, 18, "spec.pools[0].gpusPerNode"),
@@ -128,7 +128,7 @@ def test_messages_name_the_mistake_the_value_and_the_fix(old: str, new: str, wor
     assert_words(message, *words)
 
 
-def test_a_field_that_resembles_nothing_gets_the_known_names() -> None:
+def test_an_unknown_field_without_a_similar_name_lists_the_known_names() -> None:
     _, _, path, message = only_problem(JOB.replace("{type: MathAnswer}", "{type: MathAnswer, zzz: 1}"))
     assert path == "spec.training.rewards[0].zzz"
     known = "errorScore, format, function, name, numProcesses, onError, onTimeout, overlong, rewardModel"
@@ -176,7 +176,7 @@ def test_an_unknown_or_partly_ignored_algorithm_is_rejected(algorithm: str, path
     assert_words(message, *words)
 
 
-def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
+def test_the_resolved_text_is_a_job_file_without_open_values() -> None:
     job = load_job_text(JOB + "    algorithm: {type: DrGRPO, loss: {clipped: {clipRatioHigh: 0.28}}}\n")
     text = resolved_job_text(job.metadata, job.spec)
     assert (
@@ -215,7 +215,7 @@ def test_the_resolved_text_is_a_job_file_with_nothing_left_open() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "expected"), [("GRPO", {"actor", "rollout"}), ("PPO", {"actor", "rollout", "critic"})]
 )
-def test_the_resolved_text_has_the_roles_and_limits_that_count(algorithm: str, expected: set[str]) -> None:
+def test_the_resolved_text_has_the_effective_roles_and_limits(algorithm: str, expected: set[str]) -> None:
     rewards = "[{type: MathAnswer}, {name: length, type: Overlong, overlong: {bufferTokens: 8}}]"
     job = load_job_text(JOB.replace("[{type: MathAnswer}]", rewards) + f"    algorithm: {{type: {algorithm}}}\n")
     text = resolved_job_text(job.metadata, job.spec)
@@ -239,7 +239,7 @@ def test_a_wrong_entry_does_not_make_its_list_too_short() -> None:
 
 
 @pytest.mark.parametrize("word", ["yes", "No", "on", "OFF", "y", "N"])
-def test_words_that_are_booleans_in_yaml_1_1_are_refused(word: str) -> None:
+def test_booleans_of_yaml_1_1_are_rejected(word: str) -> None:
     line, column, path, message = scalar_problem(word)
     assert (line, column, path) == (17, 10, "spec.image")
     assert_words(message, "true or false", f"(seen: {word})", "put it in quotes")
@@ -257,12 +257,12 @@ def test_words_that_are_booleans_in_yaml_1_1_are_refused(word: str) -> None:
         ("190:20:30.15", "a number in base 60"),
     ],
 )
-def test_numbers_that_other_readers_read_otherwise_are_refused(number: str, what: str) -> None:
+def test_ambiguous_numbers_are_rejected(number: str, what: str) -> None:
     assert_words(scalar_problem(number)[3], what, f"(seen: {number})", "plain decimal number", "in quotes")
 
 
 @pytest.mark.parametrize("text", ["'yes'", '"010"', "'1:30'", "example/image:0.1.0", "1.2.3", "nothing"])
-def test_quoted_words_and_harmless_text_are_text(text: str) -> None:
+def test_quoted_words_and_plain_text_are_strings(text: str) -> None:
     assert load_job_text(JOB + f"  image: {text}\n").spec.image == text.strip("'\"")
 
 
@@ -272,7 +272,7 @@ def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "line_and_column", "words"),
     [
         ("", (1, 1), ("file is empty", "rljob init")),
         ("# only a comment\n", (1, 1), ("file is empty", "rljob init")),
@@ -302,18 +302,18 @@ def test_a_key_may_not_be_a_boolean_of_yaml_1_1() -> None:
         ("[" * 100 + "]" * 100, (1, 66), ("at most 64 nested levels",)),
     ],
 )
-def test_text_that_cannot_be_read(text: str, place: tuple[int, int], words: Words) -> None:
+def test_unreadable_text_is_reported(text: str, line_and_column: tuple[int, int], words: Words) -> None:
     line, column, _, message = only_problem(text)
-    assert (line, column) == place
+    assert (line, column) == line_and_column
     assert_words(message, *words)
 
 
-def test_aliases_are_written_out() -> None:
+def test_aliases_are_expanded() -> None:
     text = JOB.replace("gpusPerNode: 2", "gpusPerNode: &two 2") + "    batchSize: *two\n"
     assert load_job_text(text).spec.training.batch_size == 2
 
 
-def test_aliases_that_multiply_are_refused() -> None:
+def test_aliases_that_multiply_are_rejected() -> None:
     # Six levels of ten aliases each would be a million values.
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 6)]
@@ -321,18 +321,18 @@ def test_aliases_that_multiply_are_refused() -> None:
     assert_words(message, "at most 20000 values", "aliases")
 
 
-def test_a_file_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+def test_a_file_that_is_too_long_is_rejected_before_it_is_parsed() -> None:
     assert_words(only_problem("x" * (1024 * 1024 + 1))[3], "at most 1048576 characters", "shorten it")
 
 
-def test_of_a_file_without_an_end_no_more_is_read_than_may_be_there(tmp_path: Path) -> None:
+def test_an_endless_file_is_read_only_up_to_the_limit(tmp_path: Path) -> None:
     endless = tmp_path / "endless.yaml"
     endless.symlink_to("/dev/zero")
     with pytest.raises(JobFileError, match="at most 1048576 characters"):
         load_job_file(endless)
 
 
-def test_a_rule_is_shown_at_the_value_that_breaks_it() -> None:
+def test_a_broken_rule_is_shown_at_the_value_that_breaks_it() -> None:
     line, column, path, message = only_problem(JOB + "    rollout: {groupSize: 1}\n")
     assert (line, column, path) == (17, 26, "spec.training.rollout.groupSize")
     assert_words(message, "at least 2", "(seen: 1)", "increase groupSize")

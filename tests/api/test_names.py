@@ -1,5 +1,5 @@
-"""Names that people write: what "did you mean" is said of (slips of the keyboard, not other things with a similar
-name), and functions whose module is called like one of the standard library."""
+"""Names that people write: which slips get "did you mean" (typing errors, not other things with a similar name), and
+functions whose module is named like one of the standard library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("written", "known", "meant"),
+    ("written", "known", "suggestion"),
     [
         ("GPRO", AlgorithmType, "GRPO"),
         ("grpo", AlgorithmType, "GRPO"),
@@ -50,8 +50,8 @@ spec:
         ("stepz", ["steps", "seed"], "steps"),
     ],
 )
-def test_a_slip_is_understood(written: str, known: list[str], meant: str) -> None:
-    assert similar_names(written, known) == [meant]
+def test_a_slip_gets_a_suggestion(written: str, known: list[str], suggestion: str) -> None:
+    assert similar_names(written, known) == [suggestion]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_a_slip_is_understood(written: str, known: list[str], meant: str) -> Non
         ("", ["name"]),
     ],
 )
-def test_another_thing_is_not_a_slip(written: str, known: list[str]) -> None:
+def test_another_name_is_not_a_slip(written: str, known: list[str]) -> None:
     assert similar_names(written, known) == []
 
 
-def test_the_nearest_comes_first() -> None:
+def test_the_nearest_name_comes_first() -> None:
     assert similar_names("scores", ["scorer", "score", "other", "store"], max_names=2) == ["score", "scorer"]
 
 
@@ -81,7 +81,7 @@ def job(steps: str, reward: str, advantage: str, loss: str) -> str:
     return JOB.replace("STEPS", steps).replace("REWARD", reward).replace("ADVANTAGE", advantage).replace("LOSS", loss)
 
 
-def test_each_function_is_refused_at_its_place_beside_other_problems(tmp_path: Path) -> None:
+def test_each_function_is_rejected_at_its_path_beside_other_problems(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(job("0", "numbers:score", "random.own:advantage", "types:loss"))
     with pytest.raises(JobFileError) as caught:
@@ -98,7 +98,7 @@ def test_each_function_is_refused_at_its_place_beside_other_problems(tmp_path: P
 
 
 @pytest.mark.parametrize("path", ["my_numbers:score", "rewards.numbers:score", "math_verify.grader:verify", "numpy:f"])
-def test_other_modules_are_none_of_the_standard_library(tmp_path: Path, path: str) -> None:
+def test_other_modules_are_not_of_the_standard_library(tmp_path: Path, path: str) -> None:
     assert standard_library_clash(path) is None
     file = tmp_path / "job.yaml"
     file.write_text(job("3", path, path, path))

@@ -1,4 +1,4 @@
-"""Kubernetes quantities: the numbers that its own documentation and parser give."""
+"""Kubernetes quantities: the numbers are those of its own documentation and parser."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUANTITY = TypeAdapter[str](Quantity)
         ("1E3", 1000),
         ("1.2e+2", 120),
         ("5e-1", Fraction(1, 2)),
-        # Kubernetes rounds up to a nano-unit, and cuts binary amounts off at the largest 64-bit integer.
+        # Kubernetes rounds up to a nano-unit, and limits binary amounts to the largest 64-bit integer.
         ("1e-12", Fraction(1, 10**9)),
         ("0.1n", Fraction(1, 10**9)),
         ("16Ei", 2**63 - 1),
@@ -56,7 +56,7 @@ def test_a_quantity_is_a_number(text: str, number: Fraction | int) -> None:
     ("text", "number"),
     [("1Gi", 2**30), ("500M", 5 * 10**8), ("1.5Ki", 1536), ("7", 7), ("1e3", 1000), ("2500m", 3), ("1n", 1)],
 )
-def test_parts_of_a_byte_are_rounded_up(text: str, number: int) -> None:
+def test_fractions_of_a_byte_are_rounded_up(text: str, number: int) -> None:
     assert bytes_of(text) == number
 
 

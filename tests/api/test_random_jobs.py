@@ -1,4 +1,4 @@
-"""Whatever is written into a job file, the answer is a job or a list of problems, never a traceback."""
+"""For any text in a job file, the result is a job or a list of problems, never a traceback."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ VALUES = st.recursive(
 )
 
 
-def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def paths_in(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """The path of every value in a wire form."""
     children: list[tuple[str | int, object]] = []
     if isinstance(value, dict):
         children = list(value.items())
     elif isinstance(value, list):
         children = list(enumerate(value))
-    return [path, *(place for key, child in children for place in places(child, (*path, key)))]
+    return [path, *(child_path for key, child in children for child_path in paths_in(child, (*path, key)))]
 
 
 def mutated(data: st.DataObject) -> object:
     """The full job with a few values replaced, added or removed."""
     document: object = copy.deepcopy(FULL)
     for _ in range(data.draw(st.integers(1, 3))):
-        path = data.draw(st.sampled_from(places(document)))
+        path = data.draw(st.sampled_from(paths_in(document)))
         if not path:
             continue
         parent = document
@@ -90,13 +90,13 @@ def check(text: str) -> None:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_a_mutated_job_never_ends_in_a_traceback(data: st.DataObject) -> None:
+def test_a_mutated_job_never_causes_a_traceback(data: st.DataObject) -> None:
     check(json.dumps(mutated(data)))
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
+def test_damaged_text_never_causes_a_traceback(data: st.DataObject) -> None:
     text = json.dumps(FULL, indent=1)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 30)))
@@ -106,7 +106,7 @@ def test_damaged_text_never_ends_in_a_traceback(data: st.DataObject) -> None:
 
 @settings(max_examples=200)
 @given(st.text(max_size=60))
-def test_any_text_never_ends_in_a_traceback(text: str) -> None:
+def test_any_text_never_causes_a_traceback(text: str) -> None:
     check(text)
 
 
@@ -121,6 +121,6 @@ WORDS = st.one_of(
 
 @settings(max_examples=300)
 @given(WORDS, WORDS)
-def test_any_text_that_is_written_is_read_again(key: str, value: str) -> None:
+def test_any_written_text_is_read_again(key: str, value: str) -> None:
     written = {"labels": {key: value}, "list": [value, 1e-6]}
     assert read_yaml(to_yaml(written)).value == written

@@ -21,7 +21,7 @@ from rljob_api.v1alpha1.recipes import RECIPES, resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
 
 WITHOUT_NEED = sorted(set(LossType) - {LossType.FUNCTION, LossType.DRO})
-"""Losses that a job may choose without a block."""
+"""Losses that a job may choose without a settings block."""
 OWN = Function(path="mine:own")
 
 
@@ -60,9 +60,9 @@ def test_dapo_clips_higher_and_samples_until_the_batch_is_full() -> None:
     )
 
 
-def test_dynamic_sampling_belongs_to_any_recipe_that_asks_for_it_and_can_be_turned_off() -> None:
-    asked = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
-    rule = resolved({"dynamicSampling": asked})
+def test_dynamic_sampling_can_be_added_to_any_recipe_and_turned_off() -> None:
+    settings = {"maxRounds": 3, "onMaxRounds": "TrainOnFewer", "reward": "right"}
+    rule = resolved({"dynamicSampling": settings})
     assert rule.dynamic_sampling == DynamicSampling(
         max_rounds=3, on_max_rounds=MaxRoundsPolicy.TRAIN_ON_FEWER, reward="right"
     )
@@ -92,7 +92,7 @@ def test_gspo_and_cispo_have_the_settings_of_their_papers() -> None:
     assert gspo.kl == cispo.kl == Kl()
 
 
-def test_the_thresholds_of_dppo_go_by_the_divergence() -> None:
+def test_the_thresholds_of_dppo_depend_on_the_divergence() -> None:
     total_variation = resolved({"loss": {"type": "DPPO"}}).loss.dppo
     assert total_variation == Dppo(divergence=Divergence.TV, threshold_low=0.15, threshold_high=0.15, max_ratio=20.0)
     written = {"divergence": "KL", "thresholdHigh": 0.1, "maxRatio": 3}
@@ -106,7 +106,7 @@ def test_every_recipe_is_described() -> None:
 
 
 @pytest.mark.parametrize("recipe", list(AlgorithmType))
-def test_fields_of_the_job_override_the_recipe_and_nothing_else(recipe: AlgorithmType) -> None:
+def test_fields_of_the_job_override_only_that_part_of_the_recipe(recipe: AlgorithmType) -> None:
     plain, wire = resolved({"type": recipe}), {"type": recipe}
     clipped = resolved(wire | {"loss": {"type": "Clipped"}}).loss.clipped
     assert clipped is not None
@@ -132,7 +132,7 @@ def test_fields_of_the_job_override_the_recipe_and_nothing_else(recipe: Algorith
     assert rest.kl == Kl.from_wire({"coefficient": 0.1, "estimator": "K1"})
 
 
-def test_a_function_takes_the_place_of_a_part_and_leaves_the_other() -> None:
+def test_a_function_replaces_one_part_and_keeps_the_other() -> None:
     own = {"type": "Function", "function": {"path": "mine:own"}}
     rule = resolved({"type": "DrGRPO", "loss": own})
     assert rule.loss == Loss(type=LossType.FUNCTION, function=OWN)
@@ -142,7 +142,7 @@ def test_a_function_takes_the_place_of_a_part_and_leaves_the_other() -> None:
     assert rule.loss == resolved({}).loss
 
 
-def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
+def test_an_explicit_advantage_has_only_its_own_block() -> None:
     def advantage(**wire: object) -> Advantage:
         return resolved({"advantage": wire}).advantage
 
@@ -154,7 +154,7 @@ def test_an_advantage_by_itself_has_its_block_and_no_other() -> None:
     assert of_recipe.reinforce_plus_plus == ReinforcePlusPlus(gamma=0.9)
 
 
-def test_the_settings_of_what_is_not_resolved_are_refused() -> None:
+def test_settings_of_unresolved_parts_are_rejected() -> None:
     with pytest.raises(AssertionError, match="Loss: no block of Clipped; resolve the algorithm first"):
         Algorithm(loss=Loss(type=LossType.CLIPPED)).loss.settings(Clipped)
     assert resolved({}).loss.settings(Clipped) == clipped_by(0.2, 0.2, 3.0)

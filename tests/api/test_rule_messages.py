@@ -1,4 +1,4 @@
-"""What a person reads who wrote what a rule refuses: the entry and the value, and names of the job where some help."""
+"""The message for a value that a rule rejects: the entry and the value, and names of the job where they help."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Words]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_message(name: str) -> None:
+def test_the_message_names_entry_and_value(name: str) -> None:
     edits, expected = CASES[name]
     with pytest.raises(JobFileError) as caught:
         load_job_text(to_yaml(valid_job(edits)))
@@ -97,7 +97,7 @@ def test_the_message(name: str) -> None:
         assert [word for word in words if word not in found[path]] == [], found[path]
 
 
-def test_no_other_suggestion_is_made_for_a_resource_that_resembles_none() -> None:
+def test_an_unknown_resource_without_a_similar_name_gets_no_suggestion() -> None:
     with pytest.raises(JobFileError) as caught:
         load_job_text(to_yaml(valid_job({"spec.head.resources": {"limits": {"disk": 1}}})))
     assert "did you mean" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every rule: the table of good and bad jobs through pydantic, and what the messages look like."""
+"""Every rule: the table of good and bad jobs through pydantic, and the form of the messages."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def test_a_bad_example_breaks_its_rule_at_its_path_and_no_other(rule: str, bad: 
 
 
 @pytest.mark.parametrize(
-    ("resources", "rule", "place"),
+    ("resources", "rule", "kind"),
     [
         ({"requests": {"hugepages-2Mi": "2Mi"}, "limits": {"hugepages-2Mi": "4Mi", "cpu": 1}}, "notShared", "requests"),
         ({"limits": {"hugepages-64Ki": "65Ki", "cpu": 1}}, "pageSize", "limits"),
     ],
 )
-def test_amounts_of_huge_pages_are_judged_although_cel_cannot(
-    resources: dict[str, object], rule: str, place: str
+def test_requests_of_huge_pages_are_compared_although_cel_cannot(
+    resources: dict[str, object], rule: str, kind: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         RLJob.from_wire(valid_job({"spec.head.resources": resources}))
     [error] = caught.value.errors()
     assert error["ctx"]["rule"] == f"Resources.{rule}"
-    assert wire_path(error["loc"]).startswith(f"spec.head.resources.{place}.hugepages-")
+    assert wire_path(error["loc"]).startswith(f"spec.head.resources.{kind}.hugepages-")
 
 
 def test_all_violations_are_reported_together() -> None:
@@ -94,7 +94,7 @@ def test_only_suspend_and_run_policy_may_change() -> None:
     assert MUTABLE_SPEC_FIELDS == ("suspend", "run_policy")
 
 
-def test_a_default_written_out_is_no_change() -> None:
+def test_an_explicit_default_is_no_change() -> None:
     assert immutable_changes(_spec({}), _spec({"spec.training.seed": 0, "spec.env": [], "spec.code": None})) == ()
 
 

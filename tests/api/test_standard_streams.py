@@ -1,4 +1,4 @@
-"""Standard output that takes few characters, or is closed."""
+"""Standard output that accepts few characters, or is closed."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rljob_testing.settings import inherited_environment
 def test_characters_that_cannot_be_encoded_are_escaped(
     monkeypatch: pytest.MonkeyPatch, encoding: str, written: bytes
 ) -> None:
-    taken = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding=encoding))
+    standard_output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(standard_output, encoding=encoding))
     accept_all_characters()
     print("中 é \ud800", end="", flush=True)
-    assert taken.getvalue() == written
+    assert standard_output.getvalue() == written
 
 
 def test_machine_readable_output_is_utf8_on_every_terminal() -> None:
-    taken = io.BytesIO()
-    stream = io.TextIOWrapper(taken, encoding="ascii")
+    standard_output = io.BytesIO()
+    stream = io.TextIOWrapper(standard_output, encoding="ascii")
     stream.write("before ")
     write_utf8(stream, "中 é \ud800")
-    assert taken.getvalue() == b"before " + "中 é \\ud800".encode()
+    assert standard_output.getvalue() == b"before " + "中 é \\ud800".encode()
     text = io.StringIO()
     write_utf8(text, "中")
     assert text.getvalue() == "中"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
-def test_a_closed_output_is_that_of_child_processes_too_and_no_file_takes_its_place(closed: str) -> None:
+def test_a_closed_output_is_also_closed_for_child_processes_and_no_file_takes_its_number(closed: str) -> None:
     program = (
         "import subprocess, sys, tempfile\n"
         "from rljob_api.standard_streams import accept_all_characters\n"

@@ -1,4 +1,4 @@
-"""Every reason that a condition can give is explained, and the page shows each once."""
+"""Every reason that a condition can have is explained, and the page shows each once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_explanations_are_sentences_that_fit_a_terminal() -> None:
             assert "  " not in text, f"{reason}: {text}"
 
 
-def test_the_page_has_one_heading_for_each_reason_and_no_link_that_leads_nowhere() -> None:
+def test_the_page_has_one_heading_for_each_reason_and_no_dead_link() -> None:
     page = troubleshooting_text()
     headings = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     assert sorted(headings) == sorted(Reason)

@@ -1,4 +1,4 @@
-"""Texts that `rljob` reads as kubectl does. All expectations were taken from kubectl's own readers (apimachinery 0.34's
+"""Text that `rljob` reads as kubectl does. All expectations were taken from kubectl's own readers (apimachinery 0.34's
 `YAMLReader` and sigs.k8s.io/yaml 1.6)."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_tab_within_a_value_is_part_of_it() -> None:
         (">+1\n x\n\n", "x\n\n"),
     ],
 )
-def test_a_tab_may_follow_the_sign_of_a_block(text: str, value: str) -> None:
+def test_a_tab_may_follow_a_block_indicator(text: str, value: str) -> None:
     assert read_yaml(f"image: {text}").value == {"image": value}
 
 
@@ -64,18 +64,18 @@ def test_a_block_does_not_begin_with_a_tab() -> None:
 
 @pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029"])
 @pytest.mark.parametrize("text", ["image: x{}y\n", 'image: "x{}y"\n', "image: xyz # a{}b\n"])
-def test_a_character_that_ends_a_line_for_some_readers_is_refused(text: str, character: str) -> None:
+def test_a_line_break_only_for_some_readers_is_rejected(text: str, character: str) -> None:
     number = f"{ord(character):04x}"
     line = text.format(character)
-    place = (2, line.index(character) + 1)
-    assert_problem("# é\n" + line, place, f"U+{number.upper()}", f"write \\u{number} in double quotes")
+    line_and_column = (2, line.index(character) + 1)
+    assert_problem("# é\n" + line, line_and_column, f"U+{number.upper()}", f"write \\u{number} in double quotes")
     escaped = read_yaml(f'image: "x\\u{number}y"\n').value
     assert escaped == {"image": f"x{character}y"}
     assert read_yaml(to_yaml(escaped)).value == escaped
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "line_and_column"),
     [
         (JOB + "\timage: x\n", (9, 1)),
         (JOB.replace("{name: example}", "{name: example\n\t}"), (3, 1)),
@@ -83,12 +83,12 @@ def test_a_character_that_ends_a_line_for_some_readers_is_refused(text: str, cha
         (JOB + "  env:\n\t- {}\n", (10, 1)),
     ],
 )
-def test_a_tab_is_no_indentation(text: str, place: tuple[int, int]) -> None:
-    assert_problem(text, place, "invalid YAML", "'\\t'", "indent with spaces")
+def test_a_tab_is_no_indentation(text: str, line_and_column: tuple[int, int]) -> None:
+    assert_problem(text, line_and_column, "invalid YAML", "'\\t'", "indent with spaces")
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "line_and_column", "words"),
     [
         ("---\n# none\n---\n", (1, 1), ("file is empty", "rljob init")),
         ("# one\n---\n" + JOB + "---\n" + JOB, (11, 1), ("second document", "one job per file")),
@@ -96,14 +96,14 @@ def test_a_tab_is_no_indentation(text: str, place: tuple[int, int]) -> None:
     ],
 )
 def test_a_file_with_several_documents_or_none_is_rejected(
-    text: str, place: tuple[int, int], words: tuple[str, ...]
+    text: str, line_and_column: tuple[int, int], words: tuple[str, ...]
 ) -> None:
-    assert_problem(text, place, *words)
+    assert_problem(text, line_and_column, *words)
 
 
-def assert_problem(text: str, place: tuple[int, int], *words: str) -> None:
+def assert_problem(text: str, line_and_column: tuple[int, int], *words: str) -> None:
     with pytest.raises(YamlProblem) as caught:
         read_yaml(text)
     found = caught.value.problem
-    assert (found.line, found.column) == place
+    assert (found.line, found.column) == line_and_column
     assert [word for word in words if word not in found.message] == [], found.message

@@ -27,7 +27,7 @@ def api(apiserver: ApiServer) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def apiserver_with_classes(apiserver: ApiServer) -> httpx.Client:
-    """A client, once there are the classes of pods that random jobs name: others would be refused."""
+    """A client, once the classes of pods exist that random jobs name: pods of other classes would be rejected."""
     priority = {"metadata": {"name": "high"}, "value": 1}
     runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
     apiserver.http.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=priority).raise_for_status()

@@ -1,4 +1,5 @@
-"""The generated CRD on a real API server: accepted whole, small enough, and the same defaults and types as pydantic."""
+"""The generated CRD on a real API server: accepted completely, small enough, and with the same defaults and types as
+pydantic."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def test_the_crd_is_established_and_structural(api: httpx.Client) -> None:
 
 
 def test_the_crd_fits_client_side_apply() -> None:
-    # kubectl apply keeps the last applied object as JSON in an annotation; all annotations together may have 256 KiB.
-    # A fifth of it is for what comes.
+    # kubectl apply keeps the last applied object as JSON in an annotation; all annotations together may have 256 KiB. A
+    # fifth of it is left for later fields.
     assert len(json.dumps(custom_resource_definition()).encode()) < 209_715
 
 
@@ -66,7 +67,7 @@ def _without_nulls(value: object) -> object:
     return value
 
 
-def test_defaults_are_the_ones_of_the_types(api: httpx.Client) -> None:
+def test_defaults_equal_those_of_the_types(api: httpx.Client) -> None:
     edits: dict[str, object] = {
         "spec.training.evaluation.dataset": {"type": "ReasoningGym", "reasoningGym": {"task": "leg_counting"}},
         "spec.pools[0].template.tolerations": [{"key": "gpu"}],
@@ -92,7 +93,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
         {"spec.training.steps": "10"},
         {"spec.training.optimizer.learningRate": "1e-6"},
         {"spec.training.optimizer.beta1": True},
-        # `image: no` and `shuffle: no`, as readers of YAML 1.1 and of YAML 1.2 hand them on.
+        # `image: no` and `shuffle: no`, as readers of YAML 1.1 and of YAML 1.2 pass them on.
         {"spec.image": False},
         {"spec.training.dataset.shuffle": "no"},
         # `image: 010`
@@ -132,7 +133,7 @@ def test_the_server_object_reads_back_as_the_same_job(api: httpx.Client) -> None
     ],
     ids=str,
 )
-def test_a_wrong_type_or_bound_is_refused_on_both_sides(api: httpx.Client, edits: dict[str, object]) -> None:
+def test_a_wrong_type_or_bound_is_rejected_on_both_sides(api: httpx.Client, edits: dict[str, object]) -> None:
     job = valid_job(edits)
     with pytest.raises(ValidationError):
         RLJob.from_wire(job)
@@ -190,7 +191,7 @@ def test_fields_left_to_the_recipe_stay_unset_on_the_server(api: httpx.Client) -
     }
 
 
-def test_the_server_accepts_the_resolved_algorithm_and_it_reads_the_same(api: httpx.Client) -> None:
+def test_the_server_accepts_the_resolved_algorithm_and_returns_it_unchanged(api: httpx.Client) -> None:
     job = RLJob.from_wire(valid_job({"spec.training.algorithm.type": "DrGRPO"}))
     text = resolved_job_text(job.metadata, job.spec)
     answer = job_requests.create(api, YAML(typ="safe", pure=True).load(text))
@@ -200,7 +201,7 @@ def test_the_server_accepts_the_resolved_algorithm_and_it_reads_the_same(api: ht
 
 
 @pytest.mark.parametrize("path", ["spec.nope", "spec.training.optimizer.learning_rate", "spec.pools[0].template.nope"])
-def test_an_unknown_field_is_refused_on_both_sides(api: httpx.Client, path: str) -> None:
+def test_an_unknown_field_is_rejected_on_both_sides(api: httpx.Client, path: str) -> None:
     job = valid_job({path: 1})
     with pytest.raises(ValidationError) as caught:
         RLJob.from_wire(job)

@@ -1,4 +1,4 @@
-"""The builder of Go programs: builds once, keeps the result, says what went wrong. Go itself is a stand-in here."""
+"""The builder of Go programs: builds once, keeps the result, reports errors. Go itself is a stand-in here."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_kubernetes_program_replaces_its_staging_modules(tmp_path: Path, monke
     ]
 
 
-def test_a_local_program_is_built_anew_when_its_source_changes(builds: Path, tmp_path: Path) -> None:
+def test_a_local_program_is_rebuilt_when_its_source_changes(builds: Path, tmp_path: Path) -> None:
     source = tmp_path / "main.go"
     source.write_text("package main\n")
     first = go_programs.ensure_local_program("pause", source)
@@ -91,7 +91,7 @@ def test_a_local_program_is_built_anew_when_its_source_changes(builds: Path, tmp
     assert builds.read_text() == "build\nbuild\n"
 
 
-def test_programs_of_one_release_say_the_same_version() -> None:
+def test_programs_of_one_release_report_the_same_version() -> None:
     for name in ("kubelet", "kubeadm", "kube-proxy"):
         flags = go_programs.PROGRAMS[name].linker_flags()
         assert "-X k8s.io/component-base/version.gitVersion=v1.34.4" in flags

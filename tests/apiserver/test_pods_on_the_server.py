@@ -1,5 +1,5 @@
-"""What RLJob takes and refuses in the parts of a job that end in its pods, against what a real API server says of pods
-made from the same parts."""
+"""What RLJob accepts and rejects in the parts of a job that become pods, compared with a real API server's verdict on
+pods made from the same parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GREATER = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": NO_NUMBER}}}
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 STRICTER: list[pod_edits.Edits] = [
-    # The API server takes the pods; they would wait for ever, fail on their node, or say what they do not mean.
+    # The API server accepts the pods; they would wait for ever, fail on their node, or do something unintended.
     {HEAD + "resources": {"limits": {"kubernetes.io/gpu": 1}}},
     {HEAD + "resources": {"limits": {"rdma/hca": "1k"}}},
     {HEAD + "resources": {"limits": {"rdma/hca": 12345678901}}},
@@ -51,13 +51,13 @@ STRICTER: list[pod_edits.Edits] = [
 ]
 
 
-def refusals(http: httpx.Client, pods: list[Manifest]) -> list[str]:
-    """Why the server takes some of these pods not."""
+def rejections(http: httpx.Client, pods: list[Manifest]) -> list[str]:
+    """Why the server rejects some of these pods."""
     found = []
     for pod in pods:
         answer = http.post(PODS, params={"dryRun": "All", "fieldValidation": "Strict"}, json=pod)
         if answer.status_code != 201:
-            # 403: there is no such class.
+            # 403: the class does not exist.
             assert answer.status_code in (400, 403, 422), answer.text
             found.append(str(answer.json()["message"]))
     return found
@@ -72,7 +72,7 @@ def spec_or_reason(edits: pod_edits.Edits) -> RLJobSpec | str:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pod_edits.EDITS)
-# Values that are too rare to be found.
+# Values that are too rare to be found at random.
 @example({HEAD + "resources": {"requests": {"memory": 2**53 + 1}, "limits": {"memory": 2**53}}})
 @example({HEAD + "resources": {"requests": {"memory": str(2**53 + 1)}, "limits": {"memory": 2**53}}})
 @example({HEAD + "resources": {"requests": {"memory": 2**53}, "limits": {"memory": str(2**53 + 1)}}})
@@ -89,13 +89,13 @@ def spec_or_reason(edits: pod_edits.Edits) -> RLJobSpec | str:
 @example({HEAD + "template.priorityClassName": "A"})
 def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: pod_edits.Edits) -> None:
     ours = spec_or_reason(edits)
-    of_pods = refusals(api, pod_edits.raw_pods_of(edits) if isinstance(ours, str) else pod_edits.pods_of(ours))
+    of_pods = rejections(api, pod_edits.raw_pods_of(edits) if isinstance(ours, str) else pod_edits.pods_of(ours))
     note(f"ours: {ours if isinstance(ours, str) else 'valid'}\npods: {of_pods or 'taken'}")
     assert isinstance(ours, str) == bool(of_pods)
     answer = job_requests.create(api, pod_edits.job_with(edits))
     note(f"job: {answer.message or 'taken'}")
     if "hugepages-2Mi" in str(edits):
-        # CEL does not compare requests of huge pages with limits (`resources.py`); the operator refuses these jobs.
+        # CEL does not compare requests of huge pages with limits (`resources.py`); the operator rejects these jobs.
         assert answer.status == 201 or bool(of_pods)
     else:
         assert (answer.status != 201) == bool(of_pods)
@@ -103,15 +103,15 @@ def test_types_schema_and_pods_have_one_verdict(api: httpx.Client, edits: pod_ed
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_specs())
-def test_the_pods_of_any_valid_job_are_taken(apiserver_with_classes: httpx.Client, spec: RLJobSpec) -> None:
-    assert refusals(apiserver_with_classes, pod_edits.pods_of(spec)) == []
+def test_the_pods_of_any_valid_job_are_accepted(apiserver_with_classes: httpx.Client, spec: RLJobSpec) -> None:
+    assert rejections(apiserver_with_classes, pod_edits.pods_of(spec)) == []
 
 
 @pytest.mark.parametrize("edits", STRICTER, ids=str)
-def test_where_rljob_is_stricter_the_pods_would_be_taken(api: httpx.Client, edits: pod_edits.Edits) -> None:
+def test_where_rljob_is_stricter_the_pods_would_be_accepted(api: httpx.Client, edits: pod_edits.Edits) -> None:
     assert isinstance(spec_or_reason(edits), str)
     assert job_requests.create(api, pod_edits.job_with(edits)).status == 422
-    assert refusals(api, pod_edits.raw_pods_of(edits)) == []
+    assert rejections(api, pod_edits.raw_pods_of(edits)) == []
 
 
 WARNED: list[pod_edits.Edits] = [

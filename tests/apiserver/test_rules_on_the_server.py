@@ -1,4 +1,4 @@
-"""Every example of every rule on a real API server: the same verdict as pydantic, with our text in the refusal."""
+"""Every example of every rule on a real API server: the same verdict as pydantic, with our text in the error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_good_example_is_accepted(api: httpx.Client, rule: str, edits: dict[st
 
 
 @pytest.mark.parametrize(("rule", "bad"), BAD_CASES, ids=[name for name, _ in BAD_CASES])
-def test_a_bad_example_is_refused_with_our_text_at_our_path(api: httpx.Client, rule: str, bad: Bad) -> None:
+def test_a_bad_example_is_rejected_with_our_text_at_our_path(api: httpx.Client, rule: str, bad: Bad) -> None:
     answer = job_requests.create(api, valid_job(bad.edits))
     assert answer.status == 422
     assert f'{bad.path}: Invalid value: "object": {MESSAGES[rule]}' in answer.message

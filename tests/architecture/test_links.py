@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere, and every page is in the README's index."""
+"""Links between pages have a target, and every page is in the README's index."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.pages import REPOSITORY, pages
+from rljob_testing import pages
 
-PAGES = pages()
+PAGES = pages.all_pages()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -21,18 +21,18 @@ def links(page: Path) -> list[tuple[Path, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to a page's headings."""
+    """The anchors that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_links_lead_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(pages.REPOSITORY)))
+def test_links_have_a_target(page: Path) -> None:
     for target, anchor in links(page):
         assert target.exists(), target
         assert not anchor or anchor in anchors(target), f"{target}#{anchor}"
 
 
-def test_the_readme_has_every_page_of_docs() -> None:
-    linked = {target for target, _ in links(REPOSITORY / "README.md")}
-    assert [page.name for page in sorted((REPOSITORY / "docs").glob("*.md")) if page not in linked] == []
+def test_the_readme_links_every_page_of_docs() -> None:
+    linked = {target for target, _ in links(pages.REPOSITORY / "README.md")}
+    assert [page.name for page in sorted((pages.REPOSITORY / "docs").glob("*.md")) if page not in linked] == []

@@ -1,4 +1,4 @@
-"""The repository keeps its own rules, and each rule can fail."""
+"""The repository keeps its own rules, and each check can fail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rljob_testing import source_gates as gates
 from rljob_testing.source_gates import Source
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGE_FOLDERS = [REPOSITORY / place for place in ("crds/src", "operator/src", "trainer/src", "e2e/cluster")]
-PROGRAM_FOLDERS = [REPOSITORY / place for place in ("tests", "e2e", "bench", "proof", "examples", "tools")]
+PACKAGE_FOLDERS = [REPOSITORY / folder for folder in ("crds/src", "operator/src", "trainer/src", "e2e/cluster")]
+PROGRAM_FOLDERS = [REPOSITORY / folder for folder in ("tests", "e2e", "bench", "proof", "examples", "tools")]
 PACKAGES = [source for folder in PACKAGE_FOLDERS for source in gates.sources_below(folder)]
 PROGRAMS = [source for folder in PROGRAM_FOLDERS for source in gates.sources_below(folder)]
-PLACES = {
+PATH_RULES = {
     "kopf": ["rljob_operator.handlers", "rljob_operator.__main__"],
     "kubernetes": ["rljob_operator.kube", "rljob_cli.cluster.client"],
     "ray": ["rljob_trainer.pools", "rljob_trainer.groups"],
@@ -40,7 +40,7 @@ def bad(text: str, module: str = "rljob_x.part") -> list[Source]:
 
 
 def misplaced(sources: Iterable[Source]) -> list[str]:
-    return gates.misplaced_imports(sources, PLACES)
+    return gates.misplaced_imports(sources, PATH_RULES)
 
 
 GATES_FOR_ALL: list[Gate] = [gates.long_files, gates.long_functions, gates.vague_names, gates.repeated_constants]
@@ -54,18 +54,18 @@ GATES_FOR_PACKAGES: list[Gate] = [
 
 
 @pytest.mark.parametrize("gate", [*GATES_FOR_ALL, *GATES_FOR_PACKAGES], ids=lambda gate: gate.__name__)
-def test_the_packages_keep_the_rule(gate: Gate) -> None:
+def test_the_packages_pass_the_gate(gate: Gate) -> None:
     found = gate(PACKAGES)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("gate", GATES_FOR_ALL, ids=lambda gate: gate.__name__)
-def test_tests_and_programs_keep_the_rule(gate: Gate) -> None:
+def test_tests_and_programs_pass_the_gate(gate: Gate) -> None:
     found = gate(PROGRAMS)
     assert not found, "\n".join(found)
 
 
-def test_modules_do_not_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_import_cycles() -> None:
     found = gates.import_cycles(PACKAGES)
     assert not found, "\n".join(found)
 
@@ -75,9 +75,9 @@ def test_folders_are_small_and_import_chains_short() -> None:
     assert not found, "\n".join(found)
 
 
-def test_places_are_not_packages() -> None:
-    places = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
-    assert [place for place in places if (place / "__init__.py").exists()] == []
+def test_paths_are_not_packages() -> None:
+    folders = [REPOSITORY / name for name in ("crds", "operator", "trainer", "tests", "e2e")]
+    assert [folder for folder in folders if (folder / "__init__.py").exists()] == []
 
 
 def test_every_folder_of_tests_is_run() -> None:
@@ -88,7 +88,7 @@ def test_every_folder_of_tests_is_run() -> None:
 
 
 def test_tracked_files_name_no_registry_and_no_machine() -> None:
-    # A clone that belongs to another user is as good as one's own for listing files.
+    # Git may list the files of a clone that belongs to another user.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
     listing = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True).stdout
     files = [REPOSITORY / name for name in listing.decode().split("\0") if name]
@@ -142,7 +142,7 @@ def test_each_gate_finds_a_bad_source(gate: Gate, text: str) -> None:
         (misplaced, "import raymond\nfrom rljob_x import ray\n"),
     ],
 )
-def test_no_gate_complains_about_a_good_source(gate: Gate, text: str) -> None:
+def test_no_gate_rejects_a_good_source(gate: Gate, text: str) -> None:
     assert gate(bad(text)) == []
 
 

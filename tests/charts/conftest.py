@@ -22,7 +22,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> charts.Helm:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ApiServer]:
-    """A running API server with the namespaces that the tests speak of."""
+    """A running API server with the namespaces that the tests use."""
     with running_apiserver() as server:
         for name in (charts.NAMESPACE, *JOB_NAMESPACES):
             namespace = {"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}

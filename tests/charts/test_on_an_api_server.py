@@ -1,5 +1,5 @@
-"""The chart on a real API server: accepted whole, admitted at the strictest Pod Security level, allowed exactly what it
-says, and its key outlives everything."""
+"""The chart on a real API server: accepted completely, admitted at the strictest Pod Security level, with exactly the
+documented permissions, and with a key that outlives upgrades."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_manifest_is_accepted(http: httpx.Client, helm: charts.Helm, setti
 
 
 def pod(helm: charts.Helm) -> tuple[dict[str, object], dict[str, object]]:
-    """The Deployment's pod as one of its own, and its only container."""
+    """The Deployment's pod as a pod of its own, and its only container."""
     template = charts.value_at(charts.only_of_kind(helm.rendered(), "Deployment"), "spec", "template")
     spec = charts.value_at(template, "spec")
     assert isinstance(spec, dict)
@@ -65,7 +65,7 @@ def admitted(http: httpx.Client, manifest: charts.Manifest) -> httpx.Response:
     return http.post(f"/api/v1/namespaces/{charts.NAMESPACE}/pods", params=STRICT_DRY_RUN, json=manifest)
 
 
-def test_pod_security_at_its_strictest_admits_the_operator(http: httpx.Client, helm: charts.Helm) -> None:
+def test_the_strictest_pod_security_level_admits_the_operator(http: httpx.Client, helm: charts.Helm) -> None:
     manifest, _ = pod(helm)
     answer = admitted(http, manifest)
     assert answer.status_code == 201, answer.text
@@ -80,7 +80,7 @@ def test_pod_security_at_its_strictest_admits_the_operator(http: httpx.Client, h
         (lambda spec, _: spec.update(hostNetwork=True), "host namespaces"),
     ],
 )
-def test_pod_security_would_have_refused_anything_less(
+def test_pod_security_would_reject_anything_less(
     http: httpx.Client, helm: charts.Helm, edit: Edit, complaint: str
 ) -> None:
     manifest, container = pod(helm)
@@ -94,8 +94,8 @@ def test_pod_security_would_have_refused_anything_less(
 
 @pytest.fixture
 def release(server: ApiServer, helm: charts.Helm) -> Iterator[charts.Helm]:
-    """Helm connected to the server; whatever was installed is gone afterwards."""
-    connection = charts.connected(helm, server)
+    """Helm connected to the server; everything that was installed is removed afterwards."""
+    connection = charts.with_cluster_access(helm, server)
     yield connection
     if "rljob-operator" in connection("list", "--short", f"--namespace={charts.NAMESPACE}"):
         connection.uninstall()
@@ -103,9 +103,9 @@ def release(server: ApiServer, helm: charts.Helm) -> Iterator[charts.Helm]:
     definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
     server.http.delete(definition)
     deadline = time.monotonic() + 120
-    # It is there for a moment longer, with what it defines.
+    # It exists for a moment longer, with its definitions.
     while server.http.get(definition).status_code != 404:
-        assert time.monotonic() < deadline, "the definition is still there after 120 s"
+        assert time.monotonic() < deadline, "the definition still exists after 120 s"
         time.sleep(0.05)
 
 
@@ -130,14 +130,14 @@ def allowed(http: httpx.Client, namespace: str, group: str, resource: str, verb:
 
 
 def wait_until_authorized(http: httpx.Client, namespace: str) -> None:
-    """The authorizer learns of new roles a moment after they were written."""
+    """Waits for the authorizer, which learns of new roles a moment after they were written."""
     deadline = time.monotonic() + 120
     while not allowed(http, namespace, "ray.io", "rayclusters", "create"):
-        assert time.monotonic() < deadline, "the operator has no rights after 120 s"
+        assert time.monotonic() < deadline, "the operator has no permissions after 120 s"
         time.sleep(0.1)
 
 
-def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, release: charts.Helm) -> None:
+def test_a_namespaced_operator_has_no_permissions_elsewhere(http: httpx.Client, release: charts.Helm) -> None:
     release.install("watchNamespaces={team-a,team-b}")
     for namespace in ("team-a", "team-b"):
         wait_until_authorized(http, namespace)
@@ -156,7 +156,7 @@ def test_a_namespaced_operator_can_do_nothing_elsewhere(http: httpx.Client, rele
     assert not allowed(http, "kube-node-lease", "coordination.k8s.io", "leases", "list")
 
 
-def test_a_cluster_wide_operator_reads_jobs_everywhere_and_leases_only_at_home(
+def test_a_cluster_wide_operator_reads_jobs_everywhere_and_leases_only_in_its_namespace(
     http: httpx.Client, release: charts.Helm
 ) -> None:
     release.install()
@@ -178,7 +178,7 @@ def test_the_key_outlives_upgrades_and_the_release(http: httpx.Client, release: 
     first = key_of(http)
     release.install("replicas=2", "numWorkers=4")
     assert key_of(http) == first
-    # An administrator exchanges it for 32 letters n, in base64.
+    # An administrator replaces it with 32 letters n, in base64.
     exchanged = {"key": "bm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm5ubm4=", "previous-key": charts.value_at(first, "key")}
     http.patch(SECRET, json={"data": exchanged}).raise_for_status()
     release.install()

@@ -1,4 +1,4 @@
-"""What the chart renders to, read as data."""
+"""The rendered manifests of the chart, read as data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_helm_lint_reports_nothing(helm: charts.Helm) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(charts.CHART))
 
 
-def test_cluster_wide_rights_are_exactly_those_that_are_used(helm: charts.Helm) -> None:
+def test_cluster_wide_permissions_are_exactly_those_that_are_used(helm: charts.Helm) -> None:
     manifests = helm.rendered()
     assert sorted(charts.granted_rights(charts.only_of_kind(manifests, "ClusterRole"))) == sorted(IN_JOB_NAMESPACES)
     assert rights_by_role(manifests) == {LEASE_ROLE: sorted(FOR_THE_LEASE), NODES_ROLE: OF_NODES}
@@ -68,7 +68,7 @@ def rights_by_role(manifests: list[charts.Manifest]) -> dict[tuple[object, objec
     }
 
 
-def test_namespaced_rights_are_the_same_in_each_namespace_and_nowhere_else(helm: charts.Helm) -> None:
+def test_namespaced_permissions_are_the_same_in_each_namespace_and_nowhere_else(helm: charts.Helm) -> None:
     manifests = helm.rendered(TWO_NAMESPACES)
     assert charts.of_kind(manifests, "ClusterRole") == charts.of_kind(manifests, "ClusterRoleBinding") == []
     assert rights_by_role(manifests) == {
@@ -86,7 +86,7 @@ def test_namespaced_rights_are_the_same_in_each_namespace_and_nowhere_else(helm:
 
 
 def bound(manifests: list[charts.Manifest]) -> set[tuple[object, object, object]]:
-    """(kind of role, its name, namespace) of every binding, once all are seen to bind the operator and nobody else."""
+    """(kind of role, its name, namespace) of every binding, after checking that all bind only the operator."""
     found = set()
     for binding in charts.of_kind(manifests, "ClusterRoleBinding") + charts.of_kind(manifests, "RoleBinding"):
         operator = {"kind": "ServiceAccount", "name": "rljob-operator", "namespace": "rljob-system"}
@@ -112,7 +112,7 @@ def test_only_the_operators_own_lease_can_be_changed(helm: charts.Helm) -> None:
     assert {"name": "RLJOB_OPERATOR_LEASE_NAME", "value": "rljob-operator"} in charts.items_at(container, "env")
 
 
-def test_names_of_digits_stay_text(helm: charts.Helm) -> None:
+def test_numeric_names_stay_strings(helm: charts.Helm) -> None:
     text = helm(
         *("template", "2024", str(charts.CHART), "--namespace=2025"),
         *("--set-json", 'watchNamespaces=["2026"]', "--set-string", "fullnameOverride=2027,priorityClassName=2028"),
@@ -133,11 +133,11 @@ def scalars(value: object) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("settings", [(), (TWO_NAMESPACES,)])
-def test_no_right_is_a_wildcard(helm: charts.Helm, settings: tuple[str, ...]) -> None:
+def test_no_permission_is_a_wildcard(helm: charts.Helm, settings: tuple[str, ...]) -> None:
     manifests = helm.rendered(*settings)
     for role in charts.of_kind(manifests, "ClusterRole") + charts.of_kind(manifests, "Role"):
-        for right in charts.granted_rights(role):
-            assert "*" not in right
+        for permission in charts.granted_rights(role):
+            assert "*" not in permission
 
 
 def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
@@ -166,7 +166,7 @@ def test_the_operator_reads_what_the_chart_sets(helm: charts.Helm) -> None:
     assert ports == {"health": found.health_port, "metrics": found.metrics_port}
     mounts = {charts.value_at(mount, "name"): charts.value_at(mount, "mountPath") for mount in mounts_of(helm)}
     assert mounts["token-keys"] == str(found.token_keys_folder)
-    # A variable with a misspelt name would be ignored: each name must stand in the operator's code.
+    # A variable with a misspelt name would be ignored: each name must occur in the operator's code.
     code = (REPOSITORY / "operator/src/rljob_operator/settings.py").read_text()
     assert {name for name in environment if f'"{name.removeprefix(PREFIX)}"' not in code} == set()
 
@@ -179,7 +179,7 @@ def mounts_of(helm: charts.Helm) -> list[charts.Manifest]:
     return charts.items_at(pod_of(helm.rendered()), "containers", 0, "volumeMounts")
 
 
-def test_the_pods_have_the_labels_that_jobs_let_in_and_everything_else_selects(helm: charts.Helm) -> None:
+def test_the_pods_have_the_labels_that_network_policies_and_selectors_use(helm: charts.Helm) -> None:
     manifests = helm.rendered("replicas=2", "podLabels.team=a")
     labels = charts.value_at(charts.only_of_kind(manifests, "Deployment"), "spec", "template", "metadata", "labels")
     assert isinstance(labels, dict)
@@ -187,21 +187,24 @@ def test_the_pods_have_the_labels_that_jobs_let_in_and_everything_else_selects(h
     variables = {
         charts.value_at(each, "name"): each for each in charts.items_at(pod_of(manifests), "containers", 0, "env")
     }
-    told = dict(
+    labels_for_jobs = dict(
         pair.split("=") for pair in str(charts.value_at(variables["RLJOB_OPERATOR_POD_LABELS"], "value")).split(",")
     )
-    assert told == {"app.kubernetes.io/name": "rljob-operator", "app.kubernetes.io/instance": "rljob-operator"}
+    assert labels_for_jobs == {
+        "app.kubernetes.io/name": "rljob-operator",
+        "app.kubernetes.io/instance": "rljob-operator",
+    }
     for selector in (
         charts.value_at(charts.only_of_kind(manifests, "Deployment"), "spec", "selector", "matchLabels"),
         charts.value_at(charts.only_of_kind(manifests, "PodDisruptionBudget"), "spec", "selector", "matchLabels"),
         charts.value_at(charts.only_of_kind(manifests, "NetworkPolicy"), "spec", "podSelector", "matchLabels"),
         charts.value_at(charts.only_of_kind(manifests, "Service"), "spec", "selector"),
     ):
-        assert selector == told
-    assert told.items() <= labels.items()
+        assert selector == labels_for_jobs
+    assert labels_for_jobs.items() <= labels.items()
 
 
-def test_a_disruption_budget_is_made_only_where_a_replica_can_be_spared(helm: charts.Helm) -> None:
+def test_a_disruption_budget_is_made_only_if_a_replica_can_be_spared(helm: charts.Helm) -> None:
     assert charts.of_kind(helm.rendered(), "PodDisruptionBudget") == []
     assert (
         charts.value_at(
@@ -211,7 +214,7 @@ def test_a_disruption_budget_is_made_only_where_a_replica_can_be_spared(helm: ch
     )
 
 
-def test_the_network_policy_lets_in_only_readers_of_metrics(helm: charts.Helm) -> None:
+def test_the_network_policy_admits_only_readers_of_metrics(helm: charts.Helm) -> None:
     policy = charts.value_at(
         charts.only_of_kind(
             helm.rendered(TWO_NAMESPACES, "networkPolicy.apiServer.cidrs={10.0.0.1/32}"), "NetworkPolicy"
@@ -260,10 +263,12 @@ def test_the_crd_is_the_generated_one(helm: charts.Helm) -> None:
 def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
     def images(*settings: str) -> list[object]:
         containers = charts.items_at(pod_of(helm.rendered(*settings)), "containers")
-        told = [
+        image_variable = [
             each for each in charts.items_at(containers[0], "env") if each["name"] == "RLJOB_OPERATOR_TRAINER_IMAGE"
         ]
-        return [charts.value_at(container, "image") for container in containers] + [charts.value_at(told[0], "value")]
+        return [charts.value_at(container, "image") for container in containers] + [
+            charts.value_at(image_variable[0], "value")
+        ]
 
     assert images() == ["rljob-operator:0.1.0", "rljob-trainer:0.1.0"]
     digest = f"sha256:{'0a' * 32}"
@@ -289,7 +294,7 @@ def test_every_image_has_a_tag_or_a_digest(helm: charts.Helm) -> None:
         ("watchNamespace={a}", "additional properties 'watchNamespace' not allowed"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(helm: charts.Helm, setting: str, where: str) -> None:
+def test_a_wrong_value_is_rejected_by_its_name(helm: charts.Helm, setting: str, where: str) -> None:
     with pytest.raises(charts.HelmError, match=re.escape(where)):
         helm.rendered(setting)
 
@@ -301,7 +306,7 @@ def test_an_existing_key_is_mounted_and_none_is_made(helm: charts.Helm) -> None:
     assert volumes["token-keys"]["secret"] == {"secretName": "mine", "defaultMode": 0o440}
 
 
-def test_where_the_pods_run_is_up_to_the_installer(helm: charts.Helm) -> None:
+def test_the_installer_decides_where_the_pods_run(helm: charts.Helm) -> None:
     pod = pod_of(
         helm.rendered(
             "nodeSelector.pool=system",

@@ -1,4 +1,4 @@
-"""One version in all the places that have to name it, and Dockerfiles that build where nothing can be pulled."""
+"""One version in all files that name it, and Dockerfiles that build without a registry."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DOCKERFILES = [REPOSITORY / "images" / name / "Dockerfile" for name in ("operato
 
 def test_chart_images_and_packages_have_one_version() -> None:
     packages = {
-        str(charts.value_at(tomllib.loads((REPOSITORY / place / "pyproject.toml").read_text()), "project", "version"))
-        for place in ("crds", "operator", "trainer")
+        str(charts.value_at(tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text()), "project", "version"))
+        for folder in ("crds", "operator", "trainer")
     }
     assert len(packages) == 1
     version = packages.pop()
@@ -40,7 +40,7 @@ def values() -> object:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_an_image_starts_from_debian_alone_and_does_not_run_as_root(dockerfile: Path) -> None:
+def test_an_image_is_based_only_on_debian_and_does_not_run_as_root(dockerfile: Path) -> None:
     text = dockerfile.read_text()
     stages = set(re.findall(r" AS (\S+)$", text, flags=re.MULTILINE))
     bases = set(re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE))

@@ -1,4 +1,5 @@
-"""A folder with a job file and the stand-in trainer; a namespace on a real API server; the command in this process."""
+"""Fixtures: a folder with a job file and the stand-in trainer, a namespace on a real API server, and the command run in
+this process."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Rljob = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """A file with a job that is called `small`."""
+    """Writes a file with a job named `small`."""
     file = tmp_path / "job.yaml"
     file.write_text(SMALL_JOB)
     return file
@@ -29,7 +30,7 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def workplace(job_file: Path, tmp_path: Path) -> JobFolder:
-    """A fresh workplace."""
+    """An empty workplace."""
     package = tmp_path / "code" / "rljob_trainer"
     package.mkdir(parents=True)
     shutil.copy(Path(__file__).parent / "stand_in_trainer.py", package / "__main__.py")
@@ -39,7 +40,7 @@ def workplace(job_file: Path, tmp_path: Path) -> JobFolder:
 
 @pytest.fixture
 def wait_for() -> Callable[[Callable[[], bool]], None]:
-    """Waits until a condition holds, at most four minutes: a start of Ray on a busy machine takes one."""
+    """Waits until a condition holds, for at most four minutes: starting Ray on a busy machine takes one."""
 
     def wait(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 240
@@ -52,7 +53,7 @@ def wait_for() -> Callable[[Callable[[], bool]], None]:
 
 @pytest.fixture(scope="session")
 def bare_apiserver() -> Iterator[ApiServer]:
-    """One API server for all tests here; it has the CRD only after `apiserver` was asked for."""
+    """One API server for all tests here; it has the CRD only after the fixture `apiserver` was used."""
     with running_apiserver() as server:
         yield server
 
@@ -66,14 +67,14 @@ def apiserver(bare_apiserver: ApiServer) -> ApiServer:
 
 @pytest.fixture(scope="session")
 def kubelet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInKubelet]:
-    """The node that all pods of these tests are on."""
+    """The node that all pods of these tests run on."""
     with running_kubelet(apiserver, tmp_path_factory.mktemp("kubelet")) as kubelet:
         yield kubelet
 
 
 @pytest.fixture
 def job_cluster(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobCluster:
-    """A fresh namespace, and the kubeconfig that names it as the one that commands find."""
+    """An empty namespace; commands find a kubeconfig that names it."""
     cluster = new_namespace(apiserver, tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     return cluster
@@ -81,8 +82,8 @@ def job_cluster(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rljob:
-    """Runs `rljob ARGUMENTS` in this process, of a user who has calibrated nothing: exit code, standard output,
-    standard error."""
+    """Runs `rljob ARGUMENTS` in this process, as a user without planner profiles. Returns exit code, standard output
+    and standard error."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
@@ -101,6 +102,6 @@ def rljob(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.fixture
 def small(job_cluster: JobCluster) -> JobCluster:
-    """A namespace with one job, called `small`, that no operator has looked at."""
+    """A namespace with one job, named `small`, that no operator has reconciled."""
     job_cluster.create_small_job()
     return job_cluster

@@ -1,8 +1,7 @@
-"""A small program in the trainer's place: it keeps the contract of `rljob_api.constants` and trains nothing.
-
-It lets tests of `rljob run` see what the trainer is given, stop it, and make it fail, in a fraction of a second. Copied
-to `<code folder>/rljob_trainer/__main__.py`, it is found before the real trainer. `STAND_IN` says what it does.
-"""
+"""A small program that replaces the trainer: it keeps the contract of `rljob_api.constants` and trains nothing. With
+it, tests of `rljob run` see what the trainer receives, stop it, and make it fail, in a fraction of a second. Copied to
+`<code folder>/rljob_trainer/__main__.py`, it is found before the real trainer. The variable `STAND_IN` says what it
+does."""
 
 from __future__ import annotations
 
@@ -58,9 +57,11 @@ def main() -> int:
     mode = os.environ.get("STAND_IN", "finish")
     job = load_job(os.environ[constants.ENV_SPEC])
     run_folder = Path(os.environ[constants.ENV_RUN_FOLDER])
-    told = {name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"}
-    told["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
-    (run_folder / f"told-{told[constants.ENV_ATTEMPT]}.json").write_text(json.dumps(told))
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith("RLJOB_") or name == "PYTHONPATH"
+    }
+    environment["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS", "unset")
+    (run_folder / f"environment-{environment[constants.ENV_ATTEMPT]}.json").write_text(json.dumps(environment))
     signal.signal(signal.SIGINT, lambda number, _frame: STOPS.append(number))
     signal.signal(signal.SIGTERM, lambda number, _frame: STOPS.append(number))
     if mode == "orphan":
@@ -79,13 +80,13 @@ def main() -> int:
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     for step in range(first + 1, job.spec.training.steps + 1):
-        is_deaf = mode == "deaf" or (mode == "deaf-later" and step == 2)
-        report(job, step, RunPhase.RUNNING, save(1) if is_deaf and step == 2 else None)
+        ignores_stop = mode == "deaf" or (mode == "deaf-later" and step == 2)
+        report(job, step, RunPhase.RUNNING, save(1) if ignores_stop and step == 2 else None)
         with (run_folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "wall_time": 0.0, "critic/rewards/mean": 0.5}) + "\n")
         if mode == "lost":
             return constants.ExitCode.INFRASTRUCTURE
-        while mode == "wait" or is_deaf:
+        while mode == "wait" or ignores_stop:
             if STOPS and mode == "wait":
                 report(job, step, RunPhase.STOPPED, save(step))
                 return constants.ExitCode.INTERRUPTED

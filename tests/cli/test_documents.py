@@ -1,4 +1,4 @@
-"""What the documents say is so: commands and values exist, rights suffice and are complete."""
+"""The documents are correct: commands and values exist, permissions are sufficient and complete."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typer.main import get_command
 from rljob_api.constants import ExitCode
 from rljob_cli.__main__ import app
 from rljob_operator.reconcile.attempt_endings import _EXIT_REASONS
+from rljob_testing import pages
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster, StandInKubelet
-from rljob_testing.pages import REPOSITORY, pages
 from rljob_trainer.algorithms.function_results import NOT_FINITE_SUM
 from rljob_trainer.algorithms.policy_losses import CLIPPED_SUM, DUAL_CLIPPED_SUM, KL_SUM
 from rljob_trainer.observability import metrics
 from rljob_trainer.observability.memory import Boundary, Owner
 
-INSTALL = (REPOSITORY / "docs" / "install.md").read_text()
-CHART = REPOSITORY / "charts" / "rljob-operator"
+INSTALL = (pages.REPOSITORY / "docs" / "install.md").read_text()
+CHART = pages.REPOSITORY / "charts" / "rljob-operator"
 SINCE = "2026-01-31T12:30:00Z"
 
 Rljob = Callable[..., tuple[int, str, str]]
 
 
 def command_lines() -> Iterator[tuple[str, str]]:
-    for document in pages():
+    for document in pages.all_pages():
         for line in re.findall(r"(?:^|^\$ |`)rljob ([a-z][^`\n#|]*)", document.read_text(), re.MULTILINE):
             yield document.name, line.strip()
 
 
-def test_every_command_that_is_named_exists_with_its_options() -> None:
+def test_every_documented_command_exists_with_its_options() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     seen = set()
     for document, line in command_lines():
@@ -48,7 +48,7 @@ def test_every_command_that_is_named_exists_with_its_options() -> None:
 
 
 def test_every_metric_is_documented_by_its_name() -> None:
-    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    page = (pages.REPOSITORY / "docs" / "metrics.md").read_text()
     prefixes = {
         metrics.REWARD_PREFIX,
         metrics.SAMPLING_REWARD_PREFIX,
@@ -65,12 +65,12 @@ def test_every_metric_is_documented_by_its_name() -> None:
 
 
 def test_every_owner_and_boundary_of_memory_is_documented() -> None:
-    page, table = ((REPOSITORY / "docs" / name).read_text() for name in ("metrics.md", "memory.md"))
+    page, table = ((pages.REPOSITORY / "docs" / name).read_text() for name in ("metrics.md", "memory.md"))
     assert [owner for owner in Owner if f"`memory/{owner}_bytes_max`" not in page] == []
     assert [boundary for boundary in Boundary if f"| `{boundary}`" not in table] == []
 
 
-def test_the_values_of_the_chart_are_documented_and_no_others() -> None:
+def test_the_documented_chart_values_are_those_of_the_chart() -> None:
     values = YAML(typ="safe", pure=True).load(CHART / "values.yaml")
     assert [name for name in values if not re.search(rf"`{name}[`.]", INSTALL)] == []
     table = INSTALL[INSTALL.index("### Values") : INSTALL.index("## Storage")]
@@ -85,7 +85,7 @@ def test_the_values_of_the_chart_are_documented_and_no_others() -> None:
             parent = path[:-1]
 
 
-def test_the_documented_rights_of_the_operator_are_those_of_the_chart() -> None:
+def test_the_documented_permissions_of_the_operator_are_those_of_the_chart() -> None:
     text = (CHART / "templates" / "_rules.tpl").read_text()
     rules = YAML(typ="safe", pure=True).load(text[text.index("- apiGroups") : text.index("{{- end }}")])
     table = {
@@ -108,14 +108,14 @@ def test_the_documented_rights_of_the_operator_are_those_of_the_chart() -> None:
 
 
 def test_the_documented_exit_codes_are_those_of_the_operator() -> None:
-    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    text = (pages.REPOSITORY / "docs" / "cluster.md").read_text()
     for code in (ExitCode.CONFIGURATION, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED):
         row = next(line for line in text.splitlines() if line.startswith(f"| {code.value}"))
         assert f"`{_EXIT_REASONS[code]}`" in row
 
 
 @pytest.mark.apiserver
-def test_the_role_for_people_suffices_for_every_command(
+def test_the_documented_user_role_suffices_for_every_command(
     job_cluster: JobCluster, kubelet: StandInKubelet, rljob: Rljob, job_file: Path
 ) -> None:
     manifest = re.search(r"```yaml\n(apiVersion: rbac.*?)```", INSTALL, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The job files under examples/: valid, fit for a cluster, taken by a real API server."""
+"""The job files in examples/: valid, suitable for a cluster, accepted by a real API server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def name(path: Path) -> str:
     return path.stem
 
 
-def test_there_are_examples() -> None:
+def test_examples_exist() -> None:
     assert {"quickstart", "custom-reward", "two-nodes"} <= {path.stem for path in FOR_CLUSTERS}
 
 
@@ -46,20 +46,20 @@ def test_examples_for_clusters_are_complete(path: Path) -> None:
 
 @pytest.mark.apiserver
 @pytest.mark.parametrize("path", JOBS, ids=name)
-def test_an_api_server_takes_it_as_it_is(job_cluster: JobCluster, path: Path) -> None:
+def test_an_api_server_accepts_every_example_unchanged(job_cluster: JobCluster, path: Path) -> None:
     stored = job_cluster.create_job(YAML(typ="safe", pure=True).load(path))
     assert RLJob.from_wire({"spec": stored["spec"], **_head(path)}).spec == load_job_file(path).spec
 
 
 @pytest.mark.apiserver
-def test_an_api_server_takes_the_storage(job_cluster: JobCluster) -> None:
+def test_an_api_server_accepts_the_storage(job_cluster: JobCluster) -> None:
     claim = YAML(typ="safe", pure=True).load(EXAMPLES / "storage.yaml")
     path = f"/api/v1/namespaces/{job_cluster.namespace}/persistentvolumeclaims"
     answer = job_cluster.server.http.post(path, params={"fieldValidation": "Strict"}, json=claim)
     assert answer.status_code == 201, answer.text
 
 
-def test_the_reward_function_counts_digits_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_function_counts_digits_in_their_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES / "cluster")
     try:
         from my_rewards import digits_in_place  # type: ignore[import-not-found]

@@ -56,7 +56,7 @@ def warning(name: str, reason: str, message: str, seen: str, count: int) -> Even
     return Event.model_validate(event | {"reason": reason, "message": message, "count": count})
 
 
-def test_a_pool_that_cannot_be_scheduled() -> None:
+def test_an_unschedulable_pool_is_explained() -> None:
     message = "1 of 2 pods of pool main: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
     stuck = job_statuses.condition("ClusterReady", "False", "Unschedulable", "2026-01-31T12:10:20Z", message)
     scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
@@ -69,23 +69,23 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         warning("small-1-main-a", "Failed", "Error: Unschedulable", "2026-01-31T12:29:30Z", 1),
     ]
     status = {"phase": "Pending", "attempts": [ATTEMPT], "conditions": [VALID, stuck]}
-    assert explained(status, pods, warnings) == (
-        "RLJob team-a/small: Pending, 30m old\n"
-        "\n"
-        "The job is waiting for: ClusterReady=False, reason Unschedulable, for 19m\n"
-        f"  {message}\n"
-        f"What to do: {EXPLANATIONS[Reason.UNSCHEDULABLE].advice}\n"
-        "\n"
-        "Pods that are not ready:\n"
-        "  small-1-main-a (main): Unschedulable: 0/3 nodes\n"
-        "\n"
-        "Latest warnings:\n"
-        "    60s  Pod small-1-main-a: FailedScheduling (x12): 0/3 nodes are available\n"
-        "\n"
-        "What comes next:\n"
-        "  when ClusterReady is True: the operator compares Ray's nodes with the pools, then submits the trainer\n"
-        "  the job fails if the trainer of attempt 1 has not started by 2026-01-31T12:40:00Z (in 10m)"
-    )
+    assert explained(status, pods, warnings).split("\n") == [
+        "RLJob team-a/small: Pending, 30m old",
+        "",
+        Mentions("waiting for", "ClusterReady=False", "Unschedulable", "19m"),
+        f"  {message}",
+        f"What to do: {EXPLANATIONS[Reason.UNSCHEDULABLE].advice}",
+        "",
+        "Pods that are not ready:",
+        "  small-1-main-a (main): Unschedulable: 0/3 nodes",
+        "",
+        "Latest warnings:",
+        "    60s  Pod small-1-main-a: FailedScheduling (x12): 0/3 nodes are available",
+        "",
+        "What comes next:",
+        Mentions("ClusterReady", "operator", "pools", "trainer"),
+        Mentions("fails", "attempt 1", "not started", "2026-01-31T12:40:00Z (in 10m)"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
                     )
                 ]
             },
-            "container ray: CrashLoopBackOff: back-off 40s; it last terminated with OOMKilled, exit code 137",
+            Mentions("container ray: CrashLoopBackOff: back-off 40s", "OOMKilled", "exit code 137"),
         ),
         (
             {
                 "initContainerStatuses": [{"name": "wait-gcs-ready", "state": {"running": {}}}],
                 "containerStatuses": [waiting_container("ray", "PodInitializing", "")],
             },
-            "init container wait-gcs-ready is still running",
+            Mentions("init container wait-gcs-ready", "running"),
         ),
         (
             {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "Error", "exitCode": 3}}}]},
@@ -126,10 +126,14 @@ def test_a_pool_that_cannot_be_scheduled() -> None:
         ({"phase": "Pending"}, "Pending"),
     ],
 )
-def test_a_waiting_pod_is_explained_by_the_message_of_its_source(status: dict[str, object], trouble: str) -> None:
+def test_a_waiting_pod_is_explained_by_the_message_of_its_source(
+    status: dict[str, object], trouble: str | Mentions
+) -> None:
     waits = job_statuses.condition("ClusterReady", "False", "PodsPending", CREATED)
-    text = explained({"conditions": [VALID, waits]}, [pod("p", status)])
-    assert f"Pods that are not ready:\n  p (main): {trouble}\n" in text
+    lines = explained({"conditions": [VALID, waits]}, [pod("p", status)]).split("\n")
+    shown = lines[lines.index("Pods that are not ready:") + 1]
+    assert shown.startswith("  p (main): ")
+    assert shown.removeprefix("  p (main): ") == trouble
 
 
 def test_long_text_is_shortened_in_the_middle() -> None:
@@ -227,7 +231,7 @@ def test_a_job_that_nothing_blocks_is_described_by_what_is_known(
     ],
     ids=["failed", "suspended", "between attempts"],
 )
-def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mapping[str, object]) -> None:
+def test_commands_repeat_the_given_cluster_and_namespace(more: Mapping[str, object]) -> None:
     flags = " --context prod --namespace team-a"
     suspend = "  suspend: true\n" if "suspendedAt" in more else ""
     text = explained({"attempts": [ATTEMPT], "conditions": [VALID], **more}, more=suspend, flags=flags)
@@ -237,32 +241,32 @@ def test_commands_name_the_cluster_and_the_namespace_that_were_given(more: Mappi
         assert command.endswith(flags), command
 
 
-def test_a_failure_says_how_to_resume() -> None:
+def test_a_failure_is_explained_with_how_to_resume() -> None:
     failed = job_statuses.condition(
         "Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1\n  division by zero"
     )
     status = job_statuses.full_status() | {"phase": "Failed", "attempts": [ATTEMPT], "conditions": [VALID, failed]}
     text = explained(status, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
-    assert text == (
-        "RLJob team-a/small: Failed, 30m old\n"
-        "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10\n"
-        "\n"
-        "The job has finished in attempt 1: Failed, reason ApplicationError, 10m ago\n"
-        "  exit code 1\n"
-        "    division by zero\n"
-        f"What to do: {EXPLANATIONS[Reason.APPLICATION_ERROR].advice}\n"
-        "\n"
-        "What comes next:\n"
-        "  fix the cause, then `rljob retry small`: it resumes from step 10 and resets the retry budget\n"
-        "  results, logs and checkpoints: pvc://results/small\n"
-        "  its cluster is kept and still holds its GPUs; `rljob delete small` frees them"
-    )
+    assert text.split("\n") == [
+        "RLJob team-a/small: Failed, 30m old",
+        "  step 12/80, reward 0.4125, eval 0.25, checkpoint 10",
+        "",
+        Mentions("finished", "attempt 1", "Failed", "ApplicationError", "10m ago"),
+        "  exit code 1",
+        "    division by zero",
+        f"What to do: {EXPLANATIONS[Reason.APPLICATION_ERROR].advice}",
+        "",
+        "What comes next:",
+        Mentions("fix", "`rljob retry small`", "step 10", "retry budget"),
+        Mentions("results, logs and checkpoints: pvc://results/small"),
+        Mentions("cluster is kept", "GPUs", "`rljob delete small`"),
+    ]
     given_up = status | {"attempts": [ATTEMPT | {"trainerMayRun": True}]}
     text = explained(given_up, [pod("p", {})], more="  runPolicy: {cleanup: KeepCluster}\n")
-    assert text.endswith("\n  its cluster is not kept, because its trainer might still be running")
+    assert text.split("\n")[-1] == Mentions("cluster is not kept", "trainer", "running")
 
 
-def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
+def test_a_stopping_trainer_is_shown_with_its_grace_period() -> None:
     status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
     status["conditions"][4] = job_statuses.condition(
@@ -275,52 +279,51 @@ def test_a_trainer_that_is_being_stopped_gets_its_grace_period() -> None:
     )
 
 
-def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_about_to_start_one() -> None:
+def test_a_cluster_that_loses_a_pod_under_the_trainer_is_not_reported_as_starting() -> None:
     status = job_statuses.full_status()
     assert isinstance(status["conditions"], list)
     status["conditions"][1] = job_statuses.condition(
         "ClusterReady", "False", "PodsPending", CREATED, "2 of 3 pods ready"
     )
     text = explained(status)
-    assert "The job is waiting for: ClusterReady=False, reason PodsPending, for 30m\n  2 of 3 pods ready\n" in text
-    assert text.endswith(
-        "What comes next:\n  the trainer was already started; it continues, or Retrying or Failed shows how it ended"
-    )
+    assert text == Mentions("waiting for", "ClusterReady=False", "PodsPending", "30m", "2 of 3 pods ready")
+    assert text.split("\n")[-2:] == ["What comes next:", Mentions("already started", "Retrying or Failed")]
 
 
-def test_a_deadline_that_has_passed_is_due() -> None:
+def test_an_expired_deadline_is_reported_as_due() -> None:
     early = ATTEMPT | {"started": "2026-01-31T11:00:00Z"}
     text = explained({"attempts": [early], "conditions": [VALID]})
-    assert text.endswith("  the job fails if the trainer of attempt 1 has not started by 2026-01-31T11:30:00Z (now)")
+    assert text.split("\n")[-1] == Mentions("fails", "attempt 1", "not started", "2026-01-31T11:30:00Z (now)")
 
 
-def test_a_success_says_where_the_model_is() -> None:
+def test_a_success_is_explained_with_the_path_of_the_model() -> None:
     complete = job_statuses.condition("Complete", "True", "Succeeded", CREATED)
     status = {"phase": "Complete", "conditions": [VALID, complete], "exportUri": "pvc://results/small/run/export"}
-    assert explained(status).endswith(
-        "What comes next:\n  exported model: pvc://results/small/run/export\n"
-        "  results, logs and checkpoints: pvc://results/small"
-    )
+    assert explained(status).split("\n")[-3:] == [
+        "What comes next:",
+        Mentions("exported model", "pvc://results/small/run/export"),
+        Mentions("checkpoints", "pvc://results/small"),
+    ]
 
 
-def test_a_job_that_no_operator_has_seen() -> None:
-    assert explained({}) == (
-        "RLJob team-a/small: Unseen, 30m old\n"
-        "\n"
-        "No operator has processed the job yet.\n"
-        "What to do: check that the operator is running and handles this namespace (Helm value watchNamespaces):"
-        " kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator\n"
-        "\n"
-        "What comes next:\n"
-        "  the operator validates the job and creates its RayCluster"
-    )
+def test_a_job_without_a_status_is_explained() -> None:
+    command = "kubectl get pods --all-namespaces -l app.kubernetes.io/name=rljob-operator"
+    assert explained({}).split("\n") == [
+        "RLJob team-a/small: Unseen, 30m old",
+        "",
+        Mentions("No operator"),
+        Mentions("What to do:", "operator", "namespace", "watchNamespaces", command),
+        "",
+        "What comes next:",
+        Mentions("operator", "RayCluster"),
+    ]
 
 
-def test_a_reason_of_a_newer_operator_does_not_stop_it() -> None:
+def test_an_unknown_reason_of_a_newer_operator_is_shown() -> None:
     later = job_statuses.condition("Progressing", "False", "Retrying", CREATED, "attempt 2 of 3")
     text = explained({"conditions": [VALID, later]})
-    assert "The job is waiting for: Progressing=False, reason Retrying, for 30m\n  attempt 2 of 3\n" in text
-    assert "What to do: Update rljob; this version does not know this reason.\n" in text
+    assert text == Mentions("waiting for", "Progressing=False", "Retrying", "30m", "attempt 2 of 3")
+    assert text == Mentions("What to do:", "Update rljob", "reason")
 
 
 @pytest.mark.parametrize("text", ["OutOfMemory", "outofmemory"])
@@ -332,23 +335,21 @@ def test_a_reason_alone_needs_no_cluster(rljob: Rljob, monkeypatch: pytest.Monke
     assert output == f"OutOfMemory: {found.means}\nWhat to do: {found.advice}\n"
 
 
-def test_a_reason_that_does_not_exist_is_answered_with_those_that_do(rljob: Rljob) -> None:
+def test_an_unknown_reason_is_reported_with_the_known_ones(rljob: Rljob) -> None:
     code, _, errors = rljob("explain", "--reason", "Tired")
     assert code == 2
-    assert errors.startswith("error: --reason Tired: unknown reason; use one of Valid, InvalidSpec, ")
+    assert errors == Mentions("error: --reason Tired:", "unknown", "Valid, InvalidSpec,")
 
 
-def test_a_name_or_a_reason_but_not_both(rljob: Rljob) -> None:
+def test_a_name_or_a_reason_is_required_but_not_both(rljob: Rljob) -> None:
     for arguments in ([], ["small", "--reason", "Valid"]):
         code, _, errors = rljob("explain", *arguments)
         assert code == 2
-        assert errors == "error: rljob explain: expects either the name of a job or --reason REASON\n"
+        assert errors == Mentions("error: rljob explain:", "name of a job", "--reason REASON")
 
 
 @pytest.mark.apiserver
-def test_pods_and_warnings_of_the_job_are_found_on_the_server_and_no_others(
-    job_cluster: JobCluster, rljob: Rljob
-) -> None:
+def test_only_pods_and_warnings_of_the_job_are_read_from_the_server(job_cluster: JobCluster, rljob: Rljob) -> None:
     stored = job_cluster.create_small_job()
     metadata = stored["metadata"]
     assert isinstance(metadata, dict)

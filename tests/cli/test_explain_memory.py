@@ -1,4 +1,4 @@
-"""`rljob explain` of jobs that have run out of memory, on GPUs and in their pods, and of one that may."""
+"""`rljob explain` for jobs that have run out of memory, on GPUs and in their pods, and for one that may."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def explained(
     metadata = {"name": "small", "namespace": "team-a", "creationTimestamp": CREATED}
     job = stored_job({"metadata": metadata, "spec": wanted, "status": status})
     lines = [line for text in explanation(job, [], [], NOW) for line in text.plain.split("\n")]
-    [begin] = [place for place, line in enumerate(lines) if line.startswith("What to do")] or [2]
+    [begin] = [number for number, line in enumerate(lines) if line.startswith("What to do")] or [2]
     return lines[begin + 1 : lines.index("What comes next:") - 1]
 
 
-def test_a_gpu_that_is_full_is_answered_by_the_fields_that_make_room() -> None:
+def test_a_full_gpu_is_explained_with_the_fields_that_free_memory() -> None:
     first, *changes = explained("ApplicationError", ErrorCause.DEVICE_MEMORY, {}, {"template": H100})
     # 0.9 of 79.1 GiB beside 3.7 of parameters and 7.5 of moments of four GPUs.
     assert first == Mentions("pool main uses the most memory", "later wake-ups", "82.4 of 78.4 GiB")
@@ -91,12 +91,12 @@ def test_pools_of_unknown_gpus_are_not_named_as_the_fullest() -> None:
     assert lines[0].startswith("  by estimate, pool critic uses the most memory"), lines
 
 
-def test_where_the_kind_of_gpu_is_not_known_the_command_that_asks_for_it_is_named() -> None:
+def test_for_an_unknown_gpu_type_the_command_that_asks_for_it_is_named() -> None:
     lines = explained("ApplicationError", ErrorCause.DEVICE_MEMORY, {}, {})
     assert lines == ["  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change"]
 
 
-def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() -> None:
+def test_a_full_pod_is_explained_with_its_limit_and_offloaded_state() -> None:
     """Copies for checkpoints are 12 bytes of 4.02e9 numbers, moments 8, of all workers of the only node."""
     [line] = explained(
         "OutOfMemory",
@@ -124,7 +124,7 @@ def test_a_pod_that_is_full_is_answered_by_its_limit_and_by_what_is_offloaded() 
     ],
     ids=["the head", "an unknown model"],
 )
-def test_nothing_is_added_where_the_planner_knows_nothing(pod: str, model: Mapping[str, object]) -> None:
+def test_nothing_is_added_where_the_planner_has_no_estimate(pod: str, model: Mapping[str, object]) -> None:
     assert explained("OutOfMemory", ErrorCause.HOST_MEMORY, model, {}, pod=pod) == []
 
 

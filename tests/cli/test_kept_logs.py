@@ -1,4 +1,4 @@
-"""`rljob logs --storage`: what a job has left in its claim. The files are those that the trainer's own code writes."""
+"""`rljob logs --storage`: the logs of a job in its claim. The files are written by the trainer's own code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.cluster import kept_logs
+from rljob_testing.messages import Mentions
 from rljob_trainer.attempt_logs import attempt_folder, keep_tail
 from rljob_trainer.pod.driver_log import copy_of
 
@@ -25,8 +26,8 @@ def write(file: Path, text: str, at: int) -> None:
 
 @pytest.fixture
 def claim(tmp_path: Path) -> Path:
-    """Of a job that was made again: attempts 1 and 2 are newer than 3. The second was submitted twice, and a worker of
-    it has failed."""
+    """The claim of a recreated job: attempts 1 and 2 are newer than 3. The second attempt was submitted twice, and a
+    worker of it has failed."""
     run = tmp_path / "small" / "run"
     write(copy_of("job-driver-small-3-1.log", run), "third, of long ago\n", 100)
     write(copy_of("job-driver-small-1-1.log", run), "first\n", 200)
@@ -44,11 +45,11 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("within", ["", "small"])
-def test_the_newest_drivers_log_comes_as_it_is(claim: Path, rljob: Rljob, within: str) -> None:
+def test_the_newest_driver_log_is_printed_unchanged(claim: Path, rljob: Rljob, within: str) -> None:
     folder = claim / "small" / LOGS / "attempt-2"
     code, output, errors = rljob("logs", "small", "--storage", str(claim / within))
     assert (code, output) == (0, "step 1 \x1b[32mok\x1b[0m\nstep 2\nstep 3\nstep 4")
-    assert errors == f"attempt 2: {folder / 'driver.log'}, {folder / 'driver-2.log'}\n"
+    assert errors == Mentions("attempt 2:", f"{folder / 'driver.log'}, {folder / 'driver-2.log'}")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_the_newest_drivers_log_comes_as_it_is(claim: Path, rljob: Rljob, within
         (["--pool", "main", "--index", "1", "--attempt", "2"], "of attempt 1\nof attempt 2\n"),
     ],
 )
-def test_others_can_be_named(claim: Path, rljob: Rljob, arguments: list[str], printed: str) -> None:
+def test_other_logs_can_be_selected(claim: Path, rljob: Rljob, arguments: list[str], printed: str) -> None:
     assert rljob("logs", "small", "--storage", str(claim), *arguments)[:2] == (0, printed)
 
 
@@ -74,49 +75,41 @@ def test_workers_of_several_pools_have_a_folder_each(claim: Path, rljob: Rljob) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "parts"),
     [
-        (["--attempt", "4"], "has logs of attempts 1, 2, 3 (seen: --attempt 4); only the newest ten attempts are"),
-        (
-            ["--pool", "main"],
-            "has no log of worker 0 of pool main; it contains attempt-1, attempt-2, attempt-3, worker-1.log",
-        ),
-        (
-            ["--pool", "main", "--index", "1", "--attempt", "1"],
-            "has no logs of a failed worker 1 (it contains driver.log); remove --attempt",
-        ),
-        (["--follow"], "--follow: cannot be combined with --storage; remove one of them"),
-        (["--container", "ray"], "--container ray: not available with --storage, which has only the driver's log"),
+        (["--attempt", "4"], ("attempts 1, 2, 3", "--attempt 4", "newest ten")),
+        (["--pool", "main"], ("worker 0", "pool main", "attempt-1, attempt-2, attempt-3, worker-1.log")),
+        (["--pool", "main", "--index", "1", "--attempt", "1"], ("worker 1", "driver.log", "--attempt")),
+        (["--follow"], ("--follow:", "--storage", "remove")),
+        (["--container", "ray"], ("--container ray:", "--storage", "driver's log")),
     ],
 )
-def test_a_missing_attempt_is_reported_with_those_that_exist(
-    claim: Path, rljob: Rljob, arguments: list[str], said: str
+def test_a_missing_attempt_is_reported_with_the_existing_ones(
+    claim: Path, rljob: Rljob, arguments: list[str], parts: tuple[str, ...]
 ) -> None:
     code, output, errors = rljob("logs", "small", "--storage", str(claim), *arguments)
     assert (code, output) == (2, "")
-    assert errors.startswith("error: ")
-    assert said in errors
+    assert errors == Mentions("error:", *parts)
 
 
 def test_a_folder_without_a_job_is_reported(claim: Path, rljob: Rljob) -> None:
     code, _, errors = rljob("logs", "other", "--storage", str(claim))
     assert code == 2
-    assert errors == (
-        f"error: --storage {claim}: neither {claim / 'other' / LOGS} nor {claim / LOGS} exists (it contains small); use"
-        " the folder where the claim is mounted or, if the job has a subPath, that folder in it\n"
-    )
-    assert "(the folder does not exist)" in rljob("logs", "small", "--storage", str(claim / "none"))[2]
+    where = f"error: --storage {claim}:"
+    assert errors == Mentions(where, str(claim / "other" / LOGS), str(claim / LOGS), "small", "mounted", "subPath")
+    assert rljob("logs", "small", "--storage", str(claim / "none"))[2] == Mentions("folder does not exist")
 
 
 def test_an_attempt_without_a_driver_log_is_reported(claim: Path, rljob: Rljob) -> None:
     folder = claim / "small" / LOGS / "attempt-1"
     (folder / "driver.log").rename(folder / "stacks-0.txt")
     code, output, errors = rljob("logs", "small", "--storage", str(claim), "--attempt", "1")
-    assert (code, output, errors) == (2, "", f"error: {folder}: has no driver.log; it contains stacks-0.txt\n")
+    assert (code, output, errors) == (2, "", Mentions(f"error: {folder}:", "no driver.log", "stacks-0.txt"))
 
 
 def test_a_line_without_an_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A progress bar, say. In pieces of 64 bytes its 2 MiB took minutes, when each piece was added to all before it."""
+    """A progress bar, for example. In pieces of 64 bytes its 2 MiB took minutes while each piece was appended to all
+    earlier ones."""
     monkeypatch.setattr(kept_logs, "PIECE_BYTES", 64)
     file, bar = tmp_path / "driver.log", b"=" * 2**21
     file.write_bytes(b"first\n" + bar + b"\n\n" + bar)

@@ -1,4 +1,4 @@
-"""`rljob list`: the table, written out by hand, and the form for programs."""
+"""`rljob list`: the table, written out by hand, and the machine-readable form."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.messages import Mentions
 
 Rljob = Callable[..., tuple[int, str, str]]
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
-OTHER_VERSION = (
-    "the cluster's operator has another version than this command: install the `rljob` of that version, or see the"
-    " whole RLJob with --output yaml"
-)
 FAILED = {
     "phase": "Retrying",
     "reason": "OutOfMemory",
@@ -39,7 +36,7 @@ def job(status: object, name: str = "small") -> StoredJob:
     return stored_job({"metadata": metadata, "status": status})
 
 
-def test_the_table_says_why_and_on_how_many_gpus() -> None:
+def test_the_table_shows_reason_and_gpus() -> None:
     jobs = [job(job_statuses.full_status()), job(FAILED, "big"), job({}, "waiting-for-an-operator")]
     assert [line.plain for line in list_lines(jobs, NOW, everywhere=False)] == [
         "NAME                     PHASE     REASON       STEP   REWARD  CKPT  ATTEMPT  GPUS  AGE",
@@ -65,16 +62,14 @@ def test_the_columns_are_those_of_kubectl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "row", "place"),
+    ("status", "row", "unread"),
     [
         ("gone", ["bad", "?", "StatusUnreadable", "?", "?", "?", "?", "?", "30m"], 'status (seen: "gone")'),
         ({"phase": 3}, ["bad", "?", "StatusUnreadable", "30m"], "status.phase (seen: 3)"),
         ({"phase": "Running", "gpus": "many"}, ["bad", "Running", "?", "30m"], 'status.gpus (seen: "many")'),
     ],
 )
-def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
-    status: object, row: list[str], place: str
-) -> None:
+def test_an_unreadable_status_has_its_row_and_hides_no_other(status: object, row: list[str], unread: str) -> None:
     jobs = [job(job_statuses.full_status()), job(status, "bad"), job({}, "z")]
     out, notes = io.StringIO(), io.StringIO()
     consoles = (Console(file=file, highlight=False, width=80) for file in (out, notes))
@@ -82,10 +77,11 @@ def test_a_status_that_cannot_be_read_has_its_row_and_hides_no_other(
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "small", "bad", "z"]
     assert lines[2].split() == row
-    assert notes.getvalue() == f"RLJob team-a/bad: cannot be parsed: {place}; {OTHER_VERSION}\n"
+    assert notes.getvalue() == Mentions("RLJob team-a/bad:", unread, "another version", "`rljob`", "--output yaml")
+    assert notes.getvalue().count("\n") == 1
 
 
-def test_a_text_that_steers_a_terminal_does_not() -> None:
+def test_control_characters_do_not_reach_the_terminal() -> None:
     lines = list_lines([job({"phase": "Run\x1b[31mning\nx", "reason": "a\tb"})], NOW, everywhere=False)
     assert len(lines) == 2
     assert lines[1].plain.split() == ["small", "Running", "x", "a", "b", "30m"]
@@ -97,7 +93,7 @@ def load(output: str, form: str) -> object:
 
 @pytest.mark.apiserver
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljob, form: str) -> None:
+def test_json_output_is_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljob, form: str) -> None:
     code, output, errors = rljob("list", "-o", form)
     assert (code, errors) == (0, "")
     assert load(output, form) == {"apiVersion": "v1", "kind": "List", "items": []}
@@ -117,7 +113,7 @@ def test_programs_get_a_list_of_the_objects(job_cluster: JobCluster, rljob: Rljo
 
 
 @pytest.mark.apiserver
-def test_all_namespaces_and_wide_columns(job_cluster: JobCluster, rljob: Rljob) -> None:
+def test_all_namespaces_and_wide_columns_are_shown(job_cluster: JobCluster, rljob: Rljob) -> None:
     job_cluster.create_job(YAML(typ="safe", pure=True).load(SMALL_JOB))
     attempts = [{"number": 12, "cluster": "small-12", "started": CREATED, "outcome": "Evacuated", "state": "Moved"}]
     job_cluster.write_status("small", FAILED | {"attempts": attempts})
@@ -129,4 +125,4 @@ def test_all_namespaces_and_wide_columns(job_cluster: JobCluster, rljob: Rljob) 
 
 @pytest.mark.apiserver
 def test_an_empty_table_is_a_sentence(job_cluster: JobCluster, rljob: Rljob) -> None:
-    assert rljob("list", "-o", "wide") == (0, "", f"no jobs in namespace {job_cluster.namespace}\n")
+    assert rljob("list", "-o", "wide") == (0, "", Mentions("no jobs", job_cluster.namespace))

@@ -1,8 +1,6 @@
-"""The pages' job files are valid, and their commands print what the pages say; numbers and times may differ.
-
-What a training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes
-what the commands print now into the pages.
-"""
+"""The pages' job files are valid, and their commands print what the pages show; numbers and times may differ. What a
+training prints is compared in `tests/ray/test_tutorial.py`. After a change of messages, `--update-pages` writes the
+present output into the pages."""
 
 from __future__ import annotations
 
@@ -18,17 +16,18 @@ import pytest
 from ruamel.yaml import YAML
 
 from rljob_api.job_file import load_job_file
+from rljob_testing import pages
 from rljob_testing.cli.job_cluster import JobCluster, Json
-from rljob_testing.pages import REPOSITORY, Block, blocks, first_missing, saved_files, shown_commands, update_output
 
 README, QUICKSTART, TUTORIAL, PLANNING = (
-    REPOSITORY / name for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md", "docs/planning.md")
+    pages.REPOSITORY / name
+    for name in ("README.md", "docs/quickstart.md", "docs/tutorial-own-reward.md", "docs/planning.md")
 )
 PARTS_OF_A_SPEC = ("spec", "pools", "roles", "training", "runPolicy", "checkpoint", "envFrom", "code")
 PARTS_OF_JOBS = [
     pytest.param(block, id=f"{page.stem}-{block.section}")
-    for page in sorted((REPOSITORY / "docs").glob("*.md"))
-    for block in blocks(page, "yaml")
+    for page in sorted((pages.REPOSITORY / "docs").glob("*.md"))
+    for block in pages.blocks(page, "yaml")
     if block.text.startswith(("apiVersion: rljob.dev", *(f"{part}:" for part in PARTS_OF_A_SPEC)))
 ]
 USUAL_TRAINING = {
@@ -43,7 +42,7 @@ yaml = YAML(typ="safe", pure=True)
 
 
 def whole_job(part: Json) -> Json:
-    """A job with this part of one; the rest is that of a mathematical training on one node."""
+    """Completes a job from the part that a page shows; the rest is that of a mathematical training on one node."""
     if "apiVersion" in part:
         return part
     spec = part.get("spec", part)
@@ -56,42 +55,42 @@ def whole_job(part: Json) -> Json:
 
 
 @pytest.mark.parametrize("block", PARTS_OF_JOBS)
-def test_the_yaml_of_every_page_is_that_of_a_valid_job(block: Block, tmp_path: Path) -> None:
+def test_the_yaml_of_every_page_is_a_valid_job(block: pages.Block, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     yaml.dump(whole_job(yaml.load(block.text)), file)
     load_job_file(file)
 
 
-def test_the_job_of_the_readme_is_short_and_that_of_the_tutorial(tmp_path: Path) -> None:
-    [of_readme] = blocks(README, "yaml")
+def test_the_readme_job_is_short_and_equals_the_tutorials(tmp_path: Path) -> None:
+    [of_readme] = pages.blocks(README, "yaml")
     (tmp_path / "job.yaml").write_text(of_readme.text)
     load_job_file(tmp_path / "job.yaml")
     assert len(of_readme.text.splitlines()) <= 17
-    of_tutorial = yaml.load(saved_files(TUTORIAL)["job.yaml"])
+    of_tutorial = yaml.load(pages.saved_files(TUTORIAL)["job.yaml"])
     del of_tutorial["spec"]["training"]["evaluation"]
     assert yaml.load(of_readme.text) == of_tutorial
 
 
-def test_the_reward_of_readme_and_tutorial_does_what_they_say(tmp_path: Path) -> None:
-    [of_readme] = blocks(README, "python")
-    files = saved_files(TUTORIAL)
+def test_the_reward_of_readme_and_tutorial_works_as_documented(tmp_path: Path) -> None:
+    [of_readme] = pages.blocks(README, "python")
+    files = pages.saved_files(TUTORIAL)
     assert of_readme.text == files["my_reward.py"]
     for name in ("my_reward.py", "try_reward.py"):
         (tmp_path / name).write_text(files[name])
-    [shown] = shown_commands(TUTORIAL, "2. Test it on rows")
+    [shown] = pages.shown_commands(TUTORIAL, "2. Test it on rows")
     _, *arguments = shlex.split(shown.command)
     run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert tuple(run.stdout.splitlines()) == shown.output
 
 
-TROUBLESHOOTING = REPOSITORY / "docs/troubleshooting.md"
+TROUBLESHOOTING = pages.REPOSITORY / "docs/troubleshooting.md"
 MESSAGES_OF_LIBRARIES = ("CUDA out of memory",)
 
 
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_programs() -> None:
     _, of_training = TROUBLESHOOTING.read_text().split("## Messages of the training\n")
     headings = re.findall(r"^### (.*)$", of_training, re.MULTILINE)
-    folders = [REPOSITORY / folder / "src" for folder in ("crds", "operator", "trainer")]
+    folders = [pages.REPOSITORY / folder / "src" for folder in ("crds", "operator", "trainer")]
     files = [path for folder in folders for path in folder.rglob("*.py") if path.parent.name != "crdgen"]
     sources = [path.read_text() for path in files]
     assert len(headings) > 5
@@ -107,32 +106,32 @@ Compare = Callable[[Path, str], None]
 
 @pytest.fixture
 def compare(rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Compare:
-    """Runs the commands of a page's section and compares what they print with the page."""
+    """Runs the commands of a page's section and compares their output with the page."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    (tmp_path / "examples").symlink_to(pages.REPOSITORY / "examples")
 
     def run(page: Path, section: str) -> None:
-        commands = shown_commands(page, section)
+        commands = pages.shown_commands(page, section)
         assert commands, section
         for shown in commands:
             _, *arguments = shlex.split(shown.command)
             _, output, errors = rljob(*arguments)
-            missing = first_missing(shown, output + errors)
+            missing = pages.first_line_not_printed(shown, output + errors)
             if missing is not None and pytestconfig.getoption("update_pages"):
-                update_output(page, shown, output + errors)
+                pages.update_output(page, shown, output + errors)
                 continue
             assert missing is None, f"{shown.command}\nis not printed: {missing}\nprinted:\n{output}{errors}"
 
     return run
 
 
-def test_checking_the_tutorials_job(compare: Compare, tmp_path: Path) -> None:
-    for name, text in saved_files(TUTORIAL).items():
+def test_the_checks_of_the_tutorials_job_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:
+    for name, text in pages.saved_files(TUTORIAL).items():
         (tmp_path / name).write_text(text)
     compare(TUTORIAL, "3. Write the job")
 
 
-def test_checking_the_first_jobs(compare: Compare, tmp_path: Path) -> None:
+def test_the_checks_of_the_first_jobs_print_the_documented_output(compare: Compare, tmp_path: Path) -> None:
     compare(QUICKSTART, "Check the job")
     compare(QUICKSTART, "A job of your own")
     (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text().replace("  steps: 24", "  stepss: 24"))
@@ -142,13 +141,13 @@ def test_checking_the_first_jobs(compare: Compare, tmp_path: Path) -> None:
 def test_a_first_plan(compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # this user's profiles
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    for block in blocks(PLANNING, "yaml"):
+    for block in pages.blocks(PLANNING, "yaml"):
         (tmp_path / f"{yaml.load(block.text)['metadata']['name']}.yaml").write_text(block.text)
     compare(PLANNING, "A first plan")
 
 
 def ago(seconds: int) -> str:
-    """A moment before now, as the API server writes it."""
+    """A time before now, as the API server writes it."""
     return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -225,9 +224,9 @@ COMPLETE: Json = {
 
 
 @pytest.mark.apiserver
-def test_the_quickstart_on_a_cluster(compare: Compare, job_cluster: JobCluster) -> None:
-    """The commands on a real API server; the test writes what the operator and the kubelet would."""
-    stored = job_cluster.create_job(yaml.load(REPOSITORY / "examples/quickstart.yaml"))
+def test_the_quickstart_on_a_cluster_prints_the_documented_output(compare: Compare, job_cluster: JobCluster) -> None:
+    """The commands run against a real API server; the test writes what the operator and the kubelet would write."""
+    stored = job_cluster.create_job(yaml.load(pages.REPOSITORY / "examples/quickstart.yaml"))
     job_cluster.write_status("quickstart", RUNNING)
     compare(QUICKSTART, "Watch")
     job_cluster.write_status("quickstart", PROVISIONING | {"progress": None})

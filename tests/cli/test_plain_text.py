@@ -1,4 +1,4 @@
-"""Ages, lengths of time and foreign text, as the cluster commands show them."""
+"""Ages, durations and foreign text, as the cluster commands show them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rljob_cli.plain_text import age, length, one_line, shortened
         (48 * 3600, "2d"),
     ],
 )
-def test_a_length_of_time_is_as_exact_as_matters(seconds: float, shown: str) -> None:
+def test_a_duration_is_as_exact_as_matters(seconds: float, shown: str) -> None:
     assert length(seconds) == shown
 
 
@@ -34,7 +34,7 @@ def test_a_clock_that_is_ahead_gives_no_negative_age() -> None:
     assert age(now + timedelta(seconds=5), now) == "0s"
 
 
-def test_text_from_elsewhere_is_one_printable_line() -> None:
+def test_foreign_text_becomes_one_printable_line() -> None:
     assert one_line("a\tb\x1b[31m\n  c\r\n") == "a b c"
 
 

@@ -372,7 +372,7 @@ def test_without_a_file_or_a_run_the_choices_are_listed(rljob: Rljob) -> None:
     )
 
 
-def test_a_plan_is_fast_because_it_loads_little(job: Path) -> None:
+def test_a_plan_is_fast_because_it_imports_little(job: Path) -> None:
     heavy = ("torch", "numpy", "transformers", "ray", "kubernetes", "urllib.request", "rljob_planner.search")
     program = (
         "import sys, time; sys.argv = ['rljob', 'plan', *sys.argv[1:]]; start = time.process_time()\n"

@@ -233,7 +233,7 @@ def test_a_run_on_gpus_needs_their_type(rljob: Rljob, tmp_path: Path, monkeypatc
     assert (code, errors) == (2, Mentions("error: --gpu", "the run was on GPUs"))
 
 
-def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_profile_survives_a_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     constants = Constants(training_efficiency={"H100": 0.41}, pass_seconds=0.25, source="runs/x")
     write_profile(file, Profile("H100", constants, ("runs/x",), "2026-01-31T12:00:00Z"))
@@ -288,7 +288,7 @@ def test_a_file_that_is_no_profile_is_rejected(tmp_path: Path) -> None:
         read_profile(file)
 
 
-def test_every_section_that_advice_names_is_in_the_documents() -> None:
+def test_every_section_that_advice_names_exists_in_the_docs() -> None:
     """Advice and findings name sections of docs/tuning.md."""
     page = (REPOSITORY / "docs/tuning.md").read_text()
     headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}

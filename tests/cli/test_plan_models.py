@@ -121,7 +121,7 @@ def test_a_file_of_an_installed_package_is_read(tmp_path: Path) -> None:
     assert found.shape.num_layers == 2
 
 
-def test_a_model_that_was_downloaded_is_read_from_the_cache(hub: Hub, tmp_path: Path) -> None:
+def test_a_downloaded_model_is_read_from_the_cache(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "models--Qwen--Qwen3-8B"
     written(folder / "snapshots" / "c0ffee")
     (folder / "refs").mkdir()

@@ -270,7 +270,7 @@ def test_changes_are_listed_field_by_field() -> None:
     assert differences(old, old) == []
 
 
-def test_changes_of_the_training_reach_their_fields() -> None:
+def test_changes_of_training_settings_are_written_to_their_fields() -> None:
     spec = load_job_text(JOB).spec
     changes = [
         Change("spec.training.model.offload.optimizer", "true", "false"),

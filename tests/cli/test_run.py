@@ -1,4 +1,4 @@
-"""`rljob run` as a process, with a stand-in for the trainer: what it hands over, refuses, stops and leaves behind."""
+"""`rljob run` as a process, with a stand-in for the trainer: what it passes on, rejects, stops and leaves behind."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from rljob_api.v1alpha1.policy_loss import Clipped
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_cli.local.run import explain_exit
 from rljob_testing.cli.rljob_command import JobFolder
+from rljob_testing.messages import Mentions
 
 WaitFor = Callable[[Callable[[], bool]], None]
 Rljob = Callable[..., tuple[int, str, str]]
 
 
 def trainer_environment(workplace: JobFolder, attempt: int) -> dict[str, str]:
-    return dict(json.loads((workplace.run_folder / f"told-{attempt}.json").read_text()))
+    return dict(json.loads((workplace.run_folder / f"environment-{attempt}.json").read_text()))
 
 
 def num_steps_in(workplace: JobFolder) -> int:
@@ -33,16 +34,16 @@ def num_steps_in(workplace: JobFolder) -> int:
 
 
 @pytest.fixture
-def refused(workplace: JobFolder, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What `rljob run` says, in this process, before it starts the trainer."""
+def error_of_run(workplace: JobFolder, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The error that `rljob run` prints, in this process, before it starts the trainer."""
     monkeypatch.chdir(workplace.folder)
 
-    def refuse(*arguments: str) -> str:
+    def run(*arguments: str) -> str:
         code, output, errors = rljob("run", "job.yaml", "--code", "code", *arguments)
         assert code == 2
         return output + errors
 
-    return refuse
+    return run
 
 
 def alive(pid: int) -> bool:
@@ -73,9 +74,9 @@ def test_a_run_passes_the_contract_to_the_trainer_and_reports_folder_and_result(
     assert "actor, rollout" in output
     assert "actor, rollout, ref" not in output
     assert f"results: {workplace.run_folder}" in output
-    assert "exit code 0: complete" in output
-    assert "step 3 of 3, held-out score 0.500, newest checkpoint at step 3" in output
-    assert "to continue:" not in output
+    assert output == Mentions("exit code 0", "complete")
+    assert output == Mentions("step 3 of 3", "0.500", "checkpoint at step 3")
+    assert "rljob run" not in output
     written = load_job_file(folder / "job.yaml")
     assert written.spec.training.batch_size == 4
     text = (folder / "job.yaml").read_text()
@@ -101,7 +102,7 @@ def test_a_run_on_a_ray_cluster_leaves_pools_and_devices_to_it(workplace: JobFol
 @pytest.mark.parametrize(
     ("named", "expected"),
     [("10.0.0.1:6379", "10.0.0.1:6379"), ("http://10.0.0.1:8265", "auto"), ("", "auto")],
-    ids=["of a Ray job", "a dashboard", "none"],
+    ids=["address", "dashboard", "none"],
 )
 def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, named: str, expected: str) -> None:
     code, output = workplace.run("--ray", "auto", RAY_ADDRESS=named)
@@ -109,9 +110,9 @@ def test_auto_is_the_cluster_that_the_environment_names(workplace: JobFolder, na
     assert trainer_environment(workplace, 1)["RAY_ADDRESS"] == expected
 
 
-def test_workers_are_not_chosen_for_a_ray_cluster(refused: Callable[..., str]) -> None:
-    output = refused("--ray", "auto", "--workers", "2")
-    assert "--workers: a Ray cluster uses the pools of the file; remove --workers or --ray" in output
+def test_workers_are_not_chosen_for_a_ray_cluster(error_of_run: Callable[..., str]) -> None:
+    output = error_of_run("--ray", "auto", "--workers", "2")
+    assert output == Mentions("--workers:", "Ray cluster", "pools", "--ray")
 
 
 def test_the_run_folder_keeps_the_resolved_algorithm(workplace: JobFolder) -> None:
@@ -121,24 +122,24 @@ def test_the_run_folder_keeps_the_resolved_algorithm(workplace: JobFolder) -> No
     written = load_job_file(workplace.run_folder / "job.yaml").spec.training.algorithm
     assert written.loss.clipped == Clipped(clip_ratio_low=0.2, clip_ratio_high=0.2, dual_clip_ratio=0)
     assert written.aggregation is LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM
-    asked = load_job_file(workplace.job_file).spec.training.algorithm
-    assert resolve_algorithm(written) == resolve_algorithm(asked)
+    original = load_job_file(workplace.job_file).spec.training.algorithm
+    assert resolve_algorithm(written) == resolve_algorithm(original)
 
 
-def test_a_job_that_is_too_large_to_hand_over_is_refused_before_an_attempt_is_counted(
-    workplace: JobFolder, refused: Callable[..., str]
+def test_a_job_that_is_too_large_for_the_trainer_is_rejected_before_an_attempt_is_counted(
+    workplace: JobFolder, error_of_run: Callable[..., str]
 ) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  env:\n" + "".join(f"  - {{name: TEXT_{n}, value: {'x' * 4000}}}\n" for n in range(17)))
-    assert "at most 65536 bytes as JSON" in refused()
+    assert error_of_run() == Mentions("65536 bytes")
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
 
-def test_an_environment_that_the_system_refuses_is_named_before_an_attempt_is_counted(workplace: JobFolder) -> None:
-    # Linux takes at most 128 KiB in one variable; PYTHONPATH grows by the job's folders.
+def test_an_environment_that_the_system_rejects_is_named_before_an_attempt_is_counted(workplace: JobFolder) -> None:
+    # Linux accepts at most 128 KiB in one variable; PYTHONPATH grows by the job's folders.
     code, output = workplace.run(PYTHONPATH="/nowhere:" * 14_560)
     assert code == 2
-    assert "error: the trainer cannot be started: its environment is larger than this system allows" in output
+    assert output == Mentions("error:", "trainer", "environment")
     assert "Traceback" not in output
     assert [entry.name for entry in workplace.run_folder.iterdir()] == [".lock"]
 
@@ -148,20 +149,19 @@ def test_variables_of_the_job_reach_the_trainer_with_their_references_replaced(w
         file.write("  env: [{name: CODE, value: '75'}, {name: STAND_IN, value: exit-$(CODE)}]\n")
     code, output = workplace.run(mode="finish")
     assert code == 75
-    assert "a worker or device was lost" in output
-    assert output.endswith("to continue: rljob run job.yaml --code code\n")
+    assert output == Mentions("exit code 75", "worker")
+    assert output.endswith(": rljob run job.yaml --code code\n")
 
 
-def test_advice_repeats_the_options_that_were_given(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_advice_repeats_the_given_options(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     options = ("--run-folder", "my runs/1", "--workers", "1")
     again = "rljob run job.yaml --resume --workers 1 --run-folder 'my runs/1' --code code"
     code, output = workplace.run(*options, mode="lost")
     assert code == 75
-    assert output.endswith(f"to continue: {again}\n")
-    output = refused(*options)
-    assert f"`{again}`, or start another with --run-folder" in output
-    output = refused("--resume", "--run-folder", "other")
-    assert "no run to resume; start one with `rljob run job.yaml --run-folder other --code code`" in output
+    assert output.endswith(f": {again}\n")
+    assert error_of_run(*options) == Mentions(f"`{again}`", "--run-folder")
+    output = error_of_run("--resume", "--run-folder", "other")
+    assert output == Mentions("no run", "`rljob run job.yaml --run-folder other --code code`")
 
 
 @pytest.mark.parametrize(("mode", "code"), [("exit-1", 1), ("killed", 137)])
@@ -172,71 +172,64 @@ def test_the_trainers_exit_code_is_passed_on_and_explained(workplace: JobFolder,
 
 
 @pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        (1, "the training or the job's own code failed"),
-        (2, "the job's configuration is invalid"),
-        (3, "exited unexpectedly"),
-        (137, "usually because the machine ran out of memory"),
-        (143, "the trainer was killed by signal 15"),
-    ],
+    ("code", "word"),
+    [(1, "code failed"), (2, "configuration"), (3, "unexpectedly"), (137, "out of memory"), (143, "signal 15")],
 )
-def test_every_exit_code_is_explained(code: int, text: str) -> None:
-    assert text in explain_exit(code, None, was_killed_on_request=False)
+def test_every_exit_code_is_explained(code: int, word: str) -> None:
+    assert explain_exit(code, None, was_killed_on_request=False) == Mentions(word)
 
 
-def test_a_trainer_that_ends_well_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:
+def test_a_trainer_that_exits_with_0_before_the_job_is_complete_has_failed(workplace: JobFolder) -> None:
     code, output = workplace.run(mode="exit-0")
     assert code == 1
-    assert "the trainer exited with code 0 before the job was complete" in output
+    assert output == Mentions("trainer", "code 0", "complete")
     assert "exit code 1: " in output
     assert json.loads((workplace.run_folder / "attempts.jsonl").read_text().splitlines()[-1])["exitCode"] == 1
 
 
-def test_a_second_run_is_refused_and_a_resumed_one_counts_on(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_a_second_run_is_rejected_and_a_resumed_one_counts_on(
+    workplace: JobFolder, error_of_run: Callable[..., str]
+) -> None:
     assert workplace.run()[0] == 0
     before = (workplace.run_folder / "metrics.jsonl").read_text()
-    assert (
-        "already contains a run (step 3 of 3, Complete); resume it with `rljob run job.yaml --resume --code code`"
-        in refused()
-    )
+    assert error_of_run() == Mentions("step 3 of 3", "Complete", "`rljob run job.yaml --resume --code code`")
     assert (workplace.run_folder / "metrics.jsonl").read_text() == before
     assert workplace.run("--resume")[0] == 0
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_a_run_that_failed_before_its_first_step_may_simply_be_run_again(workplace: JobFolder) -> None:
+def test_a_run_that_failed_before_its_first_step_may_be_run_again(workplace: JobFolder) -> None:
     assert workplace.run(mode="exit-2")[0] == 2
     assert workplace.run()[0] == 0
     assert trainer_environment(workplace, 2)["RLJOB_ATTEMPT"] == "2"
 
 
-def test_resume_without_a_run_is_rejected(workplace: JobFolder, refused: Callable[..., str]) -> None:
-    output = refused("--resume")
-    assert f"{workplace.run_folder}: no run to resume; start one with `rljob run job.yaml --code code`\n" in output
+def test_resume_without_a_run_is_rejected(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
+    output = error_of_run("--resume")
+    assert output == Mentions(f"{workplace.run_folder}:", "no run", "`rljob run job.yaml --code code`")
 
 
-def test_resume_is_refused_where_the_job_says_never(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_resume_is_rejected_if_the_job_says_never(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     with workplace.job_file.open("a") as file:
         file.write("  checkpoint: {resume: Never}\n")
-    assert "spec.checkpoint.resume: is Never" in refused("--resume")
+    assert error_of_run("--resume") == Mentions("spec.checkpoint.resume:", "Never")
 
 
-def test_a_folder_of_something_else_is_left_alone(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_a_foreign_folder_is_not_changed(workplace: JobFolder, error_of_run: Callable[..., str]) -> None:
     folder = workplace.folder / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("x")
-    output = refused("--run-folder", "mine")
-    assert "is not empty and not the folder of a run (it contains thesis.txt)" in output
+    output = error_of_run("--run-folder", "mine")
+    assert output == Mentions(str(folder), "empty", "thesis.txt")
     assert sorted(entry.name for entry in folder.iterdir()) == [".lock", "thesis.txt"]
 
 
 def test_two_runs_cannot_use_one_folder_at_once(
-    workplace: JobFolder, wait_for: WaitFor, refused: Callable[..., str]
+    workplace: JobFolder, wait_for: WaitFor, error_of_run: Callable[..., str]
 ) -> None:
     first = workplace.start(mode="wait")
     wait_for((workplace.run_folder / "metrics.jsonl").exists)
-    assert f"another run is using it (process {first.pid})" in refused("--resume")
+    assert error_of_run("--resume") == Mentions("another run", f"process {first.pid}")
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=120)
 
@@ -274,20 +267,20 @@ def test_ctrl_c_during_a_resumed_run_reports_the_kept_checkpoints(workplace: Job
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "exit code 130: stopped on request; this attempt completed no step, so nothing is lost\n" in output
-    assert f"step 3 of 3, held-out score 0.500, newest checkpoint at step 3; see {workplace.run_folder}\n" in output
-    assert "to continue: rljob run job.yaml --resume --code code\n" in output
+    assert output == Mentions("exit code 130", "completed no step")
+    assert output == Mentions("step 3 of 3", "0.500", "checkpoint at step 3", str(workplace.run_folder))
+    assert ": rljob run job.yaml --resume --code code\n" in output
 
 
 @pytest.mark.parametrize(
     ("mode", "step", "lost"),
     [
-        ("deaf", 1, "there is no checkpoint yet, so 1 completed steps are lost"),
-        ("deaf-later", 2, "steps after the checkpoint of step 1 are lost"),
+        ("deaf", 1, ("no checkpoint", "1 completed", "lost")),
+        ("deaf-later", 2, ("after the checkpoint of step 1", "lost")),
     ],
 )
 def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
-    workplace: JobFolder, wait_for: WaitFor, mode: str, step: int, lost: str
+    workplace: JobFolder, wait_for: WaitFor, mode: str, step: int, lost: tuple[str, ...]
 ) -> None:
     process = workplace.start(mode=mode)
     wait_for(lambda: num_steps_in(workplace) == step)
@@ -299,9 +292,7 @@ def test_a_second_ctrl_c_stops_at_once_and_reports_the_lost_steps(
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 137
-    assert "stopping at once" in output
-    assert "exit code 137: stopped at once by a second request; " + lost in output
-    assert "memory" not in output
+    assert output == Mentions("at once", "exit code 137", "second request", *lost, without=["memory"])
     assert not alive(trainer)
 
 
@@ -322,35 +313,33 @@ def test_the_trainer_is_asked_to_stop_when_the_command_is_killed(workplace: JobF
     assert workplace.run("--resume")[0] == 0
 
 
-def test_a_bad_file_is_refused_before_anything_is_made(workplace: JobFolder, refused: Callable[..., str]) -> None:
+def test_an_invalid_file_is_rejected_before_anything_is_created(
+    workplace: JobFolder, error_of_run: Callable[..., str]
+) -> None:
     workplace.job_file.write_text(workplace.job_file.read_text().replace("steps: 3", "stepz: 3"))
-    output = refused()
-    assert "job.yaml:" in output
-    assert "stepz" in output
+    output = error_of_run()
+    assert output == Mentions("job.yaml", "stepz")
     assert not (workplace.folder / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["random.py", "numbers/__init__.py", "code/types.py", "queue.py", "sched.py"])
-def test_a_file_that_hides_a_module_of_python_is_refused_before_anything_is_made(
-    workplace: JobFolder, refused: Callable[..., str], name: str
+def test_a_file_that_hides_a_module_of_python_is_rejected_before_anything_is_created(
+    workplace: JobFolder, error_of_run: Callable[..., str], name: str
 ) -> None:
     file = workplace.folder / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
     for unused in ("antigravity.py", "this.py"):
         (workplace.folder / unused).write_text("")
-    output = refused()
+    output = error_of_run()
     module = name.removeprefix("code/").removesuffix(".py").removesuffix("/__init__")
-    assert output == (
-        f"error: {file}: hides Python's own module {module!r}, which the trainer needs; rename the file, for example to"
-        f" my_{module}.py\n"
-    )
+    assert output == Mentions(f"error: {file}:", "Python", repr(module), "rename", f"my_{module}.py")
     assert not workplace.run_folder.exists()
 
 
 def test_a_missing_trainer_package_is_reported(
-    workplace: JobFolder, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    workplace: JobFolder, error_of_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_cli.local.run.find_spec", lambda _: None)
-    assert "the trainer is not installed" in refused()
+    assert error_of_run() == Mentions("trainer", "not installed")
     assert not (workplace.folder / "runs").exists()

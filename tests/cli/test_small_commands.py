@@ -14,6 +14,7 @@ import pytest
 from rljob_api.constants import CONTRACT_VERSION
 from rljob_api.job_file import load_job_file
 from rljob_testing.cli.rljob_command import JobFolder
+from rljob_testing.messages import Mentions
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ Rljob = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the commands run."""
+    """The folder that the commands run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -46,13 +47,13 @@ def test_a_misspelled_command_gets_a_suggestion_and_an_unknown_one_does_not(rljo
 
 def test_the_starter_file_is_valid_and_is_not_overwritten(rljob: Rljob, folder: Path) -> None:
     code, output, _ = rljob("init", "mine.yaml")
-    assert (code, output) == (0, "wrote mine.yaml; next: rljob validate mine.yaml, then rljob run mine.yaml\n")
+    assert (code, output) == (0, Mentions("wrote mine.yaml", "rljob validate mine.yaml", "rljob run mine.yaml"))
     assert load_job_file(folder / "mine.yaml").metadata.name == "my-first-run"
     assert rljob("validate", "mine.yaml")[0] == 0
     (folder / "mine.yaml").write_text("my changes")
     code, _, errors = rljob("init", "mine.yaml")
     assert code == 2
-    assert errors == "error: mine.yaml: already exists; use another name\n"
+    assert errors == Mentions("error: mine.yaml:", "exists", "another name")
     assert (folder / "mine.yaml").read_text() == "my changes"
 
 
@@ -68,7 +69,7 @@ def test_the_starter_file_has_a_name_of_a_job_file(rljob: Rljob, folder: Path, n
     assert load_job_file(folder / written).metadata.name == "my-first-run"
 
 
-def test_the_starter_file_trains_as_the_example_that_was_measured(rljob: Rljob, folder: Path) -> None:
+def test_the_starter_file_trains_like_the_measured_example(rljob: Rljob, folder: Path) -> None:
     rljob("init", "mine.yaml")
     mine = load_job_file(folder / "mine.yaml").spec.training
     example = load_job_file(REPOSITORY / "examples" / "smollm2-arithmetic.yaml").spec.training
@@ -77,10 +78,10 @@ def test_the_starter_file_trains_as_the_example_that_was_measured(rljob: Rljob, 
     assert mine.rollout.group_size == example.rollout.group_size
 
 
-def test_the_starter_file_can_only_be_written_where_there_is_a_folder(rljob: Rljob) -> None:
+def test_the_starter_file_needs_an_existing_folder(rljob: Rljob) -> None:
     code, _, errors = rljob("init", "nowhere/job.yaml")
     assert code == 2
-    assert "nowhere/job.yaml: cannot be written (No such file or directory)" in errors
+    assert errors == Mentions("nowhere/job.yaml:", "written", "No such file or directory")
 
 
 def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
@@ -94,15 +95,15 @@ def test_plots_are_drawn_again_from_the_metrics(workplace: JobFolder) -> None:
     assert (workplace.run_folder / "plots" / "reward.png").exists()
 
 
-def test_plotting_something_else_is_refused(workplace: JobFolder) -> None:
+def test_plotting_a_foreign_folder_is_rejected(workplace: JobFolder) -> None:
     process = workplace.command("plot", "code")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "metrics.jsonl: no such file" in output
+    assert output == Mentions("metrics.jsonl:", "no such file")
 
 
-def test_the_command_line_loads_neither_the_trainer_nor_its_libraries() -> None:
-    """What says the commands' names does not even load the contract's types."""
+def test_the_command_line_imports_neither_the_trainer_nor_its_libraries() -> None:
+    """The module with the commands' names does not even import the contract's types."""
     heavy = ("torch", "ray", "numpy", "rljob_trainer", "matplotlib", "transformers", "kubernetes", "rljob_operator")
     program = (
         "import importlib, pkgutil, sys, rljob_cli.__main__\n"

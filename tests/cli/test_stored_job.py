@@ -1,4 +1,4 @@
-"""What an operator of another version has written is shown as far as it is known here, and never raises."""
+"""A status written by an operator of another version is shown as far as it is known here, and never raises."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rljob_cli.cluster.stored_job import StoredJob, stored_job
 from rljob_testing.cli import job_statuses
 from rljob_testing.cli.job_cluster import Json
 from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.messages import Mentions
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 CREATED = "2026-01-31T12:00:00Z"
@@ -35,7 +36,7 @@ def shown(stored: StoredJob) -> str:
 
 
 def newer_status() -> Json:
-    """Every field of this version, and in each place words and fields of a later one."""
+    """Every field of this version, with additional words and fields of a later one in each of them."""
     new: Json = {"mood": {"deep": ["news"]}}
     attempt = {"number": 3, "cluster": "small-3", "state": "Migrating", "started": CREATED, "outcome": "Moved", **new}
     stop = {"reason": "Preempted", "requestedAt": CREATED, **new}
@@ -70,19 +71,19 @@ def test_unknown_values_of_a_newer_operator_are_shown_unchanged() -> None:
     for word in ("Migrating", "QuotaReserved", "Moved", "Borrowed", "Preempted", "Moved (Weather)", '"Perhaps"'):
         assert word in text, word
     assert "  QuotaReserved      Unknown  Borrowed" in text
-    assert "the cluster's operator has another version than this command" in text
+    assert text == Mentions("operator", "another version")
 
 
-def test_an_unknown_way_to_end_is_an_end() -> None:
+def test_an_unknown_result_counts_as_finished() -> None:
     result = {"outcome": "Evacuated", "reason": "Flood", "message": "m", "at": "2026-01-31T12:20:00Z", "by": "them"}
     stored = job({"phase": "Evacuated", "result": result})
     end = ending(stored.status)
     assert end is not None
     assert (end.kind, end.is_complete) == ("Evacuated", False)
-    assert "The job has finished: Evacuated, reason Flood, 10m ago" in shown(stored)
+    assert shown(stored) == Mentions("finished", "Evacuated, reason Flood, 10m ago")
 
 
-def test_the_conditions_say_how_a_job_ended_whose_result_cannot_be_read() -> None:
+def test_the_conditions_give_the_result_of_a_job_whose_result_cannot_be_read() -> None:
     failed = job_statuses.condition("Failed", "True", "ApplicationError", "2026-01-31T12:20:00Z", "exit code 1")
     stored = job({"phase": "Failed", "result": {"outcome": 1}, "conditions": [failed]})
     assert [part.split(" (")[0] for part in stored.unparsed_fields if part.startswith("status.result")]
@@ -114,11 +115,11 @@ def test_unreadable_fields_are_left_out_and_reported(status: object, unread: tup
     stored = job(status)
     assert stored.unparsed_fields == unread
     assert stored.status.to_wire() == left
-    assert status == before  # programs get what the server has
+    assert status == before  # JSON output is what the server returned
     assert unread[0] in shown(stored)
 
 
-def test_no_text_of_a_status_can_steer_a_terminal() -> None:
+def test_no_text_of_a_status_sends_control_characters_to_a_terminal() -> None:
     red = "\x1b[31mR\x07"
     bad = job_statuses.condition("ClusterReady", "False", red, CREATED, f"a {red}\nb {red}")
     result = {"outcome": red, "reason": red, "message": red, "at": CREATED}
@@ -134,12 +135,12 @@ def test_no_text_of_a_status_can_steer_a_terminal() -> None:
     assert handled.stop == red, "it is compared with the annotation"
 
 
-@pytest.mark.parametrize("place", ["started", "clusterCreatedAt", "stateUnknownSince", "progressedAt"])
+@pytest.mark.parametrize("field", ["started", "clusterCreatedAt", "stateUnknownSince", "progressedAt"])
 @pytest.mark.parametrize("end", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+12:00"])
-def test_times_at_the_ends_of_the_calendar_cannot_be_read(place: str, end: str) -> None:
-    attempt = {"number": 1, "cluster": "c", "started": CREATED} | {place: end}
+def test_times_at_the_ends_of_the_calendar_cannot_be_read(field: str, end: str) -> None:
+    attempt = {"number": 1, "cluster": "c", "started": CREATED} | {field: end}
     stored = job({"attempts": [attempt]})
-    assert stored.unparsed_fields[0] == f'status.attempts[0].{place} (seen: "{end}")'
+    assert stored.unparsed_fields[0] == f'status.attempts[0].{field} (seen: "{end}")'
     assert stored.unparsed_fields[0] in shown(stored)
 
 

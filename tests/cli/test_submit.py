@@ -1,4 +1,5 @@
-"""`rljob submit` against a real API server: created once, found again, changed where that is allowed, else refused."""
+"""`rljob submit` against a real API server: created once, found again, changed where that is allowed, otherwise
+rejected."""
 
 from __future__ import annotations
 
@@ -11,16 +12,13 @@ import pytest
 
 from rljob_testing.cli.job_cluster import JobCluster
 from rljob_testing.cli.rljob_command import SMALL_JOB
+from rljob_testing.messages import Mentions
 
 pytestmark = pytest.mark.apiserver
 
 Rljob = Callable[..., tuple[int, str, str]]
 ON_CLUSTER = SMALL_JOB + "  checkpoint: {storage: {persistentVolumeClaim: results}}\n"
-NEXT = (
-    "next: rljob status small --watch   shows changes until the job finishes\n"
-    "      rljob logs small --follow    prints the log of the training\n"
-    "      rljob explain small          explains what the job waits for\n"
-)
+NEXT = ("next: rljob status small --watch", "rljob logs small --follow", "rljob explain small")
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_job_is_created_from_the_file_unchanged(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     code, output, errors = rljob("submit", str(file))
-    assert (code, output, errors) == (0, f"RLJob {job_cluster.namespace}/small created (here)\n{NEXT}", "")
+    assert (code, output, errors) == (0, Mentions(f"RLJob {job_cluster.namespace}/small created (here)", *NEXT), "")
     spec = job_cluster.job("small")["spec"]
     assert isinstance(spec, dict)
     assert spec["training"]["steps"] == 3
@@ -44,7 +42,7 @@ def test_a_job_from_a_pipe_is_created(job_cluster: JobCluster, rljob: Rljob, tmp
     os.mkfifo(pipe)
     Thread(target=pipe.write_text, args=(ON_CLUSTER,), daemon=True).start()
     code, output, errors = rljob("submit", str(pipe))
-    assert (code, output, errors) == (0, f"RLJob {job_cluster.namespace}/small created (here)\n{NEXT}", "")
+    assert (code, output, errors) == (0, Mentions(f"RLJob {job_cluster.namespace}/small created (here)", *NEXT), "")
 
 
 def test_a_warning_of_the_server_is_shown_as_a_warning(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
@@ -52,10 +50,8 @@ def test_a_warning_of_the_server_is_shown_as_a_warning(job_cluster: JobCluster, 
     code, output, errors = rljob("submit", str(file))
     assert (code, errors) == (0, "")
     line = len(file.read_text().splitlines())
-    assert output.startswith(
-        f"{file}:{line}:41: warning: spec.head.resources.requests.memory: is not a whole number of bytes"
-        ' (seen: "400m"); '
-    )
+    where = f"{file}:{line}:41: warning: spec.head.resources.requests.memory:"
+    assert output.splitlines()[0] == Mentions(where, "whole number of bytes", '(seen: "400m")')
     assert f"RLJob {job_cluster.namespace}/small created" in output
 
 
@@ -64,18 +60,18 @@ def test_the_same_file_again_finds_the_same_job(job_cluster: JobCluster, rljob: 
     stored = job_cluster.job("small")["metadata"]
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output == f"RLJob {job_cluster.namespace}/small already exists with this spec (Unseen)\n{NEXT}"
+    assert output == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "Unseen", *NEXT, without=["created"])
     assert job_cluster.job("small")["metadata"] == stored
 
 
-def test_defaults_that_are_written_out_are_the_same_job(rljob: Rljob, job_cluster: JobCluster, file: Path) -> None:
+def test_explicit_defaults_are_the_same_job(rljob: Rljob, job_cluster: JobCluster, file: Path) -> None:
     rljob("submit", str(file))
     file.write_text(ON_CLUSTER + "  head: {resources: {limits: {}}}\n  runPolicy: {gracePeriodSeconds: 120}\n")
     _, output, _ = rljob("submit", str(file))
-    assert output.startswith(f"RLJob {job_cluster.namespace}/small already exists with this spec")
+    assert output == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", without=["created", "changed"])
 
 
-def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
+def test_another_spec_under_the_same_name_is_rejected_with_every_difference(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     rljob("submit", str(file))
@@ -83,29 +79,27 @@ def test_another_spec_under_the_same_name_is_refused_and_every_difference_named(
     file.write_text(changed + "  runPolicy: {gracePeriodSeconds: 60}\n  image: mine:1\n")
     code, output, errors = rljob("submit", str(file))
     assert (code, output) == (2, "")
-    assert errors == (
-        f"error: {file}: RLJob {job_cluster.namespace}/small already exists with another spec, and only suspend and"
-        " runPolicy of an existing job can change; use another metadata.name, or delete the job first"
-        " (`rljob delete small`). Differences, stored -> file:\n"
-        "  spec.pools[main].nodes: 1 -> 2\n"
-        "  spec.training.steps: 3 -> 4\n"
-        '  spec.image: unset -> "mine:1"\n'
-    )
+    message, *differences = errors.splitlines()
+    where = f"error: {file}: RLJob {job_cluster.namespace}/small"
+    assert message == Mentions(where, "exists", "suspend", "runPolicy", "metadata.name", "`rljob delete small`")
+    assert differences == [
+        "  spec.pools[main].nodes: 1 -> 2",
+        "  spec.training.steps: 3 -> 4",
+        '  spec.image: unset -> "mine:1"',
+    ]
     assert job_cluster.job("small")["metadata"]["generation"] == 1  # type: ignore[index]
 
 
-def test_a_changed_run_policy_is_applied_and_can_be_taken_back(
-    job_cluster: JobCluster, rljob: Rljob, file: Path
-) -> None:
+def test_a_changed_run_policy_is_applied_and_can_be_reverted(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     file.write_text(ON_CLUSTER + "  runPolicy: {gracePeriodSeconds: 60, activeDeadlineSeconds: 600}\n")
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output == (
-        f"RLJob {job_cluster.namespace}/small already exists; changed:\n"
-        "  spec.runPolicy.gracePeriodSeconds: 120 -> 60\n"
-        f"  spec.runPolicy.activeDeadlineSeconds: unset -> 600\n{NEXT}"
-    )
+    assert output == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "changed", *NEXT)
+    assert [line for line in output.splitlines() if "->" in line] == [
+        "  spec.runPolicy.gracePeriodSeconds: 120 -> 60",
+        "  spec.runPolicy.activeDeadlineSeconds: unset -> 600",
+    ]
     retries = {"maxAppRetries": 2, "maxInfraRetries": 10, "stallDeadlineSeconds": 3600}
     policy = retries | {"provisioningDeadlineSeconds": 1800, "cleanup": "DeleteCluster"}
     assert run_policy(job_cluster) == policy | {"gracePeriodSeconds": 60, "activeDeadlineSeconds": 600}
@@ -121,10 +115,9 @@ def test_a_file_without_suspend_does_not_resume_a_suspended_job(
     rljob("suspend", "small")
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output == (
-        f"RLJob {job_cluster.namespace}/small already exists with this spec (Unseen)\n"
-        "next: rljob resume small   starts the suspended job\n"
-    )
+    first, following = output.splitlines()
+    assert first == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "Unseen")
+    assert following == Mentions("next: rljob resume small", "suspended")
     file.write_text(ON_CLUSTER + "  suspend: false\n")
     assert "  spec.suspend: true -> false\n" in rljob("submit", str(file))[1]
     assert job_cluster.job("small")["spec"]["suspend"] is False  # type: ignore[index]
@@ -136,34 +129,31 @@ def run_policy(job_cluster: JobCluster) -> object:
     return spec["runPolicy"]
 
 
-def test_a_job_that_has_failed_can_be_retried(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_failed_job_can_be_retried(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     result = {"outcome": "Failed", "reason": "OutOfMemory", "at": "2026-01-31T12:00:00Z"}
     job_cluster.write_status("small", {"phase": "Failed", "result": result})
     code, output, _ = rljob("submit", str(file), "--namespace", job_cluster.namespace)
     assert code == 0
     assert output.splitlines()[1:] == [
-        f"next: rljob explain small --namespace {job_cluster.namespace}   explains why it failed",
-        f"      rljob retry small --namespace {job_cluster.namespace}     resumes from the newest checkpoint",
+        Mentions(f"next: rljob explain small --namespace {job_cluster.namespace}", "failed"),
+        Mentions(f"rljob retry small --namespace {job_cluster.namespace}", "checkpoint"),
     ]
 
 
-def test_a_job_that_is_complete_can_only_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
+def test_a_complete_job_must_be_deleted_first(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     complete = {"type": "Complete", "status": "True", "reason": "Succeeded"}
     times = {"lastTransitionTime": "2026-01-31T12:00:00Z"}
     job_cluster.write_status("small", {"phase": "Complete", "conditions": [complete | times]})
     code, output, _ = rljob("submit", str(file))
     assert code == 0
-    assert output == (
-        f"RLJob {job_cluster.namespace}/small already exists with this spec (Complete)\n"
-        "next: rljob delete small   then submit again to resume from the newest checkpoint\n"
-    )
+    first, following = output.splitlines()
+    assert first == Mentions(f"RLJob {job_cluster.namespace}/small", "exists", "Complete")
+    assert following == Mentions("next: rljob delete small", "submit", "checkpoint")
 
 
-def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
-    job_cluster: JobCluster, rljob: Rljob, file: Path
-) -> None:
+def test_submitting_a_job_that_is_being_deleted_asks_to_wait(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
     rljob("submit", str(file))
     patch = {"metadata": {"finalizers": ["example.com/slow"]}}
     http, path = job_cluster.server.http, f"{job_cluster.jobs}/small"
@@ -171,12 +161,9 @@ def test_a_job_that_is_being_deleted_is_waited_for_by_the_person(
     job_cluster.delete("small")
     code, _, errors = rljob("submit", str(file))
     assert code == 2
-    assert errors == (
-        f"error: RLJob {job_cluster.namespace}/small: is being deleted; submit again once `rljob list` no longer shows"
-        " it\n"
-    )
+    assert errors == Mentions(f"error: RLJob {job_cluster.namespace}/small:", "deleted", "submit", "`rljob list`")
     assert "Deleting" in rljob("list")[1]
-    assert rljob("explain", "small")[1].endswith("the job is being deleted; its pods stop within their grace period\n")
+    assert rljob("explain", "small")[1].splitlines()[-1] == Mentions("deleted", "pods", "grace period")
     http.patch(path, json={"metadata": {"finalizers": None}}).raise_for_status()
 
 
@@ -187,21 +174,21 @@ def test_mistakes_in_the_file_are_reported_without_a_cluster(
     file.write_text(ON_CLUSTER.replace("steps: 3", "steps: three"))
     code, _, errors = rljob("submit", str(file))
     assert code == 2
-    assert errors.startswith(f'{file}:8:12: spec.training.steps: must be a whole number (seen: "three"); ')
+    assert errors.splitlines()[0] == Mentions(f"{file}:8:12: spec.training.steps:", "whole number", '(seen: "three")')
 
 
-def test_storage_that_only_a_cluster_needs_is_asked_for_before_anything_is_created(
+def test_missing_storage_for_a_cluster_is_reported_before_anything_is_created(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     file.write_text(SMALL_JOB)
     code, _, errors = rljob("submit", str(file))
     assert code == 2
-    assert errors.startswith(f"error: {file}: spec.checkpoint.storage: is required on a cluster")
-    assert "storage: {persistentVolumeClaim: <name>}" in errors
+    advice = "storage: {persistentVolumeClaim: <name>}"
+    assert errors == Mentions(f"error: {file}: spec.checkpoint.storage:", "required", "cluster", advice)
     assert job_cluster.server.http.get(job_cluster.jobs).json()["items"] == []
 
 
-def test_a_namespace_of_the_file_is_used_and_named_in_what_comes_next(
+def test_a_namespace_of_the_file_is_used_and_repeated_in_the_next_commands(
     job_cluster: JobCluster, rljob: Rljob, file: Path
 ) -> None:
     other = f"{job_cluster.namespace}-other"
@@ -213,18 +200,14 @@ def test_a_namespace_of_the_file_is_used_and_named_in_what_comes_next(
     assert f"rljob status small --namespace {other} --watch" in output
     code, _, errors = rljob("submit", str(file), "--namespace", "elsewhere")
     assert code == 2
-    assert errors == (
-        f"error: {file}: metadata.namespace is {other}, but --namespace is elsewhere; remove one of them\n"
-    )
+    assert errors == Mentions(f"error: {file}:", "metadata.namespace", other, "--namespace", "elsewhere", "remove")
 
 
 @pytest.mark.usefixtures("job_cluster")
-def test_a_namespace_that_is_not_there_is_named(rljob: Rljob, file: Path) -> None:
+def test_a_missing_namespace_is_named(rljob: Rljob, file: Path) -> None:
     code, _, errors = rljob("submit", str(file), "-n", "nowhere")
     assert code == 2
-    assert errors == (
-        'error: here: the API server rejected the request (namespaces "nowhere" not found); correct what it names\n'
-    )
+    assert errors == Mentions("error: here:", "API server", 'namespaces "nowhere" not found')
 
 
 def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rljob: Rljob, file: Path) -> None:
@@ -236,8 +219,8 @@ def test_a_rejection_shows_the_message_of_the_server(job_cluster: JobCluster, rl
     job_cluster.server.http.patch(f"{path}/none/status", json=status).raise_for_status()
     code, _, errors = rljob("submit", str(file))
     assert code == 2
-    assert errors == (
-        'error: here: the API server rejected the request (rljobs.rljob.dev "small" is forbidden: exceeded quota: none,'
-        " requested: count/rljobs.rljob.dev=1, used: count/rljobs.rljob.dev=0, limited: count/rljobs.rljob.dev=0);"
-        " correct what it names\n"
+    message = (
+        'rljobs.rljob.dev "small" is forbidden: exceeded quota: none, requested: count/rljobs.rljob.dev=1, used:'
+        " count/rljobs.rljob.dev=0, limited: count/rljobs.rljob.dev=0"
     )
+    assert errors == Mentions("error: here:", "API server", message)

@@ -1,4 +1,4 @@
-"""`rljob suspend` and `rljob resume` on a real API server; the tests play the operator between two looks."""
+"""`rljob suspend` and `rljob resume` on a real API server; the tests play the operator between two polls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rljob_api.constants import ANNOTATION_RETRY
 from rljob_cli.errors import CliError
 from rljob_testing.cli import job_statuses, job_steering
 from rljob_testing.cli.job_cluster import JobCluster
+from rljob_testing.messages import Mentions
 
 pytestmark = pytest.mark.apiserver
 
@@ -18,11 +19,11 @@ def test_suspend_says_what_will_happen_and_how_to_watch_it(small: JobCluster) ->
     small.write_status("small", job_statuses.RUNNING)
     code, lines = job_steering.steer(small, "suspend")
     assert (code, job_steering.suspend(small)) == (0, True)
+    where = f"RLJob {small.namespace}/small"
     assert lines == [
-        f"RLJob {small.namespace}/small will be suspended: its trainer saves a checkpoint within 2m"
-        " (runPolicy.gracePeriodSeconds), then its cluster is deleted",
-        "`rljob resume small --context here` resumes it from its newest checkpoint",
-        "to watch it: rljob status small --context here --watch",
+        Mentions(where, "suspended", "checkpoint within 2m", "runPolicy.gracePeriodSeconds", "deleted"),
+        Mentions("`rljob resume small --context here`", "checkpoint"),
+        Mentions("rljob status small --context here --watch"),
     ]
 
 
@@ -53,68 +54,61 @@ def test_suspend_waits_until_nothing_runs(small: JobCluster) -> None:
     assert lines[2:] == [
         "waiting: Running, attempt 1 Running",
         "waiting: Suspending, attempt 1 Stopping",
-        f"RLJob {small.namespace}/small is suspended and holds no nodes; it will resume from step 10",
+        Mentions(f"RLJob {small.namespace}/small", "suspended", "no nodes", "step 10"),
     ]
 
 
 def test_suspend_of_a_suspended_job_changes_nothing(small: JobCluster) -> None:
     job_steering.steer(small, "suspend")
     generation = small.job("small")["metadata"]["generation"]  # type: ignore[index]
+    where = f"RLJob {small.namespace}/small"
     assert job_steering.steer(small, "suspend") == (
         0,
-        [
-            f"RLJob {small.namespace}/small is already being suspended",
-            "to watch it: rljob status small --context here --watch",
-        ],
+        [Mentions(where, "already being suspended"), Mentions("rljob status small --context here --watch")],
     )
     small.write_status("small", {"suspendedAt": job_statuses.SINCE})
     assert job_steering.steer(small, "suspend", []) == (
         0,
-        [
-            f"RLJob {small.namespace}/small is already suspended (for 10m); `rljob resume small --context here`"
-            " resumes it"
-        ],
+        [Mentions(where, "already suspended", "10m", "`rljob resume small --context here`")],
     )
     assert small.job("small")["metadata"]["generation"] == generation  # type: ignore[index]
 
 
-def test_a_job_that_ends_before_it_is_suspended_has_not_been(small: JobCluster) -> None:
+def test_a_job_that_finishes_before_its_suspension_is_reported(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
     code, lines = job_steering.steer(
         small, "suspend", [job_steering.operator_writes(small, result=job_statuses.COMPLETE | {"message": "80 steps"})]
     )
     assert code == 1
-    assert lines[-1] == f"RLJob {small.namespace}/small has finished: Complete, Succeeded: 80 steps"
+    assert lines[-1] == Mentions(f"RLJob {small.namespace}/small", "finished", "Complete, Succeeded", "80 steps")
 
 
-def test_a_job_that_somebody_resumes_is_not_waited_for(small: JobCluster) -> None:
+def test_a_job_that_another_user_resumes_is_not_waited_for(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
 
     def resumed() -> None:
         assert job_steering.steer(small, "resume")[0] == 0
 
     code, lines = job_steering.steer(small, "suspend", [resumed])
-    assert (code, lines[-1]) == (1, f"RLJob {small.namespace}/small was resumed in the meantime")
+    assert (code, lines[-1]) == (1, Mentions(f"RLJob {small.namespace}/small", "was resumed"))
 
 
 @pytest.mark.parametrize(
-    ("status", "takes"),
+    ("status", "parts"),
     [
-        ({}, "no attempt is running"),
-        (
-            {"attempts": [job_statuses.ATTEMPT | {"state": "Provisioning"}]},
-            "its trainer has not started yet, and its cluster is deleted",
-        ),
+        ({}, ("no attempt",)),
+        ({"attempts": [job_statuses.ATTEMPT | {"state": "Provisioning"}]}, ("trainer", "not started", "deleted")),
     ],
 )
 def test_the_announced_suspension_depends_on_the_attempt(
-    small: JobCluster, status: Mapping[str, object], takes: str
+    small: JobCluster, status: Mapping[str, object], parts: tuple[str, ...]
 ) -> None:
     small.write_status("small", status)
-    assert job_steering.steer(small, "suspend")[1][0] == f"RLJob {small.namespace}/small will be suspended: {takes}"
+    first = job_steering.steer(small, "suspend")[1][0]
+    assert first == Mentions(f"RLJob {small.namespace}/small", "suspended", *parts, without=["gracePeriodSeconds"])
 
 
-def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluster) -> None:
+def test_resume_waits_for_a_running_trainer(small: JobCluster) -> None:
     small.write_status(
         "small", {"phase": "Suspended", "attempts": [job_statuses.ENDED], "suspendedAt": job_statuses.SINCE}
     )
@@ -134,39 +128,38 @@ def test_resume_waits_for_a_trainer_that_runs_after_it_was_seen(small: JobCluste
     ]
     code, lines = job_steering.steer(small, "resume", steps)
     assert (code, job_steering.suspend(small)) == (0, False)
+    where = f"RLJob {small.namespace}/small"
     assert lines == [
-        f"RLJob {small.namespace}/small will resume with a new attempt from step 0 (there is no checkpoint)",
+        Mentions(where, "resume", "attempt", "step 0", "no checkpoint"),
         "waiting: Suspended",
         "waiting: Provisioning, attempt 2 Provisioning",
         "waiting: Running, attempt 2 Running",
-        f"RLJob {small.namespace}/small: attempt 2 is running",
+        Mentions(where, "attempt 2", "running"),
     ]
 
 
 def test_resume_of_a_job_that_is_not_suspended_says_so(small: JobCluster) -> None:
     small.write_status("small", job_statuses.RUNNING)
-    text = f"RLJob {small.namespace}/small is not suspended (Running, attempt 1 Running)"
+    text = Mentions(f"RLJob {small.namespace}/small", "not suspended", "Running, attempt 1 Running")
     assert job_steering.steer(small, "resume", []) == (0, [text])
 
 
-def test_a_job_that_failed_while_it_was_to_be_suspended_can_be_got_going(small: JobCluster) -> None:
+def test_a_job_that_failed_during_its_suspension_can_be_resumed(small: JobCluster) -> None:
     job_steering.steer(small, "suspend")
     small.write_status("small", {"result": job_statuses.FAILED, "counters": job_statuses.COUNTERS})
     where = f"RLJob {small.namespace}/small"
-    with pytest.raises(CliError, match=f"{where}: is suspended; resume it with `rljob resume small --context here`"):
+    with pytest.raises(CliError, match=f"{where}: .*suspended.*`rljob resume small --context here`"):
         job_steering.steer(small, "retry")
     assert job_steering.annotation(small, ANNOTATION_RETRY) is None
     code, lines = job_steering.steer(small, "resume", [])
     assert (code, job_steering.suspend(small)) == (0, False)
-    assert lines == [
-        f"{where} is no longer suspended, but it has finished (Failed, OutOfMemory); `rljob retry small --context here`"
-        " resumes it from its newest checkpoint"
-    ]
+    retry = "`rljob retry small --context here`"
+    assert lines == [Mentions(where, "no longer suspended", "finished", "Failed, OutOfMemory", retry, "checkpoint")]
     assert job_steering.steer(small, "retry")[0] == 0
 
 
-def test_a_job_that_has_ended_cannot_be_suspended(small: JobCluster) -> None:
+def test_a_finished_job_cannot_be_suspended(small: JobCluster) -> None:
     small.write_status("small", {"result": job_statuses.FAILED})
-    with pytest.raises(CliError, match=r"small: has finished \(Failed, OutOfMemory\), so it cannot be suspended"):
+    with pytest.raises(CliError, match=r"small: .*finished.*Failed, OutOfMemory.*suspend"):
         job_steering.steer(small, "suspend")
     assert job_steering.suspend(small) is False

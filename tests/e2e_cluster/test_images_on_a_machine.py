@@ -1,4 +1,4 @@
-"""What is said to Docker and containerd, with programs in their place that write down what they are told."""
+"""The commands for Docker and containerd; the programs are replaced by ones that record their arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorder(tmp_path: Path, program: str, exit_code: int = 0) -> Path:
-    """Puts a program on the path that writes down its arguments and the secrets among them; returns the record."""
+    """Puts a program on the path that records its arguments and the secrets among them; returns the record."""
     record = tmp_path / f"{program}.json"
     program_folder().mkdir(parents=True)
     file = program_folder() / program
@@ -46,7 +46,7 @@ def recorder(tmp_path: Path, program: str, exit_code: int = 0) -> Path:
     return record
 
 
-def test_index_and_certificates_reach_a_build_as_secrets_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_and_certificates_reach_a_build_only_as_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = recorder(tmp_path, "docker")
     authorities = tmp_path / "authorities.pem"
     authorities.write_text("CERTIFICATE")
@@ -78,7 +78,7 @@ def test_index_and_certificates_reach_a_build_as_secrets_only(tmp_path: Path, mo
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "secret@" in path.read_text()]
 
 
-def test_a_failed_build_says_how_it_ended(tmp_path: Path) -> None:
+def test_a_failed_build_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     recorder(tmp_path, "docker", exit_code=3)
     with pytest.raises(CommandError, match=r"docker build .*exit code 3"):
         build_image(tmp_path / "Dockerfile", "a/b:1", tmp_path)
@@ -114,11 +114,11 @@ def test_a_content_hash_follows_the_files(tmp_path: Path) -> None:
         ("localhost:5000/a:1", "localhost:5000/a:1"),
     ],
 )
-def test_images_have_the_names_that_containerd_gives_them(tag: str, expected: str) -> None:
+def test_images_have_the_names_that_containerd_uses(tag: str, expected: str) -> None:
     assert full_name(tag) == expected
 
 
-def test_an_archive_holds_what_is_new_and_names_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_holds_new_layers_and_names_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = tmp_path / "new"
     new.mkdir()
     (new / "code.py").write_text("x = 1\n")
@@ -146,7 +146,7 @@ def test_an_archive_holds_what_is_new_and_names_what_is_not(tmp_path: Path, monk
         assert [name for name in content.getnames() if name != "."] == ["./code.py"]
 
 
-def test_known_layers_end_where_the_images_part() -> None:
+def test_known_layers_end_where_the_images_differ() -> None:
     layers: list[dict[str, object]] = [{"digest": digest} for digest in "abc"]
     known = KnownLayers(layers, ["a", "b", "c"])
     assert known.common_with(["a", "b", "x", "c"]) == KnownLayers(layers[:2], ["a", "b"])
@@ -155,7 +155,7 @@ def test_known_layers_end_where_the_images_part() -> None:
     assert known.common_with(["b"]) == KnownLayers([], [])
 
 
-def test_folders_stand_for_layers_only_if_they_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_replace_layers_only_if_they_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [tmp_path / name for name in ("lowest", "middle", "highest")]
     for folder in folders:
         folder.mkdir()
@@ -201,14 +201,14 @@ BOUNDED = {
     ],
     ids=["create", "run", "exec", "state"],
 )
-def test_a_container_asks_for_nothing_that_the_machine_lacks(
+def test_a_container_uses_only_features_that_the_machine_has(
     tmp_path: Path, arguments: list[str], file: str, before: object, after: object
 ) -> None:
     record = recorder(tmp_path, "runc")
     (tmp_path / file).write_text(json.dumps(before))
-    told = [argument.format(folder=tmp_path) for argument in arguments]
+    expected = [argument.format(folder=tmp_path) for argument in arguments]
     runtime = data_folder() / "runtime" / "runc-within-bounds"
     environment = {"PATH": f"{program_folder()}{os.pathsep}{os.defpath}"}
-    subprocess.run([sys.executable, str(runtime), *told], env=environment, check=True)
+    subprocess.run([sys.executable, str(runtime), *expected], env=environment, check=True)
     assert json.loads((tmp_path / file).read_text()) == after
-    assert json.loads(record.read_text())[0] == told
+    assert json.loads(record.read_text())[0] == expected

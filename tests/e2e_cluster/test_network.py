@@ -1,4 +1,4 @@
-"""The cluster's name service without servers outside."""
+"""The cluster's DNS without external servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITHOUT = """.:53 {
 """
 
 
-def test_the_plugins_that_ask_servers_outside_go_and_the_others_stay() -> None:
+def test_plugins_that_query_external_servers_are_removed_and_others_stay() -> None:
     assert without_forwarding(COREFILE) == WITHOUT
     assert without_forwarding(WITHOUT) == WITHOUT
 

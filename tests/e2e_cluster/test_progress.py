@@ -1,4 +1,4 @@
-"""People see what takes long, and the seconds of each stage are kept."""
+"""Slow stages are shown, and the seconds of each stage are kept."""
 
 from __future__ import annotations
 

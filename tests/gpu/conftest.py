@@ -1,4 +1,4 @@
-"""Each test here runs on a CPU, as far as it can, and on a GPU where there is one."""
+"""Fixtures: each test here runs on the CPU, as far as it can, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.gpu.device import DEVICE_TYPES, DevicePlace, joined, missing_device
+from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
 from rljob_trainer.dispatch.worker import WorkerContext
 
 
@@ -22,6 +22,6 @@ def context(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def place(context: WorkerContext, tmp_path: Path) -> DevicePlace:
-    """Of one test."""
-    return DevicePlace(context, tmp_path)
+def place(context: WorkerContext, tmp_path: Path) -> DeviceContext:
+    """The device and folder of one test."""
+    return DeviceContext(context, tmp_path)

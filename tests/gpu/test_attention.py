@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.models import tiny_models
 from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train import attention, attention_kernels
@@ -25,7 +25,7 @@ EQUAL_LENGTHS = (96,) * 5
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one layer's attention."""
+    """Shape of one layer's attention."""
 
     num_heads: int
     num_key_heads: int
@@ -38,7 +38,7 @@ SHAPES = (Shape(4, 4, 64), Shape(8, 2, 128), Shape(6, 2, 64, window=20))
 
 @dataclass(frozen=True)
 class Result:
-    """Of a layer, and gradients of query, key and value of the sum of what it gives, each weighed at random."""
+    """Output of a layer, and gradients of query, key and value for a randomly weighted sum of the output."""
 
     output: Tensor
     gradients: tuple[Tensor, ...]
@@ -47,7 +47,7 @@ class Result:
 def result(
     kernel: Kernel | None, shape: Shape, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
 ) -> Result:
-    """Of the same numbers each time, on the host in float32; of `kernel` None, `written_out`."""
+    """The result for the same numbers each time, on the host in float32; `kernel` None means `written_out`."""
     generator = torch.Generator().manual_seed(0)
     num_tokens = sum(lengths)
     inputs = [
@@ -67,7 +67,7 @@ def result(
 def written_out(
     query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, lengths: Sequence[int], window: int | None
 ) -> Tensor:
-    """[1, N, H, D]: scores of all tokens of the batch for all, of which each keeps those that it may see."""
+    """[1, N, H, D]: scores between all tokens of the batch, masked to those that a token may attend to."""
     num_groups = query_1HND.shape[1] // key_1KND.shape[1]
     key_1HND, value_1HND = (each.repeat_interleave(num_groups, dim=1) for each in (key_1KND, value_1KND))
     scores_1HNN = query_1HND @ key_1HND.transpose(-1, -2) / query_1HND.shape[-1] ** 0.5
@@ -78,13 +78,13 @@ def written_out(
     return (scores_1HNN.masked_fill(~is_seen_NN, -torch.inf).softmax(dim=-1) @ value_1HND).transpose(1, 2)
 
 
-def error(found: Result, right: Result) -> float:
-    """The largest of the four, of the norm."""
-    pairs = zip((found.output, *found.gradients), (right.output, *right.gradients), strict=True)
+def error(found: Result, expected: Result) -> float:
+    """The largest of the four errors, relative to the norm."""
+    pairs = zip((found.output, *found.gradients), (expected.output, *expected.gradients), strict=True)
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
-def test_kernels_agree_in_float32(place: DevicePlace) -> None:
+def test_kernels_agree_in_float32(place: DeviceContext) -> None:
     host = torch.device("cpu")
     for shape in SHAPES:
         for kernel, lengths in (
@@ -92,27 +92,27 @@ def test_kernels_agree_in_float32(place: DevicePlace) -> None:
             (Kernel.PADDED, LENGTHS),
             (Kernel.ONE_VIEW, EQUAL_LENGTHS),
         ):
-            right = result(None, shape, lengths, host, torch.float64)
+            expected = result(None, shape, lengths, host, torch.float64)
             found = result(kernel, shape, lengths, place.device, torch.float32)
-            assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, right)) < 1e-5
+            assert place.note(f"{kernel}, {shape.num_heads}x{shape.size}", error(found, expected)) < 1e-5
 
 
-def test_variable_lengths_in_half_precision_are_no_further_off_than_padding(place: DevicePlace) -> None:
+def test_variable_lengths_in_half_precision_are_as_exact_as_padding(place: DeviceContext) -> None:
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
     host = torch.device("cpu")
     for shape in SHAPES:
-        right = result(None, shape, LENGTHS, host, torch.float64)
+        expected = result(None, shape, LENGTHS, host, torch.float64)
         flat, padded = (
-            error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), right)
+            error(result(kernel, shape, LENGTHS, place.device, torch.bfloat16), expected)
             for kernel in (Kernel.VARIABLE_LENGTH, Kernel.PADDED)
         )
         name = f"{shape.num_heads}x{shape.size}"
         assert place.note(name, flat) <= 1.1 * place.note(f"{name}, padded", padded)
 
 
-def test_the_engine_takes_the_kernel_for_variable_lengths(place: DevicePlace) -> None:
+def test_the_engine_uses_the_kernel_for_variable_lengths(place: DeviceContext) -> None:
     place.needs_gpu("torch's kernel for variable lengths has no form for CPUs")
-    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.drawn_batch()
+    folder, batch = tiny_models.save("qwen3", place.folder / "model"), engine_updates.random_batch()
     right_N = TrainEngine(engine_updates.engine_settings(folder, place.device)).forward(batch, 1.0).logprobs_N
     engine = TrainEngine(engine_updates.engine_settings(folder, place.device, torch.bfloat16))
     kernels: list[Kernel] = []

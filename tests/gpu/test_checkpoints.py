@@ -1,4 +1,5 @@
-"""Checkpoints of an actor on a device: what was saved comes back to the last bit, and training goes on alike."""
+"""Checkpoints of an actor on a device: the saved state is restored bit for bit, and training continues in the same
+way."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from rljob_testing import compare
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.models import tiny_models
 from rljob_testing.training import engine_updates
 from rljob_trainer.checkpoints import save
@@ -29,29 +30,29 @@ def saved(actor: ActorWorker, root: Path) -> Path:
     return folder
 
 
-def test_what_was_saved_comes_back_to_the_last_bit(place: DevicePlace) -> None:
+def test_saved_state_is_restored_bitwise(place: DeviceContext) -> None:
     model = tiny_models.save("qwen3 tied", place.folder / "model")
     first = engine_updates.build_actor(model, place.context)
     for step in range(SAVED_STEP):
-        first.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, step), step)
+        first.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, step), step)
     folder = saved(first, place.folder / "checkpoints")
-    right = engine_updates.state_of(first.engine)
+    expected = engine_updates.state_of(first.engine)
     second = engine_updates.build_actor(model, place.context)
     second.load_checkpoint(folder, SAVED_STEP)
-    compare.assert_bitwise(engine_updates.state_of(second.engine), right)
+    compare.assert_bitwise_equal(engine_updates.state_of(second.engine), expected)
     assert {each.device.type for _, each in second.engine.named_optimizer_state()} == {place.device.type}
-    rollout = engine_updates.drawn_rollout(tiny_models.VOCABULARY, SAVED_STEP)
+    rollout = engine_updates.random_rollout(tiny_models.VOCABULARY, SAVED_STEP)
     metrics = [each.update_policy(rollout, SAVED_STEP) for each in (first, second)]
     assert metrics[0] == metrics[1]
-    compare.assert_bitwise(engine_updates.state_of(second.engine), engine_updates.state_of(first.engine))
+    compare.assert_bitwise_equal(engine_updates.state_of(second.engine), engine_updates.state_of(first.engine))
 
 
-def test_copies_are_taken_before_training_goes_on(place: DevicePlace) -> None:
-    """The shards are written in the background, from memory of the host."""
+def test_copies_are_taken_before_training_continues(place: DeviceContext) -> None:
+    """The shards are written in the background, from host memory."""
     model = tiny_models.save("qwen3 tied", place.folder / "model")
     actor = engine_updates.build_actor(model, place.context)
-    actor.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, 0), 0)
-    right = engine_updates.state_of(actor.engine)
+    actor.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, 0), 0)
+    expected = engine_updates.state_of(actor.engine)
     root = place.folder / "checkpoints"
     folder = begin_save(root, SAVED_STEP, start_number=1, num_bytes=actor.num_checkpoint_bytes())
     is_updated = Event()
@@ -62,14 +63,14 @@ def test_copies_are_taken_before_training_goes_on(place: DevicePlace) -> None:
 
     with patch.object(save, "save_shard", held):
         actor.begin_checkpoint(folder)
-    actor.update_policy(engine_updates.drawn_rollout(tiny_models.VOCABULARY, 1), 1)
+    actor.update_policy(engine_updates.random_rollout(tiny_models.VOCABULARY, 1), 1)
     is_updated.set()
     commit(root, folder, SAVED_STEP, 1, [actor.finish_checkpoint()], {})
     actor.load_checkpoint(folder, SAVED_STEP)
-    compare.assert_bitwise(engine_updates.state_of(actor.engine), right)
+    compare.assert_bitwise_equal(engine_updates.state_of(actor.engine), expected)
 
 
-def test_random_generators_go_on_where_they_were(place: DevicePlace) -> None:
+def test_random_generators_continue_where_they_were(place: DeviceContext) -> None:
     actor = engine_updates.build_actor(tiny_models.save("qwen3 tied", place.folder / "model"), place.context)
     devices = {torch.device("cpu"), place.device}
     state = json.loads(json.dumps(actor.random_state()))

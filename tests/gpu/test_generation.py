@@ -1,4 +1,4 @@
-"""The hybrid of an actor and generation with transformers on a device: what is generated with are the trained weights.
+"""The hybrid of an actor and generation with transformers on a device: it generates with the trained weights.
 
 Legend: R response tokens of all rows.
 """
@@ -15,7 +15,7 @@ import torch
 
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_testing import compare
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.training import engine_updates
 from rljob_trainer.batch.proto import DataProto
 from rljob_trainer.batch.ragged import RaggedColumn
@@ -39,10 +39,10 @@ SEED = 11
 PROMPTS = ((4, 9, 5), (12, 7, 3, 8, 4, 6, 11, 5, 9), (3, 3, 7))
 SAMPLING = SamplingSettings(1.0, 1.0, 0, 24, ())
 LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.3}
-"""Of log-probabilities: of an engine that generates with a cache, and of the trainer."""
+"""Largest difference between log-probabilities of an engine that generates with a cache and of the trainer."""
 
 
-def made_hybrid(place: DevicePlace, dtype: torch.dtype, *, per_request_seeds: bool = True) -> HybridWorker:
+def made_hybrid(place: DeviceContext, dtype: torch.dtype, *, per_request_seeds: bool = True) -> HybridWorker:
     """Actor and generator of the quickstart's model."""
     actor = engine_updates.build_actor(MODEL, place.context, dtype, Optimizer(learning_rate=1e-2))
     settings = HfSettings(MODEL, place.device, dtype, len(PROMPTS))
@@ -51,8 +51,8 @@ def made_hybrid(place: DevicePlace, dtype: torch.dtype, *, per_request_seeds: bo
     return HybridWorker(place.context, actor, rollout, dtype, seed=SEED)
 
 
-def asked(seed: int = 0) -> DataProto:
-    """Four responses to each prompt."""
+def prompt_batch(seed: int = 0) -> DataProto:
+    """Generates four responses to each prompt."""
     prompts = [torch.tensor(prompt) for prompt in PROMPTS for _ in range(4)]
     return DataProto(
         {SAMPLE_SEEDS: torch.arange(len(prompts)) + seed}, ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)}
@@ -60,42 +60,42 @@ def asked(seed: int = 0) -> DataProto:
 
 
 def largest_difference(hybrid: HybridWorker, rollout: DataProto) -> float:
-    """Of the trainer's log-probabilities of a rollout and the generator's."""
+    """The largest difference between the trainer's and the generator's log-probabilities of a rollout."""
     mask = rollout.ragged_column(RESPONSE_MASK)
     rollout_N = rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask.values]
     found_N = hybrid.actor.engine.forward(token_batch(rollout), SAMPLING.temperature).logprobs_N
     return float((found_N - rollout_N).abs().max())
 
 
-def test_the_generator_has_the_weights_of_every_update(place: DevicePlace) -> None:
+def test_the_generator_has_the_weights_of_every_update(place: DeviceContext) -> None:
     for dtype, limit in LARGEST_DIFFERENCE.items():
         name = str(dtype).removeprefix("torch.")
         hybrid = made_hybrid(place, dtype)
         for step in range(2):
-            rollout = hybrid.generate_sequences(asked(), SAMPLING, True)
+            rollout = hybrid.generate_sequences(prompt_batch(), SAMPLING, True)
             assert place.note(f"{name}, version {step}", largest_difference(hybrid, rollout)) < limit
-            hybrid.actor.update_policy(engine_updates.drawn_rollout(VOCABULARY, step), step)
-            # The update was large enough to be seen if it were not handed over.
+            hybrid.actor.update_policy(engine_updates.random_rollout(VOCABULARY, step), step)
+            # The update was large enough to be noticed if it were not synced.
             assert place.note(f"{name}, stale", largest_difference(hybrid, rollout)) > 2 * limit
 
 
-def test_weights_are_handed_over_to_the_last_bit(place: DevicePlace) -> None:
+def test_weights_are_synced_bitwise(place: DeviceContext) -> None:
     hybrid = made_hybrid(place, torch.float32)
-    hybrid.actor.update_policy(engine_updates.drawn_rollout(VOCABULARY, 0), 0)
+    hybrid.actor.update_policy(engine_updates.random_rollout(VOCABULARY, 0), 0)
     with hybrid.generating():
         engine = hybrid.rollout.engine
         assert isinstance(engine, HfEngine)
         found = {name: each.detach().cpu() for name, each in engine.model.named_parameters()}
     shards = hybrid.actor.engine.named_shards()
-    compare.assert_bitwise(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
+    compare.assert_bitwise_equal(found, {name: each.cpu() for name, each in whole_tensors(shards, torch.float32)})
 
 
-def test_training_and_generation_draw_from_streams_of_their_own(place: DevicePlace) -> None:
+def test_training_and_generation_draw_from_separate_streams(place: DeviceContext) -> None:
     """On the host, on the device, and from Python's and NumPy's generators."""
     first = made_hybrid(place, torch.float32)
     with first.generating():
         generation = draws(place.device)
-    # Generation has drawn in the first only: training does not notice.
+    # Only the first run has generated: training does not change.
     training = draws(place.device)
     second = made_hybrid(place, torch.float32)
     assert draws(place.device) == training
@@ -107,16 +107,16 @@ def test_training_and_generation_draw_from_streams_of_their_own(place: DevicePla
         assert len({tuple(each[name]) for each in (generation, training, later)}) == 3, drawn
 
 
-def test_without_seeds_of_their_own_responses_follow_from_the_steps_seed(place: DevicePlace) -> None:
+def test_without_request_seeds_responses_follow_from_the_steps_seed(place: DeviceContext) -> None:
     hybrid = made_hybrid(place, torch.float32, per_request_seeds=False)
     torch.manual_seed(5)
-    found = tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True))
+    found = tokens_of(hybrid.generate_sequences(prompt_batch(), SAMPLING, True))
     torch.manual_seed(6)
-    assert tokens_of(hybrid.generate_sequences(asked(), SAMPLING, True)) == found
-    assert tokens_of(hybrid.generate_sequences(asked(seed=100), SAMPLING, True)) != found
-    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(asked(), SAMPLING, True))
+    assert tokens_of(hybrid.generate_sequences(prompt_batch(), SAMPLING, True)) == found
+    assert tokens_of(hybrid.generate_sequences(prompt_batch(seed=100), SAMPLING, True)) != found
+    with_seeds = tokens_of(made_hybrid(place, torch.float32).generate_sequences(prompt_batch(), SAMPLING, True))
     assert with_seeds != found
-    # Responses to one prompt differ all the same.
+    # Responses to one prompt still differ.
     assert len(set(found[:4])) > 1
 
 
@@ -131,5 +131,5 @@ def draws(device: torch.device) -> dict[str, list[float]]:
 
 
 def tokens_of(rollout: DataProto) -> list[tuple[int, ...]]:
-    """Of each row."""
+    """The tokens of each row."""
     return [tuple(row.tolist()) for row in rollout.ragged_column(TOKENS).row_tensors()]

@@ -1,4 +1,4 @@
-"""GRPO on the model of the quickstart in one process: actor and generation with transformers on one device.
+"""GRPO on the quickstart's model in one process: actor and generation with transformers on one device.
 
 Legend: B responses.
 """
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.optimizer import Optimizer
 from rljob_api.v1alpha1.recipes import resolve_algorithm
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.interfaces import ResponseInputs
 from rljob_trainer.batch.proto import DataProto
@@ -47,13 +47,13 @@ MAX_NEW_TOKENS = 8
 SAMPLING = SamplingSettings(1.0, 1.0, 0, MAX_NEW_TOKENS, ())
 GREEDY = SamplingSettings(0.0, 1.0, 0, MAX_NEW_TOKENS, ())
 MIN_GAIN = 0.3
-"""In the fraction of held-out prompts whose greedy response is right."""
+"""Smallest increase of the fraction of held-out prompts whose greedy response is right."""
 
 
 class Learner:
     """A GRPO run without a controller: prompts, scores and advantages are made here."""
 
-    def __init__(self, place: DevicePlace, dtype: torch.dtype) -> None:
+    def __init__(self, place: DeviceContext, dtype: torch.dtype) -> None:
         optimizer = Optimizer(learning_rate=1e-3, warmup_steps=5)
         algorithm = resolve_algorithm(Algorithm())
         engine = TrainEngineSettings(TASK / "model", place.device, dtype, False, 4096, optimizer)
@@ -98,11 +98,11 @@ class Learner:
     ) -> tuple[DataProto, torch.Tensor]:
         """A response to each row's prompt, and the scores, float32 [B]."""
         prompts = [torch.tensor(self.tokenizer.encode(row["prompt"], add_special_tokens=False)) for row in rows]
-        asked = DataProto(
+        prompt_batch = DataProto(
             {SAMPLE_SEEDS: torch.arange(len(rows)) + step * NUM_PROMPTS * GROUP_SIZE},
             ragged={PROMPT_TOKEN_IDS: RaggedColumn.from_rows(prompts)},
         )
-        batch = self.hybrid.generate_sequences(asked, sampling, True)
+        batch = self.hybrid.generate_sequences(prompt_batch, sampling, True)
         tokens, masks = (batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK))
         texts = [
             self.tokenizer.decode(tokens_T[mask_T], skip_special_tokens=True)
@@ -117,8 +117,8 @@ def task_rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (TASK / name).read_text().splitlines()]
 
 
-def test_the_reward_goes_up(place: DevicePlace) -> None:
-    """BFloat16 on GPUs too: what a job trains with there."""
+def test_the_reward_increases(place: DeviceContext) -> None:
+    """In bfloat16 on GPUs, the precision that jobs train with there."""
     dtypes = (torch.float32, torch.bfloat16) if place.device.type == "cuda" else (torch.float32,)
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")

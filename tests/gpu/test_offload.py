@@ -1,4 +1,4 @@
-"""Offload on a device: the same numbers to the last bit, and on a GPU what it saves by the allocator's count."""
+"""Offloading on a device: bitwise the same numbers, and on a GPU the saved memory by the allocator's count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from rljob_testing import compare
-from rljob_testing.gpu.device import DevicePlace
+from rljob_testing.gpu.device import DeviceContext
 from rljob_testing.models import tiny_models
 from rljob_testing.training import engine_updates
 from rljob_trainer.engines.train.engine import TrainEngine
@@ -18,25 +18,25 @@ EVERYTHING = OffloadSettings(parameters=True, gradients=True, optimizer=True)
 NUM_UPDATES = 4
 
 
-def trained(folder: Path, place: DevicePlace, offload: OffloadSettings) -> TrainEngine:
-    """After some updates of several micro-batches, with a departure after each."""
+def trained(folder: Path, place: DeviceContext, offload: OffloadSettings) -> TrainEngine:
+    """The state after some updates of several micro-batches, with an offload after each."""
     settings = engine_updates.engine_settings(folder, place.device, torch.bfloat16, max_tokens=64)
     engine = TrainEngine(replace(settings, offload=offload))
     for _ in range(NUM_UPDATES):
-        engine_updates.update(engine, engine_updates.drawn_batch())
+        engine_updates.update(engine, engine_updates.random_batch())
         engine.optimizer_step(1e-3)
         engine.offload_state()
         engine.fetch_parameters()
     return engine
 
 
-def test_training_is_the_same_to_the_last_bit(place: DevicePlace) -> None:
+def test_training_is_bitwise_the_same(place: DeviceContext) -> None:
     folder = tiny_models.save("qwen3", place.folder / "model")
     plain, away = (engine_updates.state_of(trained(folder, place, offload)) for offload in (NO_OFFLOAD, EVERYTHING))
-    compare.assert_bitwise(away, plain)
+    compare.assert_bitwise_equal(away, plain)
 
 
-def test_what_leaves_is_free_by_the_allocator(place: DevicePlace) -> None:
+def test_offloaded_memory_is_free_by_the_allocator(place: DeviceContext) -> None:
     place.needs_gpu("a CPU's allocator keeps no count")
     engine = trained(tiny_models.save("qwen3", place.folder / "model"), place, EVERYTHING)
     list(engine.named_optimizer_state())

@@ -1,4 +1,4 @@
-"""What tests of numbers share: this process as the only rank of a process group."""
+"""Fixture of the numerical tests: this process as the only rank of a process group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from rljob_trainer.dispatch.worker import WorkerContext
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerContext]:
-    """The worker of a group of one, for all tests of a module."""
+    """The worker of a group of one, shared by all tests of a module."""
     with process_group_of_one(tmp_path_factory.mktemp("group")) as context:
         yield context

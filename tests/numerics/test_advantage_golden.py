@@ -1,4 +1,4 @@
-"""Every advantage against numbers that verl 0.9.1 computed; `rljob_testing.golden.verl_cases` says what they are."""
+"""Every advantage against numbers that verl 0.9.1 computed; `rljob_testing.golden.verl_cases` describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_testing.golden import advantage_cases, verl_cases
 
 
 @pytest.mark.parametrize("case", advantage_cases.ADVANTAGE_CASES, ids=str)
-def test_is_verls(case: verl_cases.GoldenCase) -> None:
+def test_advantages_equal_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 
@@ -22,8 +22,8 @@ def test_every_type_has_golden_numbers() -> None:
     }
 
 
-class Read(dict[str, object]):
-    """A table that notes what is read of it."""
+class ReadTable(dict[str, object]):
+    """A table that records which of its entries are read."""
 
     def __init__(self, table: Mapping[str, object]) -> None:
         super().__init__(table)
@@ -36,7 +36,7 @@ class Read(dict[str, object]):
 
 @pytest.mark.parametrize("kind", ["advantages", "returns"])
 def test_every_golden_number_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Read(verl_cases.GOLDEN[kind])
+    read = ReadTable(verl_cases.GOLDEN[kind])
     monkeypatch.setitem(verl_cases.GOLDEN, kind, read)
     for case in advantage_cases.ADVANTAGE_CASES:
         case.compare()

@@ -1,4 +1,4 @@
-"""Group-relative advantages and whitening: hand-worked values, properties, and slow loops in 64 bits."""
+"""Group-relative advantages and whitening: values worked out by hand, properties, and slow loops in float64."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.advantage import GroupRelative
-from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.advantages import group_relative_advantages, zero_variance_mask
 from rljob_trainer.algorithms.interfaces import OneWorker, ResponseInputs
+from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.algorithms.whitening import whitened
 
 REWARD = st.floats(min_value=-5, max_value=5, allow_nan=False, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
@@ -34,7 +34,7 @@ def slow_advantages(rows: list[tuple[float, int]], normalize_by_std: bool) -> li
     return result
 
 
-def test_hand_worked_groups() -> None:
+def test_groups_match_values_by_hand() -> None:
     # Group 7 is (1, 0, 0, 0): mean 1/4, unbiased variance (9/16 + 3/16) / 3 = 1/4, std 1/2. Group 3 is all equal.
     rewards_B = torch.tensor([1.0, 0.3, 0.0, 0.0, 0.3, 0.0])
     groups_B = torch.tensor([7, 3, 7, 7, 3, 7])
@@ -52,13 +52,13 @@ def test_a_group_of_one_keeps_its_reward_and_is_not_zero_variance() -> None:
     assert not zero_variance_mask(rewards_B, groups_B).item()
 
 
-def test_equal_rewards_that_are_no_binary_fractions_give_no_advantage() -> None:
+def test_equal_rewards_that_are_not_binary_fractions_give_no_advantage() -> None:
     advantages_B = relative(torch.full((7,), 0.1), torch.zeros(7, dtype=torch.long))
     assert advantages_B.abs().max() < 1e-9
 
 
 @given(ROWS, st.booleans())
-def test_equals_a_loop_over_groups(rows: list[tuple[float, int]], normalize_by_std: bool) -> None:
+def test_advantages_equal_a_loop_over_groups(rows: list[tuple[float, int]], normalize_by_std: bool) -> None:
     rewards_B = torch.tensor([reward for reward, _ in rows], dtype=torch.float64)
     groups_B = torch.tensor([group for _, group in rows])
     actual_B = relative(rewards_B, groups_B, by_std=normalize_by_std)
@@ -86,7 +86,7 @@ def test_the_order_of_responses_does_not_matter(rows: list[tuple[float, int]]) -
     torch.testing.assert_close(shuffled_B, relative(rewards_B, groups_B)[order], atol=1e-8, rtol=1e-6)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_incompatible_shapes_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"vectors of the same length \(got \[4, 1\] and \[4\]\)"):
         relative(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
 
@@ -96,16 +96,16 @@ VALUES = st.lists(st.lists(REWARD, max_size=6), min_size=1, max_size=4).filter(l
 
 @settings(max_examples=40)
 @given(VALUES)
-def test_whitening_is_over_the_tokens_of_all_workers(parts: list[list[float]]) -> None:
+def test_whitening_covers_the_tokens_of_all_workers(parts: list[list[float]]) -> None:
     tensors = [torch.tensor(part, dtype=torch.float64) for part in parts]
     whole = [value for part in parts for value in part]
     mean, variance = statistics.fmean(whole), statistics.variance(whole)
     expected = [(value - mean) / (variance + 1e-8) ** 0.5 for value in whole]
-    actual_N = torch.cat(token_rows.on_workers(tensors, whitened))
+    actual_N = torch.cat(on_workers(tensors, whitened))
     assert actual_N.tolist() == pytest.approx(expected, abs=1e-8, rel=1e-6)
 
 
-def test_whitening_by_hand_and_what_cannot_be_whitened() -> None:
+def test_whitening_matches_a_case_by_hand_and_rejects_too_few_tokens() -> None:
     # Mean 2, unbiased variance (4 + 0 + 4) / 2 = 4.
     whitened_N = whitened(torch.tensor([0.0, 2.0, 4.0]), OneWorker())
     torch.testing.assert_close(whitened_N, torch.tensor([-1.0, 0.0, 1.0]))

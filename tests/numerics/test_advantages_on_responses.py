@@ -1,4 +1,4 @@
-"""Advantages on one reward per response against slow loops, and what each does at its edges, by hand."""
+"""Advantages on one reward per response against slow loops, and edge cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def std_or_1(rewards: list[float]) -> float:
 
 
 def slow_whitened(values: list[float], responses: list[Response]) -> list[float]:
-    """Token by token, over those that are learned from."""
+    """Token by token, over those that are trained on."""
     pairs = zip(values, responses, strict=True)
     tokens = [value for value, each in pairs if each.is_learned for _ in range(each.length)]
     mean = statistics.fmean(tokens) if tokens else 0.0
@@ -95,10 +95,10 @@ def slow_whitened(values: list[float], responses: list[Response]) -> list[float]
 def slow_pass_at_k(responses: list[Response], by_std: bool) -> list[float]:
     found = [0.0] * len(responses)
     for group in {each.group for each in responses}:
-        places = [place for place, each in enumerate(responses) if each.group == group]
-        rewards = [responses[place].reward for place in places]
-        best = places[rewards.index(max(rewards))]
-        others = [responses[place].reward for place in places if place != best]
+        indices = [index for index, each in enumerate(responses) if each.group == group]
+        rewards = [responses[index].reward for index in indices]
+        best = indices[rewards.index(max(rewards))]
+        others = [responses[index].reward for index in indices if index != best]
         found[best] = max(rewards) - (max(others) if others else 0.0)
         if by_std:
             found[best] /= std_or_1(rewards) + 1e-6
@@ -119,8 +119,8 @@ def slow_gdpo(responses: list[Response]) -> list[float]:
 
 def slow_leave_one_out(responses: list[Response]) -> list[float]:
     found = []
-    for place, each in enumerate(responses):
-        others = [r.reward for other, r in enumerate(responses) if other != place and r.group == each.group]
+    for index, each in enumerate(responses):
+        others = [r.reward for other, r in enumerate(responses) if other != index and r.group == each.group]
         found.append(each.reward - (statistics.fmean(others) if others else 0.0))
     return found
 
@@ -163,20 +163,20 @@ SLOW: dict[str, tuple[dict[str, object], Callable[[list[Response]], list[float]]
 
 @pytest.mark.parametrize("name", SLOW)
 @given(responses=RESPONSES)
-def test_equals_a_loop_over_responses(name: str, responses: list[Response]) -> None:
+def test_advantages_equal_a_loop_over_responses(name: str, responses: list[Response]) -> None:
     advantage, slow = SLOW[name]
     found = advantages(responses, **advantage)
     assert found == pytest.approx(slow(responses), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_rewards_that_are_all_equal_and_no_binary_fractions_give_nothing(name: str) -> None:
-    responses = [Response(0.1, group=place // 7, length=place % 5, greedy=0.1, style=0.1) for place in range(21)]
+def test_equal_rewards_that_are_not_binary_fractions_give_zero_advantages(name: str) -> None:
+    responses = [Response(0.1, group=index // 7, length=index % 5, greedy=0.1, style=0.1) for index in range(21)]
     found = advantages(responses, torch.float32, **SLOW[name][0])
     assert max(map(abs, found)) < 1e-9
 
 
-def test_only_the_best_response_of_a_group_adds_to_pass_at_k() -> None:
+def test_only_the_best_response_of_a_group_contributes_to_pass_at_k() -> None:
     tied = [Response(reward, 0, 1) for reward in (1.0, 0.25, 1.0)]
     assert advantages(tied, type="GroupRelativePassAtK") == [0.0, 0.0, 0.0]
     # 1 - 0.25 for the best; the standard deviation of 0.25, 1, 0.25 is sqrt(3) / 4.
@@ -184,15 +184,15 @@ def test_only_the_best_response_of_a_group_adds_to_pass_at_k() -> None:
     assert advantages(one, type="GroupRelativePassAtK") == pytest.approx([0.0, 3**0.5, 0.0], rel=1e-5)
 
 
-def test_gpg_makes_up_for_groups_that_are_all_right_or_all_wrong() -> None:
+def test_gpg_compensates_for_groups_that_are_all_right_or_all_wrong() -> None:
     rewards = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (1.0, 0.0), 3: (0.5, 1.0)}
     responses = [Response(reward, group, 1) for group, pair in rewards.items() for reward in pair]
     # 4 of 8 responses have a gradient: twice the difference from the mean.
     assert advantages(responses, type="GPG") == [0.0, 0.0, 0.0, 0.0, 1.0, -1.0, -0.5, 0.5]
 
 
-def test_gdpo_sees_a_small_reward_beside_a_large_one() -> None:
-    """What the sum of the rewards would hide: 100 and 1 apart count alike."""
+def test_gdpo_keeps_a_small_reward_beside_a_large_one() -> None:
+    """The sum of the rewards would hide the small one: rewards 100 apart and 1 apart count the same."""
     responses = [
         Response(0.0, 0, 4, style=0.0),
         Response(0.0, 0, 4, style=1.0),
@@ -200,19 +200,19 @@ def test_gdpo_sees_a_small_reward_beside_a_large_one() -> None:
         Response(100.0, 0, 4, style=1.0),
     ]
     found = advantages(responses, type="GDPO")
-    # Of weights 1 and 1/4: the style of a response moves it by a quarter of what accuracy does.
+    # With weights 1 and 1/4, style moves a response by a quarter of what accuracy does.
     assert found[1] - found[0] == pytest.approx((found[2] - found[0]) / 4, rel=1e-4)
     assert sum(found) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_baseline_of_opo_is_by_tokens() -> None:
+def test_the_baseline_of_opo_is_weighted_by_tokens() -> None:
     # (1 x 1 + 3 x 0) / 4 = 1/4.
     assert advantages([Response(1.0, 0, 1), Response(0.0, 0, 3)], type="OPO") == [0.75, -0.25]
 
 
 @pytest.mark.parametrize("estimator", ["ReinforcePlusPlusBaseline", "GDPO"])
 def test_whitening_uses_only_trained_responses(estimator: str) -> None:
-    """Long responses that were cut off, and are compared with the others only."""
+    """Truncated responses are compared with the others only."""
     cut_off = [Response(0.0, group, 4000, is_learned=False) for group in (0, 0, 1, 1)]
     learned = [Response(1.0, 0, 10), Response(0.0, 0, 30), Response(1.0, 1, 20), Response(1.0, 1, 20)]
     found = advantages([*cut_off, *learned], type=estimator)[len(cut_off) :]

@@ -1,4 +1,4 @@
-"""Advantages on tokens against slow loops over the rows of all workers, however these are dealt out."""
+"""Advantages on tokens against slow loops over the rows of all workers, however the rows are distributed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from rljob_trainer.algorithms.interfaces import (
     TokenAdvantages,
     TokenInputs,
 )
+from rljob_trainer.algorithms.several_workers import on_workers
 
 NUMBER = st.integers(min_value=-16, max_value=16).map(lambda eighths: eighths / 8)
 PROBABILITY = st.sampled_from([0.001, 0.1, 0.4, 0.9, 1.0])
@@ -38,7 +39,7 @@ class Token:
     penalty: float = 0.0
     probability: float = 0.5
     spread: float = 0.0
-    """How unevenly the rest of the probability is dealt out: 1 has it all on one token."""
+    """How unevenly the rest of the probability is distributed: 1 puts it all on one token."""
 
     @property
     def squares(self) -> float:
@@ -58,7 +59,7 @@ TOKENS = st.lists(
 )
 ROWS = st.lists(st.builds(Row, NUMBER, st.sampled_from([0, 1, 1, 4]), TOKENS.map(tuple)), max_size=5)
 WORKERS = st.lists(ROWS, min_size=1, max_size=4)
-"""The rows of each."""
+"""The rows of each worker."""
 
 
 def estimator_of(**advantage: object) -> AdvantageEstimator:
@@ -77,7 +78,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> TokenI
     }
     groups_B = torch.tensor([row.group for row in rows], dtype=torch.int64)
     rewards_B = torch.tensor([row.reward for row in rows], dtype=dtype)
-    return TokenInputs(rewards_B, groups_B, token_rows.rows_of(*(len(row.tokens) for row in rows)), columns)
+    return TokenInputs(rewards_B, groups_B, token_rows.segments_of(*(len(row.tokens) for row in rows)), columns)
 
 
 def found_by(
@@ -90,7 +91,7 @@ def found_by(
     def compute(rows: list[Row], reduce: Reduce) -> TokenAdvantages:
         return for_tokens(inputs_of(rows, dtype), reduce)
 
-    parts = token_rows.on_workers(workers, compute)
+    parts = on_workers(workers, compute)
     assert {part.advantages_N.dtype for part in parts} == {dtype}
     returns = [part.returns_N for part in parts if part.returns_N is not None]
     return torch.cat([part.advantages_N for part in parts]).tolist(), torch.cat(returns).tolist() if returns else None
@@ -113,8 +114,8 @@ def slow_returns(row: Row, gamma: float) -> list[float]:
 def slow_gae(row: Row, gamma: float, lambda_: float) -> list[float]:
     values = [token.value for token in row.tokens] + [0.0]
     found: list[float] = []
-    for place in reversed(range(len(row.tokens))):
-        delta = slow_rewards(row)[place] + gamma * values[place + 1] - values[place]
+    for position in reversed(range(len(row.tokens))):
+        delta = slow_rewards(row)[position] + gamma * values[position + 1] - values[position]
         found.insert(0, delta + gamma * lambda_ * (found[0] if found else 0.0))
     return found
 
@@ -125,23 +126,24 @@ def slow_whitened(values: list[float]) -> list[float]:
     return [(value - mean) / (variance + 1e-8) ** 0.5 for value in values]
 
 
-def slow_baseline(row: Row, place: int, rows: list[Row], zero_tail: bool) -> float:
+def slow_baseline(row: Row, position: int, rows: list[Row], zero_tail: bool) -> float:
     group = [each for each in rows if each.group == row.group and each.tokens]
-    present = [each for each in group if len(each.tokens) > place]
+    present = [each for each in group if len(each.tokens) > position]
     if len(group) == 1 or (zero_tail and len(present) == 1):
         return 0.0
     weights = [
-        1e-8 + sum(1 - 2 * token.probability + token.squares for token in each.tokens[: place + 1]) for each in present
+        1e-8 + sum(1 - 2 * token.probability + token.squares for token in each.tokens[: position + 1])
+        for each in present
     ]
-    returns = [slow_returns(each, 1.0)[place] for each in present]
+    returns = [slow_returns(each, 1.0)[position] for each in present]
     return sum(g * w for g, w in zip(returns, weights, strict=True)) / sum(weights)
 
 
 def slow_optimal(rows: list[Row], zero_tail: bool) -> list[float]:
     return [
-        given - slow_baseline(row, place, rows, zero_tail)
+        given - slow_baseline(row, position, rows, zero_tail)
         for row in rows
-        for place, given in enumerate(slow_returns(row, 1.0))
+        for position, given in enumerate(slow_returns(row, 1.0))
     ]
 
 
@@ -153,7 +155,7 @@ def test_gae_equals_a_loop(workers: list[list[Row]], gamma: float, lambda_: floa
     values = [token.value for row in rows for token in row.tokens]
     advantages, returns = found_by(workers, type="GAE", gae={"gamma": gamma, "lambda": lambda_})
     assert advantages == pytest.approx(slow_whitened(plain), rel=1e-6, abs=1e-6)
-    # Before whitening: what the critic is fitted to is in the units of the rewards.
+    # Before whitening: the critic's targets are in the units of the rewards.
     assert returns == pytest.approx([a + v for a, v in zip(plain, values, strict=True)], rel=1e-9, abs=1e-9)
 
 
@@ -173,7 +175,7 @@ def test_the_optimal_token_baseline_equals_a_loop(workers: list[list[Row]], zero
     assert found == (pytest.approx(slow_optimal(rows, zero_tail), rel=1e-6, abs=1e-6), None)
 
 
-def test_gae_by_hand() -> None:
+def test_gae_matches_a_case_by_hand() -> None:
     # Row 1: delta = (0.5 - 0.25, 1 - 0.5) = (0.25, 0.5), A = (0.5, 0.5). Row 2: A = (-1).
     rows = [Row(1.0, 0, (Token(value=0.25), Token(value=0.5))), Row(0.0, 0, (Token(value=1.0),))]
     advantages, returns = found_by([rows], torch.float32, type="GAE", gae={"lambda": 0.5})
@@ -182,29 +184,29 @@ def test_gae_by_hand() -> None:
     assert advantages == pytest.approx([0.5 / 0.75**0.5, 0.5 / 0.75**0.5, -1 / 0.75**0.5])
 
 
-def test_a_token_is_charged_for_its_own_kl() -> None:
+def test_a_token_pays_for_its_own_kl() -> None:
     row = Row(1.0, 0, (Token(penalty=0.5), Token(penalty=0.25), Token()))
     found, _ = found_by([[row]], type="OptimalTokenBaseline")
-    # Alone in its group: the returns themselves. The last token is charged for what it did, not for the first.
+    # Alone in its group: the returns themselves. The last token pays for its own KL, not for that of the first.
     assert found == [0.25, 0.75, 1.0]
 
 
 SURE = Token(probability=1.0)
 
 
-def test_where_the_policy_was_sure_the_baseline_is_the_mean_and_rounding_does_not_decide() -> None:
+def test_for_a_certain_policy_the_baseline_is_the_mean_whatever_the_rounding() -> None:
     rows = [Row(1.0, 0, (SURE, SURE)), Row(0.0, 0, (SURE, SURE))]
     found, _ = found_by([rows], type="OptimalTokenBaseline")
     assert found == pytest.approx([0.5, 0.5, -0.5, -0.5])
     inputs = inputs_of(rows, torch.float32)
-    # As 32 bits may have them: sums of squares that are a rounding off, to both sides.
+    # As float32 may compute them: sums of squares that are off by rounding, in both directions.
     inputs.columns[SQUARES].copy_(torch.tensor([1.0 + 2e-7, 1.0, 1.0 - 1.2e-7, 1.0]))
     for_tokens = estimator_of(type="OptimalTokenBaseline").for_tokens
     assert for_tokens is not None
     assert for_tokens(inputs, OneWorker()).advantages_N.abs().max() <= 1.0
 
 
-def test_negative_groups_have_no_place_in_a_table() -> None:
+def test_negative_group_numbers_work() -> None:
     with pytest.raises(ValueError, match=r"groups: ids .*\(got -1\)"):
         found_by([[Row(1.0, -1, (Token(),))]], type="OptimalTokenBaseline")
 

@@ -1,4 +1,4 @@
-"""The loss of a mini-batch must not depend on how it was cut into micro-batches and workers."""
+"""The loss of a mini-batch must not depend on how it was split into micro-batches and workers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=8)
         (LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM, (3.0 + 15.0) / 2 / 16),
     ],
 )
-def test_by_hand_with_an_empty_row(aggregation: LossAggregation, expected: float) -> None:
-    segments = token_rows.rows_of(2, 3, 0)
+def test_aggregation_matches_a_case_by_hand_with_an_empty_row(aggregation: LossAggregation, expected: float) -> None:
+    segments = token_rows.segments_of(2, 3, 0)
     losses_N = torch.tensor([1.0, 2.0, 4.0, 5.0, 6.0])
     denominators = count_denominators(segments)
     assert denominators == Denominators(num_tokens=5, num_sequences=2)
@@ -42,8 +42,8 @@ def test_value_and_gradient_do_not_depend_on_the_split(
 ) -> None:
     losses_N = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     whole_N, split_N = losses_N.clone().requires_grad_(), losses_N.clone().requires_grad_()
-    denominators = count_denominators(token_rows.rows_of(*lengths))
-    whole = aggregate_loss(whole_N, token_rows.rows_of(*lengths), aggregation, denominators, 1, MAX_NEW_TOKENS)
+    denominators = count_denominators(token_rows.segments_of(*lengths))
+    whole = aggregate_loss(whole_N, token_rows.segments_of(*lengths), aggregation, denominators, 1, MAX_NEW_TOKENS)
     torch.autograd.backward(whole)
     rows = torch.split_with_sizes(split_N, lengths)
     total = torch.zeros((), dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_value_and_gradient_do_not_depend_on_the_split(
         for start in range(0, len(mine), micro_batch):
             part = mine[start : start + micro_batch]
             part_N = torch.cat([rows[row] for row in part])
-            part_rows = token_rows.rows_of(*(lengths[row] for row in part))
+            part_rows = token_rows.segments_of(*(lengths[row] for row in part))
             total = total + aggregate_loss(part_N, part_rows, aggregation, denominators, dp_size, MAX_NEW_TOKENS)
     averaged = total / dp_size
     torch.autograd.backward(averaged)
@@ -65,7 +65,7 @@ def test_value_and_gradient_do_not_depend_on_the_split(
 @pytest.mark.parametrize("aggregation", list(LossAggregation))
 def test_nothing_to_train_on_is_zero_with_a_gradient(aggregation: LossAggregation) -> None:
     losses_N = torch.zeros(0, requires_grad=True)
-    segments = token_rows.rows_of(0, 0)
+    segments = token_rows.segments_of(0, 0)
     loss = aggregate_loss(losses_N, segments, aggregation, count_denominators(segments), 2, MAX_NEW_TOKENS)
     torch.autograd.backward(loss)
     assert loss.item() == 0.0

@@ -1,4 +1,4 @@
-"""Advantages and losses that a user writes: how they are found, what they are given, and what is said of bad ones."""
+"""User-defined advantages and losses: how they are found, which arguments they get, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob_api.v1alpha1.policy_loss import Loss, LossType
 from rljob_api.v1alpha1.recipes import resolve_algorithm
 from rljob_api.v1alpha1.user_function import Function
 from rljob_testing.training import token_rows
-from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
+from rljob_testing.training.user_algorithms import ALGORITHM_MODULE
 from rljob_trainer.algorithms.advantage_registry import advantage_estimator
 from rljob_trainer.algorithms.functions import in_step, refuse_not_finite
 from rljob_trainer.algorithms.interfaces import (
@@ -34,13 +34,14 @@ from rljob_trainer.algorithms.interfaces import (
     WholeInputs,
 )
 from rljob_trainer.algorithms.loss_registry import policy_loss
+from rljob_trainer.algorithms.several_workers import on_workers
 from rljob_trainer.errors import AlgorithmFunctionError, ConfigurationError
 from rljob_trainer.workers import columns
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of this test's own, importable."""
+    """An importable module of this test."""
     name = f"algorithms_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(ALGORITHM_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -63,13 +64,17 @@ def responses(*rewards: float) -> ResponseInputs:
 
 
 def token_inputs(rewards: list[float], lengths: list[int], **columns_N: Tensor) -> TokenInputs:
-    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), token_rows.rows_of(*lengths), columns_N)
+    return TokenInputs(torch.tensor(rewards), torch.arange(len(rewards)), token_rows.segments_of(*lengths), columns_N)
 
 
 def loss_inputs(logprobs: list[float], **columns_N: Tensor) -> LossInputs:
     logprobs_N = torch.tensor(logprobs, requires_grad=True)
     return LossInputs(
-        token_rows.rows_of(len(logprobs)), logprobs_N, logprobs_N.detach() + 0.5, torch.ones(len(logprobs)), columns_N
+        token_rows.segments_of(len(logprobs)),
+        logprobs_N,
+        logprobs_N.detach() + 0.5,
+        torch.ones(len(logprobs)),
+        columns_N,
     )
 
 
@@ -81,7 +86,7 @@ def test_a_plain_advantage_is_called_with_all_responses(module: str) -> None:
     assert estimator.for_responses(responses(1.0, 0.0, 0.5)).tolist() == [0.5, -0.5, 0.0]
 
 
-def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None:
+def test_an_advantage_on_tokens_knows_the_tokens_of_other_workers(module: str) -> None:
     estimator = estimator_of(f"{module}:largest")
     assert estimator.level is Level.TOKEN
     parts = [token_inputs([1.0, 3.0], [1, 2]), token_inputs([], []), token_inputs([2.0], [1])]
@@ -90,10 +95,10 @@ def test_an_advantage_on_tokens_learns_of_the_others_tokens(module: str) -> None
         assert estimator.for_tokens is not None
         return estimator.for_tokens(part, reduce).advantages_N.tolist()
 
-    assert token_rows.on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
+    assert on_workers(parts, advantages) == [[-2.0, 0.0, 0.0], [], [-1.0]]
 
 
-def test_columns_are_those_that_are_declared(module: str) -> None:
+def test_functions_get_the_declared_columns(module: str) -> None:
     estimator = estimator_of(f"{module}:distance")
     assert estimator.needs == {"ref_logprobs", "old_logprobs"}
     assert estimator.for_tokens is not None
@@ -101,7 +106,7 @@ def test_columns_are_those_that_are_declared(module: str) -> None:
     assert estimator.for_tokens(inputs, OneWorker()).advantages_N.tolist() == [1.0, 0.0]
 
 
-def test_a_plain_loss(module: str) -> None:
+def test_a_plain_loss_is_called(module: str) -> None:
     loss = loss_of(f"{module}:reinforce")
     assert (loss.needs, loss.wanted, loss.whole_pass) == (frozenset(), HeadOutputs(), None)
     inputs = loss_inputs([-1.0, -3.0])
@@ -114,13 +119,13 @@ def test_a_plain_loss(module: str) -> None:
 
 
 def test_a_worker_without_tokens_takes_part_in_the_graph(module: str) -> None:
-    inputs = LossInputs(token_rows.rows_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
+    inputs = LossInputs(token_rows.segments_of(), torch.zeros(0, requires_grad=True), torch.zeros(0), torch.zeros(0))
     found = loss_of(f"{module}:reinforce").compute(inputs)
     assert found.losses_N.requires_grad
     assert found.losses_N.shape == (0,)
 
 
-def test_a_loss_says_what_it_needs(module: str) -> None:
+def test_a_loss_declares_its_needs(module: str) -> None:
     loss = loss_of(f"{module}:informed")
     assert loss.needs == {"rollout_logprobs"}
     assert loss.wanted == HeadOutputs(entropy=True, squares=True)
@@ -140,7 +145,7 @@ def test_a_loss_says_what_it_needs(module: str) -> None:
     assert not found.sums["weight"].requires_grad
 
 
-def test_a_pass_over_the_whole_mini_batch(module: str) -> None:
+def test_a_loss_may_have_a_pass_over_the_whole_mini_batch(module: str) -> None:
     loss = loss_of(f"{module}:of_the_chosen")
     assert loss.whole_pass is not None
     base = loss_inputs([-1.0, -3.0, -2.0])
@@ -177,7 +182,7 @@ BAD_ADVANTAGES = [
 
 
 @pytest.mark.parametrize(("path", "message"), BAD_ADVANTAGES)
-def test_advantages_that_cannot_be_used_are_refused_at_once(module: str, path: str, message: str) -> None:
+def test_unusable_advantages_are_rejected_at_once(module: str, path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("{m}", module)) as caught:
         estimator_of(path.replace("{m}", module))
     assert str(caught.value).startswith("spec.training.algorithm.advantage.function.path: ")
@@ -224,7 +229,7 @@ BAD_LOSSES = [
 
 
 @pytest.mark.parametrize(("path", "message"), BAD_LOSSES)
-def test_losses_that_cannot_be_used_are_refused_at_once(module: str, path: str, message: str) -> None:
+def test_unusable_losses_are_rejected_at_once(module: str, path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("{m}", module)) as caught:
         loss_of(path.replace("{m}", module))
     assert str(caught.value).startswith("spec.training.algorithm.loss.function.path: ")
@@ -243,7 +248,7 @@ def test_a_later_failure_names_the_function_and_the_step(module: str, monkeypatc
         loss.compute(loss_inputs([-1.0]))
 
 
-def test_losses_that_are_not_finite_are_counted_and_refused_at_the_end_of_the_step(module: str) -> None:
+def test_losses_that_are_not_finite_are_counted_and_rejected_at_the_end_of_the_step(module: str) -> None:
     loss = loss_of(f"{module}:reinforce")
     found = loss.compute(loss_inputs([-1.0, torch.nan, -torch.inf, -2.0]))
     share = found.sums["not_finite"].item() / 4
@@ -265,7 +270,7 @@ def test_the_recipes_parts_have_their_settings() -> None:
     )
     loss = policy_loss(resolve_algorithm(clipped))
     ratios_N, advantages_N = torch.tensor([0.5, 1.5, 9.0]), torch.tensor([-1.0, 1.0, -1.0])
-    found = loss.compute(LossInputs(token_rows.rows_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
+    found = loss.compute(LossInputs(token_rows.segments_of(3), ratios_N.log(), torch.zeros(3), advantages_N))
     assert found.losses_N.tolist() == pytest.approx([0.9, -1.3, 2.0])
     assert set(found.sums) == {"pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"}
 

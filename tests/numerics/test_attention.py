@@ -1,4 +1,4 @@
-"""Attention over flat rows against a slow implementation in 64 bits, and which models get it."""
+"""Attention over flat rows against a slow implementation in float64, and which models use it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ RAGGED, EQUAL = (1, 9, 4, 12), (5, 5, 5)
 def slow_row(query_HTD: Tensor, key_HTD: Tensor, value_HTE: Tensor, scale: float, window: int | None) -> Tensor:
     """One row, token by token: [H, T, E]."""
     outputs = []
-    for place in range(query_HTD.shape[1]):
-        first = 0 if window is None else max(0, place - window + 1)
-        scores_HS = scale * (query_HTD[:, place, None] * key_HTD[:, first : place + 1]).sum(dim=-1)
+    for position in range(query_HTD.shape[1]):
+        first = 0 if window is None else max(0, position - window + 1)
+        scores_HS = scale * (query_HTD[:, position, None] * key_HTD[:, first : position + 1]).sum(dim=-1)
         weights_HS = scores_HS.exp() / scores_HS.exp().sum(dim=-1, keepdim=True)
-        outputs.append((weights_HS[..., None] * value_HTE[:, first : place + 1]).sum(dim=1))
+        outputs.append((weights_HS[..., None] * value_HTE[:, first : position + 1]).sum(dim=1))
     return torch.stack(outputs, dim=1)
 
 
@@ -59,7 +59,7 @@ def slow_rows(
 
 
 def inputs(num_tokens: int, value_size: int = VALUE_SIZE) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value as a model makes them: [1, N, heads, size], seen as [1, heads, N, size]."""
+    """Query, key and value as a model makes them: [1, N, heads, size], viewed as [1, heads, N, size]."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((NUM_HEADS, SIZE), (NUM_KEY_HEADS, SIZE), (NUM_KEY_HEADS, value_size))
     query_1HND, key_1KND, value_1KNE = (
@@ -75,7 +75,7 @@ def outputs_and_gradients(output_1MHE: Tensor, tensors: Sequence[Tensor]) -> lis
 
 
 @pytest.mark.parametrize("num_tokens", [9, MAX_WIDENED_TOKENS, MAX_WIDENED_TOKENS + 1])
-def test_short_rows_in_16_bits_are_attended_to_in_32(num_tokens: int) -> None:
+def test_attention_of_short_16_bit_rows_is_computed_in_float32(num_tokens: int) -> None:
     rows = FlatRows((num_tokens,) * 2, CPU)
     tensors = [each.detach().bfloat16().requires_grad_() for each in inputs(rows.num_tokens, SIZE)]
     wide = [each.detach().float().requires_grad_() for each in tensors]
@@ -99,11 +99,15 @@ def test_short_rows_in_16_bits_are_attended_to_in_32(num_tokens: int) -> None:
         (Kernel.ONE_VIEW, (7,)),
     ],
 )
-def test_each_kernel_and_its_gradients(kernel: Kernel, lengths: tuple[int, ...], window: int | None) -> None:
+def test_each_kernel_and_its_gradients_match_the_slow_implementation(
+    kernel: Kernel, lengths: tuple[int, ...], window: int | None
+) -> None:
     tensors = inputs(sum(lengths))
     found = attend(kernel, *tensors, FlatRows(lengths, CPU), 0.3, window)
-    right = slow_rows(*tensors, lengths, 0.3, window)
-    for one, other in zip(outputs_and_gradients(found, tensors), outputs_and_gradients(right, tensors), strict=True):
+    slow_outputs = slow_rows(*tensors, lengths, 0.3, window)
+    for one, other in zip(
+        outputs_and_gradients(found, tensors), outputs_and_gradients(slow_outputs, tensors), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
@@ -115,10 +119,10 @@ def test_the_usual_scale_is_one_over_the_root_of_the_head_size() -> None:
 
 @pytest.mark.parametrize("takes_fewer_key_heads", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
-def test_the_variable_length_kernel_is_asked_for_the_same(
+def test_the_variable_length_kernel_gets_the_same_arguments(
     monkeypatch: pytest.MonkeyPatch, window: int | None, takes_fewer_key_heads: bool
 ) -> None:
-    """The kernel needs a GPU; in its place stands what its documentation says, in both forms of its arguments."""
+    """The kernel needs a GPU; here it is replaced by what its documentation says, in both forms of its arguments."""
 
     def documented(
         query: Tensor,
@@ -139,7 +143,7 @@ def test_the_variable_length_kernel_is_asked_for_the_same(
         assert scale is not None
         assert window_size[1] == 0, "causal"
         assert enable_gqa == (key.shape[1] != NUM_HEADS)
-        # A window of W to the left shows W earlier tokens and the token itself.
+        # A window of W to the left covers W earlier tokens and the token itself.
         seen = None if window_size[0] == -1 else window_size[0] + 1
         step = 1 if enable_gqa else NUM_HEADS // NUM_KEY_HEADS
         query_1HND, key_1KND, value_1KND = (
@@ -182,11 +186,11 @@ def chosen(lengths: Sequence[int], **changes: object) -> Kernel:
 def test_rows_of_equal_length_are_one_view_and_short_ones_of_similar_length_are_padded() -> None:
     assert chosen((48, 48)) is Kernel.ONE_VIEW
     assert chosen((800,)) is Kernel.ONE_VIEW
-    # (48 * 48 - (48 * 48 + 40 * 40) / 2) * 4 * 64 = 90,112 products more per row
+    # (48 * 48 - (48 * 48 + 40 * 40) / 2) * 4 * 64 = 90,112 more products per row
     assert chosen((40, 48)) is Kernel.PADDED
     # (100 * 100 - (100 * 100 + 80 * 80) / 2) * 4 * 64 = 460,800
     assert chosen((80, 100)) is Kernel.PER_ROW
-    # the same with a fourth of the heads: 115,200
+    # the same with a quarter of the heads: 115,200
     assert chosen((80, 100), num_heads=1) is Kernel.PADDED
 
 
@@ -206,7 +210,7 @@ def test_the_variable_length_kernel_is_for_half_precision_on_cuda() -> None:
         assert chosen((5, 700), **cuda | reason) is Kernel.PER_ROW
 
 
-def test_flat_rows_by_hand() -> None:
+def test_flat_rows_match_a_case_by_hand() -> None:
     rows = FlatRows((2, 1, 3), CPU)
     assert (rows.num_tokens, rows.longest) == (6, 3)
     assert rows.position_ids_1M.tolist() == [[0, 1, 0, 0, 1, 2]]
@@ -218,7 +222,7 @@ def test_flat_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
-def test_which_architectures_get_flat_rows(name: str) -> None:
+def test_supported_architectures_get_flat_rows(name: str) -> None:
     plan = choose_attention(tiny_models.ARCHITECTURES[name]())
     reasons = {
         "gemma2": ("eager", "its attention is soft-capped"),
@@ -261,7 +265,7 @@ def test_types_that_need_padding_are_known_to_transformers() -> None:
         ),
     ],
 )
-def test_frequencies_that_follow_the_longest_row_limit_the_rows(config: PreTrainedConfig, limit: int | None) -> None:
+def test_frequencies_that_depend_on_the_longest_row_limit_the_rows(config: PreTrainedConfig, limit: int | None) -> None:
     assert choose_attention(config).max_row_tokens == limit
 
 
@@ -273,7 +277,7 @@ def test_frequencies_that_follow_the_longest_row_limit_the_rows(config: PreTrain
         ("nemotron", r"NemotronAttention .*where rows begin"),
     ],
 )
-def test_flat_rows_are_refused_by_layers_that_need_more(name: str, message: str) -> None:
+def test_flat_rows_are_rejected_by_layers_that_need_more(name: str, message: str) -> None:
     model = tiny_models.make(name)
     register_flat_attention()
     use_attention(model, FLAT_IMPLEMENTATION)

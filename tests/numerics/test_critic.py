@@ -1,4 +1,4 @@
-"""What a critic learns depends on nothing it should not.
+"""The training of a critic depends on nothing that it should not depend on.
 
 Legend: B rows, R response tokens.
 """
@@ -46,13 +46,13 @@ class Steps:
     """Two steps on one rank."""
 
     gradients: list[dict[str, torch.Tensor]]
-    """Of each update of the critic, whole."""
+    """Whole gradients of each update of the critic."""
     metrics: list[dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The critic's state after a save, after a step more, and after the same from the checkpoint."""
+    """The critic's state after a save, after one more step, and after the same step from the checkpoint."""
 
     saved: dict[str, torch.Tensor]
     loaded: dict[str, torch.Tensor]
@@ -62,26 +62,26 @@ class Resumed:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What moved in a step in which the critic alone learns, and in the next."""
+    """What changed in a step in which only the critic trains, and in the next one."""
 
     moved: list[tuple[bool, bool]]
-    """Of actor and critic."""
+    """Whether actor and critic changed in each step."""
     metrics: list[dict[str, float]]
     versions: list[int]
-    """Of the policy, after each."""
+    """The policy's version after each step."""
 
 
 def state_of(run: replays.ReplayedRun) -> dict[str, torch.Tensor]:
     assert run.critic is not None
     engine = run.critic.engine
-    moments = {f"optimizer.{name}": each for name, each in replays.whole(engine.named_optimizer_state()).items()}
-    return {**replays.whole(engine.named_shards()), **moments}
+    moments = {f"optimizer.{name}": each for name, each in replays.whole_copies(engine.named_optimizer_state()).items()}
+    return {**replays.whole_copies(engine.named_shards()), **moments}
 
 
 def two_steps(replay: replays.Replay, context: WorkerContext) -> Steps:
     run = replays.replayed_run(replay, context)
     assert run.critic is not None
-    with replays.kept_gradients(run.critic.engine) as gradients:
+    with replays.recorded_gradients(run.critic.engine) as gradients:
         return Steps(gradients, run.steps(0, 2))
 
 
@@ -116,8 +116,8 @@ def warm_up(context: WorkerContext) -> WarmUp:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the ranks have done."""
+class Results:
+    """Results of the ranks."""
 
     steps: dict[str, list[Steps]]
     resumed: list[Resumed]
@@ -125,14 +125,14 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
     root = tmp_path_factory.mktemp("checkpoints")
     runs = [gloo_ranks.RankedRun(partial(two_steps, replay), num_ranks) for num_ranks, replay in CASES.values()]
     *steps, found, [warmed] = gloo_ranks.run_on_ranks(
         [*runs, gloo_ranks.RankedRun(partial(resumed, root), 2), gloo_ranks.RankedRun(warm_up, 1)]
     )
     assert isinstance(warmed, WarmUp)
-    return Seen(
+    return Results(
         {name: [each for each in ranks if isinstance(each, Steps)] for name, ranks in zip(CASES, steps, strict=True)},
         [each for each in found if isinstance(each, Resumed)],
         warmed,
@@ -140,20 +140,20 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("name", list(CASES)[1:])
-def test_updates_of_the_critic_do_not_depend_on_layout_or_micro_batches(seen: Seen, name: str) -> None:
+def test_critic_updates_do_not_depend_on_layout_or_micro_batches(seen: Results, name: str) -> None:
     [one] = seen.steps["one"]
     assert len(one.gradients) == 8
     assert len(seen.steps[name]) == CASES[name][0]
     for found in seen.steps[name]:
-        assert max(map(compare.difference, found.gradients, one.gradients)) < compare.RELATIVE
-        for mine, right in zip(found.metrics, one.metrics, strict=True):
-            compare.assert_same_metrics(mine, right)
+        assert max(map(compare.relative_difference, found.gradients, one.gradients)) < compare.RELATIVE
+        for mine, expected in zip(found.metrics, one.metrics, strict=True):
+            compare.assert_same_metrics(mine, expected)
 
 
-def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
+def test_the_metrics_of_a_step_are_plausible(seen: Results) -> None:
     [one] = seen.steps["one"]
     first, second = one.metrics
-    # A critic that begins with zeros expects nothing, so that its errors are the returns themselves.
+    # A critic that begins with zeros predicts nothing, so that its errors are the returns themselves.
     assert first[EXPLAINED_VARIANCE] == pytest.approx(0.0, abs=1e-9)
     assert second[EXPLAINED_VARIANCE] != pytest.approx(0.0, abs=1e-3)
     assert first[VALUE_LOSS] > 0
@@ -161,15 +161,15 @@ def test_the_numbers_of_a_step_say_something(seen: Seen) -> None:
     assert 0 < second[VALUE_CLIP_FRACTION] < 1
 
 
-def test_a_resumed_critic_is_the_same_to_the_last_bit(seen: Seen) -> None:
+def test_a_resumed_critic_is_bitwise_the_same(seen: Results) -> None:
     assert len(seen.resumed) == 2
     for rank in seen.resumed:
-        compare.assert_bitwise(rank.loaded, rank.saved)
-        compare.assert_bitwise(rank.later_resumed, rank.later)
-        assert compare.difference(rank.later, rank.saved) > 0
+        compare.assert_bitwise_equal(rank.loaded, rank.saved)
+        compare.assert_bitwise_equal(rank.later_resumed, rank.later)
+        assert compare.relative_difference(rank.later, rank.saved) > 0
 
 
-def test_only_the_critic_is_trained_during_its_warm_up(seen: Seen) -> None:
+def test_only_the_critic_is_trained_during_its_warm_up(seen: Results) -> None:
     assert seen.warm_up.moved == [(False, True), (True, True)]
     assert "actor/pg_loss" not in seen.warm_up.metrics[0]
     # A run that is resumed after the first step begins with version 1, too.

@@ -1,4 +1,4 @@
-"""A critic's values are those of transformers' own class for them.
+"""A critic's values equal those of transformers' own classes.
 
 Legend: R response tokens.
 """
@@ -47,23 +47,23 @@ def random_model(kind: str) -> PreTrainedModel:
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
-def test_values_are_those_of_a_token_classifier(tmp_path: Path, kind: str) -> None:
+def test_values_equal_those_of_a_token_classifier(tmp_path: Path, kind: str) -> None:
     model = random_model(kind)
     # Zero in a model that was never trained.
     torch.nn.init.constant_(model.score.bias, 0.7)
     model.save_pretrained(tmp_path / "model")
-    right = type(random_model(kind)).from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    reference = type(random_model(kind)).from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(2, 64, (length,), generator=generator) for length in (9, 2, 23)]
     values_N = TrainEngine(settings_of(tmp_path / "model")).values(batch_of_rows(rows))
     with torch.no_grad():
-        expected = [right(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
+        expected = [reference(input_ids=row[None]).logits[0, :-1, 0] for row in rows]
     torch.testing.assert_close(values_N, torch.cat(expected), rtol=1e-5, atol=1e-6)
     assert values_N.std() > 0.01
 
 
 @pytest.mark.usefixtures("context")
-def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_becomes_a_critic_that_predicts_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=64,
@@ -83,5 +83,5 @@ def test_a_policy_becomes_a_critic_that_expects_nothing(tmp_path: Path, caplog: 
     assert torch.equal(values_N, torch.zeros(9))
     assert VALUE_WEIGHT in names
     assert not [name for name in names if "lm_head" in name]
-    # Its output head is not missed.
+    # The missing output head is no error.
     assert "are left out" not in caplog.text

@@ -1,7 +1,5 @@
-"""Top-k and top-p of the engine that generates with transformers: which tokens come, how often, how likely they were.
-
-vLLM is asked the same in `tests/ray/test_vllm_sampling.py`.
-"""
+"""Top-k and top-p of the engine that generates with transformers: which tokens are drawn, how often, and with which
+log-probabilities. `tests/ray/test_vllm_sampling.py` has the same tests for vLLM."""
 
 from __future__ import annotations
 
@@ -24,18 +22,18 @@ def engine() -> HfEngine:
 
 
 @pytest.mark.parametrize("name", sampling_by_definition.SETTINGS)
-def test_samples_follow_the_cut_distribution(engine: HfEngine, name: str) -> None:
+def test_samples_follow_the_truncated_distribution(engine: HfEngine, name: str) -> None:
     for seed in range(sampling_by_definition.NUM_SAMPLES):
         engine.add(
             GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling_by_definition.SETTINGS[name], seed)
         )
     samples = [(each.token_ids[0], each.logprobs[0]) for each in engine.step()]
-    sampling_by_definition.assert_follows(
+    sampling_by_definition.assert_samples_follow(
         samples, sampling_by_definition.distribution(sampling_by_definition.SETTINGS[name])
     )
 
 
-def test_the_cuts_differ() -> None:
+def test_the_truncations_differ() -> None:
     sizes = {
         name: len(sampling_by_definition.distribution(sampling))
         for name, sampling in sampling_by_definition.SETTINGS.items()

@@ -1,4 +1,4 @@
-"""Steps with dynamic sampling train on the groups that were taken, and on nothing else; a resumed run on the same."""
+"""Steps with dynamic sampling train on the accepted groups only; a resumed run trains on the same."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ REPLAY = replays.Replay(DAPO, num_steps=3, mini_batch_size=2)
 PROMPTS = replays.prompts_of(0, 18)
 
 
-class Taken(replays.ReplayedRollouts):
-    """Gives what another run has taken, whatever is asked."""
+class RecordedRollouts(replays.ReplayedRollouts):
+    """Returns what another run has accepted, whatever is requested."""
 
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
@@ -62,7 +62,7 @@ def cursor() -> PromptCursor[PromptRow]:
 
 
 def step_of(run: replays.ReplayedRun, stream: PromptCursor[PromptRow], number: int) -> dict[str, float]:
-    """As the controller does it."""
+    """Does what the controller does."""
     return run.training_step.run(stream.next_batch(run.replay.batch_size), number)[1]
 
 
@@ -78,12 +78,12 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
     run = replays.replayed_run(REPLAY, context, stream)
     metrics = step_of(run, stream, 0)
     [found] = taken
-    # Of the generator's rows, every other prompt's have equal scores of 1, the others' a mean of a half.
+    # Of the generator's rows, those of every other prompt have equal scores of 1, the others a mean of a half.
     assert found.rollout.prompts[::4] == (PROMPTS[0], PROMPTS[2], PROMPTS[4], PROMPTS[6])
     assert stream.next_batch(1) == [PROMPTS[7]]
     assert (metrics[SAMPLING_ROUNDS], metrics[SAMPLING_PROMPTS], metrics[TRAINED_FRACTION]) == (2.0, 8.0, 1.0)
     assert (metrics[REWARD_MEAN], metrics[f"{SAMPLING_REWARD_PREFIX}/mean"]) == (0.75, 0.5)
-    plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=Taken(found.rollout))
+    plain = replays.replayed_run(replace(REPLAY, algorithm=PLAIN), context, rollout=RecordedRollouts(found.rollout))
     plain.training_step.run(PROMPTS[:4], 0)
     assert same(run.weights(), plain.weights())
     untrained = replays.replayed_run(REPLAY, context, cursor())
@@ -91,16 +91,16 @@ def test_a_step_trains_on_the_accepted_groups(context: WorkerContext, monkeypatc
 
 
 def test_the_seeds_of_all_rounds_are_those_of_one(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Responses of a later round are drawn anew, and as if all prompts had been asked at once."""
+    """Responses of a later round are drawn anew, and as if all prompts had been requested at once."""
     rounds: list[list[int]] = []
     begin = replays.ReplayedRollouts.begin
 
-    def noted(*arguments: object, **options: bool) -> Rollout:
+    def recorded(*arguments: object, **options: bool) -> Rollout:
         *_, seeds = arguments
         rounds.append(seeds.tolist())
         return begin(*arguments, **options)
 
-    monkeypatch.setattr(replays.ReplayedRollouts, "begin", noted)
+    monkeypatch.setattr(replays.ReplayedRollouts, "begin", recorded)
     run = replays.replayed_run(REPLAY, context, cursor())
     run.training_step.run(PROMPTS[:4], 1)
     assert [len(seeds) for seeds in rounds] == [16, 16]

@@ -1,7 +1,5 @@
-"""The engine that generates with transformers: its log-probabilities are the model's own, and of one set of weights.
-
-What is right is said by `from_pretrained` with eager attention, on whole sequences one at a time.
-"""
+"""The engine that generates with transformers: its log-probabilities are the model's own, and of one version of the
+weights. The expected values come from `from_pretrained` with eager attention, on whole sequences one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from rljob_trainer.engines.rollout.hf_engine import HfEngine, HfSettings
 from rljob_trainer.errors import ConfigurationError
 
 PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90), (3, 3, 17, 21, 60))
-"""Shorter and longer than the models' windows."""
+"""Prompts shorter and longer than the models' windows."""
 TEMPERATURES = (0.0, 0.7, 1.0, 1.6)
 SAMPLING = SamplingSettings(1.0, 1.0, 0, 12, ())
 REQUESTS = [
@@ -29,13 +27,13 @@ REQUESTS = [
 
 
 def folder_of(name: str, folder: Path) -> Path:
-    """A tiny model's, with the tokenizer of another: its texts say nothing."""
+    """The folder of a tiny model with the tokenizer of another: its texts are meaningless."""
     tiny_models.save(name, folder)
     tiny_models.copy_tokenizer(folder)
     return folder
 
 
-def right_model(folder: Path) -> PreTrainedModel:
+def reference_model(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
@@ -52,40 +50,42 @@ def assert_own_logprobs(model: PreTrainedModel, request: GenerationRequest, foun
 
 
 @pytest.mark.parametrize(("name", "attention"), [("gemma2", "eager"), ("gemma3", "sdpa"), ("mistral", "sdpa")])
-def test_logprobs_of_a_response_are_those_of_the_models_own_forward(name: str, attention: str, tmp_path: Path) -> None:
+def test_logprobs_of_a_response_equal_those_of_the_models_own_forward(
+    name: str, attention: str, tmp_path: Path
+) -> None:
     folder = folder_of(name, tmp_path)
-    right = right_model(folder)
+    reference = reference_model(folder)
     engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(REQUESTS)))
     assert engine.model.config._attn_implementation == attention
-    engine.update_weights(right.named_parameters(), 0)
+    engine.update_weights(reference.named_parameters(), 0)
     finished = engine.generate(REQUESTS)
     for request in REQUESTS:
-        assert_own_logprobs(right, request, finished[request.request_id])
+        assert_own_logprobs(reference, request, finished[request.request_id])
     assert sum(len(each.token_ids) > tiny_models.WINDOW for each in finished.values()) > len(REQUESTS) / 2
 
 
 def test_weights_are_replaced_between_sequences_only(tmp_path: Path) -> None:
     folder = folder_of("gemma2", tmp_path)
-    right = right_model(folder)
+    reference = reference_model(folder)
     engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, 1))
-    engine.update_weights(right.named_parameters(), 0)
+    engine.update_weights(reference.named_parameters(), 0)
     first, second, *_ = REQUESTS
     engine.add(first)
     assert engine.step() == []
     engine.add(second)
-    for parameter in right.parameters():
+    for parameter in reference.parameters():
         parameter.data *= 1.1
     with pytest.raises(AssertionError, match="while 1 sequences are running"):
-        engine.update_weights(right.named_parameters(), 1)
+        engine.update_weights(reference.named_parameters(), 1)
     engine.abort([first.request_id])
-    engine.update_weights(right.named_parameters(), 1)
+    engine.update_weights(reference.named_parameters(), 1)
     found = engine.generate([])[second.request_id]
-    assert_own_logprobs(right, second, found)
+    assert_own_logprobs(reference, second, found)
     assert found.policy_versions == (1,) * len(found.token_ids)
 
 
-def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> None:
-    """Mamba is given a cache under another name, and would see the last token only."""
+def test_a_model_that_does_not_use_the_cache_is_rejected(tmp_path: Path) -> None:
+    """Mamba has its cache under another name, and would see only the last token."""
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8)
     model = AutoModelForCausalLM.from_config(config)
@@ -98,7 +98,7 @@ def test_a_model_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> N
         engine.update_weights(model.named_parameters(), 0)
 
 
-def test_the_comparison_keeps_to_the_models_positions(tmp_path: Path) -> None:
+def test_the_comparison_stays_within_the_models_positions(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=64, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)

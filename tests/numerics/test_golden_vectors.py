@@ -9,22 +9,22 @@ from rljob_testing.golden import loss_cases, verl_cases
 
 
 @pytest.mark.parametrize("case", loss_cases.KL_CASES, ids=str)
-def test_kl_estimates_and_their_gradients(case: verl_cases.GoldenCase) -> None:
+def test_kl_estimates_and_their_gradients_equal_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 
 @pytest.mark.parametrize("case", loss_cases.AGGREGATION_CASES, ids=str)
-def test_aggregation(case: verl_cases.GoldenCase) -> None:
+def test_aggregation_equals_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 
 @pytest.mark.parametrize("case", loss_cases.CLIPPED_CASES, ids=str)
-def test_clipped_surrogate(case: verl_cases.GoldenCase) -> None:
+def test_clipped_surrogate_equals_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 
 @pytest.mark.parametrize("case", loss_cases.POLICY_LOSS_CASES, ids=str)
-def test_policy_losses_and_their_gradients(case: verl_cases.GoldenCase) -> None:
+def test_policy_losses_and_their_gradients_equal_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 

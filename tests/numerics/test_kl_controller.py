@@ -1,4 +1,4 @@
-"""The coefficient of the KL term from step to step: by hand, and in steps of the tiny model, where it has to reach."""
+"""The coefficient of the KL term from step to step: by hand, and in steps of the tiny model, where it is used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_RESPONSES = 16
 def replay(
     recipe: str, placement: str, coefficient: float = COEFFICIENT, *, is_adaptive: bool = True
 ) -> replays.Replay:
-    """Two updates per step: in the second the policy is not the reference any more."""
+    """Two updates per step: in the second the policy differs from the reference."""
     kl = {"coefficient": coefficient, "placement": placement, "controller": ADAPTIVE if is_adaptive else {}}
     algorithm = Algorithm.from_wire({"type": recipe, "kl": kl})
     critic = Critic(warmup_steps=1) if recipe == "PPO" else None
@@ -37,7 +37,7 @@ def replay(
 
 
 @pytest.mark.parametrize(
-    ("measured", "right"),
+    ("measured", "expected"),
     [
         (0.1, 0.5),
         (0.11, 0.51),
@@ -52,32 +52,30 @@ def replay(
         (math.inf, 0.5),
     ],
 )
-def test_a_fifth_of_the_horizon_moves_by_a_fifth_of_the_error(measured: float, right: float) -> None:
+def test_a_fifth_of_the_horizon_moves_the_coefficient_by_a_fifth_of_the_error(measured: float, expected: float) -> None:
     controller = KlController.from_wire({"type": "Adaptive", "adaptive": {"target": 0.1, "horizon": 100}})
-    assert next_coefficient(controller, 0.5, measured, 20) == pytest.approx(right, rel=1e-12)
+    assert next_coefficient(controller, 0.5, measured, 20) == pytest.approx(expected, rel=1e-12)
     assert next_coefficient(KlController(), 0.5, measured, 20) == 0.5
 
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
 def test_each_step_uses_the_coefficient_of_the_step_before(context: WorkerContext, placement: str) -> None:
     metrics = replays.replayed_run(replay("GRPO", placement), context).steps(0, 4)
-    right = COEFFICIENT
+    expected = COEFFICIENT
     errors = []
     for step in metrics:
-        assert step[KL_COEFFICIENT] == right
+        assert step[KL_COEFFICIENT] == expected
         errors.append(step[KL_LOSS] / TARGET - 1)
-        right *= 1 + min(max(errors[-1], -0.2), 0.2) * NUM_RESPONSES / HORIZON
-    # From the reference itself to beyond the target, by way of what is within the bounds.
+        expected *= 1 + min(max(errors[-1], -0.2), 0.2) * NUM_RESPONSES / HORIZON
+    # From the reference itself to beyond the target, through values within the bounds.
     assert errors[0] < -0.2 < errors[1] < 0.2 < errors[2]
 
 
 @pytest.mark.parametrize(
     ("recipe", "placement"), [("GRPO", "Loss"), ("GRPO", "Reward"), ("ReinforcePlusPlus", "Reward")]
 )
-def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
-    context: WorkerContext, recipe: str, placement: str
-) -> None:
-    """A run whose controller has come to a coefficient learns as one that is told it."""
+def test_loss_and_rewards_use_the_current_coefficient(context: WorkerContext, recipe: str, placement: str) -> None:
+    """A run whose controller has reached a coefficient trains like a run that was configured with it."""
     found: list[list[dict[str, torch.Tensor]]] = []
     for case in (
         replay(recipe, placement),
@@ -85,16 +83,18 @@ def test_the_coefficient_in_use_is_that_of_loss_and_rewards(
         replay(recipe, placement, is_adaptive=False),
     ):
         run = replays.replayed_run(case, context)
-        with replays.kept_gradients(run.actor.engine) as gradients:
+        with replays.recorded_gradients(run.actor.engine) as gradients:
             for step in range(2):
                 run.training_step.kl_coefficient.restore(OTHER_COEFFICIENT)
-                is_told = case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
-                assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if is_told else OTHER_COEFFICIENT)
+                has_coefficient = (
+                    case.algorithm.kl.coefficient == COEFFICIENT and run.training_step.kl_coefficient.kept is None
+                )
+                assert run.step(step)[KL_COEFFICIENT] == (COEFFICIENT if has_coefficient else OTHER_COEFFICIENT)
         found.append(gradients)
-    controlled, told, of_job = found
-    for mine, theirs in zip(controlled, told, strict=True):
-        compare.assert_bitwise(mine, theirs)
-    assert compare.difference(controlled[-1], of_job[-1]) > 0.01
+    controlled, configured, of_job = found
+    for mine, theirs in zip(controlled, configured, strict=True):
+        compare.assert_bitwise_equal(mine, theirs)
+    assert compare.relative_difference(controlled[-1], of_job[-1]) > 0.01
 
 
 def without_rows(generate: Callable[..., StepRows], *given: object) -> StepRows:
@@ -116,13 +116,13 @@ def test_the_coefficient_does_not_change_in_a_step_without_trained_responses(
 
 @pytest.mark.parametrize("placement", ["Loss", "Reward"])
 def test_the_coefficient_does_not_change_during_the_critic_warm_up(context: WorkerContext, placement: str) -> None:
-    """In its steps the policy is the reference, and their KL of 0 would take the coefficient down."""
+    """In its steps the policy is the reference, and their KL of 0 would lower the coefficient."""
     steps = replays.replayed_run(replay("PPO", placement), context).steps(0, 3)
     assert [step[KL_COEFFICIENT] for step in steps[:2]] == [COEFFICIENT] * 2
     assert steps[2][KL_COEFFICIENT] != COEFFICIENT
 
 
-def test_a_checkpoint_has_it_only_where_it_changes(context: WorkerContext) -> None:
+def test_a_checkpoint_has_the_coefficient_only_if_it_changes(context: WorkerContext) -> None:
     fixed = replays.replayed_run(replay("GRPO", "Loss", is_adaptive=False), context).training_step
     fixed.kl_coefficient.restore(OTHER_COEFFICIENT)
     assert (fixed.kl_coefficient.kept, fixed.kl_coefficient.value) == (None, COEFFICIENT)

@@ -1,4 +1,4 @@
-"""Which rank holds what, and which models divide over which ranks. What they compute: test_update_invariance."""
+"""Which rank holds what, and which models divide over which ranks. Results of layouts are in test_update_invariance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_neighbours_share_rows() -> None:
     assert str(layout) == "2 replicas x 4 shards, 2 sequence ranks"
 
 
-def test_by_default_all_hold_the_model_together_and_have_rows_of_their_own() -> None:
+def test_by_default_all_ranks_shard_the_model_and_have_their_own_rows() -> None:
     layout = ParallelLayout.of(6)
     assert (layout.num_replicas, layout.num_shards, layout.num_data_ranks) == (1, 6, 6)
 
@@ -72,7 +72,7 @@ def vocabulary_of(size: int) -> PreTrainedConfig:
         (GptOssConfig(), 2, r"needs flat rows, .*'gpt_oss' model .*padded"),
     ],
 )
-def test_models_that_do_not_divide_over_sequence_ranks_are_refused(
+def test_models_that_do_not_divide_over_sequence_ranks_are_rejected(
     config: PreTrainedConfig, size: int, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -89,7 +89,7 @@ def test_models_that_do_not_divide_over_sequence_ranks_are_refused(
         (heads(12, 3), 4, r"rollout\.tensorParallel: must divide .* 3 key and value heads or .* \(seen: 4\);"),
     ],
 )
-def test_models_that_do_not_divide_over_tensor_ranks_are_refused(
+def test_models_that_do_not_divide_over_tensor_ranks_are_rejected(
     tmp_path: Path, config: PreTrainedConfig, size: int, message: str
 ) -> None:
     config.save_pretrained(tmp_path)
@@ -98,7 +98,7 @@ def test_models_that_do_not_divide_over_tensor_ranks_are_refused(
     check_tensor_parallel(tmp_path, 1)
 
 
-def test_models_that_divide_over_tensor_ranks_are_taken(tmp_path: Path) -> None:
+def test_models_that_divide_over_tensor_ranks_are_accepted(tmp_path: Path) -> None:
     for config in (heads(4, 2), tiny_models.ARCHITECTURES["gpt_oss"]()):
         config.save_pretrained(tmp_path)
         check_tensor_parallel(tmp_path, 2)
@@ -107,7 +107,9 @@ def test_models_that_divide_over_tensor_ranks_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_heads", "num_key_value_heads", "size"), [(8, 8, 4), (8, 2, 4), (12, 3, 6), (8, 1, 8)])
-def test_models_that_divide_are_taken(num_heads: int, num_key_value_heads: int, size: int) -> None:
+def test_models_that_divide_over_sequence_ranks_are_accepted(
+    num_heads: int, num_key_value_heads: int, size: int
+) -> None:
     check_layout(ParallelLayout.of(size, sequence_parallel=size), heads(num_heads, num_key_value_heads))
 
 
@@ -119,13 +121,13 @@ def test_the_role_whose_layout_does_not_fit_is_named(tmp_path: Path) -> None:
     check_layouts(tmp_path, {"actor": actor})
 
 
-def test_beside_adapters_the_reference_alone_takes_the_actors_layout() -> None:
+def test_with_adapters_only_a_separate_reference_needs_a_layout() -> None:
     job = training_runs.small_job(
         num_workers=4,
         model={"lora": {}},
         algorithm={"type": "PPO", "kl": {"coefficient": 0.1}},
     )
-    asked = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
-    spec = RLJob.from_wire(training_runs.merged(job, asked)).spec
+    edits = {"spec": {"roles": {"actor": {"shardSize": 2, "sequenceParallel": 2}}}}
+    spec = RLJob.from_wire(training_runs.merged(job, edits)).spec
     assert layout_of(spec, "ref") == layout_of(spec, "actor") == ParallelLayout(2, 2, 2)
     assert layout_of(spec, "critic") == ParallelLayout(4)

@@ -1,6 +1,5 @@
-"""Models are built and called rightly, architecture by architecture, and what would be wrong is refused.
-
-What is right is said by `from_pretrained` with eager attention, on one row at a time.
+"""Models are built and called correctly, architecture by architecture, and incorrect results are rejected. The expected
+values come from `from_pretrained` with eager attention, on one row at a time.
 
 Legend: T tokens of a row, R response tokens of all rows, V vocabulary.
 """
@@ -44,10 +43,10 @@ from rljob_trainer.weights.buckets import whole_tensors
 
 CPU = torch.device("cpu")
 LENGTHS = {Kernel.PER_ROW: (3, 11, 90), Kernel.PADDED: (20, 30, 26), Kernel.ONE_VIEW: (11, 11)}
-"""Tokens that are read of each row; one more is predicted."""
+"""Number of tokens that are read of each row; one more is predicted."""
 FLAT_ROWS = AttentionPlan(True, FLAT_IMPLEMENTATION, "", None)
 PADDED_ROWS = AttentionPlan(False, "eager", "as asked for", None)
-"""Their files hold each expert by itself, their parameters all experts of a layer."""
+"""Models whose files hold each expert by itself, while a parameter holds all experts of a layer."""
 
 
 def random_rows(lengths: Sequence[int]) -> list[Tensor]:
@@ -61,7 +60,7 @@ def batch_of(rows: Sequence[Tensor], num_prompt_tokens: int) -> TokenBatch:
 
 
 def planned(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPlan | None = None) -> TokenDistribution:
-    """What the engine's module says of all tokens but the first of each row; called as is planned for the model."""
+    """The result of the engine's module for all tokens but the first of each row, called as planned for the model."""
     module = TokenModel(model, plan or choose_attention(model.config), None)
     micro_batch = batch_of(rows, 1).micro_batch(range(len(rows)), CPU)
     logprobs_N, entropy_N, squares_N = module.columns(micro_batch, LogprobRequest(1.0, Entropy.VALUE))
@@ -75,10 +74,10 @@ def planned_logprobs(model: nn.Module, rows: Sequence[Tensor], plan: AttentionPl
 
 
 @torch.no_grad()
-def right_distribution(
+def reference_distribution(
     model: PreTrainedModel, rows: Sequence[Tensor], num_prompt_tokens: int, temperature: float
 ) -> TokenDistribution:
-    """What a model's own forward says, on each row alone."""
+    """The result of a model's own forward, on each row alone."""
     logprobs, entropies = [], []
     for tokens_T in rows:
         logits_TV = model(input_ids=tokens_T[None], use_cache=False).logits[0, num_prompt_tokens - 1 : -1]
@@ -88,10 +87,10 @@ def right_distribution(
     return TokenDistribution(torch.cat(logprobs), torch.cat(entropies), None)
 
 
-def assert_same(found: TokenDistribution, right: TokenDistribution) -> None:
+def assert_same(found: TokenDistribution, reference: TokenDistribution) -> None:
     """Entropy is that of the whole vocabulary."""
-    torch.testing.assert_close(found.logprobs_N, right.logprobs_N, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.entropy_N, right.entropy_N, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.logprobs_N, reference.logprobs_N, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.entropy_N, reference.entropy_N, rtol=0, atol=1e-5)
 
 
 def from_pretrained(folder: Path) -> PreTrainedModel:
@@ -110,10 +109,10 @@ def accept(model: nn.Module, engine: Logprobs | None = None) -> None:
 
 
 def loaded(folder: Path) -> nn.Module:
-    """As the engine builds it."""
+    """The model as the engine builds it."""
     model = build_on_meta(folder)
     materialize(model, CPU)
-    # Sharded modules stay tied when they are given memory; others do not.
+    # Sharded modules stay tied when memory is allocated; others do not.
     model.tie_weights()  # type: ignore[operator]
     assert isinstance(model, PreTrainedModel)
     load_weights(model, model, folder, "")
@@ -121,7 +120,7 @@ def loaded(folder: Path) -> nn.Module:
 
 
 def gradients(logprobs: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Of a weighted mean of the rows' log-probabilities, over all parameters of each part of the model."""
+    """Gradients of a weighted mean of the rows' log-probabilities, over all parameters of each part of the model."""
     logprobs_N = torch.cat(list(logprobs))
     loss = (logprobs_N * torch.linspace(-1, 1, len(logprobs_N))).mean()
     found = torch.autograd.grad(loss, list(model.parameters()))
@@ -131,22 +130,22 @@ def gradients(logprobs: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]
     return {part: torch.cat(each) for part, each in parts.items()}
 
 
-def assert_same_buffers(model: nn.Module, right: PreTrainedModel) -> None:
-    torch.testing.assert_close(dict(model.named_buffers()), dict(right.named_buffers()), rtol=0, atol=0)
+def assert_same_buffers(model: nn.Module, reference: PreTrainedModel) -> None:
+    torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
-def test_a_loaded_model_is_that_of_from_pretrained(name: str, tmp_path: Path) -> None:
+def test_a_loaded_model_equals_that_of_from_pretrained(name: str, tmp_path: Path) -> None:
     folder = tiny_models.save(name, tmp_path)
-    right = from_pretrained(folder)
+    reference = from_pretrained(folder)
     model = loaded(folder)
-    assert_same_buffers(model, right)
+    assert_same_buffers(model, reference)
     for kernel, lengths in LENGTHS.items():
         assert choose_kernel(lengths, 2, (32, 32), torch.float32, "cpu", None) is kernel
         rows = random_rows(lengths)
         with torch.no_grad():
             found = planned(model, rows)
-        assert_same(found, right_distribution(right, rows, num_prompt_tokens=1, temperature=1.0))
+        assert_same(found, reference_distribution(reference, rows, num_prompt_tokens=1, temperature=1.0))
     accept(model)
 
 
@@ -154,11 +153,11 @@ def test_a_loaded_model_is_that_of_from_pretrained(name: str, tmp_path: Path) ->
 def test_flat_and_padded_rows_have_the_gradient_of_the_models_own_forward(name: str) -> None:
     model = tiny_models.make(name)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
-    right = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
+    reference = gradients(TokenModel(model, PADDED_ROWS, None).own_logprobs(rows), model)
     padded = gradients(planned_logprobs(model, rows, PADDED_ROWS), model)
     use_flat_attention(model)
     flat = gradients(planned_logprobs(model, rows, FLAT_ROWS), model)
-    for part, gradient in right.items():
+    for part, gradient in reference.items():
         assert gradient.norm() > 1e-3
         for found in (padded, flat):
             assert (found[part] - gradient).norm() < 1e-5 * gradient.norm()
@@ -169,14 +168,14 @@ def use_flat_attention(model: nn.Module) -> None:
     use_attention(model, FLAT_IMPLEMENTATION)
 
 
-def test_memory_for_a_model_is_given_without_drawing_random_weights(tmp_path: Path) -> None:
+def test_memory_for_a_model_is_allocated_without_drawing_random_weights(tmp_path: Path) -> None:
     model = build_on_meta(tiny_models.save("gemma3", tmp_path))
     before = torch.get_rng_state()
     materialize(model, CPU)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_buffer_that_nothing_fills_is_refused(tmp_path: Path) -> None:
+def test_a_buffer_without_a_value_is_rejected(tmp_path: Path) -> None:
     model = build_on_meta(tiny_models.save("llama", tmp_path))
     model.model.norm.register_buffer("scale", torch.ones(3, device="meta"), persistent=False)  # type: ignore[union-attr]
     with pytest.raises(ConfigurationError, match=r"buffer 'model\.norm\.scale'"):
@@ -187,11 +186,11 @@ def test_recomputed_activations_know_their_rows() -> None:
     model = tiny_models.make("qwen3")
     use_flat_attention(model)
     rows = random_rows(LENGTHS[Kernel.PER_ROW])
-    right = gradients(planned_logprobs(model, rows), model)
+    reference = gradients(planned_logprobs(model, rows), model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     found = gradients(planned_logprobs(model, rows), model)
-    torch.testing.assert_close(found, right, rtol=0, atol=0)
+    torch.testing.assert_close(found, reference, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +205,12 @@ def test_recomputed_activations_know_their_rows() -> None:
         ("nanochat", {"final_logit_softcapping": 15.0}, HeadForm(1.0, 15.0)),
     ],
 )
-def test_the_form_of_a_head_by_hand(model_type: str, fields: dict[str, float], form: HeadForm) -> None:
+def test_the_form_of_a_head_matches_a_case_by_hand(model_type: str, fields: dict[str, float], form: HeadForm) -> None:
     assert head_form(AutoConfig.for_model(model_type, **fields)) == form
 
 
-def refused(model_type: str, build: Callable[[], object]) -> float:
-    """The difference that the refusal names."""
+def rejected(model_type: str, build: Callable[[], object]) -> float:
+    """The difference that the error names."""
     with pytest.raises(ConfigurationError) as caught:
         build()
     message = str(caught.value)
@@ -219,13 +218,13 @@ def refused(model_type: str, build: Callable[[], object]) -> float:
     return float(message.partition("by up to ")[2].partition(",")[0])
 
 
-def test_rows_that_see_each_other_are_refused() -> None:
+def test_rows_that_attend_to_each_other_are_rejected() -> None:
     model = tiny_models.make("qwen3_next")
     use_flat_attention(model)
-    assert refused("qwen3_next", lambda: accept(model, lambda rows: planned_logprobs(model, rows, FLAT_ROWS))) > 0.1
+    assert rejected("qwen3_next", lambda: accept(model, lambda rows: planned_logprobs(model, rows, FLAT_ROWS))) > 0.1
 
 
-def test_a_window_that_is_ignored_is_seen_even_if_it_is_longer_than_the_rows() -> None:
+def test_an_ignored_window_is_detected_even_if_it_is_longer_than_the_rows() -> None:
     model = AutoModelForCausalLM.from_config(long_window(), dtype=torch.float32, attn_implementation="eager").eval()
     model.load_state_dict(tiny_models.make("mistral").state_dict())
     use_flat_attention(model)
@@ -237,7 +236,7 @@ def test_a_window_that_is_ignored_is_seen_even_if_it_is_longer_than_the_rows() -
         model.config.sliding_window = window
         return found
 
-    assert refused("mistral", lambda: accept(model, ignoring)) > 0.1
+    assert rejected("mistral", lambda: accept(model, ignoring)) > 0.1
     assert model.config.sliding_window == 100
     assert max(map(len, sample_rows(model.config))) < 100
 
@@ -263,7 +262,7 @@ def test_logprobs_that_are_not_finite_are_rejected_on_every_rank() -> None:
         check_logprob_parity(model, own, own, lambda difference: max(difference, 0.3))
 
 
-def test_a_model_that_cannot_be_called_is_refused() -> None:
+def test_a_model_that_cannot_be_called_is_rejected() -> None:
     def missing(_: Sequence[Tensor]) -> list[Tensor]:
         raise AttributeError("no last_hidden_state")
 
@@ -271,11 +270,11 @@ def test_a_model_that_cannot_be_called_is_refused() -> None:
         accept(tiny_models.make("llama"), missing)
 
 
-def test_positions_go_by_other_names() -> None:
+def test_positions_have_other_names_in_some_models() -> None:
     assert max(len(row) for row in sample_rows(GPT2Config(n_positions=11))) == 11
 
 
-def test_sample_rows_avoid_special_tokens_and_positions_that_do_not_exist() -> None:
+def test_sample_rows_avoid_special_tokens_and_missing_positions() -> None:
     config = tiny_models.ARCHITECTURES["llama"]()
     config.eos_token_id = list(range(2, tiny_models.VOCABULARY - 1))
     config.max_position_embeddings = 20
@@ -303,34 +302,34 @@ def test_an_engine_gives_the_distribution_of_from_pretrained(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tiny_models.save(name, tmp_path / "model")
-    right = from_pretrained(folder)
+    reference = from_pretrained(folder)
     with caplog.at_level(logging.INFO):
         engine = engine_of(folder)
     padded = "attention: rows are padded, because of the model its attention is soft-capped"
     assert [each for each in caplog.messages if each.startswith("attention:")] == ([padded] if name == "gemma2" else [])
     assert all(isinstance(parameter, DTensor) for parameter in engine.model.parameters())
-    assert_same_buffers(engine.model.language_model, right)
+    assert_same_buffers(engine.model.language_model, reference)
     # Several micro-batches of 100 tokens, padded or not.
     rows = random_rows((30, 90, 20, 3, 26, 60, 11))
     found = engine.forward(batch_of(rows, num_prompt_tokens=3), 0.7, Entropy.VALUE)
-    assert_same(found, right_distribution(right, rows, num_prompt_tokens=3, temperature=0.7))
+    assert_same(found, reference_distribution(reference, rows, num_prompt_tokens=3, temperature=0.7))
 
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", ["gemma3", "qwen3 tied", "phi", "qwen3_moe"])
-def test_an_engine_of_half_precision_takes_over_what_was_accepted(name: str, tmp_path: Path) -> None:
-    """It is built a second time, and what no file holds is filled in beside weights that are there already."""
+def test_a_half_precision_engine_reuses_the_accepted_buffers(name: str, tmp_path: Path) -> None:
+    """It is built a second time, and buffers that no file holds are filled in beside existing weights."""
     folder = tiny_models.save(name, tmp_path / "model")
-    right = from_pretrained(folder)
+    reference = from_pretrained(folder)
     engine = engine_of(folder, torch.bfloat16)
-    assert_same_buffers(engine.model.language_model, right)
+    assert_same_buffers(engine.model.language_model, reference)
     weights = {name: whole.detach() for name, whole in whole_tensors(engine.named_shards(), torch.float32)}
-    expected = dict(right.named_parameters())
+    expected = dict(reference.named_parameters())
     assert weights.keys() >= expected.keys()
     for weight, value in expected.items():
         assert torch.equal(weights[weight], value), weight
     rows = random_rows((30, 20))
-    exact = right_distribution(right, rows, num_prompt_tokens=3, temperature=1.0).logprobs_N
+    exact = reference_distribution(reference, rows, num_prompt_tokens=3, temperature=1.0).logprobs_N
     found = engine.forward(batch_of(rows, num_prompt_tokens=3), 1.0).logprobs_N
     assert 0 < float((found - exact).abs().mean()) < 0.1
 
@@ -345,10 +344,10 @@ def with_sdpa(config: PreTrainedConfig) -> AttentionPlan:
     [("output_head.SOFT_CAPS", ()), ("model.choose_attention", with_sdpa)],
     ids=["head", "attention"],
 )
-def test_an_engine_without_a_soft_cap_is_refused(
+def test_an_engine_without_a_soft_cap_is_rejected(
     what: str, spoiled: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the head, as if no configuration named it so; of attention, which sdpa ignores silently."""
+    """A soft cap of the head, as if no configuration named it so; and one of attention, which sdpa ignores silently."""
     folder = tiny_models.save("gemma2", tmp_path / "model")
     monkeypatch.setattr(f"rljob_trainer.engines.train.{what}", spoiled)
-    assert refused("gemma2", lambda: engine_of(folder)) > 0.1
+    assert rejected("gemma2", lambda: engine_of(folder)) > 0.1

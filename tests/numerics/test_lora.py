@@ -1,4 +1,4 @@
-"""Adapters (LoRA): what is trained, that it does not depend on the layout, and what becomes of it."""
+"""Adapters (LoRA): what is trained, that it does not depend on the layout, and how it is merged and saved."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[lora_runs.OfRank]]:
-    """By the number of ranks."""
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[lora_runs.RankResults]]:
+    """Results by the number of ranks."""
     return lora_runs.all_runs(tmp_path_factory.mktemp("checkpoints"))
 
 
-def outcome(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> step_cases.Outcome:
+def outcome(ranks: dict[int, list[lora_runs.RankResults]], name: str) -> step_cases.Outcome:
     return ranks[lora_runs.CASES[name].num_ranks][0].steps[name]
 
 
 @pytest.mark.parametrize("name", lora_runs.SAME_AS_ONE)
-def test_gradients_are_those_of_one_worker_and_one_pass(ranks: dict[int, list[lora_runs.OfRank]], name: str) -> None:
-    found, right = outcome(ranks, name), outcome(ranks, "one")
-    assert len(found.gradients) == len(right.gradients) == 2
-    assert max(map(compare.difference, found.gradients, right.gradients)) < compare.RELATIVE
-    compare.assert_same_metrics(found.metrics, right.metrics)
+def test_gradients_equal_those_of_one_worker_and_one_pass(
+    ranks: dict[int, list[lora_runs.RankResults]], name: str
+) -> None:
+    found, expected = outcome(ranks, name), outcome(ranks, "one")
+    assert len(found.gradients) == len(expected.gradients) == 2
+    assert max(map(compare.relative_difference, found.gradients, expected.gradients)) < compare.RELATIVE
+    compare.assert_same_metrics(found.metrics, expected.metrics)
 
 
-def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_the_gradient_follows_from_that_of_the_whole_weight(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     """y = x W' + s x A' B', and B is 0: the gradient of B is s G A', that of A is 0, where G is that of W."""
     [found, *_], [whole, *_] = outcome(ranks, "first").gradients, outcome(ranks, "all weights").gradients
     drawn = ranks[1][0].trained.first
     of_seconds = {name: gradient for name, gradient in found.items() if ".lora_B." in name}
-    right = {}
+    expected = {}
     for name in of_seconds:
         layer = name.partition(".lora_B.")[0]
         first = drawn[f"base_model.model.{layer.removeprefix('language_model.')}.lora_A.weight"]
-        right[name] = SCALING * whole[f"{layer}.weight"] @ first.T
-    assert compare.difference(of_seconds, right) < compare.RELATIVE
+        expected[name] = SCALING * whole[f"{layer}.weight"] @ first.T
+    assert compare.relative_difference(of_seconds, expected) < compare.RELATIVE
     of_firsts = [gradient for name, gradient in found.items() if ".lora_A." in name]
     assert len(found) == len(of_seconds) + len(of_firsts)
     assert not any(gradient.any() for gradient in of_firsts)
 
 
-def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     for num_ranks, of_ranks in ranks.items():
         trained = of_ranks[0].trained
         names = {name for name in trained.last if not name.startswith("optimizer.")}
@@ -61,20 +63,20 @@ def test_only_adapters_are_trained_and_saved(ranks: dict[int, list[lora_runs.OfR
         assert num_ranks in (1, 2)
 
 
-def test_adapters_begin_the_same_on_any_number_of_ranks(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_adapters_start_the_same_on_any_number_of_ranks(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     one, two = (ranks[count][0].trained.first for count in (1, 2))
-    compare.assert_bitwise(two, one)
+    compare.assert_bitwise_equal(two, one)
     firsts = [tensor for name, tensor in one.items() if ".lora_A." in name]
     assert all(tensor.std() > 0 for tensor in firsts)
     assert not any(torch.equal(a, b) for at, a in enumerate(firsts) for b in firsts[:at] if a.shape == b.shape)
     assert not any(tensor.any() for name, tensor in one.items() if ".lora_B." in name)
 
 
-def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_merging_adds_the_product_and_keeps_the_base(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     for of_ranks in ranks.values():
         for rank in of_ranks:
             trained = rank.trained
-            compare.assert_bitwise(trained.base_after, trained.base)
+            compare.assert_bitwise_equal(trained.base_after, trained.base)
             assert trained.merged.keys() == trained.base.keys()
             changed = {name for name, tensor in trained.merged.items() if not torch.equal(tensor, trained.base[name])}
             assert len(changed) == len(trained.adapters) / 2
@@ -83,11 +85,11 @@ def test_merging_adds_the_product_and_leaves_the_base(ranks: dict[int, list[lora
                     trained.adapters[f"base_model.model.{name.removesuffix('weight')}{part}.weight"].double()
                     for part in ("lora_A", "lora_B")
                 )
-                right = trained.base[name].double() + SCALING * second @ first
-                torch.testing.assert_close(trained.merged[name].double(), right, rtol=0, atol=1e-6)
+                expected = trained.base[name].double() + SCALING * second @ first
+                torch.testing.assert_close(trained.merged[name].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_the_reference_is_the_base_without_adapters(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     for of_ranks in ranks.values():
         for rank in of_ranks:
             trained = rank.trained
@@ -95,30 +97,30 @@ def test_the_reference_is_the_base_with_adapters_off(ranks: dict[int, list[lora_
             assert (trained.policy_logprobs - trained.base_logprobs).abs().max() > 0.01
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_a_resumed_run_is_bitwise_the_same(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     for rank in ranks[2]:
-        compare.assert_bitwise(rank.resumed, rank.trained.last)
-        assert compare.difference(rank.trained.saved, rank.trained.last) > 0.01
+        compare.assert_bitwise_equal(rank.resumed, rank.trained.last)
+        assert compare.relative_difference(rank.trained.saved, rank.trained.last) > 0.01
     [one] = ranks[1]
     for part in ("", "optimizer."):
-        found, right = (
+        found, expected = (
             {name: tensor for name, tensor in state.items() if name.startswith("optimizer.") == bool(part)}
             for state in (one.resumed, ranks[2][0].trained.last)
         )
-        assert compare.difference(found, right) < 1e-3
+        assert compare.relative_difference(found, expected) < 1e-3
 
 
-def test_in_16_bits_it_is_near(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
-    found, right = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
-    assert 1e-4 < compare.difference(found, right) < 0.5
+def test_half_precision_is_close(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
+    found, expected = (outcome(ranks, name).gradients[0] for name in ("bfloat16", "one"))
+    assert 1e-4 < compare.relative_difference(found, expected) < 0.5
 
 
-def test_dropout_is_for_gradients_alone(ranks: dict[int, list[lora_runs.OfRank]]) -> None:
+def test_dropout_is_used_for_gradients_only(ranks: dict[int, list[lora_runs.RankResults]]) -> None:
     dropped, whole = (outcome(ranks, name).gradients[0] for name in ("dropout", "first"))
-    assert compare.difference(dropped, whole) > 0.1
+    assert compare.relative_difference(dropped, whole) > 0.1
     for of_ranks in ranks.values():
         first, second = of_ranks[0].dropout_logprobs
         assert torch.equal(first, second)
-    # In the only update of a step the policy has dropped inputs, and the old log-probabilities have not.
+    # In the only update of a step the policy drops inputs; the old log-probabilities do not.
     assert outcome(ranks, "one update").metrics[PPO_KL] == 0.0
     assert abs(outcome(ranks, "one update, dropout").metrics[PPO_KL]) > 1e-4

@@ -1,5 +1,5 @@
 """Every policy loss against its formula, written token by token with autograd; its behaviour at extremes; and that it
-does not depend on how rows are dealt out.
+does not depend on how rows are distributed.
 
 Legend: B rows, N response tokens of all rows.
 """
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rljob_api.v1alpha1.policy_loss import NEEDS_BATCH_STATISTICS, LossType
-from rljob_testing.training import loss_parts, token_rows
+from rljob_testing.training import token_rows
 from rljob_trainer.algorithms.interfaces import OneWorker
 
 Wire = Mapping[str, object]
@@ -36,12 +36,12 @@ KNOBS: dict[str, Wire] = {
 WIRES: dict[str, Wire] = {name: {"type": name.split()[0], **knobs} for name, knobs in KNOBS.items()}
 
 
-def test_every_loss_is_tried() -> None:
+def test_every_loss_is_tested() -> None:
     assert {wire["type"] for wire in WIRES.values()} == set(LossType) - {LossType.FUNCTION}
 
 
-def test_the_losses_that_look_at_the_whole_mini_batch_are_known_without_the_trainer() -> None:
-    assert {wire["type"] for wire in WIRES.values() if loss_parts.named_loss(wire).whole_pass} == set(
+def test_losses_over_the_whole_mini_batch_are_known_without_the_trainer() -> None:
+    assert {wire["type"] for wire in WIRES.values() if token_rows.named_loss(wire).whole_pass} == set(
         NEEDS_BATCH_STATISTICS
     )
 
@@ -97,7 +97,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "DPPO KL": plain_dppo_kl,
     "DRO": lambda x, new, _, a: -a * new + 0.2 * x * x,
 }
-"""One token's loss of log-ratio, new and old log-probability, and advantage."""
+"""One token's loss, from log-ratio, new and old log-probability, and advantage."""
 
 
 def plain_gspo(x_T: Tensor, _: Tensor, a_T: Tensor) -> Tensor:
@@ -118,21 +118,21 @@ PLAIN_OF_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "GSPO": plain_gspo,
     "GMPO": plain_gmpo,
 }
-"""One response's loss of log-ratios, new log-probabilities and advantages: the mean over its tokens."""
+"""One response's loss, from log-ratios, new log-probabilities and advantages: the mean over its tokens."""
 
-# Multiples of 1/64: no kink but that of |0| is met.
+# Multiples of 1/64: no kink is hit except that of |0|.
 LOGPROB = st.integers(-200, -1).map(lambda number: number / 64)
 TOKEN = st.tuples(LOGPROB, LOGPROB, st.sampled_from([-1.5, -0.5, 0.0, 0.75, 2.0]))
 ROWS = st.lists(st.lists(TOKEN, max_size=5), min_size=1, max_size=4)
 Rows = list[list[tuple[float, float, float]]]
 
 
-def batch_of(rows: Rows) -> loss_parts.MiniBatch:
-    columns = [torch.tensor([token[place] for row in rows for token in row]).double() for place in range(3)]
-    return loss_parts.MiniBatch(tuple(map(len, rows)), *columns, rollout_logprobs_N=columns[1].float())
+def batch_of(rows: Rows) -> token_rows.MiniBatch:
+    columns = [torch.tensor([token[column] for row in rows for token in row]).double() for column in range(3)]
+    return token_rows.MiniBatch(tuple(map(len, rows)), *columns, rollout_logprobs_N=columns[1].float())
 
 
-def assert_found(found: loss_parts.Found, losses_N: Tensor, logprobs_N: Tensor) -> None:
+def assert_found(found: token_rows.ComputedLoss, losses_N: Tensor, logprobs_N: Tensor) -> None:
     (gradients_N,) = torch.autograd.grad(losses_N.sum() + 0 * logprobs_N.sum(), logprobs_N)
     torch.testing.assert_close(found.losses_N, losses_N.detach(), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found.gradients_N, gradients_N, rtol=1e-6, atol=1e-9)
@@ -141,7 +141,7 @@ def assert_found(found: loss_parts.Found, losses_N: Tensor, logprobs_N: Tensor) 
 @pytest.mark.parametrize("name", PLAIN)
 @settings(max_examples=40, deadline=None)
 @given(rows=ROWS)
-def test_losses_of_tokens_are_the_formula(name: str, rows: Rows) -> None:
+def test_token_losses_equal_the_formula(name: str, rows: Rows) -> None:
     batch = batch_of(rows)
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
     losses = [
@@ -149,17 +149,17 @@ def test_losses_of_tokens_are_the_formula(name: str, rows: Rows) -> None:
         for new, old, a in zip(logprobs_N, batch.old_logprobs_N, batch.advantages_N, strict=True)
     ]
     losses_N = torch.stack(losses) if losses else logprobs_N * 0
-    assert_found(loss_parts.loss_of_micro_batch(loss_parts.named_loss(WIRES[name]), batch, {}), losses_N, logprobs_N)
+    assert_found(token_rows.loss_of_micro_batch(token_rows.named_loss(WIRES[name]), batch, {}), losses_N, logprobs_N)
 
 
 @pytest.mark.parametrize("name", PLAIN_OF_ROWS)
 @settings(max_examples=40, deadline=None)
 @given(rows=ROWS)
-def test_losses_of_responses_are_the_formula_in_the_mean_over_each_response(name: str, rows: Rows) -> None:
+def test_response_losses_equal_the_formula_in_the_mean_over_each_response(name: str, rows: Rows) -> None:
     batch = batch_of(rows)
-    segments = token_rows.rows_of(*batch.lengths)
+    segments = token_rows.segments_of(*batch.lengths)
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
-    found_B = segments.mean(loss_parts.named_loss(WIRES[name]).compute(batch.inputs(logprobs_N, {})).losses_N)
+    found_B = segments.mean(token_rows.named_loss(WIRES[name]).compute(batch.inputs(logprobs_N, {})).losses_N)
     (gradients_N,) = torch.autograd.grad(found_B.sum(), logprobs_N)
     plain_N = batch.logprobs_N.clone().requires_grad_()
     losses = [
@@ -177,17 +177,17 @@ def test_losses_of_responses_are_the_formula_in_the_mean_over_each_response(name
     torch.testing.assert_close(gradients_N, expected_N, rtol=1e-6, atol=1e-9)
 
 
-def covariances(batch: loss_parts.MiniBatch) -> list[float]:
-    news, advantages = batch.logprobs_N.tolist(), batch.advantages_N.tolist()
-    means = [sum(each) / len(each) for each in (news, advantages)]
-    return [(new - means[0]) * (a - means[1]) for new, a in zip(news, advantages, strict=True)]
+def covariances(batch: token_rows.MiniBatch) -> list[float]:
+    new_logprobs, advantages = batch.logprobs_N.tolist(), batch.advantages_N.tolist()
+    means = [sum(each) / len(each) for each in (new_logprobs, advantages)]
+    return [(new - means[0]) * (a - means[1]) for new, a in zip(new_logprobs, advantages, strict=True)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS.filter(lambda rows: any(rows)))
 def test_kl_cov_penalises_the_tokens_of_the_largest_covariance(rows: Rows) -> None:
     batch = batch_of(rows)
-    loss = loss_parts.named_loss(WIRES["KLCov"])
+    loss = token_rows.named_loss(WIRES["KLCov"])
     assert loss.whole_pass is not None
     whole = loss.whole_pass(batch.seen(), OneWorker())
     chosen = whole["is_chosen"].bool().tolist()
@@ -201,14 +201,14 @@ def test_kl_cov_penalises_the_tokens_of_the_largest_covariance(rows: Rows) -> No
     logprobs_N = batch.logprobs_N.clone().requires_grad_()
     x_N = logprobs_N - batch.old_logprobs_N
     plain_N = -batch.advantages_N * x_N.exp() + 0.7 * x_N.abs() * torch.tensor(chosen)
-    assert_found(loss_parts.loss_of_micro_batch(loss, batch, whole), plain_N, logprobs_N)
+    assert_found(token_rows.loss_of_micro_batch(loss, batch, whole), plain_N, logprobs_N)
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS.filter(lambda rows: any(rows)))
-def test_clip_cov_leaves_out_so_many_tokens_of_the_range(rows: Rows) -> None:
+def test_clip_cov_leaves_out_its_number_of_tokens_in_the_range(rows: Rows) -> None:
     batch = batch_of(rows)
-    loss = loss_parts.named_loss(WIRES["ClipCov"])
+    loss = token_rows.named_loss(WIRES["ClipCov"])
     assert loss.whole_pass is not None
     whole = loss.whole_pass(batch.seen(), OneWorker())
     chosen = whole["is_chosen"].bool().tolist()
@@ -220,7 +220,7 @@ def test_clip_cov_leaves_out_so_many_tokens_of_the_range(rows: Rows) -> None:
             for x, a, is_chosen in zip(x_N, batch.advantages_N, chosen, strict=True)
         ]
     )
-    assert_found(loss_parts.loss_of_micro_batch(loss, batch, whole), plain_N, logprobs_N)
+    assert_found(token_rows.loss_of_micro_batch(loss, batch, whole), plain_N, logprobs_N)
     ratio_N = x_N.detach().exp()
     may_be = [
         0.05 < covariance < 2.0 and not (ratio > 1.4 if a > 0 else a < 0 and ratio < 0.8)
@@ -232,16 +232,16 @@ def test_clip_cov_leaves_out_so_many_tokens_of_the_range(rows: Rows) -> None:
 
 
 SMOOTH = ("Clipped", "GSPO", "SAPO", "GPG", "GMPO", "ClipCov", "KLCov", "DRO")
-"""Those in which no ratio is taken for a number. The two of responses have in the sum over each row the gradient of a
-function."""
+"""Losses that use no ratio as a constant. In the sum over each row, the two on whole responses have the gradient of
+a function."""
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    batch = loss_parts.made_batch((4, 0, 3, 6), seed=4, dtype=torch.float64)
-    loss = loss_parts.named_loss(WIRES[name])
+def test_gradients_equal_finite_differences(name: str) -> None:
+    batch = token_rows.random_mini_batch((4, 0, 3, 6), seed=4, dtype=torch.float64)
+    loss = token_rows.named_loss(WIRES[name])
     whole = {} if loss.whole_pass is None else loss.whole_pass(batch.seen(), OneWorker())
-    segments = token_rows.rows_of(*batch.lengths)
+    segments = token_rows.segments_of(*batch.lengths)
 
     def of_rows(logprobs_N: Tensor) -> Tensor:
         return segments.mean(loss.compute(batch.inputs(logprobs_N, whole)).losses_N)
@@ -251,20 +251,20 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 LENGTHS = (5, 1, 0, 8, 3, 2, 7)
-DEALT_OUT = (
+DISTRIBUTIONS = (
     ((0, 1, 2), (3, 4, 5, 6)),
     ((6, 2, 0), (), (3, 5, 1, 4)),
     tuple((row,) for row in range(7)),
     ((2,), (6, 5, 4, 3, 1, 0)),
 )
-"""To workers, in several ways; one of them has no rows, one no tokens."""
+"""Distributions of rows to workers; one worker has no rows, one has no tokens."""
 
 
 @pytest.mark.parametrize("name", WIRES)
-@pytest.mark.parametrize("workers", DEALT_OUT)
+@pytest.mark.parametrize("workers", DISTRIBUTIONS)
 def test_workers_and_micro_batches_do_not_matter(name: str, workers: tuple[tuple[int, ...], ...]) -> None:
-    batch, loss = loss_parts.made_batch(LENGTHS, seed=11), loss_parts.named_loss(WIRES[name])
-    whole, parts = loss_parts.together(loss, batch), loss_parts.losses_on_workers(loss, batch, workers)
+    batch, loss = token_rows.random_mini_batch(LENGTHS, seed=11), token_rows.named_loss(WIRES[name])
+    whole, parts = token_rows.losses_in_one_micro_batch(loss, batch), token_rows.losses_on_workers(loss, batch, workers)
     for row, found in parts.items():
         torch.testing.assert_close(found.losses_N, whole[row].losses_N, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found.gradients_N, whole[row].gradients_N, rtol=1e-6, atol=1e-6)
@@ -277,8 +277,8 @@ def test_workers_and_micro_batches_do_not_matter(name: str, workers: tuple[tuple
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 def test_log_ratios_of_any_size_give_finite_losses_and_gradients(name: str, advantage: float) -> None:
     new_N, old_N = torch.tensor([0.0, -500.0, 0.0, -90.0, -0.5]), torch.tensor([-500.0, 0.0, -90.0, 0.0, -0.5])
-    batch = loss_parts.MiniBatch((2, 3), new_N, old_N, torch.full((5,), advantage), old_N)
-    for found in loss_parts.together(loss_parts.named_loss(WIRES[name]), batch).values():
+    batch = token_rows.MiniBatch((2, 3), new_N, old_N, torch.full((5,), advantage), old_N)
+    for found in token_rows.losses_in_one_micro_batch(token_rows.named_loss(WIRES[name]), batch).values():
         assert found.losses_N.isfinite().all()
         assert found.gradients_N.isfinite().all()
 
@@ -288,33 +288,33 @@ def test_the_smallest_and_largest_numbers_of_a_job_give_finite_losses_and_gradie
     (block,) = set(WIRES[name]) - {"type"}
     numbers = WIRES[name][block]
     assert isinstance(numbers, dict)
-    batch = loss_parts.made_batch((3, 4), seed=1)
+    batch = token_rows.random_mini_batch((3, 4), seed=1)
     for field, value in numbers.items():
         ends = (0.01 if "temperature" in field else 1e-300, 1e12) if isinstance(value, float) else ()
         for end in ends if field != "tokenShare" else (1e-300, 1.0):
-            loss = loss_parts.named_loss({**WIRES[name], block: {**numbers, field: end}})
-            for found in loss_parts.together(loss, batch).values():
+            loss = token_rows.named_loss({**WIRES[name], block: {**numbers, field: end}})
+            for found in token_rows.losses_in_one_micro_batch(loss, batch).values():
                 assert found.losses_N.isfinite().all(), (field, end)
                 assert found.gradients_N.isfinite().all(), (field, end)
 
 
 @pytest.mark.parametrize("name", WIRES)
 def test_a_batch_without_trained_tokens_has_zero_loss(name: str) -> None:
-    batch = loss_parts.made_batch((0, 0), seed=1)
-    found = loss_parts.together(loss_parts.named_loss(WIRES[name]), batch)
+    batch = token_rows.random_mini_batch((0, 0), seed=1)
+    found = token_rows.losses_in_one_micro_batch(token_rows.named_loss(WIRES[name]), batch)
     assert all(len(row.losses_N) == 0 for row in found.values())
     assert all(value == 0 for value in found[0].sums.values())
 
 
 @pytest.mark.parametrize("name", WIRES)
 def test_the_first_update_of_a_step_is_the_plain_policy_gradient(name: str) -> None:
-    """New and old policy are the same: nothing is clipped, and penalties pull nowhere. Of Clip-Cov some tokens are
-    left out."""
-    batch = loss_parts.made_batch((4, 3), seed=2)
-    same = loss_parts.MiniBatch(
+    """New and old policy are the same: nothing is clipped, and penalties have no gradient. Clip-Cov leaves some tokens
+    out."""
+    batch = token_rows.random_mini_batch((4, 3), seed=2)
+    same = token_rows.MiniBatch(
         batch.lengths, batch.logprobs_N, batch.logprobs_N, batch.advantages_N, batch.rollout_logprobs_N
     )
-    found = loss_parts.together(loss_parts.named_loss(WIRES[name]), same)
+    found = token_rows.losses_in_one_micro_batch(token_rows.named_loss(WIRES[name]), same)
     gradients_N = torch.cat([found[row].gradients_N for row in range(2)])
     kept_N = gradients_N != 0
     assert int(kept_N.sum()) >= (6 if name == "ClipCov" else 7)

@@ -1,4 +1,4 @@
-"""Clipped surrogate and KL: hand-worked values, gradients in 64 bits, and that each knob turns something.
+"""Clipped surrogate and KL: values worked out by hand, gradients in float64, and that each setting has an effect.
 
 Legend: N response tokens.
 """
@@ -26,7 +26,7 @@ def computed(
 ) -> TokenLosses:
     settings = Clipped(clip_ratio_low=low, clip_ratio_high=high, dual_clip_ratio=dual)
     return clipped_surrogate(
-        LossInputs(token_rows.rows_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings
+        LossInputs(token_rows.segments_of(len(logprobs_N)), logprobs_N, old_logprobs_N, advantages_N), settings
     )
 
 
@@ -58,8 +58,9 @@ def assert_losses(found: TokenLosses, expected: list[float]) -> None:
     torch.testing.assert_close(found.losses_N.detach(), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_the_four_corners_by_hand() -> None:
-    # Ratio above with A > 0: clipped at 1.2. Above with A < 0: not. Below with A > 0: not. Below with A < 0: at 0.8.
+def test_the_four_corners_match_values_by_hand() -> None:
+    # Ratio above the range with A > 0: clipped at 1.2. Above with A < 0: not. Below with A > 0: not. Below with A < 0:
+    # at 0.8.
     found, gradient_N = surrogate([1.5, 1.5, 0.5, 0.5, 1.5], [2.0, -2.0, 2.0, -2.0, 0.0])
     assert_losses(found, [-2.4, 3.0, -1.0, 1.6, 0.0])
     torch.testing.assert_close(gradient_N, torch.tensor([0.0, 3.0, -1.0, 0.0, 0.0], dtype=torch.float64))
@@ -105,7 +106,7 @@ def test_values_that_are_not_finite_appear_in_loss_and_gradient() -> None:
     assert gradient_N.isnan().tolist() == [True, False]
 
 
-def test_old_log_probabilities_that_are_those_of_this_pass_give_the_policy_gradient() -> None:
+def test_old_logprobs_of_this_pass_give_the_policy_gradient() -> None:
     logprobs_N = torch.tensor([-1.0, -2.0], requires_grad=True)
     found = computed(
         logprobs_N,
@@ -153,7 +154,7 @@ def test_surrogate_and_gradient_equal_a_scalar_implementation(tokens: list[tuple
     assert found.sums["pg_clipfrac_lower"] == num_bounded
 
 
-def test_kl_estimates_by_hand() -> None:
+def test_kl_estimates_match_values_by_hand() -> None:
     logprobs_N, reference_N = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     expected = {
         KlEstimator.K1: [0.5, -1.0],
@@ -167,21 +168,21 @@ def test_kl_estimates_by_hand() -> None:
 
 
 @pytest.mark.parametrize("estimator", list(KlEstimator))
-def test_gradients_of_kl_estimates_are_those_of_finite_differences(estimator: KlEstimator) -> None:
+def test_gradients_of_kl_estimates_equal_finite_differences(estimator: KlEstimator) -> None:
     logprobs_N = torch.tensor([-1.0, -2.0, -0.1, -4.0, -2.0], dtype=torch.float64, requires_grad=True)
     reference_N = torch.tensor([-1.5, -1.0, -0.1, -1.0, 0.5], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x_N: kl_estimate(x_N, reference_N, estimator), (logprobs_N,))
 
 
 @pytest.mark.parametrize("estimator", list(KlEstimator))
-def test_straight_through_keeps_the_value_and_takes_the_gradient_of_k2(estimator: KlEstimator) -> None:
+def test_straight_through_keeps_the_value_and_uses_the_gradient_of_k2(estimator: KlEstimator) -> None:
     logprobs_N = torch.tensor([-1.0, -2.0, 0.0, -100.0], dtype=torch.float64, requires_grad=True)
     reference_N = torch.tensor([-1.5, -1.0, 0.0, 0.0], dtype=torch.float64)
     plain_N = kl_estimate(logprobs_N, reference_N, estimator)
     straight_N = kl_estimate(logprobs_N, reference_N, estimator, straight_through=True)
     assert torch.equal(straight_N, plain_N)
     (gradient_N,) = torch.autograd.grad(straight_N.sum(), logprobs_N)
-    # K3 is held beyond its bounds, but its straight-through form still pulls.
+    # K3 is clamped beyond its bounds, but its straight-through form still has a gradient.
     assert gradient_N.tolist() == [0.5, -1.0, 0.0, -100.0]
 
 
@@ -196,7 +197,7 @@ def test_straight_through_of_an_impossible_token_has_no_gradient(estimator: KlEs
     assert gradient_N.tolist() == [0.0, 0.0, 0.5]
 
 
-def test_the_gradient_of_k3_near_0_is_as_exact_as_log_probabilities_are() -> None:
+def test_the_gradient_of_k3_near_0_is_as_exact_as_logprobs_are() -> None:
     reference_N = torch.full((2_001,), -1.0)
     logprobs_N = (reference_N + torch.linspace(-0.01, 0.01, 2_001)).requires_grad_()
     (gradient_N,) = torch.autograd.grad(kl_estimate(logprobs_N, reference_N, KlEstimator.K3).sum(), logprobs_N)
@@ -204,7 +205,7 @@ def test_the_gradient_of_k3_near_0_is_as_exact_as_log_probabilities_are() -> Non
     torch.testing.assert_close(gradient_N.double(), expected_N, rtol=0.0, atol=7e-8)
 
 
-def test_an_absolute_difference_that_is_rounding_has_no_gradient() -> None:
+def test_a_rounding_difference_has_no_gradient() -> None:
     logprobs_N = torch.tensor([-1.0 + 2e-6, -1.0 - 2e-6, -1.001, -0.999], requires_grad=True)
     found_N = kl_estimate(logprobs_N, torch.full((4,), -1.0), KlEstimator.ABSOLUTE)
     (gradient_N,) = torch.autograd.grad(found_N.sum(), logprobs_N)
@@ -231,6 +232,6 @@ def test_k1_and_k3_average_to_the_true_kl() -> None:
 
 def test_kl_in_reward_sums_over_response_tokens_without_gradient() -> None:
     kl_N = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
-    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, token_rows.rows_of(2, 1, 0)), 0.1)
+    rewards_B = kl_in_reward(torch.tensor([1.0, 0.0, 0.5]), kl_sums(kl_N, token_rows.segments_of(2, 1, 0)), 0.1)
     torch.testing.assert_close(rewards_B, torch.tensor([0.85, -0.2, 0.5]))
     assert not rewards_B.requires_grad

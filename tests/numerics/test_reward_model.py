@@ -1,4 +1,4 @@
-"""The reward model: its scores are those of transformers' own classifiers, however they are computed.
+"""The reward model: its scores equal those of transformers' own classifiers, however they are computed.
 
 Legend: B rows.
 """
@@ -79,21 +79,21 @@ def settings_of(folder: Path, *, reads_tokens: bool = True, max_tokens: int | No
 
 
 def scores_of(worker: RewardModelWorker, batch: DataProto) -> torch.Tensor:
-    """What the worker's process does for a call."""
+    """Does what the worker's process does for a call."""
     return RewardModelWorker.compute_scores(worker, batch)[score_column(NAME)]
 
 
 def expected(folder: Path, token_rows: list[torch.Tensor]) -> torch.Tensor:
-    """[B]: transformers' own, one row at a time."""
-    right = type(random_model("gemma2" if "gemma2" in folder.name else "qwen3")).from_pretrained(
+    """[B]: scores of transformers' own class, one row at a time."""
+    reference = type(random_model("gemma2" if "gemma2" in folder.name else "qwen3")).from_pretrained(
         folder, attn_implementation="eager"
     )
     with torch.no_grad():
-        return torch.stack([right.eval()(input_ids=row[None]).logits[0, 0] for row in token_rows]).double()
+        return torch.stack([reference.eval()(input_ids=row[None]).logits[0, 0] for row in token_rows]).double()
 
 
 def failure_of(folder: Path, context: WorkerContext) -> str:
-    """Of a rank, where the other one has a row that is too long; the next call finds both in step."""
+    """The error of a rank while the other rank has a row that is too long; both ranks are in step for the next call."""
     worker = RewardModelWorker(context, settings_of(folder, max_tokens=22))
     mine = rows()
     with pytest.raises(RewardError) as raised:
@@ -104,7 +104,7 @@ def failure_of(folder: Path, context: WorkerContext) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """Of the ranks, and the limit of a micro-batch."""
+    """The layout of the ranks, and the limit of a micro-batch."""
 
     num_ranks: int
     shard_size: int | None = None
@@ -150,7 +150,7 @@ def laid_out_scores(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
-def test_scores_are_those_of_a_sequence_classifier(
+def test_scores_equal_those_of_a_sequence_classifier(
     laid_out_scores: tuple[torch.Tensor, dict[str, torch.Tensor]], name: str
 ) -> None:
     right_B, found = laid_out_scores
@@ -158,7 +158,7 @@ def test_scores_are_those_of_a_sequence_classifier(
     assert right_B.std() > 0.01
 
 
-def test_windows_and_capped_attention_are_those_of_the_model(tmp_path: Path) -> None:
+def test_windows_and_soft_caps_equal_those_of_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "gemma2"
     random_model("gemma2").save_pretrained(folder)
     (tmp_path / "group").mkdir()
@@ -171,7 +171,7 @@ def test_windows_and_capped_attention_are_those_of_the_model(tmp_path: Path) -> 
     ("num_labels", "message"),
     [(None, f"rewardModel.source: .* has no tensor '{VALUE_WEIGHT}'"), (2, f"'{VALUE_WEIGHT}' in .* has shape")],
 )
-def test_a_model_without_a_head_for_one_score_is_refused(tmp_path: Path, num_labels: int | None, message: str) -> None:
+def test_a_model_without_a_head_for_one_score_is_rejected(tmp_path: Path, num_labels: int | None, message: str) -> None:
     folder = tmp_path / "qwen3"
     random_model("qwen3", num_labels or 1).save_pretrained(folder)
     if num_labels is None:
@@ -183,7 +183,7 @@ def test_a_model_without_a_head_for_one_score_is_refused(tmp_path: Path, num_lab
     assert raised.match(message.replace("rewardModel.source", "spec.training.model.source"))
 
 
-def test_a_row_beyond_the_models_positions_is_refused_on_all_ranks(tmp_path: Path) -> None:
+def test_a_row_beyond_the_models_positions_is_rejected_on_all_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
     [messages] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(failure_of, folder), 2)])
@@ -192,8 +192,8 @@ def test_a_row_beyond_the_models_positions_is_refused_on_all_ranks(tmp_path: Pat
         assert re.search(r"rewardModel\.source: prompt and response have 23 tokens.* maximum of 22", str(message))
 
 
-def test_a_row_that_is_longer_than_a_micro_batch_goes_alone(tmp_path: Path) -> None:
-    """The job was checked by the policy's tokens, and this model's may be more."""
+def test_a_row_longer_than_a_micro_batch_is_computed_alone(tmp_path: Path) -> None:
+    """The job was checked with the policy's tokens, and this model may need more."""
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
     (tmp_path / "group").mkdir()
@@ -205,7 +205,7 @@ def test_a_row_that_is_longer_than_a_micro_batch_goes_alone(tmp_path: Path) -> N
 
 
 def test_an_end_token_that_is_the_padding_is_not_the_last_token(tmp_path: Path) -> None:
-    """As transformers reads it: the score is that of the token before."""
+    """As transformers handles it: the score is that of the token before."""
     folder = tmp_path / "qwen3"
     model = random_model("qwen3")
     model.config.pad_token_id = 1
@@ -219,7 +219,7 @@ def test_an_end_token_that_is_the_padding_is_not_the_last_token(tmp_path: Path) 
 
 
 def save_tokenizer(folder: Path, *, template: str | None = TEMPLATE, ends_texts: bool = False) -> Tokenizer:
-    """One token for each character, and none in front; `ends_texts` with its end token by itself."""
+    """One token for each character, and none in front; with `ends_texts` the tokenizer appends its end token."""
     backend = Backend(WordLevel({"<pad>": 0, "<end>": 1} | {each: 2 + i for i, each in enumerate(CHARACTERS)}, "?"))
     backend.pre_tokenizer = Split("", "isolated")
     if ends_texts:
@@ -239,7 +239,7 @@ def ids(text: str) -> list[int]:
     return [2 + CHARACTERS.index(each) for each in text]
 
 
-def test_a_chat_goes_through_the_reward_models_own_template(tmp_path: Path) -> None:
+def test_a_chat_uses_the_reward_models_own_template(tmp_path: Path) -> None:
     found = conversations(save_tokenizer(tmp_path), PROMPTS, CHATS, ANSWERS, (False, False))
     assert found == [ids("u:ab;a:e;"), [*ids("cdfg"), 1]]
 
@@ -249,7 +249,7 @@ def test_without_a_template_a_chat_is_lines(tmp_path: Path) -> None:
     assert found == [[*ids("ab\ne"), 1], ids("cdfg")]
 
 
-def test_a_tokenizer_that_ends_texts_by_itself_ends_those_that_were_not_cut_off_and_once(tmp_path: Path) -> None:
+def test_a_tokenizer_that_appends_an_end_token_does_so_once_and_only_to_complete_responses(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path, template=None, ends_texts=True)
     found = conversations(tokenizer, PROMPTS, CHATS, ANSWERS, (False, True))
     assert found == [[*ids("ab\ne"), 1], ids("cdfg")]
@@ -257,8 +257,8 @@ def test_a_tokenizer_that_ends_texts_by_itself_ends_those_that_were_not_cut_off_
     assert conversations(chatting, PROMPTS, CHATS, ANSWERS, (False, False)) == [ids("u:ab;a:e;"), [*ids("cdfg"), 1]]
 
 
-def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
-    """Else its score would be that of the row before, or none."""
+def test_a_text_without_a_token_is_rejected(tmp_path: Path) -> None:
+    """Otherwise its score would be that of the row before, or none."""
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
     save_tokenizer(folder)
@@ -278,13 +278,13 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
             scores_of(worker, batch)
 
 
-def test_a_chat_that_the_template_does_not_take_is_named(tmp_path: Path) -> None:
+def test_a_chat_that_the_template_rejects_is_named(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path, template="{{ raise_exception('only two turns') }}")
     with pytest.raises(RewardError, match=r"chat template rejects .* user, .*only two turns"):
         conversations(tokenizer, PROMPTS, CHATS, ANSWERS, (False, False))
 
 
-def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None:
+def test_scores_of_texts_equal_scores_of_their_tokens(tmp_path: Path) -> None:
     folder = tmp_path / "qwen3"
     random_model("qwen3").save_pretrained(folder)
     save_tokenizer(folder)
@@ -293,7 +293,7 @@ def test_texts_are_scored_as_the_tokens_that_they_become(tmp_path: Path) -> None
         objects={
             PROMPT_TEXTS: PROMPTS,
             PROMPT_MESSAGES: CHATS,
-            # What the policy's template has written of the turn.
+            # The start of the turn that the policy's template has written.
             PLAIN_TURN_BEGINNINGS: ("g\n", ""),
             PLAIN_RESPONSE_TEXTS: ANSWERS,
         },

@@ -48,17 +48,17 @@ def test_every_golden_case_is_compared() -> None:
 
 
 @pytest.mark.parametrize("case", correction_cases.WEIGHT_CASES, ids=str)
-def test_weights_are_verls(case: verl_cases.GoldenCase) -> None:
+def test_weights_equal_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 
 @pytest.mark.parametrize("case", correction_cases.MASK_CASES, ids=str)
-def test_masks_are_verls(case: verl_cases.GoldenCase) -> None:
+def test_masks_equal_verls(case: verl_cases.GoldenCase) -> None:
     verl_cases.check(case)
 
 
 @pytest.mark.parametrize("name", correction_cases.WEIGHTS)
-def test_metrics_are_verls(context: WorkerContext, name: str) -> None:
+def test_metrics_equal_verls(context: WorkerContext, name: str) -> None:
     engine = replays.replayed_run(replays.Replay(), context).actor.engine
     golden, weights = correction_cases.CORRECTIONS[name]["metrics"], correction_cases.WEIGHTS[name]
     agreement, sums = UpdateSums(), UpdateSums()
@@ -88,7 +88,7 @@ def slow_weights(rows: list[list[float]], weights: RolloutCorrection) -> list[fl
 
 
 def slow_values(rows: list[list[float]], rejection: RolloutRejection) -> list[float]:
-    """What is held against the bounds, for each token."""
+    """The value that is compared with the bounds, for each token."""
     found = []
     for row in rows:
         held = [max(-20.0, min(20.0, value)) for value in row]
@@ -109,7 +109,7 @@ def slow_values(rows: list[list[float]], rejection: RolloutRejection) -> list[fl
     return found
 
 
-# Eighths: sums are exact, so that no ratio stands at a bound by rounding alone.
+# Eighths: sums are exact, so that no ratio is at a bound by rounding alone.
 LOG_RATIO_ROWS = st.lists(st.lists(st.integers(-200, 200).map(lambda n: n / 8), max_size=5), min_size=1, max_size=5)
 BOUNDS = st.tuples(st.floats(1.01, 9.0), st.floats(0.01, 0.99))
 

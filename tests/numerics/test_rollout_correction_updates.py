@@ -1,4 +1,4 @@
-"""Rollout correction in an update, beside plain torch, and the metrics of it.
+"""Rollout correction in an update, compared with plain torch, and its metrics.
 
 Legend: B rows, T columns of a table, N tokens that are not masked, R response tokens of a row.
 """
@@ -60,8 +60,8 @@ ALGORITHM = Algorithm(
 def plain_gradient(
     replay: replays.Replay, rows: list[plain_grpo.Row], *, is_rejecting: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
-    model, advantages = plain_grpo.plain_model(), plain_grpo.group_advantages(rows, replay.group_size)
+    """The gradient of the first update, clipped by its norm as the actor's is, and the log ratios of all tokens."""
+    model, advantages = plain_grpo.initial_policy(), plain_grpo.group_advantages(rows, replay.group_size)
     old = [row.logprobs_N(model, 1.0) for row in rows]
     ratios = [(each.detach() - row.rollout_logprobs_N) for each, row in zip(old, rows, strict=True)]
     kept = [
@@ -76,24 +76,24 @@ def plain_gradient(
 
 
 @pytest.mark.parametrize("is_rejecting", [False, True])
-def test_losses_are_weighted_and_the_rejected_do_not_count(context: WorkerContext, is_rejecting: bool) -> None:
-    """With rejection the old log-probabilities come from a pass of their own, without from the update's."""
+def test_losses_are_weighted_and_rejected_tokens_do_not_count(context: WorkerContext, is_rejecting: bool) -> None:
+    """With rejection the old log-probabilities come from a pass of their own, otherwise from the update's."""
     algorithm = ALGORITHM
     if not is_rejecting:
         algorithm = Algorithm(rollout_correction=RolloutCorrection(type=RolloutCorrectionType.TOKEN_TRUNCATED))
     replay = replays.Replay(algorithm, OPTIMIZER, num_steps=1)
-    rows = plain_grpo.rows_of(replay, 0)
+    rows = plain_grpo.rows_of_step(replay, 0)
     _, found = plain_grpo.first_update(replay, context)
-    right, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
-    assert compare.difference(found, right) < compare.RELATIVE
+    expected_gradients, log_ratios_N = plain_gradient(replay, rows, is_rejecting=is_rejecting)
+    assert compare.relative_difference(found, expected_gradients) < compare.RELATIVE
     _, uncorrected = plain_grpo.first_update(replace(replay, algorithm=Algorithm()), context)
-    assert compare.difference(found, uncorrected) > 0.1
+    assert compare.relative_difference(found, uncorrected) > 0.1
     metrics = replays.replayed_run(replay, context).step(0)
     ratios_N = log_ratios_N.exp()
     is_kept_N = (ratios_N >= 0.01) & (ratios_N <= 20.0) if is_rejecting else ratios_N >= 0
     weights_N = ratios_N[is_kept_N].clamp(max=2.0)
     expected = {
-        # What is rejected is compared, too.
+        # Rejected tokens are compared, too.
         LOGPROB_DIFF_MEAN: log_ratios_N.abs().mean(),
         LOGPROB_DIFF_MAX: log_ratios_N.abs().max(),
         LOGPROB_DIFF_SHARE: (log_ratios_N.abs() > 0.1).float().mean(),
@@ -135,7 +135,7 @@ def test_untrained_responses_are_not_rejected(context: WorkerContext) -> None:
     assert metrics == {REJECTED_FRACTION: 0.0}
 
 
-def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
+def test_one_weight_sync_serves_several_steps(context: WorkerContext) -> None:
     replay = replays.Replay(optimizer=OPTIMIZER, num_steps=8)
     run = replays.replayed_run(replay, context)
     engine = HfEngine(HfSettings(replays.MODEL, torch.device("cpu"), torch.float32, 16))
@@ -144,17 +144,17 @@ def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
     request = prompt_batch(replays.prompts_of(0, 2)).with_columns({SAMPLE_SEEDS: torch.arange(2) + replays.SEED})
 
     def generated(*, syncs: bool) -> tuple[int, Tensor]:
-        """The version that says it has sampled, and what it gave to its tokens."""
+        """The version that the engine reports for the sampled tokens, and their log-probabilities."""
         rollout = hybrid.generate_sequences(request, sampling, syncs)
         mask_L = rollout.ragged_column(RESPONSE_MASK).values
         versions = rollout.ragged_column(POLICY_VERSIONS).values[mask_L]
         assert len(set(versions.tolist())) == 1
         return int(versions[0]), rollout.ragged_column(ROLLOUT_LOGPROBS).values[mask_L]
 
-    # An engine without weights takes them.
+    # An engine without weights accepts them.
     found, ages = [generated(syncs=False)], []
     for step in range(4):
-        # The replayed responses are by weights of step 0.
+        # The replayed responses were generated with the weights of step 0.
         ages.append(run.step(step)[STALENESS_MAX])
         found.append(generated(syncs=step == 2))
     assert [version for version, _ in found] == [0, 0, 0, 3, 3]
@@ -162,6 +162,6 @@ def test_one_hand_over_serves_several_steps(context: WorkerContext) -> None:
     for one, other in ((0, 1), (1, 2), (3, 4)):
         assert torch.equal(found[one][1], found[other][1])
     assert not torch.equal(found[2][1], found[3][1])
-    # Another life of the actor, even of the same step.
+    # Another start of the actor, even at the same step.
     run.actor.num_loads += 1
     assert generated(syncs=False)[0] == 4

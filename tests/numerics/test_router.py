@@ -1,4 +1,5 @@
-"""The auxiliary loss of routers and the load of experts: those of the model's own class, whatever the micro-batches.
+"""The auxiliary loss of routers and the load of experts equal those of the model's own class, whatever the
+micro-batches.
 
 Legend: T tokens of the longest row, N tokens of all rows, L layers, E experts.
 """
@@ -90,7 +91,7 @@ def plain(folder: Path) -> tuple[PreTrainedModel, Tensor, list[Tensor]]:
 def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str, float]]:
     engine = TrainEngine(replay.engine_settings(1))
     num_tokens = sum(LENGTHS) - len(LENGTHS)
-    with replays.kept_gradients(engine) as gradients:
+    with replays.recorded_gradients(engine) as gradients:
         engine.forward_backward(batch(), lambda _, found: -found.logprobs_N.sum() / num_tokens, 1.0)
         engine.optimizer_step(1e-3)
     return gradients[0], engine.take_routing()
@@ -98,16 +99,18 @@ def engine_gradient(replay: replays.Replay) -> tuple[dict[str, Tensor], dict[str
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_the_auxiliary_loss_is_that_of_the_models_class(tmp_path: Path, is_checkpointed: bool) -> None:
+def test_the_auxiliary_loss_equals_that_of_the_models_class(tmp_path: Path, is_checkpointed: bool) -> None:
     folder = model_in(tmp_path)
     model, aux, logits = plain(folder)
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    expected_gradients = {
+        NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None
+    }
     for max_tokens in (4096, 20):
         replay = replays.Replay(
             model=folder, max_tokens_per_micro_batch=max_tokens, gradient_checkpointing=is_checkpointed
         )
         found, metrics = engine_gradient(replay)
-        assert compare.difference(found, right) < compare.RELATIVE
+        assert compare.relative_difference(found, expected_gradients) < compare.RELATIVE
         assert metrics[ROUTER_LOSS] == pytest.approx(float(aux), rel=1e-5)
         counts_LE = torch.stack(
             [torch.bincount(each.topk(NUM_CHOSEN).indices.flatten(), minlength=NUM_EXPERTS) for each in logits]
@@ -119,21 +122,25 @@ def test_the_auxiliary_loss_is_that_of_the_models_class(tmp_path: Path, is_check
 
 
 @pytest.mark.usefixtures("context")
-def test_without_it_in_the_configuration_nothing_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_auxiliary_loss_is_added_if_the_configuration_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     folder = model_in(tmp_path, has_loss=False)
     model, _, _ = plain(folder)
-    right = {NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    expected_gradients = {
+        NAME_PREFIX + name: each.grad for name, each in model.named_parameters() if each.grad is not None
+    }
     found, metrics = engine_gradient(replays.Replay(model=folder))
-    assert compare.difference(found, right) < compare.RELATIVE
+    assert compare.relative_difference(found, expected_gradients) < compare.RELATIVE
     assert ROUTER_LOSS not in metrics
     assert metrics[EXPERT_LOAD_MAX] > 1
     assert "auxiliary" not in caplog.text
 
 
 @pytest.mark.usefixtures("context")
-def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
-    """DeepSeek V3 chooses with a bias beside its logits, and within groups."""
+def test_expert_load_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
+    """DeepSeek V3 selects with a bias added to its logits, and within groups."""
     torch.manual_seed(4)
     model = tiny_models.make("deepseek_v3")
     biases = {name: each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")}
@@ -164,7 +171,7 @@ def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "asked"),
+    ("config", "expected"),
     [
         (Ernie4_5_MoeConfig(output_router_logits=True, router_aux_loss_coef=0.2, moe_k=3), AuxiliaryLoss(3, 0.2)),
         (Ernie4_5_MoeConfig(output_router_logits=False), None),
@@ -172,9 +179,9 @@ def test_experts_are_counted_by_what_they_are_given(tmp_path: Path) -> None:
         (Qwen3MoeConfig(output_router_logits=True, router_aux_loss_coef=0.0), None),
     ],
 )
-def test_what_a_configuration_asks_for_is_known_under_all_its_names(
-    config: PreTrainedConfig, asked: AuxiliaryLoss | None
+def test_configuration_fields_are_known_under_all_their_names(
+    config: PreTrainedConfig, expected: AuxiliaryLoss | None
 ) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert auxiliary_loss_settings(model) == asked
+    assert auxiliary_loss_settings(model) == expected

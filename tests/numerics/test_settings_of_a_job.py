@@ -1,4 +1,4 @@
-"""Workers get the settings that a job names: those with which the other tests here replay its steps."""
+"""Workers get the settings that a job names: the same as those with which the other tests here replay its steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_workers_get_the_settings_of_the_job(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of a replayed run, as they come out of a job."""
+    """The settings of a replayed run, as derived from a job."""
     replay = replays.Replay(
         Algorithm(kl=Kl(coefficient=0.1)),
         Optimizer(learning_rate=2e-4, warmup_steps=3),
@@ -48,10 +48,10 @@ def test_workers_get_the_settings_of_the_job(
         shard_size=1,
         sequence_parallel=num_workers,
     )
-    place: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
+    layout: JsonValue = {"shardSize": 1, "sequenceParallel": num_workers}
     document = training_runs.small_job(
         num_workers=num_workers,
-        roles={"actor": place, "ref": place},
+        roles={"actor": layout, "ref": layout},
         model={"dtype": "BFloat16", "gradientCheckpointing": True, "gradientCheckpointingEveryNthLayer": 2},
         algorithm={"kl": {"coefficient": 0.1}},
         optimizer={"learningRate": 2e-4, "warmupSteps": 3},
@@ -66,7 +66,7 @@ def test_workers_get_the_settings_of_the_job(
     )
     job = TrainerJob(name="small", spec=RLJob.from_wire(document).spec)
     _, model = controller_model(job.spec.training.model, tmp_path, tmp_path)
-    # More workers than there are processes here: what they would be built from, as far as their own folder and device.
+    # More workers than there are processes here: their settings, except for folder and device.
     monkeypatch.setattr(factories, "ActorWorker", lambda _, settings: settings)
     monkeypatch.setattr(factories, "TrainEngine", lambda settings: settings)
     monkeypatch.setattr(factories, "ReferenceWorker", lambda _, *settings: settings)

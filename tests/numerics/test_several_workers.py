@@ -1,6 +1,7 @@
-"""An advantage on tokens is tried on several workers at once, and refused where it depends on which has which rows.
+"""An advantage on tokens is tried on several workers at once, and rejected if it depends on which worker has which
+rows. Also the test workers themselves, which are threads.
 
-Also what it is tried with: workers that are threads. Legend: B responses, N response tokens.
+Legend: B responses, N response tokens.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ BAD_ADVANTAGES = [
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of this test's own, importable."""
+    """An importable module of this test."""
     name = f"advantages_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -125,13 +126,15 @@ def estimator_of(path: str, group_size: int = 4) -> AdvantageEstimator:
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_an_advantage_that_asks_the_others_is_taken(module: str, group_size: int) -> None:
+def test_an_advantage_that_communicates_is_accepted(module: str, group_size: int) -> None:
     for path in (f"{module}:of_all_tokens", user_algorithms.BASELINE_ON_TOKENS_PATH):
         assert estimator_of(path, group_size).level is Level.TOKEN
 
 
 @pytest.mark.parametrize(("name", "message"), BAD_ADVANTAGES)
-def test_an_advantage_that_depends_on_how_rows_are_dealt_out_is_refused(module: str, name: str, message: str) -> None:
+def test_an_advantage_that_depends_on_the_distribution_of_rows_is_rejected(
+    module: str, name: str, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         estimator_of(f"{module}:{name}")
     assert str(caught.value).startswith(f"spec.training.algorithm.advantage.function.path: {module}:{name} ")
@@ -153,7 +156,7 @@ def test_all_workers_get_sums_and_largest_values() -> None:
     assert on_workers(parts, both) == [([8, -11], [5, 0], torch.int32, torch.int32)] * 3
 
 
-def test_a_worker_may_change_afterwards_what_it_passed() -> None:
+def test_a_worker_may_change_its_arguments_afterwards() -> None:
     def total(part: Tensor, reduce: Reduce) -> float:
         found = reduce.sum(part)
         part.zero_()

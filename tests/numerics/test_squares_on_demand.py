@@ -1,5 +1,5 @@
-"""Sums of squared probabilities and entropy cost passes over the vocabulary: they are computed where somebody asks, and
-what is given is what the model says. For entropy only updates ask, whose metric it is.
+"""Sums of squared probabilities and entropy cost passes over the vocabulary: they are computed only on request, and
+equal the model's. Only updates request entropy, which is their metric.
 
 Legend: R response tokens, V vocabulary.
 """
@@ -31,8 +31,8 @@ def replay_of(wire: dict[str, object]) -> replays.Replay:
 
 
 @dataclass
-class Asked:
-    """Whether each pass was asked for squares, and for which entropy."""
+class Requests:
+    """Whether squares, and which entropy, were requested in each pass."""
 
     forward: list[bool] = field(default_factory=list)
     updates: list[bool] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Asked:
     update_entropy: list[Entropy] = field(default_factory=list)
 
 
-def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    asked = Asked()
+def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    requests = Requests()
     forward, forward_backward = engine.forward, engine.forward_backward
 
-    def noted_forward(
+    def recorded_forward(
         batch: TokenBatch,
         temperature: float,
         entropy: Entropy = Entropy.NO,
@@ -52,11 +52,11 @@ def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Asked:
         with_squares: bool = False,
         with_adapters: bool = True,
     ) -> TokenDistribution:
-        asked.forward.append(with_squares)
-        asked.forward_entropy.append(entropy)
+        requests.forward.append(with_squares)
+        requests.forward_entropy.append(entropy)
         return forward(batch, temperature, entropy, with_squares=with_squares, with_adapters=with_adapters)
 
-    def noted_update(
+    def recorded_update(
         batch: TokenBatch,
         loss: Loss,
         temperature: float,
@@ -64,19 +64,19 @@ def watched(engine: TrainEngine, monkeypatch: pytest.MonkeyPatch) -> Asked:
         *,
         with_squares: bool = False,
     ) -> None:
-        asked.updates.append(with_squares)
-        asked.update_entropy.append(entropy)
+        requests.updates.append(with_squares)
+        requests.update_entropy.append(entropy)
         forward_backward(batch, loss, temperature, entropy, with_squares=with_squares)
 
-    monkeypatch.setattr(engine, "forward", noted_forward)
-    monkeypatch.setattr(engine, "forward_backward", noted_update)
-    return asked
+    monkeypatch.setattr(engine, "forward", recorded_forward)
+    monkeypatch.setattr(engine, "forward_backward", recorded_update)
+    return requests
 
 
 @pytest.mark.parametrize(
     ("wire", "of_old", "of_updates"),
     [({}, False, False), (OTB, True, False), (WANTING, False, True)],
-    ids=["nobody", "the advantage", "the loss"],
+    ids=["nothing needs them", "the advantage", "the loss"],
 )
 def test_forward_passes_return_squares_on_request(
     context: WorkerContext,
@@ -86,22 +86,22 @@ def test_forward_passes_return_squares_on_request(
     of_updates: bool,
 ) -> None:
     run = replays.replayed_run(replay_of(wire), context)
-    asked = watched(run.actor.engine, monkeypatch)
+    requests = watched(run.actor.engine, monkeypatch)
     found = []
     compute_logprobs = run.group.compute_logprobs
     monkeypatch.setattr(run.group, "compute_logprobs", lambda batch: found.append(compute_logprobs(batch)) or found[-1])
     run.step(0)
-    # The loss has a pass over each mini-batch before its update, which has no use for squares.
-    assert asked.forward == [of_old, *([False, False] if of_updates else [])]
-    assert asked.updates == [of_updates] * 2
+    # The loss has a pass over each mini-batch before its update, which does not need squares.
+    assert requests.forward == [of_old, *([False, False] if of_updates else [])]
+    assert requests.updates == [of_updates] * 2
     assert (SQUARES in found[0].result().ragged) is of_old
 
 
-def test_they_are_those_of_the_model(context: WorkerContext) -> None:
+def test_squares_equal_those_of_the_model(context: WorkerContext) -> None:
     replay = replace(replay_of(OTB), temperature=0.7)
-    run, model = replays.replayed_run(replay, context), plain_grpo.plain_model()
+    run, model = replays.replayed_run(replay, context), plain_grpo.initial_policy()
     column = run.actor.compute_logprobs(plain_grpo.rollout_of(replay, 0)).ragged_column(SQUARES)
-    for row, squares_T in zip(plain_grpo.rows_of(replay, 0), column.row_tensors(), strict=True):
+    for row, squares_T in zip(plain_grpo.rows_of_step(replay, 0), column.row_tensors(), strict=True):
         with torch.no_grad():
             right_N = row.all_logprobs_NV(model, 0.7).exp().square().sum(dim=1)
         torch.testing.assert_close(squares_T[row.is_response_T], right_N, rtol=1e-5, atol=1e-6)
@@ -109,15 +109,15 @@ def test_they_are_those_of_the_model(context: WorkerContext) -> None:
 
 
 @pytest.mark.parametrize(("coefficient", "of_updates"), [(0.0, Entropy.VALUE), (0.01, Entropy.GRADIENT)])
-def test_for_entropy_only_updates_ask(
+def test_only_updates_request_entropy(
     context: WorkerContext, monkeypatch: pytest.MonkeyPatch, coefficient: float, of_updates: Entropy
 ) -> None:
     wire = {"entropyCoefficient": coefficient, "kl": {"coefficient": 0.1, "placement": "Loss"}}
     run = replays.replayed_run(replay_of(wire), context)
     assert run.reference is not None
-    asked, of_reference = (watched(each.engine, monkeypatch) for each in (run.actor, run.reference))
+    requests, of_reference = (watched(each.engine, monkeypatch) for each in (run.actor, run.reference))
     metrics = run.step(0)
-    assert (asked.forward_entropy, of_reference.forward_entropy) == ([Entropy.NO], [Entropy.NO])
-    assert asked.update_entropy == [of_updates] * 2
+    assert (requests.forward_entropy, of_reference.forward_entropy) == ([Entropy.NO], [Entropy.NO])
+    assert requests.update_entropy == [of_updates] * 2
     # In nats, of 64 tokens.
     assert 0.1 < metrics[ENTROPY] < math.log(64)

@@ -1,5 +1,5 @@
-"""Log-probabilities, entropy and squared probabilities from hidden states against PyTorch's own formulas on whole
-logits in 64 bits, by hand, and the memory they take."""
+"""Log-probabilities, entropy and squared probabilities from hidden states, compared with PyTorch's own formulas on
+whole logits in float64 and with values by hand; and the memory that they need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {
     "several tiles": (8 * 20, 0),
     "a logit at a time": (8, 0),
 }
-"""Bytes of a tile, elements having 8, and of logits that are not cut."""
+"""Bytes of a tile, for elements of 8 bytes, and of logits that are not split."""
 HEADS: Mapping[str, tuple[bool, float, float | None]] = {
     "plain": (False, 1.0, None),
     "bias": (True, 1.0, None),
@@ -30,12 +30,12 @@ HEADS: Mapping[str, tuple[bool, float, float | None]] = {
     "soft-capped": (False, 1.0, 2.0),
     "all": (True, 1.7, 3.0),
 }
-"""Whether there is a bias, the multiplier, the cap."""
+"""Whether there is a bias, the multiplier, the soft cap."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Leaves: hidden states, weight and bias."""
+    """Leaf tensors: hidden states, weight and bias."""
 
     hidden_ND: Tensor
     weight_VD: Tensor
@@ -43,7 +43,7 @@ class Inputs:
     targets_N: Tensor
 
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that can require a gradient."""
+        """All leaves that can require a gradient."""
         return self.hidden_ND, self.weight_VD, self.bias_V
 
 
@@ -60,7 +60,7 @@ def make_inputs(dtype: torch.dtype = torch.float64, num_tokens: int = NUM_TOKENS
 
 
 def naive(inputs: Inputs, head: tuple[bool, float, float | None], temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropy, squares from whole logits."""
+    """Log-probabilities, entropy and squares from whole logits."""
     with_bias, multiplier, soft_cap = head
     logits_NV = inputs.hidden_ND @ inputs.weight_VD.T
     if with_bias:
@@ -97,7 +97,7 @@ def ours(
 
 
 def loss_of(logprobs_N: Tensor, entropy_N: Tensor | None) -> Tensor:
-    """Other weights for every token and for the two terms."""
+    """A loss with different weights for every token and for the two terms."""
     weights_N = torch.linspace(-1, 2, len(logprobs_N), dtype=logprobs_N.dtype)
     loss = (weights_N * logprobs_N).sum()
     return loss if entropy_N is None else loss - 0.3 * (weights_N.square() * entropy_N).sum()
@@ -113,7 +113,7 @@ def given(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def test_two_tokens_by_hand() -> None:
+def test_two_tokens_match_values_by_hand() -> None:
     # Logits (ln 1, ln 3) give (1/4, 3/4); at temperature 1/2, as those of (ln 1, ln 9), (1/10, 9/10).
     hidden_ND, targets_N = torch.ones(1, 1), torch.tensor([1])
     head = OutputHead(torch.tensor([[0.0], [math.log(3.0)]]))
@@ -127,7 +127,7 @@ def test_two_tokens_by_hand() -> None:
     assert colder.squares_N is None
 
 
-def test_cap_comes_after_multiplier_and_before_temperature_by_hand() -> None:
+def test_the_soft_cap_comes_after_multiplier_and_before_temperature() -> None:
     # x = 3 * (1 * 2 + 4) = 18 and 0; capped 5 tanh(18 / 5) and 0; halved.
     head = OutputHead(torch.tensor([[2.0], [0.0]]), torch.tensor([4.0, 0.0]), multiplier=3.0, soft_cap=5.0)
     found = token_distribution(torch.ones(1, 1), torch.tensor([1]), head, temperature=2.0)
@@ -155,7 +155,7 @@ def test_values_and_gradients_equal_those_of_whole_logits(
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_equal_finite_differences() -> None:
     inputs = make_inputs(num_tokens=3)
 
     def distribution(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ def test_only_the_entropy_may_carry_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("sizes", [SIZES["whole logits"], SIZES["several tiles"]], ids=["whole", "tiles"])
-def test_entropy_carries_no_gradient_unless_asked_and_squares_never(sizes: tuple[int, int]) -> None:
+def test_entropy_carries_a_gradient_only_on_request_and_squares_never(sizes: tuple[int, int]) -> None:
     inputs = make_inputs()
     found = ours(inputs, entropy=Entropy.VALUE, with_squares=True, sizes=sizes)
     assert found.logprobs_N.requires_grad
@@ -186,7 +186,7 @@ def test_entropy_carries_no_gradient_unless_asked_and_squares_never(sizes: tuple
         assert not ours(inputs, entropy=Entropy.GRADIENT, sizes=sizes).logprobs_N.requires_grad
 
 
-def test_gradient_of_a_tied_weight_is_the_sum_of_both_uses() -> None:
+def test_the_gradient_of_a_tied_weight_is_the_sum_of_both_uses() -> None:
     weight_VD = make_inputs().weight_VD
     tokens_N, targets_N = torch.tensor([3, 16, 3, 0]), torch.tensor([16, 1, 3, 3])
 
@@ -200,7 +200,7 @@ def test_gradient_of_a_tied_weight_is_the_sum_of_both_uses() -> None:
 
 
 @pytest.mark.parametrize("needed", [0, 1, 2])
-def test_gradients_that_nobody_requires_are_not_computed(needed: int) -> None:
+def test_gradients_that_are_not_required_are_not_computed(needed: int) -> None:
     inputs = make_inputs()
     for number, leaf in enumerate(inputs.leaves()):
         leaf.requires_grad_(number == needed)
@@ -210,8 +210,8 @@ def test_gradients_that_nobody_requires_are_not_computed(needed: int) -> None:
     with _Watch() as watch:
         actual = gradients_of(loss, [leaf])
     torch.testing.assert_close(actual, expected)
-    # 7 x 17 logits in 2 x 4 tiles of 4 x 5, the last ones smaller: each is worked out again, and multiplied once more
-    # for hidden states or for the weight, but not for the bias.
+    # 7 x 17 logits in 2 x 4 tiles of 4 x 5, the last ones smaller: each is recomputed, and multiplied once more for
+    # hidden states or for the weight, but not for the bias.
     assert watch.products.count(HIDDEN_SIZE) == 8
     assert len(watch.products) == (8 if needed == 2 else 16)
 
@@ -221,7 +221,7 @@ def test_without_tokens_everything_is_empty_and_gradients_are_zeros(
     sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = make_inputs(num_tokens=0)
-    # Memory without defined content is not a number.
+    # Uninitialized memory may hold any number.
     monkeypatch.setattr(torch, "empty_like", lambda like, **more: torch.full_like(like, math.nan, **more))
     found = ours(inputs, HEADS["all"], 1.0, Entropy.GRADIENT, True, sizes)
     assert found.logprobs_N.shape == given(found.entropy_N).shape == given(found.squares_N).shape == (0,)
@@ -234,7 +234,7 @@ def test_without_tokens_everything_is_empty_and_gradients_are_zeros(
 @pytest.mark.parametrize(
     "sizes", [(1, 1 << 20), (1 << 20, 0), (512, 0)], ids=["whole logits", "one tile", "several tiles"]
 )
-def test_bfloat16_is_as_near_to_the_truth_as_whole_logits_are(
+def test_bfloat16_is_as_exact_as_whole_logits(
     sizes: tuple[int, int], product_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_units = product_dtype == torch.bfloat16
@@ -252,12 +252,12 @@ def test_bfloat16_is_as_near_to_the_truth_as_whole_logits_are(
         if has_units:
             assert distance(mine, truth) <= 1.2 * distance(other, truth)
         else:
-            # Nothing but the result is rounded.
+            # Only the result is rounded.
             assert distance(mine, truth) <= 1.01 * distance(truth.bfloat16(), truth)
 
 
 def plain_bfloat16(inputs: Inputs, head: tuple[bool, float, float | None], temperature: float) -> tuple[Tensor, Tensor]:
-    """Products in bfloat16, all after them in float32."""
+    """Products in bfloat16, everything after them in float32."""
     _, multiplier, soft_cap = head
     assert soft_cap is not None
     logits_NV = (inputs.hidden_ND @ inputs.weight_VD.T + inputs.bias_V).float() * multiplier
@@ -266,18 +266,18 @@ def plain_bfloat16(inputs: Inputs, head: tuple[bool, float, float | None], tempe
 
 
 def distance(found: Tensor, truth: Tensor) -> float:
-    """Relative to the truth's size."""
+    """Relative to the norm of the exact result."""
     return float((found.double() - truth).norm() / truth.norm())
 
 
 def test_near_certain_tokens_keep_their_digits() -> None:
     # Logits 40 and 40 - 16: the log-probability of the first is -log(1 + e^-16) = -1.125e-7, far below the spacing of
-    # 32-bit numbers near 40.
+    # float32 numbers near 40.
     head = OutputHead(torch.tensor([[40.0], [24.0]], requires_grad=True))
     found = token_distribution(
         torch.ones(1, 1), torch.tensor([0]), head, entropy=Entropy.VALUE, chunk_bytes=4, whole_bytes=0
     )
-    # 1 + e^-16 itself is a multiple of 2^-23 in 32 bits.
+    # 1 + e^-16 itself is a multiple of 2^-23 in float32.
     assert found.logprobs_N.item() == pytest.approx(-math.log1p(2.0**-23), rel=1e-6)
     assert given(found.entropy_N).item() == pytest.approx(17 * math.exp(-16), rel=0.1)
 
@@ -301,7 +301,7 @@ def test_large_logits_do_not_overflow() -> None:
         torch.testing.assert_close(gradient_VD, torch.tensor([[0.5], [-0.5], [0.0]]), atol=1e-6, rtol=0)
 
 
-def test_a_target_outside_the_vocabulary_is_not_a_number() -> None:
+def test_a_target_outside_the_vocabulary_gives_nan() -> None:
     inputs = make_inputs()
     inputs.targets_N[4] = NUM_VOCABULARY
     is_nan_N = ours(inputs).logprobs_N.isnan()
@@ -317,7 +317,7 @@ def test_a_target_outside_the_vocabulary_is_not_a_number() -> None:
         (lambda each: Inputs(each.hidden_ND.float(), each.weight_VD, each.bias_V, each.targets_N), "dtype"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(change: Callable[[Inputs], Inputs], message: str) -> None:
+def test_invalid_arguments_are_rejected(change: Callable[[Inputs], Inputs], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ours(change(make_inputs()))
     with pytest.raises(ValueError, match="temperature"):
@@ -327,7 +327,7 @@ def test_arguments_that_do_not_fit_are_refused(change: Callable[[Inputs], Inputs
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        # One mebi-element: whole, if it fits; else square and even; the vocabulary whole where it is small.
+        # One mebi-element: whole, if it fits; otherwise square and even; the vocabulary whole if it is small.
         ((1000, 512, 256), (1000, 512)),
         ((4096, 151_936, 1024), (1024, 1024)),
         ((1536, 49_152, 576), (768, 1344)),
@@ -342,7 +342,7 @@ def test_tiles_are_square_and_even(sizes: tuple[int, int, int], expected: tuple[
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees of every operation the bytes of what it returns, and of products of matrices what they sum over."""
+    """Records for every operation the bytes of its result, and for matrix products the summed dimension."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -360,7 +360,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_tokens", [2, 300])
-def test_neither_whole_logits_nor_a_whole_weight_in_32_bits_exist(
+def test_neither_whole_logits_nor_a_whole_float32_weight_exist(
     dtype: torch.dtype, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
@@ -378,8 +378,8 @@ def test_neither_whole_logits_nor_a_whole_weight_in_32_bits_exist(
             whole_bytes=16_000,
         )
         torch.autograd.backward((found.logprobs_N + given(found.entropy_N)).sum())
-    # The largest is the weight's gradient. Logits of two tokens have 16,000 bytes, and would be whole if that did not
-    # need the weight in 32 bits; those of 300 have 2.4 MB.
+    # The largest is the weight's gradient. Logits of two tokens take 16,000 bytes, and would be whole if that did not
+    # need the weight in float32; those of 300 take 2.4 MB.
     assert max(watch.num_bytes) == weight_VD.nbytes
 
 

@@ -1,6 +1,5 @@
-"""What the knobs of an update do: mini-batches and epochs, precision, recomputation, temperature, cut-off sampling.
-
-What is right is said by transformers and PyTorch alone: one process, one row at a time, eager attention, no sharding.
+"""The settings of an update: mini-batches and epochs, precision, recomputation, temperature, truncated sampling. The
+expected values come from transformers and PyTorch alone: one process, one row at a time, eager attention, no sharding.
 
 Legend: T tokens of a row, R response tokens of it, V vocabulary.
 """
@@ -48,13 +47,13 @@ SEVERAL_UPDATES = replays.Replay(
     ALGORITHM, OPTIMIZER, num_steps=2, mini_batch_size=2, num_epochs_per_batch=2, temperature=TEMPERATURE
 )
 LARGEST_KL = 10.0
-"""Of a token: it counts for no more, and has no gradient beyond."""
+"""Bound on a token's KL: it counts for no more, and has no gradient beyond."""
 
 
 def plain_run(replay: replays.Replay) -> PreTrainedModel:
-    """GRPO as its papers say, on the replayed rollouts, with an entropy bonus and the K3 estimate of KL(new || initial
+    """GRPO as in its papers, on the replayed rollouts, with an entropy bonus and the K3 estimate of KL(new || initial
     model); every term is a mean over the tokens of the mini-batch."""
-    model, initial_model, spec = plain_grpo.plain_model(), plain_grpo.plain_model(), replay.optimizer
+    model, initial_model, spec = plain_grpo.initial_policy(), plain_grpo.initial_policy(), replay.optimizer
     entropy_weight, kl_weight = replay.algorithm.entropy_coefficient, replay.algorithm.kl.coefficient
     adamw = torch.optim.AdamW(
         model.parameters(),
@@ -65,7 +64,7 @@ def plain_run(replay: replays.Replay) -> PreTrainedModel:
         foreach=False,
     )
     for step in range(replay.num_steps):
-        rows = plain_grpo.rows_of(replay, step)
+        rows = plain_grpo.rows_of_step(replay, step)
         advantages = plain_grpo.group_advantages(rows, replay.group_size)
         with torch.no_grad():
             old = [row.logprobs_N(model, replay.temperature) for row in rows]
@@ -98,47 +97,47 @@ def moved(found: dict[str, Tensor], start: dict[str, Tensor]) -> dict[str, Tenso
     return {name: found[name] - start[name] for name in start}
 
 
-def test_several_updates_of_a_batch_are_those_of_plain_torch(context: WorkerContext) -> None:
-    start = named(plain_grpo.plain_model())
+def test_several_updates_of_a_batch_equal_those_of_plain_torch(context: WorkerContext) -> None:
+    start = named(plain_grpo.initial_policy())
     run = replays.replayed_run(SEVERAL_UPDATES, context)
     metrics = run.steps(0, SEVERAL_UPDATES.num_steps)
-    # The old log-probabilities stay those of before the step, so that in later updates tokens are clipped.
+    # The old log-probabilities stay those from before the step, so that in later updates tokens are clipped.
     assert all(step[CLIP_FRACTION] > 0.02 for step in metrics)
-    found, right = run.weights(), named(plain_run(SEVERAL_UPDATES))
-    assert compare.difference(moved(found, start), moved(right, start)) < 1e-4
-    assert max(float((found[name] - right[name]).abs().max()) for name in right) < 1e-5
+    found, expected = run.weights(), named(plain_run(SEVERAL_UPDATES))
+    assert compare.relative_difference(moved(found, start), moved(expected, start)) < 1e-4
+    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-5
 
 
-def test_training_in_half_precision_keeps_weights_in_full(context: WorkerContext) -> None:
+def test_training_in_half_precision_keeps_weights_in_float32(context: WorkerContext) -> None:
     replay = replays.Replay(optimizer=Optimizer(learning_rate=SMALL_STEP))
-    _, right = plain_grpo.first_update(replay, context)
+    _, expected = plain_grpo.first_update(replay, context)
     run = replays.replayed_run(replace(replay, compute_dtype=torch.bfloat16), context)
     before = run.weights()
     seen: set[torch.dtype] = set()
     layer = run.actor.engine.model.language_model.get_submodule("model.layers.1.mlp")
     hook = layer.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
-    with replays.kept_gradients(run.actor.engine) as gradients:
+    with replays.recorded_gradients(run.actor.engine) as gradients:
         run.step(0)
     hook.remove()
     assert seen == {torch.bfloat16}
-    first, second = (torch.cat([each[name].flatten() for name in right]) for each in (gradients[0], right))
+    first, second = (torch.cat([each[name].flatten() for name in expected]) for each in (gradients[0], expected))
     assert not torch.equal(first, second)
     assert float(torch.cosine_similarity(first, second, dim=0)) > 0.99
     engine = run.actor.engine
     held = [*engine.named_shards(), *engine.named_optimizer_state()]
     assert {tensor.dtype for _, tensor in held} == {torch.float32}
-    # The first step of Adam moves every weight by the learning rate; weights of 8 bits would not move.
+    # The first step of Adam moves every weight by the learning rate; weights with 8 bits of precision would not move.
     changes = torch.cat([change.flatten().abs() for change in moved(run.weights(), before).values()])
     assert float(changes.median()) == pytest.approx(SMALL_STEP, rel=0.02)
 
 
 @pytest.mark.usefixtures("context")
 @torch.no_grad()
-def test_a_frozen_model_in_half_precision_holds_half() -> None:
+def test_a_frozen_model_in_half_precision_takes_half_the_memory() -> None:
     replay = replays.Replay(compute_dtype=torch.bfloat16)
     engine = TrainEngine(replay.engine_settings(1, is_trained=False))
     assert {tensor.dtype for _, tensor in engine.named_shards()} == {torch.bfloat16}
-    rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
     found_N = engine.forward(token_batch(plain_grpo.rollout_of(replay, 0)), 1.0).logprobs_N
     right_N = torch.cat([row.logprobs_N(model, 1.0) for row in rows])
     assert 1e-3 < float((found_N - right_N).abs().mean()) < 0.1
@@ -162,9 +161,9 @@ def test_checkpointing_keeps_less_for_the_backward_pass(context: WorkerContext) 
 
 
 @torch.no_grad()
-def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) -> None:
+def test_logprobs_use_the_temperature(context: WorkerContext) -> None:
     replay = replace(SEVERAL_UPDATES, temperature=TEMPERATURE)
-    rows, model = plain_grpo.rows_of(replay, 0), plain_grpo.plain_model()
+    rows, model = plain_grpo.rows_of_step(replay, 0), plain_grpo.initial_policy()
     run, batch = replays.replayed_run(replay, context), plain_grpo.rollout_of(replay, 0)
     tokens = token_batch(batch)
     found = run.actor.engine.forward(tokens, TEMPERATURE, Entropy.VALUE, with_squares=True)
@@ -184,8 +183,8 @@ def test_log_probabilities_are_those_at_the_temperature(context: WorkerContext) 
         torch.testing.assert_close(column.values[tokens.response_mask.values], found.logprobs_N, rtol=0, atol=1e-6)
 
 
-def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerContext) -> None:
-    """The generator's log-probabilities are of what the cut left, the trainer's of all tokens."""
+def test_engines_are_not_compared_with_truncated_sampling(context: WorkerContext) -> None:
+    """The generator's log-probabilities are of the truncated distribution, the trainer's of all tokens."""
     whole, cut = (replays.replayed_run(replays.Replay(top_k=top_k), context).step(0) for top_k in (0, 5))
     assert whole[LOGPROB_DIFF_MAX] > whole[LOGPROB_DIFF_MEAN] > 0
     assert whole.keys() - cut.keys() == {
@@ -198,17 +197,17 @@ def test_engines_are_not_compared_where_sampling_is_cut_off(context: WorkerConte
     assert cut == {name: whole[name] for name in cut}
 
 
-def test_a_loss_is_given_entropy_as_a_number(context: WorkerContext) -> None:
-    """Its gradient must not change with a bonus of next to nothing, which needs the entropy's own gradient."""
+def test_a_loss_gets_entropy_without_a_gradient(context: WorkerContext) -> None:
+    """Its gradient must not change with a tiny bonus, which needs the entropy's own gradient."""
     loss = Loss(type=LossType.FUNCTION, function=Function(path=user_algorithms.COVARIANCE_PATH))
     without, with_bonus = (
         plain_grpo.first_update(replays.Replay(Algorithm(loss=loss, entropy_coefficient=each), OPTIMIZER), context)[1]
         for each in (0.0, 1e-9)
     )
-    assert compare.difference(with_bonus, without) < compare.RELATIVE
+    assert compare.relative_difference(with_bonus, without) < compare.RELATIVE
 
 
-def test_rows_beyond_a_rotary_limit_are_refused(context: WorkerContext) -> None:
+def test_rows_beyond_a_rotary_limit_are_rejected(context: WorkerContext) -> None:
     run = replays.replayed_run(SEVERAL_UPDATES, context)
     model = run.actor.engine.model
     longest = max(token_batch(plain_grpo.rollout_of(SEVERAL_UPDATES, 0)).read_lengths)

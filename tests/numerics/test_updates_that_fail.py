@@ -1,7 +1,5 @@
-"""Updates that cannot be made: gradients that are not finite, and a user's functions that fail in the middle of a step.
-
-Rollouts are replayed, on one rank.
-"""
+"""Updates that fail: gradients that are not finite, and user functions that fail in the middle of a step. Rollouts are
+replayed, on one rank."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ ON_TOKENS = Algorithm(
 
 @contextmanager
 def scaled_gradients(actor: ActorWorker, factors: Iterable[float]) -> Iterator[None]:
-    """Within it, each update's gradient is multiplied by the next factor. Losses stay what they are."""
+    """While it is open, each update's gradient is multiplied by the next factor. Losses stay the same."""
     policy_loss, remaining = actor.policy_loss, iter(factors)
 
     def compute(inputs: LossInputs) -> TokenLosses:
@@ -54,26 +52,26 @@ def test_gradients_that_are_not_finite_change_nothing(context: WorkerContext) ->
     for each in (run, without_them):
         assert each.step(0)[NUM_SKIPPED_UPDATES] == 0
     before = run.state()
-    # In the second case each gradient is a number, but their squares are not.
+    # In the second case each gradient is finite, but their squares are not.
     for step, factor, norm in ((1, NAN, "nan"), (2, 1e25, "inf")):
         with scaled_gradients(run.actor, [factor]):
             metrics = run.step(step)
         assert (str(metrics[GRADIENT_NORM]), metrics[NUM_SKIPPED_UPDATES]) == (norm, 1)
-        compare.assert_bitwise(run.state(), before)
+        compare.assert_bitwise_equal(run.state(), before)
     metrics = run.step(3)
     assert metrics[NUM_SKIPPED_UPDATES] == 0
-    right = without_them.step(3)
+    expected = without_them.step(3)
     # It knows the version of step 1: the replayed responses are older for a run that has counted the steps between.
     of_age = {STALENESS_MEAN, STALENESS_MAX}
     assert {name: metrics[name] for name in metrics.keys() - of_age} == {
-        name: right[name] for name in right.keys() - of_age
+        name: expected[name] for name in expected.keys() - of_age
     }
-    compare.assert_bitwise(run.state(), without_them.state())
-    assert compare.difference(run.state(), before) > compare.RELATIVE
+    compare.assert_bitwise_equal(run.state(), without_them.state())
+    assert compare.relative_difference(run.state(), before) > compare.RELATIVE
 
 
-def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
-    """Counted across steps, and anew after one that was made."""
+def test_five_failed_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
+    """Counted across steps, and from zero after an update that succeeded."""
     run = replays.replayed_run(TWO_UPDATES, context)
     factors = [NAN, NAN, NAN, NAN, 1.0, NAN, NAN, NAN, NAN, NAN]
     with scaled_gradients(run.actor, factors):
@@ -83,8 +81,8 @@ def test_five_updates_in_a_row_end_the_run(context: WorkerContext) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: WorkerContext) -> None:
-    """Where one step has so many updates that they would end the run."""
-    algorithm = user_algorithms.with_loss(user_algorithms.NO_NUMBER_PATH)
+    """Also if one step has so many updates that they would end the run."""
+    algorithm = user_algorithms.algorithm_with_loss(user_algorithms.NO_NUMBER_PATH)
     run = replays.replayed_run(replace(TWO_UPDATES, algorithm=algorithm, num_epochs_per_batch=3), context)
     with (
         user_algorithms.failing(),
@@ -96,9 +94,13 @@ def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: Wor
 @pytest.mark.parametrize(
     ("algorithm", "path", "kind"),
     [
-        (user_algorithms.with_loss(user_algorithms.FAILING_PATH), user_algorithms.FAILING_PATH, AlgorithmFunctionError),
         (
-            user_algorithms.with_loss(user_algorithms.FAILING_WHOLE_PASS_PATH),
+            user_algorithms.algorithm_with_loss(user_algorithms.FAILING_PATH),
+            user_algorithms.FAILING_PATH,
+            AlgorithmFunctionError,
+        ),
+        (
+            user_algorithms.algorithm_with_loss(user_algorithms.FAILING_WHOLE_PASS_PATH),
             user_algorithms.FAILING_WHOLE_PASS_PATH,
             CollectiveFunctionError,
         ),
@@ -108,7 +110,7 @@ def test_a_loss_that_is_not_finite_is_reported_before_its_gradients(context: Wor
 def test_a_failure_says_whether_other_ranks_may_be_blocked(
     context: WorkerContext, algorithm: Algorithm, path: str, kind: type[AlgorithmFunctionError]
 ) -> None:
-    """After a `CollectiveFunctionError` the controller asks nothing more of the workers."""
+    """After a `CollectiveFunctionError` the controller calls the workers no more."""
     run = replays.replayed_run(replace(REPLAY, algorithm=algorithm), context)
     with user_algorithms.failing(), pytest.raises(AlgorithmFunctionError) as caught:
         run.step(0)

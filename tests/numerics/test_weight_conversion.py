@@ -1,4 +1,5 @@
-"""Weights of files become those of a model, in parts as ranks hold them, and those of the model those of the files."""
+"""Weights of files are converted to those of a model, in the parts that ranks hold, and the model's weights to those of
+the files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ WEIGHTS = "model.safetensors"
 
 
 def split_in_files() -> PreTrainedModel:
-    """Files hold gate and up projections as one, and gate, queries, keys and values as one."""
+    """Files hold gate and up projections as one tensor, and gate, queries, keys and values as one."""
     torch.manual_seed(0)
     config = HrmTextConfig(**{**tiny_models.COMMON, "num_key_value_heads": 2})
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -44,19 +45,19 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Each once, under its first name; what no file holds is left out."""
+    """Each tensor once, under its first name, without those that no file holds."""
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {name: each.detach() for name, each in model.state_dict().items() if name in once}
 
 
 def windows_of(tensors: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict[str, Window]:
-    """As `fully_shard` cuts rows."""
+    """Windows of rows as `fully_shard` splits them."""
     found = {}
     for name, tensor in tensors.items():
         window = whole_window(tensor.shape)
         if window:
             rows = -(-tensor.shape[0] // num_ranks)
-            start, end = (min(place * rows, tensor.shape[0]) for place in (rank, rank + 1))
+            start, end = (min(boundary * rows, tensor.shape[0]) for boundary in (rank, rank + 1))
             window = (slice(start, end), *window[1:])
         found[name] = window
     return found
@@ -67,12 +68,12 @@ def windows_of(tensors: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict
 def test_ranks_read_their_parts_of_what_from_pretrained_loads(name: str, num_ranks: int, tmp_path: Path) -> None:
     model = MODELS[name]()
     model.save_pretrained(tmp_path)
-    right = tensors_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    reference_tensors = tensors_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
     with safe_open(tmp_path / WEIGHTS, framework="pt") as file:
-        groups = file_groups(model, file.keys(), right)
-        assert sorted(target for group in groups for target in group.targets) == sorted(right)
+        groups = file_groups(model, file.keys(), reference_tensors)
+        assert sorted(target for group in groups for target in group.targets) == sorted(reference_tensors)
         for rank in range(num_ranks):
-            windows = windows_of(right, rank, num_ranks)
+            windows = windows_of(reference_tensors, rank, num_ranks)
             reads: list[str] = []
 
             def read(name: str, window: Window | None, reads: list[str] = reads) -> Tensor:
@@ -82,9 +83,9 @@ def test_ranks_read_their_parts_of_what_from_pretrained_loads(name: str, num_ran
             found = {key: value for group in groups for key, value in group.load(model, read, windows).items()}
             for target, window in windows.items():
                 if target in found:
-                    assert torch.equal(found[target], right[target][window]), target
+                    assert torch.equal(found[target], reference_tensors[target][window]), target
                 else:
-                    assert right[target][window].numel() == 0
+                    assert reference_tensors[target][window].numel() == 0
             if name in EXPERTS and num_ranks == 3:
                 # Four experts: two, two, none.
                 num_experts = sum(".experts.0." in each or ".experts.2." in each for each in reads)
@@ -104,7 +105,7 @@ def test_a_models_tensors_become_those_of_its_files(name: str, tmp_path: Path) -
         assert torch.equal(found[key], value), key
 
 
-def refusal(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
+def error_of(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
     """The error for a folder of Mixtral whose tensors have been changed."""
     tiny_models.save("mixtral", folder)
     tensors = load_file(folder / WEIGHTS)
@@ -119,46 +120,46 @@ def refusal(change: Callable[[dict[str, Tensor]], None], folder: Path) -> str:
 EXPERT = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
 
 
-def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_missing_experts_are_named(tmp_path: Path) -> None:
     def drop_all(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if "layers.0.block_sparse_moe.experts" in name]:
             del tensors[name]
 
-    assert "has no tensor 'model.layers.0.mlp.experts" in refusal(drop_all, tmp_path)
+    assert "has no tensor 'model.layers.0.mlp.experts" in error_of(drop_all, tmp_path)
 
 
-def test_an_expert_that_is_missing_is_seen(tmp_path: Path) -> None:
+def test_a_missing_expert_is_detected(tmp_path: Path) -> None:
     def drop_one(tensors: dict[str, Tensor]) -> None:
         for part in ("w1", "w2", "w3"):
             del tensors[EXPERT.format(3).replace("w1", part)]
 
-    assert "there are 3 of 4" in refusal(drop_one, tmp_path)
+    assert "there are 3 of 4" in error_of(drop_one, tmp_path)
 
 
-def test_half_an_expert_is_seen(tmp_path: Path) -> None:
+def test_half_an_expert_is_detected(tmp_path: Path) -> None:
     def drop_half(tensors: dict[str, Tensor]) -> None:
         del tensors[EXPERT.format(2)]
 
-    assert "there are 3 of 4" in refusal(drop_half, tmp_path)
+    assert "there are 3 of 4" in error_of(drop_half, tmp_path)
 
 
-def test_an_expert_of_another_shape_is_seen(tmp_path: Path) -> None:
+def test_an_expert_of_another_shape_is_detected(tmp_path: Path) -> None:
     def cut(tensors: dict[str, Tensor]) -> None:
         for index in range(4):
             tensors[EXPERT.format(index)] = tensors[EXPERT.format(index)][:-1].clone()
 
-    assert "experts" in refusal(cut, tmp_path)
+    assert "experts" in error_of(cut, tmp_path)
 
 
-def test_only_what_is_stacked_is_read_by_rows() -> None:
-    """Experts that a file has as one tensor already are joined, and not stacked."""
+def test_only_stacked_tensors_are_read_by_rows() -> None:
+    """Experts that a file has as one tensor already are concatenated, and not stacked."""
     joined = WeightConverter(["gate", "up"], "gate_up", [Concatenate(dim=1)])
     stacked = WeightConverter(["gate.*", "up.*"], "gate_up", [MergeModulelist(dim=0), Concatenate(dim=1)])
     for converter, expected in ((None, False), (joined, False), (stacked, True)):
         assert FileGroup(("a",), ("b",), converter, ("gate",)).stacks_along_rows is expected
 
 
-def test_what_transformers_keeps_in_32_bits_is_handed_over_in_them() -> None:
+def test_weights_that_transformers_keeps_in_float32_are_synced_in_float32() -> None:
     tensors = tensors_of(tiny_models.make("deepseek_v3"))
     kept = float32_names(tiny_models.make("deepseek_v3"), tensors)
     assert kept == {"model.layers.1.mlp.gate.e_score_correction_bias"}

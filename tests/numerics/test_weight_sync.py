@@ -1,4 +1,4 @@
-"""What a rollout engine is handed of a sharded model: the bits of its files, on every rank, and little memory."""
+"""What a rollout engine receives from a sharded model: the bits of its files, on every rank, with little memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from rljob_trainer.weights.buckets import whole_tensors
 from rljob_trainer.weights.sync import sync_weights
 
 MODELS = ("smollm2", "phi3", "qwen3_moe")
-"""Tied embeddings; fused projections in the files; experts that are fused in memory only."""
+"""Models with tied embeddings; with projections that are fused in the files; with experts that are fused in memory
+only."""
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
 BUCKET_BYTES = 64 * 1024
-Given = dict[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]
 
 
 class Recorder:
-    """In the place of a rollout engine: keeps copies of what it is given."""
+    """Replaces a rollout engine: keeps copies of the weights that it receives."""
 
     takes_hub_names = True
 
     def __init__(self) -> None:
-        self.given: Given = {}
+        self.given: Weights = {}
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See RolloutEngine.update_weights."""
@@ -47,8 +48,8 @@ class Recorder:
         self.given = {name: tensor.clone() for name, tensor in weights}
 
 
-def handed_over(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Given]:
-    """Collective. Of a trainer whose passes are in 32 bits."""
+def synced_weights(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dtype], Weights]:
+    """Collective: all ranks call it. The trainer's compute dtype is float32."""
     del context
     found = {}
     for name in MODELS:
@@ -61,7 +62,7 @@ def handed_over(root: Path, context: WorkerContext) -> dict[tuple[str, torch.dty
 
 
 class LiveStorages(TorchDispatchMode):
-    """Within it, the most bytes at once of all storages but those that were there before."""
+    """While it is open, measures the peak number of bytes of all storages except those that existed before."""
 
     def __init__(self, before: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -74,18 +75,20 @@ class LiveStorages(TorchDispatchMode):
     ) -> object:
         del types
         result = func(*args, **(kwargs or {}))
-        for made in result if isinstance(result, list | tuple) else [result]:
-            reference = StorageWeakRef(made.untyped_storage()) if isinstance(made, torch.Tensor) else None
+        for result_tensor in result if isinstance(result, list | tuple) else [result]:
+            reference = (
+                StorageWeakRef(result_tensor.untyped_storage()) if isinstance(result_tensor, torch.Tensor) else None
+            )
             if reference is not None and reference not in self.before:
-                self.alive.setdefault(reference, made.untyped_storage().nbytes())
+                self.alive.setdefault(reference, result_tensor.untyped_storage().nbytes())
         self.alive = {each: size for each, size in self.alive.items() if not each.expired()}
         self.most = max(self.most, sum(self.alive.values()))
         return result
 
 
 def most_bytes_held(context: WorkerContext) -> tuple[int, int]:
-    """Collective. The most bytes that exist at once beyond the shards while buckets of 64 KiB are read one tensor at a
-    time, and the bytes of all that was read."""
+    """Collective: all ranks call it. The peak number of bytes beyond the shards while buckets of 64 KiB are read one
+    tensor at a time, and the bytes of everything that was read."""
     mesh = init_device_mesh("cpu", (context.world_size,))
     shards = [
         (str(number), distribute_tensor(torch.full((64, 64), float(number)), mesh, [Shard(0)])) for number in range(64)
@@ -94,7 +97,7 @@ def most_bytes_held(context: WorkerContext) -> tuple[int, int]:
     with LiveStorages(tensor.to_local() for _, tensor in shards) as storages:
         for _, tensor in whole_tensors(shards, torch.float32, bucket_bytes=BUCKET_BYTES):
             seen += tensor.nbytes
-            # Whoever keeps a tensor keeps its memory.
+            # A reference to a tensor keeps its memory.
             del tensor
     return storages.most, seen
 
@@ -107,16 +110,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_rank_hands_over_the_bits_of_the_files(folders: Path) -> None:
+def test_every_rank_syncs_the_bits_of_the_files(folders: Path) -> None:
     runs = gloo_ranks.run_on_ranks(
-        [gloo_ranks.RankedRun(partial(handed_over, folders), num_ranks) for num_ranks in (1, 2)]
+        [gloo_ranks.RankedRun(partial(synced_weights, folders), num_ranks) for num_ranks in (1, 2)]
     )
     for ranks in runs:
         for of_rank in ranks:
             assert isinstance(of_rank, dict)
             for (name, dtype), given in of_rank.items():
                 files = load_file(folders / name / "model.safetensors")
-                # A tied head is in no file, and is not handed over twice.
+                # A tied head is in no file, and is not sent twice.
                 assert set(given) == set(files)
                 for key, tensor in files.items():
                     assert given[key].dtype is dtype

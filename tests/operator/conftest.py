@@ -1,7 +1,5 @@
-"""One API server for all tests of the operator, with stand-ins for KubeRay and for Ray's dashboards.
-
-The operator's processes act with the rights of its service account only.
-"""
+"""Fixtures: one API server for all tests of the operator, with stand-ins for KubeRay and for Ray's dashboards. The
+operator's processes have the permissions of its service account only."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def bare_server() -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def server(bare_server: ApiServer) -> ApiServer:
-    """The same, with RayClusters too."""
+    """An API server with the resources RLJob and RayCluster."""
     install_ray_cluster_resource(bare_server.http)
     return bare_server
 
@@ -43,14 +41,14 @@ def account_token(bare_server: ApiServer) -> str:
 
 @pytest.fixture(scope="session")
 def kuberay(bare_server: ApiServer) -> Iterator[KubeRayStandIn]:
-    """At work in all namespaces."""
+    """The stand-in for KubeRay, active in all namespaces."""
     with kuberay_stand_in(bare_server) as stand_in:
         yield stand_in
 
 
 @pytest.fixture(scope="session")
 def dashboards(bare_server: ApiServer) -> Iterator[RayDashboardStandIn]:
-    """Of all clusters."""
+    """The stand-in for the dashboards of all clusters."""
     with ray_dashboard_stand_in(bare_server) as stand_in:
         yield stand_in
 
@@ -63,7 +61,7 @@ def testbed(
     account_token: str,
     tmp_path: Path,
 ) -> Testbed:
-    """A namespace without an operator; one that is made there makes short pauses."""
+    """A namespace without an operator; operators that are started there use short pauses."""
     return new_testbed(server, kuberay, dashboards, account_token, tmp_path)
 
 
@@ -75,19 +73,19 @@ def module_testbed(
     account_token: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Testbed:
-    """The same, for all tests of a module."""
+    """The same, shared by all tests of a module."""
     return new_testbed(server, kuberay, dashboards, account_token, tmp_path_factory.mktemp("operator"))
 
 
 @pytest.fixture
 def proxy(testbed: Testbed) -> Iterator[ApiProxy]:
-    """A proxy before the API server; `testbed.through(proxy.url)` makes operators use it."""
+    """A proxy before the API server; `testbed.with_server_url(proxy.url)` makes operators use it."""
     with running_proxy(testbed.server) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def operator(testbed: Testbed) -> Iterator[OperatorProcess]:
-    """An operator for that namespace, at work."""
-    with testbed.operator().at_work() as process:
+    """A running operator for that namespace."""
+    with testbed.operator().running() as process:
         yield process

@@ -1,4 +1,5 @@
-"""What one pass asks of the API server and does to it: the cache is believed for what can be undone only."""
+"""What one pass requests from the API server and changes on it: decisions that cannot be undone do not rely on the
+cache."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_a_pass_reads_nothing_from_the_api_server(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)
-        assert await world.passes(fake_api.KEY, 5) == []
+        assert await world.reconcile(fake_api.KEY, 5) == []
 
     fake_api.run_controller(settings, test)
 
@@ -42,7 +43,7 @@ def test_a_pass_reads_nothing_from_the_api_server(settings: Settings) -> None:
 def test_no_job_is_reconciled_before_the_first_listing(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.cache.store(JOBS, "", world.api.objects[JOBS, world.submit("job").name])
-        assert await world.passes(fake_api.KEY, 1) == []
+        assert await world.reconcile(fake_api.KEY, 1) == []
         assert world.queue.planned == {fake_api.KEY: 0.5}
 
     fake_api.run_controller(settings, test)
@@ -52,34 +53,34 @@ def test_the_intent_is_written_and_old_pods_are_listed_before_a_cluster_is_creat
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == ["patch rljobs"]
-        assert await world.passes(fake_api.KEY, 1) == [*fake_api.LIVE, "list pods", *fake_api.CREATED]
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 1)) == ["patch rljobs"]
+        assert await world.reconcile(fake_api.KEY, 1) == [*fake_api.LIVE_READS, "list pods", *fake_api.CREATED]
 
     fake_api.run_controller(settings, test)
 
 
-def test_a_cluster_that_only_the_cache_has_lost_is_not_lost(settings: Settings) -> None:
+def test_a_cluster_missing_only_from_the_cache_is_not_lost(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_until_pods_pending(world)
         cluster = world.api.objects[CLUSTERS, "job-1"]
         world.cache.store(CLUSTERS, "DELETED", cluster)
-        assert await world.passes(fake_api.KEY, 1) == fake_api.LIVE
+        assert await world.reconcile(fake_api.KEY, 1) == fake_api.LIVE_READS
         assert world.condition("job", "ClusterReady") == "PodsPending"
         del world.api.objects[CLUSTERS, "job-1"]
         world.cache.store(CLUSTERS, "DELETED", world.api.put(CLUSTERS, cluster))
         del world.api.objects[CLUSTERS, "job-1"]
-        assert "patch rljobs" in await world.passes(fake_api.KEY, 1)
+        assert "patch rljobs" in await world.reconcile(fake_api.KEY, 1)
         assert world.condition("job", "Retrying") == "ClusterLost"
 
     fake_api.run_controller(settings, test)
 
 
-def test_a_cluster_that_the_cache_does_not_have_yet_is_not_made_again(settings: Settings) -> None:
+def test_a_cluster_not_yet_in_the_cache_is_not_created_again(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
-        await world.passes(fake_api.KEY, 1)
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 3)) == ["patch rljobs"], (
-            "it is seen, and that is all"
+        await world.reconcile(fake_api.KEY, 1)
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 3)) == ["patch rljobs"], (
+            "the cluster is only recorded"
         )
         assert [name for kind, name in world.api.objects if kind == CLUSTERS] == ["job-1"]
 
@@ -93,16 +94,16 @@ def test_a_cluster_waits_for_all_pods_of_former_ones(settings: Settings) -> None
         for name, (cluster, uid) in (pods | {"of-another-job": ("other-1", "other")}).items():
             labels = {"ray.io/cluster": cluster, "rljob.dev/job-uid": uid}
             world.api.put(PODS, {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}})
-        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2)), (
-            "only the API server knows of the pods"
+        assert not set(fake_api.CREATED) & set(await world.reconcile(fake_api.KEY, 2)), (
+            "the cache does not have the pods"
         )
         del world.api.objects[PODS, "of-a-former-attempt"]
         await world.relist()
-        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
+        assert not set(fake_api.CREATED) & set(await world.reconcile(fake_api.KEY, 2))
         assert fake_api.condition_message(world, "ClusterReady") == Mentions("pods of an earlier RayCluster", "1")
         del world.api.objects[PODS, "of-a-former-job"]
         async with asyncio.timeout(60):
-            while not set(fake_api.CREATED) <= set(await world.passes(fake_api.KEY, 1)):
+            while not set(fake_api.CREATED) <= set(await world.reconcile(fake_api.KEY, 1)):
                 await asyncio.sleep(0.02)
 
     fake_api.run_controller(settings, test)
@@ -117,14 +118,14 @@ def test_under_an_older_crd_no_job_is_reconciled_and_one_line_is_logged(
         first, second = world.submit("first"), world.submit("second")
         await world.relist()
         for key in (first, second, first):
-            assert fake_api.writing_calls(await world.passes(key, 1)) == ["patch rljobs"]
+            assert fake_api.writing_calls(await world.reconcile(key, 1)) == ["patch rljobs"]
         assert caplog.text.count("is older than this operator (it drops status.counters)") == 1
         assert world.metrics.registry.get_sample_value("rljob_operator_definition_outdated") == 1
-        world.clock.pass_by(61)
-        await world.passes(second, 1)
+        world.clock.advance(61)
+        await world.reconcile(second, 1)
         assert caplog.text.count("is older than this operator") == 2
         world.api.stored = lambda raw: raw
-        assert "patch rljobs" in await world.passes(first, 1)
+        assert "patch rljobs" in await world.reconcile(first, 1)
         assert world.metrics.registry.get_sample_value("rljob_operator_definition_outdated") == 0
 
     fake_api.run_controller(settings, test)
@@ -139,53 +140,53 @@ def test_objects_without_read_permission_are_not_acted_upon(settings: Settings) 
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         world.api.errors["list pods"] = ForbiddenError("pods is forbidden")
-        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
+        assert not set(fake_api.CREATED) & set(await world.reconcile(fake_api.KEY, 2))
         world.cache.note_forbidden(PODS, None, "pods is forbidden")
-        assert not set(fake_api.CREATED) & set(await world.passes(fake_api.KEY, 2))
+        assert not set(fake_api.CREATED) & set(await world.reconcile(fake_api.KEY, 2))
         assert world.condition("job", "ClusterReady") == "ReadForbidden"
         assert min(world.queue.planned.values()) >= 1.0
 
     fake_api.run_controller(settings, test)
 
 
-def test_a_replica_that_does_not_lead_for_sure_writes_nothing(settings: Settings) -> None:
+def test_a_replica_without_confirmed_leadership_writes_nothing(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
         world.leads = False
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 2)) == []
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 2)) == []
         world.leads = True
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         world.leads = False
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == []
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 1)) == []
         world.api.interrupted, world.api.in_between = fake_api.CREATED[1], lambda: setattr(world, "leads", False)
         world.leads = True
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == fake_api.CREATED[:2]
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 1)) == fake_api.CREATED[:2]
         world.leads = True
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == fake_api.CREATED
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 1)) == fake_api.CREATED
 
     fake_api.run_controller(settings, test)
 
 
-def test_after_a_conflict_the_job_is_read_anew(settings: Settings) -> None:
+def test_a_conflict_makes_the_job_be_read_again(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job")
         await world.relist()
         world.api.put(JOBS, world.api.objects[JOBS, "job"])
-        assert await world.passes(fake_api.KEY, 1) == ["patch rljobs"]
+        assert await world.reconcile(fake_api.KEY, 1) == ["patch rljobs"]
         assert world.status("job") == {}
-        assert (await world.passes(fake_api.KEY, 1))[:2] == ["get rljobs", "patch rljobs"]
+        assert (await world.reconcile(fake_api.KEY, 1))[:2] == ["get rljobs", "patch rljobs"]
         assert world.status("job") != {}
 
     fake_api.run_controller(settings, test)
 
 
-def test_fields_of_a_newer_definition_are_named_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_of_a_newer_definition_are_logged_once(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.patience": {"minNodes": 1}})
         await world.relist()
         with caplog.at_level(logging.WARNING):
-            await world.passes(fake_api.KEY, 3)
+            await world.reconcile(fake_api.KEY, 3)
         assert caplog.text.count("spec.runPolicy.patience") == 1
         assert world.condition("job", "SpecValid") == "Valid"
 
@@ -198,9 +199,9 @@ def test_fields_that_a_newer_version_wrote_stay_in_the_status(settings: Settings
         status = {**world.status("job"), "queuePosition": 3}
         status["counters"] = {**object_at(status, "counters"), "preemptions": 2}
         world.api.put(JOBS, {**world.api.objects[JOBS, "job"], "status": status})
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         await world.relist()
-        assert "patch rljobs" in await world.passes(fake_api.KEY, 1), "the cluster was seen"
+        assert "patch rljobs" in await world.reconcile(fake_api.KEY, 1), "the cluster was recorded"
         assert world.status("job")["queuePosition"] == 3
         assert object_at(world.status("job"), "counters")["preemptions"] == 2
         assert world.condition("job", "ClusterReady") == "PodsPending"
@@ -208,16 +209,16 @@ def test_fields_that_a_newer_version_wrote_stay_in_the_status(settings: Settings
     fake_api.run_controller(settings, test)
 
 
-def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
+def test_an_expired_job_is_deleted(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
         await world.relist()
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         assert world.condition("job", "Failed") == "StorageMissing"
-        assert await world.passes(fake_api.KEY, 1) == ["get rljobs"], "of a job that is over not all is kept"
+        assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs"], "finished jobs are kept as trimmed copies"
         assert 50 < world.queue.planned[fake_api.KEY] <= 60
-        world.clock.pass_by(61)
-        assert await world.passes(fake_api.KEY, 1) == ["get rljobs", *fake_api.LIVE, "delete rljobs"]
+        world.clock.advance(61)
+        assert await world.reconcile(fake_api.KEY, 1) == ["get rljobs", *fake_api.LIVE_READS, "delete rljobs"]
         assert (JOBS, "job") not in world.api.objects
 
     fake_api.run_controller(settings, test)
@@ -229,17 +230,17 @@ def test_a_job_whose_time_is_over_is_deleted(settings: Settings) -> None:
         ({"metadata.annotations": {ANNOTATION_RETRY: "now"}}, True),
         ({"spec.runPolicy.ttlSecondsAfterFinished": 3600}, False),
     ],
-    ids=["another attempt is asked for", "it is to be kept for longer"],
+    ids=["a retry is requested", "the TTL is raised"],
 )
 def test_a_change_just_before_its_deletion_keeps_a_job(settings: Settings, edits: Wire, *, patched: bool) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         world.submit("job", {"spec.runPolicy.ttlSecondsAfterFinished": 60, "spec.checkpoint": {}})
         await world.relist()
-        await world.passes(fake_api.KEY, 1)
-        world.clock.pass_by(61)
+        await world.reconcile(fake_api.KEY, 1)
+        world.clock.advance(61)
         world.api.interrupted = "delete rljobs"
         world.api.in_between = lambda: world.api.put(JOBS, edited(world.api.objects[JOBS, "job"], edits))
-        calls = await world.passes(fake_api.KEY, 2)
+        calls = await world.reconcile(fake_api.KEY, 2)
         assert calls.count("delete rljobs") == 1
         assert ("patch rljobs" in calls) == patched
         job = world.api.objects[JOBS, "job"]
@@ -258,7 +259,7 @@ def test_a_network_policy_is_applied_once_a_minute(settings: Settings) -> None:
         for _ in range(3):
             assert await world.executor.execute(effects, seen, "1") is None
         assert world.api.calls == ["apply networkpolicies"]
-        world.clock.pass_by(60)
+        world.clock.advance(60)
         await world.executor.execute(effects, seen, "1")
         assert world.api.calls == ["apply networkpolicies"] * 2
 
@@ -281,12 +282,12 @@ def test_more_dashboards_are_polled_less_often(
         for name in names:
             key = world.submit(name)
             await world.relist()
-            await world.passes(key, 2)
+            await world.reconcile(key, 2)
             uid = text_at(world.api.objects[CLUSTERS, f"{name}-1"], "metadata", "uid")
             ready_head(world, name, uid)
         await world.relist()
         for name in names:
-            await world.passes(JobKey("team", name), 1)
+            await world.reconcile(JobKey("team", name), 1)
         assert world.queue.planned[JobKey("team", names[-1])] == pytest.approx(seconds)
 
     fake_api.run_controller(settings, test)
@@ -311,7 +312,7 @@ def ready_head(
 @pytest.mark.parametrize(
     ("is_renewed", "answers", "reason"), [(False, False, "HeadLost"), (True, False, ""), (False, True, "")]
 )
-def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_minute(
+def test_a_head_unreachable_by_dashboard_and_kubelet_is_lost_after_a_minute(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, is_renewed: bool, answers: bool, reason: str
 ) -> None:
     seconds = 0.0
@@ -333,11 +334,11 @@ def test_a_head_that_neither_dashboard_nor_kubelet_speak_for_is_lost_after_a_min
         for number in range(6):
             renewed = f"2026-01-31T12:0{number if is_renewed else 0}:00.000000Z"
             world.api.put(LEASES, {"metadata": {"name": "node-1"}, "spec": {"renewTime": renewed}})
-            assert ("get leases" in await world.passes(fake_api.KEY, 1)) is not answers
+            assert ("get leases" in await world.reconcile(fake_api.KEY, 1)) is not answers
             assert world.condition("job", "Retrying") == "", f"after {seconds} s"
-            world.clock.pass_by(10.0)
+            world.clock.advance(10.0)
             seconds += 10.0
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         assert world.condition("job", "Retrying") == reason
 
     fake_api.run_controller(settings, test)
@@ -372,7 +373,7 @@ def test_an_operator_that_starts_late_requests_the_stacks_of_a_hanging_trainer(
             running = attempt | {"submissions": 1, "startNumber": 1, "runningSince": began} | changes
             world.api.put(JOBS, stored | {"status": status | {"attempts": [running]}})
             await world.relist()
-            await world.passes(fake_api.KEY, 1)
+            await world.reconcile(fake_api.KEY, 1)
             assert asked[-1] == ("job-1-1", stacks)
         [attempt] = objects_at(world.status("job"), "attempts")
         assert object_at(attempt, "stop") == stop | {"sentAt": "2026-01-31T12:00:00Z"}

@@ -1,4 +1,4 @@
-"""A cluster is made once, as it was meant, and under a name that is free."""
+"""A cluster is created once, as specified, and under a name that is free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob_testing.operator import fake_api
 
 
 def without_token(raw: JsonObject) -> JsonObject:
-    """As a KubeRay stores it that does not check what it is sent."""
+    """The object as stored by a KubeRay that does not validate what it receives."""
     spec = {name: value for name, value in object_at(raw, "spec").items() if name != "authOptions"}
     return {**raw, "spec": spec} if raw.get("kind") == "RayCluster" else raw
 
@@ -28,7 +28,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize(("owner", "reason"), [("uid-of-job", "PodsPending"), ("another", "NameConflict")])
-def test_a_cluster_that_is_there_already_is_asked_whose_it_is(settings: Settings, owner: str, reason: str) -> None:
+def test_an_existing_cluster_is_asked_for_its_owner(settings: Settings, owner: str, reason: str) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         world.api.put(
@@ -38,27 +38,27 @@ def test_a_cluster_that_is_there_already_is_asked_whose_it_is(settings: Settings
                 "spec": {"authOptions": {"mode": "token", "secretName": "s"}},
             },
         )
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         labelled = world.api.objects[CLUSTERS, "job-1"]
         if owner == "uid-of-job":
             metadata = labelled["metadata"]
             assert isinstance(metadata, dict)
             metadata["labels"] = {"rljob.dev/job-uid": "uid-of-job"}
         await world.relist()
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         assert world.condition("job", "ClusterReady") == reason
         assert text_at(world.api.objects[CLUSTERS, "job-1"], "spec", "authOptions", "mode") == "token"
 
     fake_api.run_controller(settings, test)
 
 
-def test_a_name_that_is_taken_is_tried_again_every_few_seconds(settings: Settings) -> None:
+def test_a_name_conflict_is_retried_every_few_seconds(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         world.api.put(CLUSTERS, {"metadata": {"name": "job-1", "ownerReferences": [{"uid": "x", "controller": True}]}})
         for _ in range(9):
             await world.relist()
-            await world.passes(fake_api.KEY, 1)
+            await world.reconcile(fake_api.KEY, 1)
             assert world.condition("job", "Failed") == ""
             memory = world.controller._memories[fake_api.KEY]
             if memory.held is not None:
@@ -66,7 +66,7 @@ def test_a_name_that_is_taken_is_tried_again_every_few_seconds(settings: Setting
                 assert rest <= loop.NAME_TAKEN_SECONDS
                 memory.held = replace(memory.held, until=0.0)
         del world.api.objects[CLUSTERS, "job-1"]
-        assert set(fake_api.CREATED) <= set(await world.passes(fake_api.KEY, 1))
+        assert set(fake_api.CREATED) <= set(await world.reconcile(fake_api.KEY, 1))
 
     fake_api.run_controller(settings, test)
 
@@ -76,22 +76,22 @@ def test_a_kuberay_that_does_not_know_a_field_is_too_old(settings: Settings) -> 
         await fake_api.start_first_attempt(world)
         words = 'strict decoding error: unknown field "spec.authOptions"'
         world.api.errors["create rayclusters"] = UnknownFieldError(words)
-        await world.passes(fake_api.KEY, 2)
+        await world.reconcile(fake_api.KEY, 2)
         assert world.condition("job", "Failed") == "KubeRayTooOld"
         assert words in fake_api.condition_message(world, "Failed")
 
     fake_api.run_controller(settings, test)
 
 
-def test_a_cluster_that_lost_its_token_on_the_way_is_removed_at_once(settings: Settings) -> None:
+def test_a_cluster_stored_without_its_token_is_removed_at_once(settings: Settings) -> None:
     async def test(world: fake_api.ControllerOnFakeApi) -> None:
         await fake_api.start_first_attempt(world)
         world.api.stored = without_token
-        assert fake_api.writing_calls(await world.passes(fake_api.KEY, 1)) == [
+        assert fake_api.writing_calls(await world.reconcile(fake_api.KEY, 1)) == [
             *fake_api.CREATED,
             "delete rayclusters",
         ]
-        await world.passes(fake_api.KEY, 1)
+        await world.reconcile(fake_api.KEY, 1)
         assert world.condition("job", "Failed") == "KubeRayTooOld"
         assert not any(kind == CLUSTERS for kind, _ in world.api.objects)
 

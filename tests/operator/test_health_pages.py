@@ -1,4 +1,4 @@
-"""The pages that Kubernetes' probes read, and the form of the operator's log."""
+"""The pages that Kubernetes' probes read, and the format of the operator's log."""
 
 from __future__ import annotations
 

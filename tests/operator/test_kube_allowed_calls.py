@@ -1,4 +1,4 @@
-"""Objects and answers of the API server, as the operator reads and writes them."""
+"""Objects and responses of the API server, as the operator reads and writes them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STATUS: Json = {
 
 
 def job(**parts: object) -> Json:
-    """As the API server returns it."""
+    """A job as the API server returns it."""
     metadata = {
         "name": "job",
         "namespace": "team",
@@ -68,7 +68,7 @@ def job_object(raw: Json) -> JobObject:
     return JobReader().read(raw)
 
 
-def test_a_spec_is_checked_again_only_where_it_has_changed() -> None:
+def test_a_spec_is_checked_again_only_after_a_change() -> None:
     reader = JobReader()
     first = reader.read(job()).observed.spec
     assert reader.read(job(status=STATUS)).observed.spec is first
@@ -91,7 +91,7 @@ def test_a_job_is_read() -> None:
     assert seen.status.attempts[0].submissions == 1
 
 
-def test_a_job_without_status_that_is_being_deleted() -> None:
+def test_a_job_without_status_that_is_being_deleted_is_read() -> None:
     raw = job()
     metadata = raw["metadata"]
     assert isinstance(metadata, dict)
@@ -108,7 +108,7 @@ def test_a_job_without_status_that_is_being_deleted() -> None:
         ("spec.pools[0].gpusPerNode", 5, "(seen:"),
     ],
 )
-def test_a_spec_that_cannot_be_read_says_why(path: str, value: object, message: str) -> None:
+def test_an_unreadable_spec_is_reported_with_its_cause(path: str, value: object, message: str) -> None:
     raw = edited(job(status=STATUS), {path: value})
     seen = job_object(raw).observed
     assert seen.spec is None
@@ -128,14 +128,14 @@ def test_a_spec_that_cannot_be_read_says_why(path: str, value: object, message: 
         ("none", RunPolicy()),
     ],
 )
-def test_of_a_spec_that_cannot_be_read_the_deadlines_are(policy: object, read: RunPolicy) -> None:
+def test_deadlines_of_an_unreadable_spec_are_read(policy: object, read: RunPolicy) -> None:
     raw = edited(job(status=STATUS), {"spec.pools[0].gpusPerNode": 5, "spec.runPolicy": policy})
     seen = job_object(raw).observed
     assert (seen.spec, seen.readable_policy) == (None, read)
 
 
 def test_fields_of_a_newer_definition_are_ignored_and_named() -> None:
-    """The API server fills defaults in, so every new job has them."""
+    """The API server fills in defaults, so every new job has these fields."""
     newer = {
         "spec.queue": {"name": "a"},
         "spec.runPolicy.patience": {"minNodes": 1},
@@ -171,7 +171,7 @@ def test_requests_by_annotation_are_read() -> None:
     assert (job_object(raw).observed.stop_request, job_object(raw).observed.retry_request) == ("s", "r")
 
 
-def test_fields_of_a_newer_status_are_left_alone() -> None:
+def test_fields_of_a_newer_status_are_kept() -> None:
     newer = copy.deepcopy(STATUS)
     newer["estimate"] = {"cost": 3}
     conditions = newer["conditions"]
@@ -179,12 +179,12 @@ def test_fields_of_a_newer_status_are_left_alone() -> None:
     conditions[0]["severity"] = "Info"
     read = job_object(job(status=newer)).observed.status
     assert read == job_object(job(status=STATUS)).observed.status
-    assert read.to_wire() == STATUS, "what is written is compared with this, so that nothing else is touched"
+    assert read.to_wire() == STATUS, "a patch is computed against this, so that it changes nothing else"
     assert newer["estimate"] == {"cost": 3}
 
 
 def test_unknown_values_of_a_newer_status_are_read() -> None:
-    """Names of states, outcomes and reasons that this version does not have hide no job."""
+    """Unknown names of states, outcomes and reasons hide no job."""
     newer: Json = copy.deepcopy(STATUS) | {"counters": {"attempts": 70}, "phase": "Dreaming"}
     attempts = [
         {
@@ -203,24 +203,24 @@ def test_unknown_values_of_a_newer_status_are_read() -> None:
     read = job_object(job(status=newer))
     assert read.observed.status.attempts[-1].outcome == "Vanished"
     assert [attempt.number for attempt in read.observed.status.attempts] == list(range(7, 71)), "the newest 64"
-    assert read.observed.status.progress is None, "what is for people only, and cannot be read, is written anew"
+    assert read.observed.status.progress is None, "unreadable fields that are only for people are written again"
 
 
-def test_a_status_that_is_damaged_is_not_taken_for_an_empty_one() -> None:
+def test_a_damaged_status_is_not_taken_for_an_empty_one() -> None:
     with pytest.raises(KubeError, match=r"RLJob team/job: status\.attempts"):
         job_object(job(status={"attempts": [{"number": "one"}]}))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"counters": {"attempts": 1}},
         {"nextAttempt": {"reason": "r", "failureClass": "Resumable", "notBefore": TIME, "sameCluster": True}},
     ],
 )
-def test_a_status_that_has_lost_its_attempts_is_damaged(said: Json) -> None:
+def test_a_status_that_has_lost_its_attempts_is_damaged(fields: Json) -> None:
     with pytest.raises(KubeError, match=r"^RLJob team/job: status\.attempts is empty.*\(seen: 1\); delete the job"):
-        job_object(job(status=said | {"attempts": []}))
+        job_object(job(status=fields | {"attempts": []}))
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])
@@ -230,7 +230,7 @@ def test_a_status_with_times_at_the_ends_of_the_calendar_is_damaged(time: str) -
         job_object(edited(job(status=STATUS), {"status.attempts[0].clusterCreatedAt": time}))
 
 
-def test_a_creation_before_the_calendar_begins_is_none() -> None:
+def test_a_creation_time_before_the_calendar_begins_is_none() -> None:
     raw = edited(job(), {"metadata.creationTimestamp": "0001-01-01T00:00:00+12:00"})
     assert job_object(raw).observed.created == datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -261,7 +261,7 @@ def test_a_cluster_is_read() -> None:
     assert controller_uid({"metadata": {"name": "x", "uid": "y"}}) is None
 
 
-def test_a_cluster_that_kuberay_does_not_take() -> None:
+def test_a_cluster_that_kuberay_rejects_is_read() -> None:
     events = [
         {"reason": "InvalidRayClusterSpec", "message": "old", "lastTimestamp": "2026-01-31T12:00:00Z"},
         {"reason": "InvalidRayClusterSpec", "message": "new", "lastTimestamp": "2026-01-31T12:00:05Z"},
@@ -291,7 +291,9 @@ NAMED = {"name": "job"}
         (504, {"reason": "Timeout"}, "", UnavailableError),
     ],
 )
-def test_answers_have_a_meaning(status: int, body: Mapping[str, object], text: str, kind: type[KubeError]) -> None:
+def test_responses_map_to_error_types(
+    status: int, body: Mapping[str, object], text: str, kind: type[KubeError]
+) -> None:
     assert type(error_of("get rljobs /x", status, body, text, "")) is kind
 
 
@@ -313,7 +315,7 @@ def test_the_error_type_depends_on_the_request(status: int, words: str, is_read:
     assert type(error_of("x", status, {"message": words}, "", "", is_read)) is kind
 
 
-def test_the_server_says_how_long_to_wait() -> None:
+def test_the_retry_delay_of_the_server_is_read() -> None:
     def seconds(body: Mapping[str, object], header: str) -> float:
         error = error_of("x", 429, body, "", header)
         assert isinstance(error, UnavailableError)
@@ -325,7 +327,7 @@ def test_the_server_says_how_long_to_wait() -> None:
 
 
 def applied(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
-    """RFC 7386, by the book."""
+    """Applies a patch as RFC 7386 defines."""
     result = dict(old)
     for name, value in patch.items():
         if value is None:
@@ -347,7 +349,7 @@ OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_patch_makes_one_object_of_another(old: Json, new: Json) -> None:
+def test_a_patch_turns_one_object_into_another(old: Json, new: Json) -> None:
     patch = merge_patch(old, new)
     assert applied(old, patch) == new
     assert (patch == {}) == (old == new)
@@ -359,11 +361,11 @@ def test_a_patch_holds_only_changed_fields() -> None:
     assert merge_patch(old, new) == {"b": {"d": 3}, "e": [1, 2], "f": None, "g": {"h": 1}}
 
 
-def test_nulls_are_taken_out_at_any_depth() -> None:
+def test_nulls_are_removed_at_any_depth() -> None:
     assert without_nulls({"a": None, "b": [{"c": None, "d": 1}], "e": ({"f": None},)}) == {"b": [{"d": 1}], "e": [{}]}
 
 
-def test_paths() -> None:
+def test_paths_are_those_of_the_api() -> None:
     assert JOBS.path("team", "job") == "/apis/rljob.dev/v1alpha1/namespaces/team/rljobs/job"
     assert CLUSTERS.path(None) == "/apis/ray.io/v1/rayclusters"
     assert PODS.path("team") == "/api/v1/namespaces/team/pods"

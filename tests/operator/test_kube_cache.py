@@ -1,4 +1,4 @@
-"""The cache holds what is newest, whatever order events and listings come in."""
+"""The cache holds the newest state, whatever order events and listings come in."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_late_event_does_not_bring_back_a_deleted_object() -> None:
         assert versions(cache) == [], order
 
 
-def test_only_news_is_news() -> None:
+def test_only_a_newer_version_is_a_change() -> None:
     cache = filled()
     assert cache.store(PODS, "ADDED", pod(5))
     assert not cache.store(PODS, "MODIFIED", pod(5)), "twice"
@@ -63,7 +63,7 @@ def test_only_news_is_news() -> None:
     assert not cache.store(PODS, "DELETED", pod(7))
 
 
-def test_the_end_of_a_former_object_does_not_end_its_successor() -> None:
+def test_the_deletion_of_a_former_object_does_not_remove_its_successor() -> None:
     cache = filled()
     cache.store(PODS, "ADDED", pod(5, uid="old"))
     cache.store(PODS, "ADDED", pod(9, uid="new"))
@@ -72,7 +72,7 @@ def test_the_end_of_a_former_object_does_not_end_its_successor() -> None:
     assert versions(cache) == ["9"]
 
 
-def test_an_object_that_is_made_again_is_news() -> None:
+def test_a_recreated_object_is_a_change() -> None:
     cache = filled()
     cache.store(PODS, "ADDED", pod(5, uid="old"))
     cache.store(PODS, "DELETED", pod(6, uid="old"))
@@ -103,7 +103,7 @@ def test_a_listing_repairs_missed_events() -> None:
     removed = cache.replace(PODS, None, listed, "20")
     found = {text_at(raw, "metadata", "name"): text_at(raw, "metadata", "resourceVersion") for raw in removed}
     assert found == {"gone": "5"}
-    # By name: changed, missed, newer and young; what ended after the listing was made is not taken from it.
+    # By name: changed, missed, newer and young; a deletion after the listing was made is not undone by it.
     assert versions(cache) == ["12", "13", "26", "25"]
     assert cache.replace(PODS, None, [], "30") != ()
     assert versions(cache) == []
@@ -127,7 +127,7 @@ def test_nothing_is_complete_before_all_was_listed() -> None:
     assert cache.is_complete
 
 
-def test_a_kind_that_is_not_known_is_complete_and_empty() -> None:
+def test_an_unknown_kind_is_complete_and_empty() -> None:
     cache = ObjectCache((None,))
     cache.store(CLUSTERS, "ADDED", pod(5))
     cache.note_missing(CLUSTERS)
@@ -147,7 +147,7 @@ def test_objects_without_read_permission_are_stale() -> None:
     assert (cache.forbidden("team"), versions(cache)) == (None, ["6"])
 
 
-def test_objects_are_found_by_the_uid_of_their_job_and_kept_without_ballast() -> None:
+def test_objects_are_found_by_the_uid_of_their_job_and_trimmed() -> None:
     cache = filled()
     cache.store(PODS, "ADDED", pod(5, name="b", uid="b"))
     cache.store(PODS, "ADDED", pod(6, name="a", uid="a"))
@@ -192,7 +192,7 @@ def test_finished_jobs_are_kept_as_trimmed_copies() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "v-7"])
-def test_of_versions_that_cannot_be_compared_the_last_counts(version: str) -> None:
+def test_of_incomparable_versions_the_last_counts(version: str) -> None:
     cache = filled()
     cache.store(PODS, "ADDED", pod(5))
     assert cache.store(PODS, "MODIFIED", pod(version))

@@ -1,4 +1,4 @@
-"""Events are asked for once for all jobs of a namespace, and what cannot be read keeps nothing from being done."""
+"""Events are requested once for all jobs of a namespace, and unreadable events block nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_world(test: Callable[[Api, manual_clock.ManualClock, ExplainingEvents], C
     asyncio.run(test(api, clock, ExplainingEvents(cast(KubeObjects, api), clock.clock)))
 
 
-def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
+def test_all_jobs_of_a_namespace_share_a_response_for_some_seconds() -> None:
     async def test(api: Api, clock: manual_clock.ManualClock, events: ExplainingEvents) -> None:
         found = await asyncio.gather(*(events.of_pods("team") for _ in range(100)))
         assert found == [(FAILED_MOUNT,)] * 100
@@ -52,7 +52,7 @@ def test_all_jobs_of_a_namespace_share_an_answer_for_some_seconds() -> None:
             ("another", "involvedObject.kind=Pod,type=Warning"),
             ("team", "involvedObject.uid=c1"),
         ]
-        clock.pass_by(KEPT_SECONDS)
+        clock.advance(KEPT_SECONDS)
         await events.of_pods("team")
         assert len(api.asked) == 4
 
@@ -65,17 +65,17 @@ def test_an_unreadable_list_of_events_returns_the_last_one(error: KubeError, cap
         await events.of_pods("team")
         api.error = error
         for _ in range(3):
-            clock.pass_by(KEPT_SECONDS)
+            clock.advance(KEPT_SECONDS)
             assert await events.of_pods("team") == (FAILED_MOUNT,)
         assert await events.of_pods("another") == ()
         assert len(api.asked) == 5
 
     with caplog.at_level(logging.WARNING):
         in_world(test)
-    assert len(caplog.messages) == 1, "one line a minute tells it"
+    assert len(caplog.messages) == 1, "it is logged once a minute"
 
 
-def test_no_answer_is_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_response_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explaining_events, "TIMEOUT_SECONDS", 0.05)
 
     async def test(api: Api, _: manual_clock.ManualClock, events: ExplainingEvents) -> None:
@@ -83,7 +83,7 @@ def test_no_answer_is_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> No
         async with asyncio.timeout(120):
             assert await events.of_pods("team") == ()
             assert await events.of_pods("team") == ()
-        assert len(api.asked) == 1, "nor is it asked for again at once"
+        assert len(api.asked) == 1, "and the request is not repeated at once"
 
     in_world(test)
 

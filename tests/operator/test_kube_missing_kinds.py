@@ -1,4 +1,4 @@
-"""A kind that is not there is told from a page that says Not Found in the API server's place."""
+"""A missing kind is distinguished from a page that says Not Found in the API server's place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE: JsonObject = {"title": "welcome"}
 
 
 class Client:
-    """Answers by path; everything else is not found."""
+    """Responds by path; everything else is not found."""
 
     def __init__(self, answers: Mapping[str, JsonObject]) -> None:
         self.answers = answers
@@ -47,7 +47,7 @@ def listed(kind: ResourceType, answers: Mapping[str, JsonObject]) -> None:
     [{"/apis": GROUPS}, {"/apis": ALPHA_ONLY}, {"/apis": WITH_RAY, "/apis/ray.io/v1": JOBS_ONLY}],
     ids=["no group", "no version", "no resource"],
 )
-def test_a_kind_is_missing_where_discovery_says_so(answers: Mapping[str, JsonObject]) -> None:
+def test_a_kind_is_missing_if_discovery_says_so(answers: Mapping[str, JsonObject]) -> None:
     with pytest.raises(ResourceTypeMissingError):
         listed(CLUSTERS, answers)
     with pytest.raises(ResourceTypeMissingError):
@@ -62,7 +62,7 @@ def test_a_kind_is_missing_where_discovery_says_so(answers: Mapping[str, JsonObj
         (CLUSTERS, {"/apis": PAGE}),
         (CLUSTERS, {"/apis": WITH_RAY, "/apis/ray.io/v1": PAGE}),
     ],
-    ids=["pods are always there", "it is there", "no list of groups", "no list of resources"],
+    ids=["pods always exist", "the kind exists", "no list of groups", "no list of resources"],
 )
 def test_a_404_page_does_not_mean_that_a_kind_is_missing(kind: ResourceType, answers: Mapping[str, JsonObject]) -> None:
     with pytest.raises(KubeError) as raised:
@@ -71,7 +71,7 @@ def test_a_404_page_does_not_mean_that_a_kind_is_missing(kind: ResourceType, ans
 
 
 @pytest.mark.parametrize("answers", [{}, {"/apis": WITH_RAY}], ids=["groups", "resources"])
-def test_nor_where_discovery_is_not_found_either(answers: Mapping[str, JsonObject]) -> None:
+def test_a_404_page_for_discovery_does_not_mean_that_a_kind_is_missing(answers: Mapping[str, JsonObject]) -> None:
     with pytest.raises(KubeError) as raised:
         listed(CLUSTERS, answers)
     assert isinstance(raised.value, UnavailableError)

@@ -1,4 +1,4 @@
-"""A kubelet is silent from when its Lease was first seen not to be renewed."""
+"""A kubelet counts as silent from when its Lease was first seen not to be renewed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_testing.operator import manual_clock
 
 
 class Leases:
-    """The API server's, of one node."""
+    """The API server's Leases, of one node."""
 
     def __init__(self) -> None:
         self.renewed = "2026-01-31T12:00:00.000000Z"
@@ -31,7 +31,7 @@ class Leases:
         return {"spec": {"renewTime": self.renewed}}
 
 
-def made() -> tuple[Leases, manual_clock.ManualClock, NodeLeases]:
+def new_leases() -> tuple[Leases, manual_clock.ManualClock, NodeLeases]:
     leases, clock = Leases(), manual_clock.synchronized_clock()
     return leases, clock, NodeLeases(cast(KubeObjects, leases), clock.clock)
 
@@ -41,40 +41,40 @@ def seconds(node_leases: NodeLeases) -> float:
 
 
 def test_a_stale_node_lease_gives_its_age() -> None:
-    leases, clock, node_leases = made()
-    assert seconds(node_leases) == 0.0, "what was before is not known"
+    leases, clock, node_leases = new_leases()
+    assert seconds(node_leases) == 0.0, "the time before is not known"
     for expected in (4.0, 8.0, 12.0):
-        clock.pass_by(4)
+        clock.advance(4)
         assert seconds(node_leases) == expected
     leases.renewed = "2026-01-31T12:00:10.000000Z"
-    clock.pass_by(4)
+    clock.advance(4)
     assert seconds(node_leases) == 0.0
 
 
-def test_neither_clock_matters() -> None:
-    leases, clock, node_leases = made()
+def test_the_age_depends_on_neither_clock() -> None:
+    leases, clock, node_leases = new_leases()
     leases.renewed = "2031-01-31T12:00:00.000000Z"
     seconds(node_leases)
-    clock.pass_by(30)
+    clock.advance(30)
     assert seconds(node_leases) == 30.0
     leases.renewed = "1999-01-31T12:00:00.000000Z"
-    clock.pass_by(30)
+    clock.advance(30)
     assert seconds(node_leases) == 0.0
 
 
 def test_jobs_on_one_node_share_a_poll() -> None:
-    leases, clock, node_leases = made()
+    leases, clock, node_leases = new_leases()
     seconds(node_leases)
-    clock.pass_by(1)
+    clock.advance(1)
     assert (seconds(node_leases), leases.num_asked) == (1.0, 1)
-    clock.pass_by(1)
+    clock.advance(1)
     assert (seconds(node_leases), leases.num_asked) == (2.0, 2)
 
 
 def test_a_node_lease_that_was_not_polled_counts_again_from_zero() -> None:
-    _, clock, node_leases = made()
+    _, clock, node_leases = new_leases()
     seconds(node_leases)
-    clock.pass_by(61)
+    clock.advance(61)
     assert seconds(node_leases) == 0.0
 
 
@@ -82,19 +82,19 @@ def test_a_node_lease_that_was_not_polled_counts_again_from_zero() -> None:
 def test_an_unreadable_node_lease_is_ignored_and_logged_once(
     error: KubeError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leases, clock, node_leases = made()
+    leases, clock, node_leases = new_leases()
     leases.error = error
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert seconds(node_leases) == 0.0
-            clock.pass_by(100)
+            clock.advance(100)
     assert len(caplog.records) == 1
     assert str(error) in caplog.text
 
 
-def test_an_api_server_that_does_not_answer_makes_no_node_silent() -> None:
-    leases, clock, node_leases = made()
+def test_an_unresponsive_api_server_makes_no_node_silent() -> None:
+    leases, clock, node_leases = new_leases()
     seconds(node_leases)
     leases.error = UnavailableError("no answer")
-    clock.pass_by(70)
+    clock.advance(70)
     assert seconds(node_leases) == 0.0

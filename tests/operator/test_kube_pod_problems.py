@@ -20,7 +20,7 @@ READY = {"type": "Ready", "status": "True"}
 
 
 def observed_pod(raw: Json, now: datetime, events: Iterable[Json] = ()) -> ObservedPod:
-    """By an operator that has just heard the time."""
+    """The pod as observed by an operator that has just learned the server's time."""
     return pod_problems.observed_pod(raw, now, manual_clock.synchronized_clock(now).ages, events)
 
 
@@ -67,7 +67,7 @@ def test_the_head_has_a_group_of_its_own() -> None:
     assert observed_pod(raw, NOW).group == "head"
 
 
-def test_a_pod_on_its_way_out() -> None:
+def test_a_terminating_pod_is_not_ready() -> None:
     raw = pod("Succeeded", conditions=[READY])
     raw["metadata"] = {"name": "p", "deletionTimestamp": "2026-01-31T12:00:00Z"}
     seen = observed_pod(raw, NOW)
@@ -84,7 +84,7 @@ def test_a_deleted_pod_that_still_exists_is_overdue_after_a_minute(gone_by: str 
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_jump_of_the_clock_makes_no_pod_overdue_nor_hides_one(hours: int) -> None:
+def test_a_jump_of_the_clock_neither_makes_a_pod_overdue_nor_hides_one(hours: int) -> None:
     clock = manual_clock.synchronized_clock(NOW)
     clock.server_time += timedelta(hours=hours)
     clock.hear()
@@ -96,14 +96,14 @@ def test_a_jump_of_the_clock_makes_no_pod_overdue_nor_hides_one(hours: int) -> N
         return pod_problems.observed_pod(raw, clock.clock.now(), clock.ages).overdue
 
     assert not overdue()
-    clock.pass_by(89)
+    clock.advance(89)
     assert not overdue()
-    clock.pass_by(2)
+    clock.advance(2)
     assert overdue()
 
 
 def not_ready(since: str = "2026-01-31T12:00:10Z", containers: str = "True", phase: str = "Running") -> Json:
-    """As the node lifecycle controller leaves a pod whose node is NotReady."""
+    """A pod as the node lifecycle controller leaves it when its node is NotReady."""
     conditions = [
         SCHEDULED,
         {"type": "Ready", "status": "False", "lastTransitionTime": since},
@@ -112,7 +112,7 @@ def not_ready(since: str = "2026-01-31T12:00:10Z", containers: str = "True", pha
     return pod(phase, conditions=conditions)
 
 
-def test_a_node_is_silent_since_kubernetes_took_the_readiness_of_its_pods() -> None:
+def test_a_node_is_silent_since_its_pods_lost_readiness() -> None:
     clock = manual_clock.synchronized_clock(NOW)
 
     def seconds(raw: Json) -> float:
@@ -120,10 +120,10 @@ def test_a_node_is_silent_since_kubernetes_took_the_readiness_of_its_pods() -> N
 
     # 20 seconds ago, and the half second that the API server's header leaves out.
     assert seconds(not_ready()) == 20.5
-    clock.pass_by(40)
+    clock.advance(40)
     assert seconds(not_ready()) == 60.5
     assert seconds(pod("Running", conditions=[SCHEDULED, READY])) == 0.0
-    assert seconds(not_ready(containers="False")) == 0.0, "its kubelet has said so itself"
+    assert seconds(not_ready(containers="False")) == 0.0, "its kubelet has reported it itself"
     assert seconds(not_ready(phase="Failed")) == 0.0
 
 
@@ -133,7 +133,7 @@ def test_the_silence_of_a_node_is_measured_and_not_subtracted() -> None:
     pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
     clock.server_time += timedelta(hours=1)
     clock.hear()
-    clock.pass_by(5)
+    clock.advance(5)
     seen = pod_problems.observed_pod(not_ready(), clock.clock.now(), clock.ages)
     assert seen.node_silent_seconds == 25.5
 
@@ -142,7 +142,7 @@ def test_the_silence_of_a_node_is_measured_and_not_subtracted() -> None:
     ("reason", "ray", "expected"),
     [("ContainersNotReady", True, True), ("ContainersNotReady", False, False), ("NodeNotReady", True, False)],
 )
-def test_only_the_container_of_ray_makes_a_pod_ready(reason: str, ray: bool, expected: bool) -> None:
+def test_only_the_ray_container_makes_a_pod_ready(reason: str, ray: bool, expected: bool) -> None:
     statuses = [{"name": "driver", "ready": False}, {"name": "ray", "ready": ray}]
     condition = {"type": "Ready", "status": "False", "reason": reason}
     assert is_ready(pod("Running", conditions=[condition], containerStatuses=statuses)) is expected
@@ -186,7 +186,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
             ),
             PodProblem(Reason.CONTAINER_CRASHING, "container ray: terminated with exit code 127"),
         ),
-        # Between two tries it runs for a moment; that is no recovery.
+        # Between two restarts it runs for a moment; that is no recovery.
         (
             pod("Running", containerStatuses=[container(state={"running": {}}, last=ended("Error", 1), restarts=2)]),
             PodProblem(Reason.CONTAINER_CRASHING, "container ray: terminated with exit code 1"),
@@ -233,7 +233,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         ({}, None),
     ],
 )
-def test_problems(raw: Json, problem: PodProblem | None) -> None:
+def test_problems_are_recognized(raw: Json, problem: PodProblem | None) -> None:
     assert observed_pod(raw, NOW).problem == problem
 
 
@@ -257,7 +257,7 @@ CREATING = [container(state=waiting("ContainerCreating"))]
         ),
     ],
 )
-def test_only_pods_that_hang_without_a_word_need_their_events(raw: Json, expected: bool) -> None:
+def test_only_pods_that_hang_without_a_message_need_their_events(raw: Json, expected: bool) -> None:
     assert needs_events(raw, NOW) is expected
 
 

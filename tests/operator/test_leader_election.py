@@ -1,4 +1,4 @@
-"""Who leads: a Lease changes hands only when its holder cannot have renewed it."""
+"""Leader election: a Lease changes hands only when its holder cannot have renewed it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCK = ServerClock(time.monotonic, lambda: datetime.now(UTC))
 
 
 class CountedObjects(KubeObjects):
-    """With a number of the reads that have ended."""
+    """Counts the reads that have ended."""
 
     num_reads = 0
 
@@ -39,8 +39,8 @@ class CountedObjects(KubeObjects):
         finally:
             self.num_reads += 1
 
-    async def new_look(self) -> None:
-        """Until something was read that was asked for after now, and acted upon."""
+    async def wait_for_new_poll(self) -> None:
+        """Waits until a read that starts after now has ended and was acted upon."""
         before = self.num_reads
         while self.num_reads < before + 3:
             await asyncio.sleep(0.02)
@@ -48,7 +48,7 @@ class CountedObjects(KubeObjects):
 
 @asynccontextmanager
 async def lease_objects(testbed: Testbed) -> AsyncIterator[CountedObjects]:
-    """With the operator's rights."""
+    """With the operator's permissions."""
     connection = await load_connection(str(testbed.setup.kubeconfig()))
     async with KubeClient(connection, Metrics(), CLOCK) as client:
         yield CountedObjects(client)
@@ -68,35 +68,35 @@ def test_a_lease_that_is_not_renewed_changes_hands(testbed: Testbed, monkeypatch
             holding = asyncio.create_task(first.hold())
             taking = asyncio.create_task(second.acquire())
             for _ in range(4):
-                our_clock.pass_by(LEASE_SECONDS / 3)
-                their_clock.pass_by(LEASE_SECONDS / 3)
-                await ours.new_look()
-                await theirs.new_look()
+                our_clock.advance(LEASE_SECONDS / 3)
+                their_clock.advance(LEASE_SECONDS / 3)
+                await ours.wait_for_new_poll()
+                await theirs.wait_for_new_poll()
             assert not holding.done()
             assert not taking.done(), "it is renewed"
             holding.cancel()
-            await theirs.new_look()
-            their_clock.pass_by(LEASE_SECONDS - 1)
-            await theirs.new_look()
-            assert not taking.done(), "it may be renewed yet"
-            their_clock.pass_by(2)
+            await theirs.wait_for_new_poll()
+            their_clock.advance(LEASE_SECONDS - 1)
+            await theirs.wait_for_new_poll()
+            assert not taking.done(), "it may still be renewed"
+            their_clock.advance(2)
             await taking
             record = await lease.read()
             assert record is not None
             assert (record.holder, record.num_transitions) == ("second", 1)
-            our_clock.pass_by(LEASE_SECONDS)
+            our_clock.advance(LEASE_SECONDS)
             with pytest.raises(LeadershipLostError, match="could not be renewed for 10 s"):
                 await first.hold()
             await first.release()
             record = await lease.read()
             assert record is not None
-            assert record.holder == "second", "what is not ours is not given back"
+            assert record.holder == "second", "a Lease of another holder is not released"
             assert await lease.write("third", 2, record)
             with pytest.raises(LeadershipLostError, match="held by third"):
                 await second.hold()
             taking = asyncio.create_task(first.acquire())
-            await ours.new_look()
-            our_clock.pass_by(LEASE_SECONDS + 1)
+            await ours.wait_for_new_poll()
+            our_clock.advance(LEASE_SECONDS + 1)
             await taking
 
     asyncio.run(asyncio.wait_for(test(), 240))
@@ -126,7 +126,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
             with pytest.raises(LeadershipLostError, match="could not be renewed for 1 s"):
                 await leader.hold()
             assert clock() - started >= 1.0
-            assert "timed out after" not in caplog.text, "it waits for no answer longer than it leads"
+            assert "timed out after" not in caplog.text, "it waits for no response longer than it leads"
         server.close()
 
     asyncio.run(asyncio.wait_for(test(), 240))
@@ -139,22 +139,22 @@ def test_a_paused_leader_does_not_act_before_it_has_checked_its_lease() -> None:
     )
     asyncio.run(leader.acquire())
     assert leader.is_certain
-    clock.pass_by(9.9)
+    clock.advance(9.9)
     assert leader.is_certain
-    clock.pass_by(50.2)
+    clock.advance(50.2)
     assert not leader.is_certain
 
 
 def test_the_times_on_a_cluster_are_those_of_docs_reliability() -> None:
-    """Tests of whole processes shorten them."""
+    """Tests of whole processes shorten these times."""
     assert leader_election.LEASE_SECONDS + leader_election.RETRY_SECONDS < 20.0, "another replica leads within 20 s"
     assert leader_election.LEASE_SECONDS - leader_election.RENEW_SECONDS >= 2 * leader_election.RETRY_SECONDS
     assert RELIST_SECONDS == 60.0, "a listing makes up for lost events within a minute"
-    assert TIMEOUT_SECONDS == 10.0, "a request without an answer is given up after 10 s"
+    assert TIMEOUT_SECONDS == 10.0, "a request without a response times out after 10 s"
 
 
 class RenewingObjects:
-    """An API server that has no Lease, and takes one."""
+    """An API server without a Lease, which accepts one."""
 
     async def get(self, kind: ResourceType, namespace: str, name: str) -> JsonObject:
         raise NotFoundError(f"{kind.plural} {namespace}/{name}")

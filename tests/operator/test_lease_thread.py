@@ -1,4 +1,4 @@
-"""The thread that holds the Lease beside an event loop at work."""
+"""The thread that holds the Lease beside a busy event loop."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SlowApi:
 
     @property
     def holder(self) -> object:
-        """Who holds the Lease."""
+        """The holder of the Lease."""
         assert self.lease is not None
         spec = self.lease["spec"]
         assert isinstance(spec, dict)
@@ -102,7 +102,7 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
     async def test() -> None:
         with slow_api() as api:
             url = f"http://127.0.0.1:{api.server.server_address[1]}"
-            # No time passes: however slow this machine is, it leads.
+            # The clock stands still: however slow this machine is, the replica leads.
             lease = LeaseThread(settings_for(url, tmp_path), Metrics(), manual_clock.synchronized_clock().clock)
             assert not lease.may_act()
             lease.start()
@@ -110,10 +110,10 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
             assert lease.may_act()
             queue: WorkQueue[int] = WorkQueue(lambda: 0.5, lambda key: key)
             renewed_after: list[int] = [0]
-            """So many passes."""
+            """The number of passes after which the Lease was renewed."""
 
             async def work(key: int) -> None:
-                """Two milliseconds of the processor, without a word to the loop."""
+                """Two milliseconds of computation that do not yield to the event loop."""
                 until = time.monotonic() + 0.002
                 while time.monotonic() < until:
                     pass
@@ -127,16 +127,14 @@ def test_a_thousand_passes_do_not_delay_the_renewal_of_the_lease(
                 queue.add(key)
             await work_through(queue, Slots(8), work)
             longest = max(after - before for before, after in itertools.pairwise([*renewed_after, 1000]))
-            assert longest < 500, "five times as many as where the loop has nothing else to do"
+            assert longest < 500, "five times as many as with an idle loop"
             await lease.stop()
             assert api.holder == ""
 
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_lease_that_is_lost_ends_the_work_and_forbids_it_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_lost_lease_forbids_and_then_ends_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr(leader_election, "RENEW_SECONDS", 1.0)
 

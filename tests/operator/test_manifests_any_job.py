@@ -1,4 +1,4 @@
-"""Whatever a job says: its pods pass restricted Pod Security, and what belongs to the operator is the operator's."""
+"""For any job: its pods pass restricted Pod Security, and the job cannot change what belongs to the operator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def made(job_spec: RLJobSpec) -> Manifest:
 
 
 def pod_security_faults(pod: Manifest) -> list[str]:
-    """What the restricted profile of the Pod Security Standards forbids, checked field by field."""
+    """Violations of the restricted profile of the Pod Security Standards, checked field by field."""
     faults = [name for name in HOST_FIELDS if name in pod]
     everywhere = mapping(pod["securityContext"])
     for container in mappings(pod["containers"]):
@@ -126,24 +126,24 @@ def test_reserved_fields_cannot_be_overridden(job_spec: RLJobSpec) -> None:
 
 
 def check_volumes(pod: Manifest) -> None:
-    """Names and places are unique, every mount has its volume, and ours are where they belong."""
+    """Names and paths are unique, every mount has its volume, and ours are where they belong."""
     names = [volume["name"] for volume in mappings(pod["volumes"])]
     assert len(set(map(str, names))) == len(names)
     for container in mappings(pod["containers"]):
         mounts = mappings(container["volumeMounts"])
-        places = {str(mount["mountPath"]).rstrip("/"): mount["name"] for mount in mounts}
-        assert len(places) == len(mounts)
-        assert set(places.values()) <= set(names)
-        assert places["/rljob/storage"] == "rljob-storage"
+        names_by_path = {str(mount["mountPath"]).rstrip("/"): mount["name"] for mount in mounts}
+        assert len(names_by_path) == len(mounts)
+        assert set(names_by_path.values()) <= set(names)
+        assert names_by_path["/rljob/storage"] == "rljob-storage"
 
 
 @settings(max_examples=60)
 @given(any_specs())
-def test_the_job_arrives_at_the_trainer_unchanged_and_no_text_of_it_at_a_shell(job_spec: RLJobSpec) -> None:
+def test_the_job_reaches_the_trainer_unchanged_and_no_text_of_it_reaches_a_shell(job_spec: RLJobSpec) -> None:
     cluster = made(job_spec)
     head, *workers = templates(cluster)
     document = values(mappings(mapping(head["spec"])["containers"])[0])["RLJOB_SPEC"]
-    # Of the run policy the trainer is told what it reads.
+    # The trainer receives only the fields of the run policy that it reads.
     seconds = job_spec.run_policy.provisioning_deadline_seconds
     policy = RunPolicy(provisioning_deadline_seconds=seconds)
     assert load_job(str(document)).spec == job_spec.model_copy(update={"run_policy": policy})
@@ -155,7 +155,7 @@ def test_the_job_arrives_at_the_trainer_unchanged_and_no_text_of_it_at_a_shell(j
     for group in groups:
         parameters = mapping(group["rayStartParams"])
         assert set(parameters) == {"num-cpus", "num-gpus", "resources"}
-        # What a shell makes of it is one word, whose only words of a user are a pool's name, letters, digits and `-`.
+        # A shell parses it as one word; a user's only part of it is a pool's name: letters, digits and `-`.
         (word,) = shlex.split(str(parameters["resources"]))
         assert json.loads(word) == {f"rljob-pool-{pool.name}": pool.gpus_per_node}
         assert re.fullmatch(r'"\{\\"[a-z0-9-]+\\":\d+\}"', str(parameters["resources"]))

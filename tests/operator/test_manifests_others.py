@@ -32,7 +32,7 @@ LABELS = {
 }
 
 
-def test_names_of_the_longest_job_are_kept_whole_by_kuberay() -> None:
+def test_kuberay_keeps_the_longest_names_whole() -> None:
     cluster = cluster_name("j" * 46, 64)
     assert cluster == "j" * 46 + "-64"
     assert len(cluster) <= 50
@@ -57,7 +57,7 @@ def test_the_token_is_the_keyed_hash_of_job_and_cluster() -> None:
     assert key_id(b"key") == "2c70e12b"
 
 
-def test_the_secret_goes_away_with_the_job() -> None:
+def test_the_secret_is_deleted_with_the_job() -> None:
     assert token_secret(inputs.IDENTITY, "example-1", "abc") == {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -103,7 +103,7 @@ def test_only_the_attempts_own_pods_and_the_operator_reach_its_pods() -> None:
     }
 
 
-def test_a_default_ray_that_is_too_old_is_refused_and_the_charts_is_not() -> None:
+def test_a_default_ray_that_is_too_old_is_rejected_and_the_charts_is_not() -> None:
     values = YAML(typ="safe").load((CHART / "values.yaml").read_text(encoding="utf-8"))
     replace(inputs.DEFAULTS, ray_version=values["trainer"]["rayVersion"])
     for version in ("2.53.9", "newest"):

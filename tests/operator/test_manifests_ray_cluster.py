@@ -98,7 +98,7 @@ def made(edits: Mapping[str, object] | None = None, attempt: int = 1) -> Manifes
 
 
 def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
-    """Values by name of the container at `path`, without those that are references."""
+    """Values by name of the container at `path`, without references."""
     variables = at(manifest, *path, "env")
     assert isinstance(variables, list)
     plain = [each for each in variables if isinstance(each, dict) and "value" in each]
@@ -108,7 +108,7 @@ def environment(manifest: Manifest, *path: str | int) -> dict[str, object]:
 RAY = ("spec", "headGroupSpec", "template", "spec", "containers", 0)
 
 
-def test_the_cluster_of_a_minimal_job() -> None:
+def test_the_cluster_of_a_minimal_job_matches_the_golden_manifest() -> None:
     manifest = made()
     variables = at(manifest, *RAY, "env")
     assert isinstance(variables, list)
@@ -119,7 +119,7 @@ def test_the_cluster_of_a_minimal_job() -> None:
     assert manifest == golden("one_pool.yaml")
 
 
-def test_the_worker_group_of_a_tensor_parallel_job() -> None:
+def test_the_worker_group_of_a_tensor_parallel_job_matches_the_golden_manifest() -> None:
     manifest = made(TENSOR_PARALLEL, attempt=2)
     assert at(manifest, "spec", "workerGroupSpecs") == [golden("tensor_parallel_worker.yaml")]
     assert at(manifest, "spec", "rayVersion") == "2.61.1"
@@ -127,7 +127,7 @@ def test_the_worker_group_of_a_tensor_parallel_job() -> None:
     assert at(manifest, "spec", "authOptions", "secretName") == "example-2-0f8fad5b"
 
 
-def test_the_head_has_its_own_resources_and_wishes_and_no_gpu() -> None:
+def test_the_head_has_its_own_resources_and_scheduling_and_no_gpu() -> None:
     edits = {
         "head.resources": {"limits": {"memory": "8Gi"}},
         "head.template": {"nodeSelector": {"cpu": "only"}},
@@ -170,11 +170,11 @@ RAY_SHADOWS = {
         (["RA"], RAY_SHADOWS),
     ],
 )
-def test_no_secret_brings_what_no_job_may_set(prefixes: list[str | None], shadows: dict[str, str]) -> None:
+def test_no_secret_sets_a_variable_that_jobs_may_not_set(prefixes: list[str | None], shadows: dict[str, str]) -> None:
     sources: list[dict[str, object]] = [{"secretRef": {"name": "all"}} | ({"prefix": p} if p else {}) for p in prefixes]
     manifest = made({"envFrom": sources})
-    for place in (RAY, ("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0)):
-        variables = environment(manifest, *place)
+    for container_path in (RAY, ("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0)):
+        variables = environment(manifest, *container_path)
         assert {name: variables[name] for name in SHADOWS | RAY_SHADOWS if name in variables} == shadows
 
 
@@ -186,7 +186,7 @@ def test_code_on_a_claim_is_mounted_read_only() -> None:
 @pytest.mark.parametrize(
     ("resources", "num_cpus"),
     [
-        # Two GPUs need a CPU each and one more; more are believed if they are there.
+        # Two GPUs need a CPU each and one more; more are declared if the pod has them.
         ({}, "3"),
         ({"requests": {"cpu": "300m"}}, "3"),
         ({"requests": {"cpu": 8}}, "8"),
@@ -208,7 +208,7 @@ def test_dollars_reach_the_trainer_past_kubernetes() -> None:
     assert load_job(document).spec.training.dataset.prompt_template == text + "{prompt}"
 
 
-def test_a_spec_that_fits_no_variable_is_refused() -> None:
+def test_a_spec_that_fits_no_variable_is_rejected() -> None:
     values = [{"name": f"A_{number}", "value": "x" * 4096} for number in range(17)]
     with pytest.raises(DocumentError, match="at most 65536 bytes"):
         spec_document(inputs.IDENTITY, inputs.spec({"env": values}))
@@ -218,7 +218,7 @@ def test_a_spec_that_fits_no_variable_is_refused() -> None:
         spec_document(inputs.IDENTITY, inputs.spec({"env": dollars}))
 
 
-def test_labels_of_ours_stand_even_where_no_rule_has_kept_others_out() -> None:
+def test_our_labels_win_even_if_no_rule_rejects_others() -> None:
     whole = inputs.spec()
     overlay = PodOverlay(labels={"rljob.dev/job-uid": "another", "rljob.dev/pool": "another", "team": "a"})
     pool = whole.pools[0].model_copy(update={"template": overlay})

@@ -1,8 +1,6 @@
-"""Answers of the API server that are not to be believed: no JSON, half of it, another kind, older than what is known.
-
-Up to three reads, or four writes, are answered so in each state of a job of two attempts, and listings of everything;
-more in a row would only make the operator wait longer. Each kind of answer has a job and an operator of its own, all at
-once.
+"""Invalid and stale responses of the API server: not JSON, truncated, of another kind, older than what is known. Up to
+three reads, or four writes, get such a response in each state of a job of two attempts, and so do listings; more in a
+row would only make the operator wait longer. Each kind of response has a job and an operator of its own, all at once.
 """
 
 from __future__ import annotations
@@ -28,17 +26,17 @@ PAGE = "<html><body>The proxy has restarted.</body></html>"
 
 
 @dataclass
-class Liar:
-    """Answers in the server's place, once for each kind of request and state of the job."""
+class FakeResponder:
+    """Responds in the server's place, once for each kind of request and state of the job."""
 
-    answer: Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
-    """Given the request and the state."""
+    answer: Callable[[FakeResponder, api_proxy.SeenRequest, str], api_proxy.Fault | None]
+    """Takes the request and the state."""
     to_writes: bool
-    """Whether writes are answered so, which are not carried out; else reads."""
-    told: list[tuple[str, str]] = field(default_factory=list)
-    """What was answered so, and in which state."""
-    heard: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """State and answer of the server, by request."""
+    """Whether writes get such responses, and are not carried out; otherwise reads."""
+    sent: list[tuple[str, str]] = field(default_factory=list)
+    """The requests that got such a response, and the job's state then."""
+    seen: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """State of the job and response of the server, by request."""
     state: str = "0"
     """Number and state of the job's newest attempt, as the operator has written it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,79 +46,79 @@ class Liar:
             return None
         with self.lock:
             state = self.state
-            is_told = (api_proxy.request_label(request), state) in self.told
+            was_sent = (api_proxy.request_label(request), state) in self.sent
             most = WRITES_PER_STATE if self.to_writes else READS_PER_STATE
             # Everything may be listed in any state.
-            in_state = [what for what, before in self.told if before == state and not what.startswith("list all ")]
+            in_state = [what for what, before in self.sent if before == state and not what.startswith("list all ")]
             is_enough = len(in_state) >= most
-            if is_told or is_enough or request.is_write != self.to_writes:
+            if was_sent or is_enough or request.is_write != self.to_writes:
                 return None
             found = self.answer(self, request, state)
             if found is not None:
-                self.told.append((api_proxy.request_label(request), state))
+                self.sent.append((api_proxy.request_label(request), state))
             return found
 
     def note(self, request: api_proxy.SeenRequest, data: bytes) -> None:
         with self.lock:
             if str(request) == "patch rljobs/status":
-                # Where it is refused, the answer is no job.
+                # A rejected request has no job in its response.
                 status = json.loads(data)["status"]
                 attempts = status.get("attempts") if isinstance(status, dict) else None
                 self.state = f"{attempts[-1]['number']} {attempts[-1]['state']}" if attempts else self.state
             elif request.verb in ("get", "list"):
-                self.heard.setdefault(api_proxy.request_label(request), []).append((self.state, data.decode()))
+                self.seen.setdefault(api_proxy.request_label(request), []).append((self.state, data.decode()))
 
 
-def no_json(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+def not_json(_: FakeResponder, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
     return api_proxy.Fault(200, "", body=PAGE)
 
 
-def a_page_that_is_not_found(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+def not_found_page(_: FakeResponder, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
     return api_proxy.Fault(404, "", body=PAGE)
 
 
-def half_json(_: Liar, request: api_proxy.SeenRequest, __: str) -> api_proxy.Fault:
+def truncated_json(_: FakeResponder, request: api_proxy.SeenRequest, __: str) -> api_proxy.Fault:
     return api_proxy.Fault(200, "", body='{"kind": "List", "metadata": {"name": "' + request.name)
 
 
-def of_another_kind(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+def another_kind(_: FakeResponder, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
     return api_proxy.Fault(200, "", body=STATUS_OBJECT)
 
 
-def of_other_objects(_: Liar, request: api_proxy.SeenRequest, __: str) -> api_proxy.Fault:
+def other_objects(_: FakeResponder, request: api_proxy.SeenRequest, __: str) -> api_proxy.Fault:
     items = {"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "999999999"}, "items": []}
     other = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "other", "resourceVersion": "999999999"}}
     return api_proxy.Fault(200, "", body=json.dumps(items if request.verb == "list" else other))
 
 
-def cut_off(_: Liar, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
+def closed_connection(_: FakeResponder, __: api_proxy.SeenRequest, ___: str) -> api_proxy.Fault:
     return api_proxy.Fault(200, "", body=STATUS_OBJECT, num_sent=20)
 
 
-def oldest(liar: Liar, request: api_proxy.SeenRequest, _: str) -> api_proxy.Fault | None:
-    """The first answer to such a request."""
-    heard = liar.heard.get(api_proxy.request_label(request))
-    return api_proxy.Fault(200, "", body=heard[0][1]) if heard else None
+def oldest(responder: FakeResponder, request: api_proxy.SeenRequest, _: str) -> api_proxy.Fault | None:
+    """The first response to such a request."""
+    earlier = responder.seen.get(api_proxy.request_label(request))
+    return api_proxy.Fault(200, "", body=earlier[0][1]) if earlier else None
 
 
-def of_the_former_state(liar: Liar, request: api_proxy.SeenRequest, state: str) -> api_proxy.Fault | None:
-    """The last answer to such a request before the job was in this state."""
-    heard = [answer for before, answer in liar.heard.get(api_proxy.request_label(request), []) if before != state]
-    return api_proxy.Fault(200, "", body=heard[-1]) if heard else None
+def from_previous_state(responder: FakeResponder, request: api_proxy.SeenRequest, state: str) -> api_proxy.Fault | None:
+    """The last response to such a request before the job was in this state."""
+    earlier = [answer for before, answer in responder.seen.get(api_proxy.request_label(request), []) if before != state]
+    return api_proxy.Fault(200, "", body=earlier[-1]) if earlier else None
 
 
-Answer = Callable[[Liar, api_proxy.SeenRequest, str], api_proxy.Fault | None]
-LIES: Mapping[str, tuple[Answer, bool]] = {
-    "no JSON": (no_json, False),
-    "half of it": (half_json, False),
-    "a status": (of_another_kind, False),
-    "other objects": (of_other_objects, False),
-    "cut off": (cut_off, False),
-    "not found": (a_page_that_is_not_found, False),
+Response = Callable[[FakeResponder, api_proxy.SeenRequest, str], api_proxy.Fault | None]
+ANSWERS: Mapping[str, tuple[Response, bool]] = {
+    "no JSON": (not_json, False),
+    "half of it": (truncated_json, False),
+    "a status": (another_kind, False),
+    "other objects": (other_objects, False),
+    "cut off": (closed_connection, False),
+    "not found": (not_found_page, False),
     "the first answer": (oldest, False),
-    "the former answer": (of_the_former_state, False),
-    "a write: no JSON": (no_json, True),
-    "a write: a status": (of_another_kind, True),
+    "the former answer": (from_previous_state, False),
+    "a write: no JSON": (not_json, True),
+    "a write: a status": (another_kind, True),
 }
 READS = {(read, attempt) for read in ("get rljobs", "list rayclusters", "list pods") for attempt in "12"}
 WRITES = {
@@ -132,9 +130,9 @@ WRITES = {
 }
 
 
-def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> scripts.Life:
-    """A trainer that does not end before the operator has written that this attempt's is running, however slow it is:
-    it asks for everything again when it ends."""
+def ending_when_seen(testbed: Testbed, number: int, end: scripts.TrainerScript) -> scripts.TrainerScript:
+    """A trainer that does not end before the operator has written that the attempt is running, however slow the
+    operator is: it reads everything again when the trainer ends."""
     is_seen = threading.Event()
 
     def life(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
@@ -149,26 +147,26 @@ def ending_when_seen(testbed: Testbed, number: int, end: scripts.Life) -> script
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job."""
+    """The result of a job."""
 
     status: dict[str, Any]
-    told: list[tuple[str, str]]
+    sent: list[tuple[str, str]]
     log: str
     clusters: tuple[int, int]
-    """Those that were live at the same time at most, and all."""
+    """The largest number of clusters that existed at the same time, and the number of all clusters."""
 
 
-def run_job_with_false_answers(testbed: Testbed, lie: Answer, to_writes: bool) -> Outcome:
+def run_job_with_false_answers(testbed: Testbed, answer: Response, to_writes: bool) -> Outcome:
     """A job whose first attempt ends with a lost node, and whose second one completes."""
     since = testbed.clusters_version()
     for number, end in ((1, scripts.failing(75, ("WorkerLostError", "told"), "")), (2, scripts.succeeding(0.1))):
         testbed.dashboard(f"{JOB}-{number}").life = ending_when_seen(testbed, number, end)
     with api_proxy.running_proxy(testbed.server) as proxy:
-        operator = testbed.through(proxy.url).operator()
+        operator = testbed.with_server_url(proxy.url).operator()
         testbed.submit(JOB)
-        liar = Liar(lie, to_writes)
-        proxy.after = liar.note
-        proxy.fault = liar.fault
+        responder = FakeResponder(answer, to_writes)
+        proxy.after = responder.note
+        proxy.fault = responder.fault
         operator.start()
         try:
             testbed.wait_for(JOB, "ClusterReady", "Removed", "False", seconds=300)
@@ -177,12 +175,12 @@ def run_job_with_false_answers(testbed: Testbed, lie: Answer, to_writes: bool) -
             raise
         finally:
             operator.kill()
-    return Outcome(testbed.job(JOB)["status"], liar.told, operator.log(), testbed.most_live_clusters(since))
+    return Outcome(testbed.job(JOB)["status"], responder.sent, operator.log(), testbed.most_live_clusters(since))
 
 
 @dataclass(frozen=True)
 class Life:
-    """A job under way."""
+    """A running job."""
 
     testbed: Testbed
     outcome: Future[Outcome]
@@ -190,19 +188,19 @@ class Life:
 
 @pytest.fixture(scope="module")
 def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Life]]:
-    with ThreadPoolExecutor(len(LIES)) as threads:
+    with ThreadPoolExecutor(len(ANSWERS)) as threads:
         found = {}
-        for name, (lie, to_writes) in LIES.items():
+        for name, (answer, to_writes) in ANSWERS.items():
             testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
-            found[name] = Life(testbed, threads.submit(run_job_with_false_answers, testbed, lie, to_writes))
+            found[name] = Life(testbed, threads.submit(run_job_with_false_answers, testbed, answer, to_writes))
         yield found
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", ANSWERS)
 def test_invalid_and_stale_responses_change_nothing(lives: Mapping[str, Life], name: str) -> None:
     life = lives[name]
     outcome = life.outcome.result()
-    print(f"{name}: {len(outcome.told)} answers")
+    print(f"{name}: {len(outcome.sent)} answers")
     assert "a bug in the operator" not in outcome.log, outcome.log
     assert [(each["reason"], each["cluster"]) for each in outcome.status["attempts"]] == [
         ("InfrastructureError", f"{JOB}-1"),
@@ -211,5 +209,5 @@ def test_invalid_and_stale_responses_change_nothing(lives: Mapping[str, Life], n
     assert outcome.clusters == (1, 2)
     for number in (1, 2):
         assert life.testbed.dashboard(f"{JOB}-{number}").posts == [f"{JOB}-{number}-1"]
-    expected = WRITES if LIES[name][1] else READS
-    assert {(request, state[0]) for request, state in outcome.told} >= expected, outcome.told
+    expected = WRITES if ANSWERS[name][1] else READS
+    assert {(request, state[0]) for request, state in outcome.sent} >= expected, outcome.sent

@@ -1,7 +1,5 @@
-"""Every way in which the outside can keep a job from its end, or end it, is told with its reason.
-
-All jobs run at once under one operator; each test waits for its own.
-"""
+"""Every way in which the outside can keep a job from completing, or end it, is reported with its reason. All jobs run
+at once under one operator; each test waits for its own."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ PENDING_GROUP = {**LARGE_GROUP, "stats": {"scheduling_state": "PENDING"}}
 OUT_OF_MEMORY = scripts.PodScript(phase="Running", ready=False, ended=("OOMKilled", 137), restarts=1)
 
 
-def stopped_by_somebody(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
+def stopped_from_outside(age: float, environment: Mapping[str, object]) -> scripts.RunMoment:
     if age < 0.5:
         return scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
     return scripts.RunMoment(
@@ -48,15 +46,15 @@ def not_starting(_: float, __: Mapping[str, object]) -> scripts.RunMoment:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job, its surroundings, and what it must say."""
+    """A job, its environment, and the expected condition."""
 
     condition: tuple[str, str, str]
     """Type, status and reason."""
     message: tuple[str, ...]
-    """All of these stand in its message."""
+    """Words that all occur in its message."""
     edits: Mapping[str, object] = field(default_factory=dict)
     script: scripts.ClusterScript = field(default_factory=scripts.ClusterScript)
-    life: scripts.Life = field(default_factory=scripts.succeeding)
+    life: scripts.TrainerScript = field(default_factory=scripts.succeeding)
     dashboard: Mapping[str, object] = field(default_factory=dict)
     """Attributes of the dashboard."""
 
@@ -192,7 +190,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         edits={"spec.runPolicy.maxAppRetries": 1000},
         life=scripts.failing(1, ("RewardError", "no number"), "a\nb\n"),
     ),
-    "stopped": Scenario(("Failed", "True", "StoppedThroughRay"), ("else than the operator",), life=stopped_by_somebody),
+    "stopped": Scenario(
+        ("Failed", "True", "StoppedThroughRay"), ("else than the operator",), life=stopped_from_outside
+    ),
     "no-result": Scenario(
         ("Failed", "True", "ExitedWithoutResult"), ("code 0",), edits=NO_RETRIES, life=ending_without_result
     ),
@@ -202,7 +202,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 @pytest.fixture(scope="module")
 def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
-    """All of them, under way."""
+    """All of these jobs, running."""
     testbed = module_testbed
     operator = testbed.with_shorter_times({"STOP_SECONDS": 4.0}).operator()
     operator.start()
@@ -222,7 +222,7 @@ def jobs(module_testbed: Testbed) -> Iterator[Testbed]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_condition_names_the_reason(jobs: Testbed, name: str) -> None:
+def test_the_condition_has_the_expected_reason(jobs: Testbed, name: str) -> None:
     scenario = SCENARIOS[name]
     kind, status, reason = scenario.condition
     condition = jobs.wait_for(name, kind, reason, status)
@@ -235,7 +235,7 @@ def test_the_condition_names_the_reason(jobs: Testbed, name: str) -> None:
 def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed) -> None:
     jobs.script("too-late-1", scripts.ClusterScript({"head": scripts.STARTING, "main": scripts.STARTING}))
     jobs.submit("too-late", NO_RETRIES)
-    # Before that another step would be named as the one that was not done in time.
+    # Earlier, the message would name another step that was not finished in time.
     jobs.wait(lambda: "0 of 2 pods ready" in jobs.condition("too-late", "ClusterReady").get("message", ""), "its pods")
     jobs.change("too-late", {"spec": {"runPolicy": {"provisioningDeadlineSeconds": 3}}})
     message = jobs.wait_for("too-late", "Failed", "ProvisioningDeadlineExceeded")["message"]
@@ -245,7 +245,7 @@ def test_a_job_fails_when_its_pods_miss_the_provisioning_deadline(jobs: Testbed)
 
 def test_a_lost_head_cluster_or_driver_is_named(jobs: Testbed) -> None:
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
-        jobs.dashboard(f"{name}-1").train_for_ever()
+        jobs.dashboard(f"{name}-1").train_forever()
         jobs.submit(name, NO_RETRIES)
     for name in ("no-head", "no-cluster", "no-memory", "no-driver"):
         jobs.wait_for(name, "Progressing", "Training")
@@ -269,8 +269,8 @@ def is_known_to_have_ended(testbed: Testbed, pod: str) -> bool:
     return any(each.get("lastState") for each in containers)
 
 
-def test_a_running_job_meets_a_deadline_that_is_set_later(jobs: Testbed) -> None:
-    jobs.dashboard("long-run-1").train_for_ever(2)
+def test_a_running_job_obeys_a_deadline_that_is_set_later(jobs: Testbed) -> None:
+    jobs.dashboard("long-run-1").train_forever(2)
     jobs.submit("long-run")
     jobs.wait_for("long-run", "Progressing", "Training")
     jobs.change("long-run", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})

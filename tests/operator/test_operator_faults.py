@@ -1,5 +1,4 @@
-"""The operator's process among faults of what is around it: late news, clocks that jump, versions that differ, rights
-that are missing."""
+"""The operator's process under faults around it: late events, clocks that jump, other versions, missing permissions."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ CLUSTERS_DEFINITION = f"{DEFINITIONS}/rayclusters.ray.io"
 
 @pytest.fixture
 def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorProcess]:
-    """An operator behind the proxy; started by the test."""
-    operator = testbed.through(proxy.url).operator("operator-watched")
+    """An operator behind the proxy; the test starts it."""
+    operator = testbed.with_server_url(proxy.url).operator("operator-watched")
     try:
         yield operator
     finally:
@@ -34,7 +33,7 @@ def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[OperatorPro
 
 
 class Shuffled:
-    """Of the events of each watch every second comes twice, and every third after the one that follows it."""
+    """Of the events of each watch, every second one comes twice, and every third one after its successor."""
 
     def __init__(self) -> None:
         self._held: dict[str, bytes] = {}
@@ -66,25 +65,25 @@ def test_duplicated_and_reordered_events_change_nothing(
         assert [attempt["number"] for attempt in testbed.job(name)["status"]["attempts"]] == [1]
         assert list(testbed.dashboard(f"{name}-1").started) == [f"{name}-1-1"]
     assert shuffled.num_late > 10
-    made = [request for request in proxy.requests if str(request) == "create rayclusters"]
-    assert len(made) == 3
+    created = [request for request in proxy.requests if str(request) == "create rayclusters"]
+    assert len(created) == 3
     assert "level=error" not in watched.log()
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_an_hour_moves_no_deadline(
+def test_a_clock_jump_of_an_hour_moves_no_deadline(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess, hours: int
 ) -> None:
     watched.start()
     pending, running = f"pending{hours}".replace("-", "m"), f"running{hours}".replace("-", "m")
     testbed.keep_pods_starting(f"{pending}-1")
-    testbed.dashboard(f"{running}-1").train_for_ever()
+    testbed.dashboard(f"{running}-1").train_forever()
     testbed.submit(pending)
     testbed.submit(running, {"spec.runPolicy.activeDeadlineSeconds": 1800})
     testbed.wait_for(running, "Progressing", "Training")
     testbed.wait_for(pending, "ClusterReady", "PodsPending", "False")
     proxy.seconds_ahead = 3600.0 * hours
-    # Each write of a status brings an answer with the new time, and another pass follows it.
+    # Each write of a status returns the new time, and another pass follows it.
     for generation, seconds in ((2, 121), (3, 122)):
         for name in (pending, running):
             testbed.change(name, {"spec": {"runPolicy": {"gracePeriodSeconds": seconds}}})
@@ -98,13 +97,13 @@ def test_a_clock_that_jumps_an_hour_moves_no_deadline(
 
 
 def wait_until_seen(testbed: Testbed, name: str, generation: int) -> None:
-    """Until a pass has seen this generation of a job."""
+    """Waits until a pass has seen this generation of a job."""
     testbed.wait(lambda: testbed.job(name)["status"]["observedGeneration"] == generation, "a pass")
 
 
 @contextmanager
 def changed(testbed: Testbed, definition: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """A definition whose schema of the whole object is another one for a while."""
+    """A definition whose schema of the whole object is replaced for a while."""
     before = testbed.http.get(definition).raise_for_status().json()
     after = copy.deepcopy(before)
     change(after["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
@@ -125,7 +124,7 @@ def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watch
         testbed.wait(lambda: counters_are(testbed, is_kept=False), "the older definition to be served")
         watched.start()
         testbed.submit("waits")
-        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its words")
+        testbed.wait(lambda: "is older than this operator (it drops status.counters)" in watched.log(), "its log line")
         assert watched.metric("rljob_operator_definition_outdated") == 1
         assert testbed.items("rayclusters") == []
     testbed.wait(lambda: counters_are(testbed, is_kept=True), "the right definition to be served")
@@ -135,8 +134,8 @@ def test_under_an_older_crd_jobs_wait_and_continue_later(testbed: Testbed, watch
 
 
 def counters_are(testbed: Testbed, *, is_kept: bool) -> bool:
-    """Whether the API server keeps them, or drops them, by a job that no operator looks at. For a moment after a change
-    of the definition it serves nothing of it (503)."""
+    """Whether the API server keeps the counters or drops them, shown by a job that no operator reconciles. For a moment
+    after a change of the definition the server responds with 503."""
     if testbed.http.get(PROBE).status_code == 404:
         testbed.http.post(PROBE.rpartition("/")[0], json=testbed.wire("probe"))
     status = {"counters": {"attempts": int(time.monotonic() * 10)}}
@@ -151,7 +150,7 @@ def patched_status(testbed: Testbed, path: str, status: Mapping[str, Any]) -> di
 
 
 def of_the_next_version(schema: dict[str, Any]) -> None:
-    """With fields that this version does not know: two of the spec with defaults, two of the status."""
+    """Adds fields that this version does not know: two of the spec with defaults, two of the status."""
     spec, status = (schema["properties"][part]["properties"] for part in ("spec", "status"))
     spec["queue"] = {"type": "string", "default": "research"}
     spec["pools"]["items"]["properties"]["spot"] = {"type": "boolean", "default": False}
@@ -164,7 +163,7 @@ def test_under_a_newer_crd_jobs_run_and_unknown_fields_are_logged_and_kept(
 ) -> None:
     with changed(testbed, JOBS_DEFINITION, of_the_next_version):
         testbed.wait(lambda: testbed.served_spec().get("queue") == "research", "the newer definition to be served")
-        testbed.dashboard("newer-1").train_for_ever()
+        testbed.dashboard("newer-1").train_forever()
         testbed.submit("newer")
         assert testbed.job("newer")["spec"]["pools"][0]["spot"] is False
         patched_status(testbed, f"{testbed.jobs}/newer", {"queuePosition": 3})
@@ -191,7 +190,7 @@ def is_of_this_version(served_spec: Mapping[str, Any]) -> bool:
 
 
 def without_tokens(schema: dict[str, Any]) -> None:
-    """As KubeRay's before 1.5."""
+    """The definition of a KubeRay before 1.5."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     known: Mapping[str, Any] = {
         "rayVersion": {"type": "string"},
@@ -217,8 +216,8 @@ def test_a_kuberay_that_is_too_old_is_named(testbed: Testbed, watched: OperatorP
         testbed.wait(is_refused, "the older definition to be served")
         watched.start()
         testbed.submit("modern")
-        refused = testbed.wait_for("modern", "Failed", "KubeRayTooOld")
-        assert "spec.authOptions" in refused["message"]
+        condition = testbed.wait_for("modern", "Failed", "KubeRayTooOld")
+        assert "spec.authOptions" in condition["message"]
         assert testbed.items("rayclusters") == []
     testbed.wait(lambda: not is_refused(), "the right definition to be served")
 
@@ -232,13 +231,13 @@ def test_a_missing_permission_is_reported_and_waited_for(
     proxy.fault = fault
     watched.start()
     testbed.submit("blind")
-    told = testbed.wait_for("blind", "ClusterReady", "ReadForbidden", "Unknown")
-    assert "injected Forbidden" in told["message"]
+    condition = testbed.wait_for("blind", "ClusterReady", "ReadForbidden", "Unknown")
+    assert "injected Forbidden" in condition["message"]
     assert testbed.items("rayclusters") == []
     started, passes = time.monotonic(), watched.metric("rljob_operator_passes_total")
     time.sleep(1)
     passes = watched.metric("rljob_operator_passes_total") - passes
-    assert passes <= 3 * (time.monotonic() - started), "nothing is asked over and over"
+    assert passes <= 3 * (time.monotonic() - started), "no request is repeated again and again"
     proxy.fault = lambda _: None
     testbed.wait_for("blind", "Complete", "Succeeded")
 
@@ -247,16 +246,16 @@ def test_an_operator_in_a_new_namespace_updates_the_network_policy(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: OperatorProcess
 ) -> None:
     watched.start()
-    testbed.dashboard("moved-1").train_for_ever()
+    testbed.dashboard("moved-1").train_forever()
     testbed.submit("moved")
     testbed.wait_for("moved", "Progressing", "Training")
     (policy,) = testbed.items("networkpolicies")
     path = f"/apis/networking.k8s.io/v1/namespaces/{testbed.namespace}/networkpolicies/{policy['metadata']['name']}"
-    right = copy.deepcopy(policy["spec"])
+    original = copy.deepcopy(policy["spec"])
     policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] = {"kubernetes.io/metadata.name": "old"}
     testbed.http.put(path, json=policy).raise_for_status()
     testbed.dashboard("moved-1").down = True
-    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == right, "the policy to name this operator again")
+    testbed.wait(lambda: testbed.http.get(path).json()["spec"] == original, "the policy to name this operator again")
     testbed.dashboard("moved-1").down = False
     testbed.wait_for("moved", "Progressing", "Training")
     applied = [request for request in proxy.requests if str(request) == "patch networkpolicies"]

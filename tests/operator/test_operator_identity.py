@@ -1,4 +1,4 @@
-"""What belongs to a job and what does not: deletion, names that are taken, keys that change."""
+"""What belongs to a job and what does not: deletion, name conflicts, changed keys."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from rljob_testing.operator.testbed import Testbed
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
-MADE = ("rayclusters", "pods", "secrets", "networkpolicies")
+CREATED_KINDS = ("rayclusters", "pods", "secrets", "networkpolicies")
 
 
 def names(testbed: Testbed) -> Mapping[str, list[str]]:
-    return {kind: sorted(item["metadata"]["name"] for item in testbed.items(kind)) for kind in MADE}
+    return {kind: sorted(item["metadata"]["name"] for item in testbed.items(kind)) for kind in CREATED_KINDS}
 
 
-def test_a_running_job_that_is_deleted_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("short-1").train_for_ever()
+def test_a_deleted_running_job_leaves_nothing(testbed: Testbed, operator: OperatorProcess) -> None:
+    testbed.dashboard("short-1").train_forever()
     testbed.submit("short")
     testbed.wait_for("short", "Progressing", "Training")
     assert [len(found) for found in names(testbed).values()] == [1, 2, 1, 1]
     testbed.delete("short")
-    testbed.wait(lambda: not any(names(testbed).values()), "everything to go; there is {}", lambda: names(testbed))
+    testbed.wait(
+        lambda: not any(names(testbed).values()), "everything to be deleted; there is {}", lambda: names(testbed)
+    )
     assert "level=error" not in operator.log()
 
 
-def test_a_job_made_again_starts_behind_the_one_before(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("twin-1").train_for_ever()
+def test_a_recreated_job_starts_after_the_former_is_gone(testbed: Testbed, operator: OperatorProcess) -> None:
+    testbed.dashboard("twin-1").train_forever()
     testbed.submit("twin")
     testbed.wait_for("twin", "Progressing", "Training")
     first = testbed.dashboard("twin-1").started["twin-1-1"][1]
     testbed.delete("twin")
-    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/twin").status_code == 404, "the job to go")
+    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/twin").status_code == 404, "the job to be deleted")
     testbed.dashboard("twin-1").complete_after(0.5)
     testbed.dashboard("twin-1").started.clear()
     testbed.submit("twin")
@@ -45,7 +47,7 @@ def test_a_job_made_again_starts_behind_the_one_before(testbed: Testbed, operato
     assert "level=error" not in operator.log()
 
 
-def test_a_cluster_of_somebody_else_is_left_alone(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_foreign_cluster_is_not_changed(testbed: Testbed, operator: OperatorProcess) -> None:
     body = {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -60,15 +62,15 @@ def test_a_cluster_of_somebody_else_is_left_alone(testbed: Testbed, operator: Op
         "does not belong to this job" in testbed.wait_for("taken", "ClusterReady", "NameConflict", "False")["message"]
     )
     testbed.delete("taken")
-    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/taken").status_code == 404, "the job to go")
+    testbed.wait(lambda: testbed.http.get(f"{testbed.jobs}/taken").status_code == 404, "the job to be deleted")
     assert [item["metadata"]["uid"] for item in testbed.items("rayclusters")] == [uid]
     assert operator.metric('rljob_operator_effects_total{kind="CreateCluster",outcome="done"}') == 0
 
 
-def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
+def test_a_key_can_be_replaced_while_jobs_run(testbed: Testbed) -> None:
     keys = testbed.setup.folder / "token-keys"
-    with testbed.operator().at_work():
-        testbed.dashboard("steady-1").train_for_ever()
+    with testbed.operator().running():
+        testbed.dashboard("steady-1").train_forever()
         testbed.submit("steady")
         testbed.wait_for("steady", "Progressing", "Training")
 
@@ -77,8 +79,8 @@ def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
         (keys / "key").write_bytes(b"another key of more than 16 bytes")
         testbed.submit("new")
         testbed.wait_for("new", "Complete", "Succeeded")
-        asked = testbed.dashboard("steady-1").num_asked
-        testbed.wait(lambda: testbed.dashboard("steady-1").num_asked > asked + 2, "further looks at the running job")
+        asked = testbed.dashboard("steady-1").num_requests
+        testbed.wait(lambda: testbed.dashboard("steady-1").num_requests > asked + 2, "further polls of the running job")
         assert testbed.condition("steady", "Progressing")["reason"] == "Training"
 
         (keys / "previous-key").unlink()
@@ -88,7 +90,7 @@ def test_a_key_is_exchanged_while_jobs_run(testbed: Testbed) -> None:
         testbed.wait_for("steady", "Progressing", "Training")
 
 
-def test_jobs_of_other_namespaces_are_not_touched(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_jobs_of_other_namespaces_are_not_changed(testbed: Testbed, operator: OperatorProcess) -> None:
     other = testbed.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "other-"}}).json()
     elsewhere = dataclasses.replace(testbed, namespace=other["metadata"]["name"])
     elsewhere.submit("foreign")

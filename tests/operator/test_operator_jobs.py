@@ -1,4 +1,5 @@
-"""A whole job through the operator's process, against a real API server: what it says, when, and what it makes."""
+"""A whole job through the operator's process, against a real API server: which statuses and events it writes, when, and
+which objects it creates."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from rljob_testing.operator.testbed import Testbed
 pytestmark = pytest.mark.apiserver
 
 ORDER = ["SpecValid", "ClusterReady", "PlacementFeasible", "JobSubmitted", "Checkpointed", "Finished", "Complete"]
-TOLD = {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
+EXPECTED_EVENTS = {"MemoryTooSmall", "Creating", "Ready", "Submitted", "Saved", "Succeeded", "Removed"}
 LONGEST_SECONDS = 120.0
 """Between two changes of a job on a busy machine."""
 
 
 @dataclass
 class Trainer:
-    """Trains the next step when it is known that it has reached the one before."""
+    """Trains the next step when the operator has recorded the previous one."""
 
     step: int = 0
 
     def moment(self, _: float, environment: Mapping[str, object]) -> scripts.RunMoment:
-        """As of a life of a dashboard."""
+        """A time in the form of a dashboard's life."""
         if self.step < 4:
             return scripts.RunMoment(
                 run_state=scripts.run_state(environment, "Running" if self.step else "Starting", self.step)
@@ -38,10 +39,10 @@ class Trainer:
         return scripts.RunMoment("SUCCEEDED", "Job finished successfully.", run_state=state, exit_code=0)
 
 
-def test_a_job_is_brought_to_complete(testbed: Testbed, operator: OperatorProcess) -> None:
+def test_a_job_completes(testbed: Testbed, operator: OperatorProcess) -> None:
     trainer = Trainer()
     testbed.dashboard("sorter-1").life = trainer.moment
-    # The memory of its GPUs is too small by an estimate, which keeps it from nothing.
+    # An estimate says that the memory of its GPUs is too small, which blocks nothing.
     too_large = {
         "spec.training.model.source": "Qwen/Qwen3-32B",
         "spec.pools[0].template.nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
@@ -49,7 +50,7 @@ def test_a_job_is_brought_to_complete(testbed: Testbed, operator: OperatorProces
     since = testbed.http.get(testbed.jobs).raise_for_status().json()["metadata"]["resourceVersion"]
     testbed.submit("sorter", {"spec.pools[0].nodes": 2, "spec.training.batchSize": 16, **too_large})
     seen: dict[str, int] = {}
-    """Which came as the how many-th."""
+    """The position of each reason among the events."""
     steps: list[int] = []
     phases: list[str] = []
     for status in statuses(testbed, since, operator):
@@ -62,12 +63,14 @@ def test_a_job_is_brought_to_complete(testbed: Testbed, operator: OperatorProces
             trainer.step = min(4, steps[-1] + 1)
         if [each["reason"] for each in status.get("conditions", []) if each["type"] == "ClusterReady"] == ["Removed"]:
             break
-    # Events are posted after the status that they tell of.
-    testbed.wait(lambda: event_reasons(testbed) >= TOLD, "the events; there are {}", lambda: event_reasons(testbed))
+    # Events are posted after the status that they are about.
+    testbed.wait(
+        lambda: event_reasons(testbed) >= EXPECTED_EVENTS, "the events; there are {}", lambda: event_reasons(testbed)
+    )
 
     assert sorted(ORDER, key=lambda kind: seen[kind]) == sorted(seen.keys() - {"Progressing"}, key=seen.__getitem__)
     assert seen["JobSubmitted"] <= seen["Progressing"] <= seen["Complete"]
-    assert steps == [0, 1, 2, 3, 4], "progress is told while it runs"
+    assert steps == [0, 1, 2, 3, 4], "progress is reported while it runs"
     assert [phase for phase in phases if phase != "Starting"] == ["New", "Provisioning", "Running", "Complete"]
     assert (status["progress"]["step"], status["progress"]["rewardMean"]) == (4, 1)
     assert status["checkpoint"]["uri"] == "pvc://checkpoints/sorter/checkpoints/step-000004"
@@ -85,7 +88,7 @@ def test_a_job_is_brought_to_complete(testbed: Testbed, operator: OperatorProces
 
 
 def statuses(testbed: Testbed, since: str, operator: OperatorProcess) -> Iterator[dict[str, Any]]:
-    """All that the status of the only job has been since a version, and the next one when there is one."""
+    """All statuses of the only job since a version, and the next one when there is one."""
     query = {"watch": "1", "resourceVersion": since}
     try:
         with testbed.http.stream("GET", testbed.jobs, params=query, timeout=LONGEST_SECONDS) as events:
@@ -109,7 +112,7 @@ def event_reasons(testbed: Testbed) -> set[str]:
 
 
 def row(testbed: Testbed, name: str) -> dict[str, object]:
-    """As `kubectl get` shows it."""
+    """The row of `kubectl get`."""
     accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     answer = testbed.http.get(f"{testbed.jobs}/{name}", headers=accept).raise_for_status().json()
     columns = [column["name"] for column in answer["columnDefinitions"]]

@@ -1,4 +1,5 @@
-"""What changes while the operator is away, deaf or locked out: objects deleted, watches that end, a token that ends."""
+"""Changes while the operator is stopped, without watches or locked out: deleted objects, watches that end, a token that
+expires."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ BROKEN_WATCHES: Sequence[Mapping[str, api_proxy.Fault]] = (
     {"pods": api_proxy.Fault(200, "", body=json.dumps({"type": "ERROR", "object": BROKEN}) + "\n")},
     {},
 )
-"""How the watches of each kind are answered, in each round; in the last one their connections are cut, no more."""
+"""The responses to the watches of each kind, in each round; in the last one their connections are cut instead."""
 
 
 def test_objects_deleted_while_the_operator_was_down_are_found(
@@ -41,7 +42,7 @@ def test_objects_deleted_while_the_operator_was_down_are_found(
     lost = {"cluster": "ClusterLost", "head": "HeadLost"}
     kept = ("worker", "secret", "policy")
     for name in (*lost, *kept, "itself"):
-        testbed.dashboard(f"{name}-1").train_for_ever()
+        testbed.dashboard(f"{name}-1").train_forever()
         testbed.submit(name)
     for name in (*lost, *kept, "itself"):
         testbed.wait_for(name, "Progressing", "Training")
@@ -60,7 +61,7 @@ def test_objects_deleted_while_the_operator_was_down_are_found(
     testbed.lose_head("head-1")
     testbed.wait(
         lambda: {"cluster-1-head-0", "head-1-head-0", "itself-1-head-0"}.isdisjoint(names_of_pods(testbed)),
-        "the pods to go",
+        "the pods to be deleted",
     )
     for name in kept:
         testbed.dashboard(f"{name}-1").complete_after(0.1)
@@ -89,7 +90,7 @@ def lines_with(operator: forked_operator.OperatorProcess, words: str) -> str:
     return "\n".join(line for line in operator.log().splitlines() if words in line)
 
 
-def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
+def test_an_expired_token_is_read_again(testbed: Testbed) -> None:
     account = testbed.setup.folder / "account"
     account.mkdir()
     certificate = testbed.setup.certificate
@@ -99,25 +100,26 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
     former = forked_operator.account_token(testbed.http, "ends")
     (account / "token").write_text(former)
     testbed = replace(testbed, setup=replace(testbed.setup, account=account))
-    with testbed.operator().at_work() as operator:
-        testbed.dashboard("locked-1").train_for_ever()
+    with testbed.operator().running() as operator:
+        testbed.dashboard("locked-1").train_forever()
         testbed.submit("locked")
         testbed.wait_for("locked", "Progressing", "Training")
         testbed.http.delete(f"{SECRETS}/ends").raise_for_status()
-        # It remembers for some seconds whom it has let in.
+        # The API server caches for some seconds which tokens it accepted.
         testbed.server.program.kill()
-        testbed.start_server_again()
+        testbed.restart_server()
         testbed.submit("waits")
-        testbed.dashboard("locked-1").train_for_ever(2)
-        testbed.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be refused")
-        testbed.wait(lambda: "the watches ended" in operator.log(), "the watches to be refused")
+        testbed.dashboard("locked-1").train_forever(2)
+        testbed.wait(lambda: "patch rljobs/status" in lines_with(operator, "(HTTP 401)"), "a write to be rejected")
+        testbed.wait(lambda: "the watches ended" in operator.log(), "the watches to be rejected")
         assert "status" not in testbed.job("waits")
         assert operator.probe("/healthz") == 200
 
         (account / "token").write_text(forked_operator.account_token(testbed.http))
         renewed_at = time.monotonic()
-        # Everything is listed every 5 s while that fails; a token that is kept for a minute would not be the new one.
-        testbed.wait(lambda: "status" in testbed.job("waits"), "the operator to be let in", seconds=20)
+        # While listing fails, everything is listed every 5 s; a token that is cached for a minute would not be the new
+        # one.
+        testbed.wait(lambda: "status" in testbed.job("waits"), "the operator's token to be accepted", seconds=20)
         testbed.wait_for("waits", "Complete", "Succeeded")
         print(f"a job that waited for a token was complete {time.monotonic() - renewed_at:.1f} s after there was one")
         # The listing after the lockout found the first one; the next is a minute away.
@@ -129,26 +131,26 @@ def test_a_token_that_ends_is_read_again(testbed: Testbed) -> None:
         assert testbed.dashboard("locked-1").posts == ["locked-1-1"]
 
 
-def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
+def test_watches_that_end_in_any_way_are_restarted(testbed: Testbed) -> None:
     pending: dict[str, api_proxy.Fault] = {}
 
     def fault(request: api_proxy.SeenRequest) -> api_proxy.Fault | None:
         return pending.pop(request.resource, None) if request.verb == "watch" else None
 
     with api_proxy.running_proxy(testbed.server) as proxy:
-        operator = testbed.through(proxy.url).operator()
+        operator = testbed.with_server_url(proxy.url).operator()
 
         def begun(before: Mapping[str, int]) -> bool:
-            return all(proxy.num_asked(f"watch {kind}") >= number + 2 for kind, number in before.items())
+            return all(proxy.num_requests(f"watch {kind}") >= number + 2 for kind, number in before.items())
 
-        with operator.at_work():
+        with operator.running():
             proxy.fault = fault
             for number, broken in enumerate(BROKEN_WATCHES):
-                before = {kind: proxy.num_asked(f"watch {kind}") for kind in broken}
+                before = {kind: proxy.num_requests(f"watch {kind}") for kind in broken}
                 restarts = operator.metric("rljob_operator_watch_restarts_total")
                 pending.update(broken)
                 proxy.cut()
-                testbed.wait(lambda before=before: begun(before), "watches that bring something")
+                testbed.wait(lambda before=before: begun(before), "watches that deliver events")
                 began_at = time.monotonic()
                 testbed.submit(f"after-{number}")
                 testbed.wait_for(f"after-{number}", "Complete", "Succeeded", seconds=45)
@@ -156,7 +158,7 @@ def test_watches_end_in_any_way_and_begin_anew(testbed: Testbed) -> None:
                 assert testbed.dashboard(f"after-{number}-1").posts == [f"after-{number}-1-1"]
                 assert not pending
                 restarts = operator.metric("rljob_operator_watch_restarts_total") - restarts
-                # One that ends takes the others with it; a connection that is cut is no reason.
+                # One that ends stops the others with it; a cut connection does not.
                 assert restarts in range(1 if broken else 0, len(broken) + 1), operator.log()
             assert operator.probe("/healthz") == 200
             assert "a bug in the operator" not in operator.log()

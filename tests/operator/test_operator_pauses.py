@@ -1,8 +1,6 @@
-"""Time without a word: a leader that is stopped and wakes up when another one leads; watches that bring nothing;
-requests to the API server that nobody answers, and such as are carried out when they have been given up.
-
-All at the same time; time limits are shorter than on a cluster, but the replicas' clock is set by the test.
-"""
+"""Silence: a leader that is paused and wakes up when another one leads; watches that deliver nothing; requests to the
+API server that get no response, and requests that are carried out after they have timed out. All at the same time; time
+limits are shorter than on a cluster, but the test sets the replicas' clock."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ from rljob_testing.running_clock import RunningClock
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 PAUSE_SECONDS = 30.0
-"""By the clock of the replicas, which the test sets: longer than a holder that does not renew may lead, and than others
-wait for it."""
+"""By the replicas' clock, which the test sets: longer than a holder that does not renew may lead, and than others
+wait."""
 LIMIT_SECONDS = TIMEOUT_SECONDS / 4
 RELIST_SECONDS = relist.RELIST_SECONDS / 4
 PATIENT_JOBS = tuple(f"patient-{number}" for number in range(6))
@@ -43,25 +41,25 @@ STALLED = {
     "delete rayclusters": "delete rayclusters",
     **{f"list all {kind}": f"relist: get {kind}" for kind in ("rljobs", "rayclusters", "pods")},
 }
-"""Requests that get no answer, and how the operator's log names them."""
+"""Requests that get no response, and how the operator's log names them."""
 
 
 @dataclass(frozen=True)
-class Deaf:
-    """An operator whose watches are open and bring nothing."""
+class SilentWatches:
+    """An operator whose watches are open and deliver nothing."""
 
     testbed: Testbed
     operator: OperatorProcess
     started_at: float
     num_listings: int
-    """That there had been of pods when all pods of the job became ready."""
+    """Number of listings of pods when all pods of the job became ready."""
     listings_by_then: list[int]
-    """That there had been each time the operator wrote a status that knows it."""
+    """Number of listings each time the operator wrote a status that knows it."""
 
 
 @pytest.fixture(scope="module")
-def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaf]:
-    """It makes a cluster for its job, and hears nothing of its pods."""
+def silent_watches(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SilentWatches]:
+    """It creates a cluster for its job, and receives no event about its pods."""
     testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
     with api_proxy.running_proxy(testbed.server) as proxy:
         listings_by_then: list[int] = []
@@ -74,7 +72,9 @@ def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> I
                 listings_by_then.append(num_listings())
 
         proxy.events, proxy.after = lambda _, __: (), note
-        operator = testbed.through(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0}).operator("operator-deaf")
+        operator = (
+            testbed.with_server_url(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0}).operator("operator-deaf")
+        )
         testbed.keep_pods_starting("unheard-1")
         testbed.submit("unheard")
         operator.start()
@@ -83,14 +83,14 @@ def deaf(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> I
             testbed.wait(lambda: testbed.items("pods"), "the cluster")
             known = num_listings()
             testbed.let_pods_start("unheard-1")
-            yield Deaf(testbed, operator, started_at, known, listings_by_then)
+            yield SilentWatches(testbed, operator, started_at, known, listings_by_then)
         finally:
             operator.kill()
 
 
 @dataclass
 class Stall:
-    """Of each kind of request the first is never answered nor carried out, and the second is carried out late."""
+    """Of each kind of request the first gets no response and is not carried out, and the second is carried out late."""
 
     over: threading.Event = field(default_factory=threading.Event)
     asked: Counter[str] = field(default_factory=Counter)
@@ -107,13 +107,13 @@ class Stall:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """An operator whose requests stall, with jobs that it begins with."""
+    """An operator whose requests stall, with jobs that exist from the start."""
 
     testbed: Testbed
     operator: OperatorProcess
     stall: Stall
     since: str
-    """The version of the RayClusters before."""
+    """The version of the RayClusters before the test."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def unanswered(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory
     since, stall = testbed.clusters_version(), Stall()
     with api_proxy.running_proxy(testbed.server) as proxy:
         proxy.before = stall.before
-        quick = testbed.through(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
+        quick = testbed.with_server_url(proxy.url).with_shorter_times({"RELIST_SECONDS": 4.0, "TIMEOUT_SECONDS": 4.0})
         operator = quick.operator("operator-unanswered")
         operator.start()
         try:
@@ -136,20 +136,23 @@ def unanswered(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory
 
 @contextmanager
 def behind_a_proxy(testbed: Testbed, name: str) -> Iterator[tuple[OperatorProcess, api_proxy.ApiProxy]]:
-    """A replica, and what it asks of the API server."""
+    """A replica, and its requests to the API server."""
     with (
         api_proxy.running_proxy(testbed.server) as proxy,
-        testbed.through(proxy.url).with_leader_election({"RETRY_SECONDS": 2.5}).operator(name).at_work() as replica,
+        testbed.with_server_url(proxy.url)
+        .with_leader_election({"RETRY_SECONDS": 2.5})
+        .operator(name)
+        .running() as replica,
     ):
         yield replica, proxy
 
 
-@pytest.mark.usefixtures("deaf", "unanswered")
+@pytest.mark.usefixtures("silent_watches", "unanswered")
 def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_path: Path) -> None:
     clock = RunningClock(tmp_path / "clock")
-    replicas = testbed.by_clock(tmp_path / "clock")
+    replicas = testbed.with_clock(tmp_path / "clock")
     testbed.http.delete(testbed.lease)
-    testbed.dashboard("trains-1").train_for_ever()
+    testbed.dashboard("trains-1").train_forever()
     testbed.keep_pods_starting("begins-1")
     since = testbed.clusters_version()
     with ExitStack() as stack:
@@ -160,20 +163,20 @@ def test_a_paused_leader_writes_nothing_after_it_wakes(testbed: Testbed, tmp_pat
             testbed.submit(name)
         testbed.wait_for("trains", "Progressing", "Training")
         testbed.wait_for("begins", "ClusterReady", "PodsPending", "False")
-        # Events are posted after the status that they tell of.
+        # Events are posted after the status that they are about.
         testbed.wait(
             lambda: {("trains", "Training"), ("begins", "Creating")} <= reported_events(testbed), "their events"
         )
 
         first.pause()
         asked.seconds_ahead = asked_by_second.seconds_ahead = PAUSE_SECONDS
-        clock.pass_by(PAUSE_SECONDS)
+        clock.advance(PAUSE_SECONDS)
         testbed.let_pods_start("begins-1")
         testbed.wait(lambda: second.metric("rljob_operator_leader") == 1, "the second to lead")
         testbed.wait_for("begins", "Complete", "Succeeded")
 
         num_asked = len(asked.requests)
-        first.go_on()
+        first.unpause()
         testbed.wait(lambda: first.exit_code() is not None, "the end of the first: {}", first.log)
         assert first.exit_code() == 1
         assert "could not be renewed for 10 s" in first.log()
@@ -197,19 +200,18 @@ def reported_events(testbed: Testbed) -> set[tuple[str, str]]:
     return {(event["regarding"]["name"], event["reason"]) for event in testbed.items("events")}
 
 
-def test_a_listing_makes_up_for_silent_watches(deaf: Deaf) -> None:
-    # After the listing that everything began with comes another one.
-    deaf.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
-    print(
-        f"a job behind silent watches was complete {time.monotonic() - deaf.started_at:.0f} s after the operator began"
-    )
-    # Before that listing nothing was known of what had happened.
-    assert deaf.listings_by_then[0] > deaf.num_listings
-    assert deaf.testbed.dashboard("unheard-1").posts == ["unheard-1-1"]
-    assert deaf.operator.probe("/healthz") == 200
+def test_a_listing_makes_up_for_silent_watches(silent_watches: SilentWatches) -> None:
+    # After the initial listing comes another one.
+    silent_watches.testbed.wait_for("unheard", "Complete", "Succeeded", seconds=RELIST_SECONDS + 30)
+    seconds = time.monotonic() - silent_watches.started_at
+    print(f"a job behind silent watches was complete {seconds:.0f} s after the operator began")
+    # Before that listing the operator could not know what had happened.
+    assert silent_watches.listings_by_then[0] > silent_watches.num_listings
+    assert silent_watches.testbed.dashboard("unheard-1").posts == ["unheard-1-1"]
+    assert silent_watches.operator.probe("/healthz") == 200
 
 
-def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unanswered) -> None:
+def test_requests_without_a_response_time_out_and_are_retried(unanswered: Unanswered) -> None:
     testbed, operator = unanswered.testbed, unanswered.operator
     for name in PATIENT_JOBS:
         testbed.wait_for(name, "Complete", "Succeeded", seconds=300)
@@ -219,8 +221,8 @@ def test_requests_without_an_answer_are_given_up_and_made_again(unanswered: Unan
     assert testbed.most_live_clusters(unanswered.since)[1] == len(PATIENT_JOBS)
     given_up = [line for line in operator.log().splitlines() if f"timed out after {LIMIT_SECONDS:g} s" in line]
     print(f"{len(given_up)} requests to the API server were given up")
-    for asked, said in STALLED.items():
+    for asked, logged in STALLED.items():
         assert unanswered.stall.asked[asked] > 2, asked
-        assert any(f"{said} /api" in line for line in given_up), said
+        assert any(f"{logged} /api" in line for line in given_up), logged
     assert "a bug in the operator" not in operator.log()
     assert operator.probe("/healthz") == 200

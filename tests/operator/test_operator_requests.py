@@ -1,4 +1,4 @@
-"""What the operator asks of the API server: only what its role allows, no more than needed, again where it failed."""
+"""The operator's requests to the API server: only what its role allows, no more than needed, retried after failures."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from rljob_testing.operator.testbed import Testbed
 pytestmark = pytest.mark.apiserver
 
 MAX_STATUS_WRITES = 7
-"""Of a job of a second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to spare."""
+"""Writes for a job of one second: intent, cluster seen, ready and submitting, submitted, ended, removed; and one to
+spare."""
 MAX_WRITES = 20
 RARELY_USED = {
     ("patch", "networking.k8s.io", "networkpolicies"),
     ("get", "ray.io", "rayclusters"),
 }
-"""Only of jobs whose operator has moved, and of clusters that are there before they are made: see test_controller."""
+"""Used only for jobs whose operator has moved, and for clusters that exist before they are created: see
+test_controller."""
 
 
 @contextmanager
 def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
-    operator = testbed.through(proxy.url).with_leader_election().operator("operator-watched")
+    operator = testbed.with_server_url(proxy.url).with_leader_election().operator("operator-watched")
     operator.start()
     try:
         operator.wait_until_healthy()
@@ -40,7 +42,7 @@ def at_work(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_oper
 
 @pytest.fixture
 def watched(testbed: Testbed, proxy: api_proxy.ApiProxy) -> Iterator[forked_operator.OperatorProcess]:
-    """An operator whose requests are written down."""
+    """An operator whose requests are recorded."""
     with at_work(testbed, proxy) as operator:
         yield operator
 
@@ -63,7 +65,7 @@ def allowed() -> set[tuple[str, str, str]]:
     }
 
 
-def test_every_right_is_used_and_no_other(
+def test_every_permission_is_used_and_no_other(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: forked_operator.OperatorProcess
 ) -> None:
     testbed.fail_volume_mount("stuck-1", "no volume")
@@ -75,7 +77,7 @@ def test_every_right_is_used_and_no_other(
     testbed.wait_for("stuck", "ClusterReady", "VolumeMountFailed", "False")
     testbed.wait(lambda: ("update", "coordination.k8s.io", "leases") in used(proxy), "the lease to be renewed")
     assert used(proxy) | RARELY_USED == allowed()
-    # By itself: times and numbers may contain it.
+    # As a word of its own: times and numbers may contain it.
     assert not re.search(r"\b403\b", watched.log())
 
 
@@ -101,41 +103,41 @@ def test_a_job_costs_few_writes(
 def test_nothing_is_written_while_nothing_changes(
     testbed: Testbed, proxy: api_proxy.ApiProxy, watched: forked_operator.OperatorProcess
 ) -> None:
-    testbed.dashboard("still-1").train_for_ever()
+    testbed.dashboard("still-1").train_forever()
     testbed.submit("still")
     testbed.wait_for("still", "Progressing", "Training")
     time.sleep(2)
     before = list(proxy.requests)
-    asked = testbed.dashboard("still-1").num_asked
-    # Of four looks, and longer than a progress that is told anew.
+    asked = testbed.dashboard("still-1").num_requests
+    # As long as four polls, and longer than the interval at which progress is written again.
     time.sleep(4)
     since = Counter(str(seen) for seen in list(proxy.requests)[len(before) :] if seen.resource != "leases")
     # A listing of everything, once a minute, may fall into this time.
     assert set(since) <= {"list rljobs", "list rayclusters", "list pods"}, since
     assert all(number == 1 for number in since.values()), since
-    # Looks of one request, though nothing happened that would call for one; and now and then groups and nodes.
-    assert 0 < testbed.dashboard("still-1").num_asked - asked <= 6
+    # Polls of one request, though nothing happened that would cause one; and now and then groups and nodes.
+    assert 0 < testbed.dashboard("still-1").num_requests - asked <= 6
     assert watched.probe("/healthz") == 200
 
 
 def test_many_events_do_not_cause_more_reconcile_passes(
     testbed: Testbed, unhurried: forked_operator.OperatorProcess
 ) -> None:
-    testbed.dashboard("busy-1").train_for_ever()
+    testbed.dashboard("busy-1").train_forever()
     testbed.submit("busy")
     testbed.wait_for("busy", "Progressing", "Training")
     time.sleep(2)
     started = time.monotonic()
-    passes, asked = unhurried.metric("rljob_operator_passes_total"), testbed.dashboard("busy-1").num_asked
+    passes, asked = unhurried.metric("rljob_operator_passes_total"), testbed.dashboard("busy-1").num_requests
     for number in range(100):
         touch(testbed, "/api/v1", "pods", "busy-1-head-0", str(number))
     testbed.change("busy", {"metadata": {"labels": {"touched": "yes"}}})
     time.sleep(2)
-    num_asked = testbed.dashboard("busy-1").num_asked - asked
+    num_requests = testbed.dashboard("busy-1").num_requests - asked
     num_passes = unhurried.metric("rljob_operator_passes_total") - passes
-    looks = (time.monotonic() - started) / 1.5 + 2
-    assert num_asked <= looks + 1
-    assert num_passes <= looks
+    num_polls = (time.monotonic() - started) / 1.5 + 2
+    assert num_requests <= num_polls + 1
+    assert num_passes <= num_polls
 
 
 def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> None:
@@ -145,7 +147,7 @@ def touch(testbed: Testbed, group: str, plural: str, name: str, value: str) -> N
 
 
 @pytest.mark.usefixtures("watched")
-def test_requests_that_fail_are_made_again(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
+def test_failed_requests_are_retried(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
     """Each kind of request fails once: writes of the status with a conflict, others with an overload or an error."""
     failed: set[str] = set()
 
@@ -169,7 +171,7 @@ def test_requests_that_fail_are_made_again(testbed: Testbed, proxy: api_proxy.Ap
 
 
 @pytest.mark.usefixtures("operator")
-def test_an_admission_policy_speaks_through_the_job(testbed: Testbed) -> None:
+def test_a_message_of_an_admission_policy_is_shown_in_the_job(testbed: Testbed) -> None:
     policy = f"no-clusters-{testbed.namespace}"
     base = "/apis/admissionregistration.k8s.io/v1"
     rules = [{"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayclusters"]}]
@@ -191,19 +193,19 @@ def test_an_admission_policy_speaks_through_the_job(testbed: Testbed) -> None:
         lambda: testbed.http.post(there, json=probe, params={"dryRun": "All"}).status_code == 422, "the policy"
     )
     testbed.submit("sunday")
-    refused = testbed.wait_for("sunday", "ClusterReady", "CreationRejected", "False")
-    assert "clusters are closed on Sundays" in refused["message"]
+    rejected = testbed.wait_for("sunday", "ClusterReady", "CreationRejected", "False")
+    assert "clusters are closed on Sundays" in rejected["message"]
     testbed.http.delete(f"{base}/validatingadmissionpolicybindings/{policy}").raise_for_status()
     testbed.wait_for("sunday", "Complete", "Succeeded")
 
 
 @pytest.mark.usefixtures("watched")
-def test_an_admission_webhook_that_is_dead_is_named(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
+def test_a_dead_admission_webhook_is_named(testbed: Testbed, proxy: api_proxy.ApiProxy) -> None:
     words = 'failed calling webhook "gate.example.org": connection refused'
     proxy.fault = lambda request: api_proxy.Fault(500, words) if str(request) == "create rayclusters" else None
     testbed.submit("gated")
-    refused = testbed.wait_for("gated", "ClusterReady", "CreationRejected", "False")
-    assert words in refused["message"]
+    rejected = testbed.wait_for("gated", "ClusterReady", "CreationRejected", "False")
+    assert words in rejected["message"]
     proxy.fault = lambda _: None
     testbed.wait_for("gated", "Complete", "Succeeded")
 
@@ -216,7 +218,7 @@ def test_failing_requests_are_retried_with_backoff(testbed: Testbed) -> None:
     testbed.wait_for("refused", "JobSubmitted", "SubmissionFailed", "False")
     testbed.wait(lambda: len(dashboard.posted_at) > 5, "six tries")
     pauses = [then - one for one, then in pairwise(dashboard.posted_at)]
-    # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; while Ray is looked at every second all the time.
+    # After 1/8, 1/4, 1/2, 1 and 2 s, a fifth more or less; meanwhile Ray is polled every second.
     assert all(pause >= 0.8 / 8 * 2**number for number, pause in enumerate(pauses[:5])), pauses
     assert pauses[4] > 2 * min(pauses[:2]), pauses
     dashboard.submit_error = None

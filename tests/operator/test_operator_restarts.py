@@ -1,7 +1,5 @@
-"""The operator is killed around everything that it asks, in every state of several attempts; the job does not notice.
-
-Beside each job whose operator dies runs one whose operator lives: their ends are compared.
-"""
+"""The operator is killed around each of its requests, in every state of several attempts, without effect on the job.
+Beside each job whose operator is killed runs one whose operator lives: their final statuses are compared."""
 
 from __future__ import annotations
 
@@ -42,30 +40,31 @@ TIMES = {
 }
 STALL_SECONDS = 10
 LISTS = 3
-"""Requests of an operator that begins."""
-LOOK = LISTS + 4
-"""And of its first look at a dashboard."""
+"""Number of requests of an operator that starts."""
+REQUESTS_PER_POLL = LISTS + 4
+"""The same with its first poll of a dashboard."""
 Environment = Mapping[str, object]
 
 
 @dataclass
 class Course:
-    """A job, what becomes of its trainers, and the operator's killer, if there is one."""
+    """A job, the fate of its trainers, and the program that kills the operator, if there is one."""
 
     testbed: Testbed
-    killer: operator_killer.Killer | None
+    killer: operator_killer.OperatorKiller | None
     moments: dict[int, Callable[[Environment], scripts.RunMoment]] = field(default_factory=dict)
-    """Of the trainer of each attempt."""
+    """The run of the trainer of each attempt."""
 
     def begin(self, clusters: Iterable[str], edits: Mapping[str, object] | None = None) -> None:
-        """Submits the job; its clusters start when they are told to."""
+        """Submits the job; the test starts its clusters."""
         for name in clusters:
             self.testbed.dashboard(name).life = lambda _, environment: self._moment(environment)
             self.testbed.keep_pods_starting(name)
         self.testbed.submit(JOB, edits)
 
     def wait_for_state(self, attempt: int, state: str, num_requests: int) -> None:
-        """Until an attempt is in this state, and everything has been asked in it around which to die."""
+        """Waits until an attempt is in this state, and the operator has made all requests in it around which it is
+        killed."""
 
         def reached() -> bool:
             if self._is_busy(num_requests):
@@ -73,10 +72,10 @@ class Course:
             attempts = self.status().get("attempts", [{"number": 0, "state": "New"}])
             return (attempts[-1]["number"], attempts[-1]["state"]) == (attempt, state)
 
-        self.testbed.wait(reached, f"attempt {attempt} to be {state}; it says {{}}", self.status, WAIT_SECONDS)
+        self.testbed.wait(reached, f"attempt {attempt} to be {state}; its status is {{}}", self.status, WAIT_SECONDS)
 
     def wait_until_removed(self, condition: str) -> None:
-        """Until nothing of the job runs any more, and a condition says why."""
+        """Waits until nothing of the job runs any more, and a condition says why."""
 
         def reached() -> bool:
             if self._is_busy(LISTS) or self.testbed.condition(JOB, condition).get("status") != "True":
@@ -84,27 +83,28 @@ class Course:
             is_gone = not self.testbed.items("rayclusters") and not self.testbed.items("pods")
             return is_gone and self.testbed.condition(JOB, "ClusterReady").get("reason") in ("Removed", "Suspended")
 
-        self.testbed.wait(reached, f"{condition}; it says {{}}", self.status, WAIT_SECONDS)
+        self.testbed.wait(reached, f"{condition}; its status is {{}}", self.status, WAIT_SECONDS)
 
     def train(self, attempt: int, step: int, written_at: Callable[[], str] = lambda: scripts.LONG_AGO) -> None:
-        """An attempt with a cluster of its own through all states until its trainer runs, and says when it wrote."""
+        """Takes an attempt with a cluster of its own through all states until its trainer runs, and returns when the
+        trainer wrote."""
         self.wait_for_state(attempt, "Provisioning", LISTS)
         self.testbed.let_pods_start(f"{JOB}-{attempt}")
-        self.wait_for_state(attempt, "Starting", LOOK)
+        self.wait_for_state(attempt, "Starting", REQUESTS_PER_POLL)
         self.moments[attempt] = lambda environment: scripts.RunMoment(
             run_state=scripts.run_state(environment, "Running", step, written_at())
         )
-        self.wait_for_state(attempt, "Running", LOOK)
+        self.wait_for_state(attempt, "Running", REQUESTS_PER_POLL)
 
     def ask(self, annotation: str) -> None:
-        """As `rljob stop` and `rljob retry` do."""
+        """Writes an annotation as `rljob stop` and `rljob retry` do."""
         self.testbed.change(JOB, {"metadata": {"annotations": {f"rljob.dev/{annotation}-requested-at": "now"}}})
 
     def status(self) -> dict[str, Any]:
         return dict(self.testbed.job(JOB).get("status", {}))
 
     def _is_busy(self, num_requests: int) -> bool:
-        """Whether the operator is dead, or still on its way to where it waits; one that was dead is not any more."""
+        """Whether the operator is dead, or restarted and still on its way to its next wait."""
         if self.killer is None:
             return False
         self.killer.revive()
@@ -131,7 +131,7 @@ def completed(environment: Environment) -> scripts.RunMoment:
 
 
 def fails_twice(course: Course) -> None:
-    """A node is lost; then the training fails, on a new cluster, which is used again."""
+    """A node is lost; then the training fails, on a new cluster, which is reused."""
     course.begin(["steady-1", "steady-2"])
     course.train(1, 2)
     course.moments[1] = exited(75, "WorkerLostError")
@@ -142,7 +142,7 @@ def fails_twice(course: Course) -> None:
 
 
 def is_steered(course: Course) -> None:
-    """Stopped and asked to try again; suspended and resumed."""
+    """Stopped and retried; suspended and resumed."""
     course.begin(["steady-1", "steady-2"])
     course.train(1, 2)
     stop_with(course, 1, lambda: course.ask("stop"))
@@ -157,18 +157,19 @@ def is_steered(course: Course) -> None:
 
 
 def stop_with(course: Course, attempt: int, order: Callable[[], None]) -> None:
-    """The trainer takes its time."""
+    """The trainer takes its time to stop."""
     dashboard = course.testbed.dashboard(f"{JOB}-{attempt}")
     dashboard.stops_late = True
     order()
-    course.wait_for_state(attempt, "Stopping", LOOK)
+    course.wait_for_state(attempt, "Stopping", REQUESTS_PER_POLL)
     dashboard.stops_late = False
 
 
 def hangs(course: Course) -> None:
-    """The trainer gets no further: its stacks are written, then it is stopped, and a new cluster goes on."""
+    """The trainer makes no progress: its stacks are written, then it is stopped, and the job continues on a new
+    cluster."""
     course.begin(["steady-1"], {"spec.runPolicy.stallDeadlineSeconds": STALL_SECONDS})
-    # It does not hang before the operator has died around all that it asks of a trainer that works.
+    # It does not hang before the operator was killed around all requests about a healthy trainer.
     course.train(1, 2, lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     course.moments[1] = lambda environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", 2))
     course.testbed.dashboard("steady-2").life = lambda _, environment: completed(environment)
@@ -176,8 +177,8 @@ def hangs(course: Course) -> None:
     assert [attempt["reason"] for attempt in course.status()["attempts"]] == ["Stalled", "Succeeded"]
     dashboard = course.testbed.dashboard("steady-1")
     stopped, stacks_asked = dashboard.stopped["steady-1-1"], dashboard.started["steady-1-1-stacks"][0]
-    told = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["sentAt"]).timestamp()
-    assert stopped - (told - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
+    sent_at = datetime.fromisoformat(course.status()["attempts"][0]["stop"]["sentAt"]).timestamp()
+    assert stopped - (sent_at - time.time() + time.monotonic()) >= STACKS_SECONDS - 2  # Clocks of two operators.
     # The time in which an operator is dead between its plan and its request counts.
     assert stopped > stacks_asked
     assert course.killer is not None or stopped - stacks_asked >= STACKS_SECONDS - 5
@@ -185,17 +186,17 @@ def hangs(course: Course) -> None:
 
 @dataclass(frozen=True)
 class Story:
-    """What happens to the job, and what there must be at the end."""
+    """What happens to the job, and the expected result."""
 
     run: Callable[[Course], None]
     submissions: Mapping[str, list[str]]
     """Ray jobs, by cluster."""
     deadly: frozenset[tuple[int, str]]
-    """Numbers and states of the attempts in which the operator must die."""
+    """Numbers and states of the attempts in which the operator is killed."""
     writes: tuple[str, ...]
-    """Before and after each of these it must die."""
+    """The operator is killed before and after each of these writes."""
     num_points: int
-    """At least so many are found."""
+    """The least number of places at which the operator is killed."""
 
 
 GETS_THERE = ("Provisioning", "Starting", "Running", "Ended nextAttempt")
@@ -250,7 +251,7 @@ def without_times(value: Any) -> Any:
 
 
 def run_undisturbed(testbed: Testbed, run: Callable[[Course], None]) -> dict[str, Any]:
-    """The status at the end."""
+    """The final status."""
     operator = testbed.operator()
     operator.start()
     try:
@@ -262,7 +263,7 @@ def run_undisturbed(testbed: Testbed, run: Callable[[Course], None]) -> dict[str
 
 
 def run_killed(testbed: Testbed, story: Story) -> tuple[dict[str, Any], list[operator_killer.Point]]:
-    """The same, and where the operator died."""
+    """The final status, and where the operator was killed."""
     with operator_killer.killer_at_every_request(testbed, story.deadly) as killer:
         course = Course(testbed, killer)
         story.run(course)
@@ -273,11 +274,11 @@ def run_killed(testbed: Testbed, story: Story) -> tuple[dict[str, Any], list[ope
 
 @dataclass(frozen=True)
 class Lives:
-    """A story under way, with an operator that dies and with one that lives."""
+    """A running story, with an operator that is killed and with one that lives."""
 
     testbed: Testbed
     since: str
-    """The version of the RayClusters before."""
+    """The version of the RayClusters before the test."""
     killed: Future[tuple[dict[str, Any], list[operator_killer.Point]]]
     undisturbed: Future[dict[str, Any]]
 
@@ -285,13 +286,13 @@ class Lives:
 @pytest.fixture(scope="module")
 def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Lives]]:
     """All stories at once: most of the time they wait. A machine that stands still while an operator is dead takes
-    nothing of a hanging trainer's time to write its stacks."""
+    nothing from the time in which a hanging trainer writes its stacks."""
     clock = tmp_path_factory.mktemp("clock") / "clock"
     RunningClock(clock)
 
     def new() -> Testbed:
         testbed = module_testbed.in_new_namespace(tmp_path_factory.mktemp("operator"))
-        return testbed.by_clock(clock)
+        return testbed.with_clock(clock)
 
     with ThreadPoolExecutor(2 * len(STORIES)) as threads:
         runs = {story.run for story in STORIES.values()}
@@ -305,7 +306,7 @@ def lives(module_testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_killed_around_everything_it_asks(lives: Mapping[str, Lives], name: str) -> None:
+def test_killing_the_operator_around_every_request_changes_nothing(lives: Mapping[str, Lives], name: str) -> None:
     story, life = STORIES[name], lives[name]
     testbed = life.testbed
     status, victims = life.killed.result()

@@ -1,4 +1,4 @@
-"""The operator as a service: leading and following, outages around it, slow neighbours, probes and signals."""
+"""The operator as a service: leader and follower, outages around it, slow dashboards, probes and signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_testing.settings import inherited_environment
 pytestmark = [pytest.mark.apiserver, pytest.mark.long]
 
 STOP_SECONDS = 45.0
-"""Well below the 60 s that a slow dashboard takes for an answer."""
+"""Well below the 60 s that a slow dashboard takes for a response."""
 
 
 def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
@@ -27,9 +27,9 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
     def holder() -> str:
         return str(testbed.http.get(testbed.lease).json()["spec"]["holderIdentity"])
 
-    with first.at_work():
+    with first.running():
         testbed.wait(lambda: first.metric("rljob_operator_leader") == 1, "the first to lead")
-        with second.at_work():
+        with second.running():
             assert (holder(), second.metric("rljob_operator_leader")) == ("operator-a", 0)
             assert second.probe("/readyz") == 200
             assert second.terminate(STOP_SECONDS) == 0
@@ -40,13 +40,14 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
             assert second.metric("rljob_operator_passes_total") == 0
 
             first.kill()
-            said_before = len(first.log())
+            log_length = len(first.log())
             first.start()
             testbed.wait(
-                lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1, "it again"
+                lambda: first.probe("/healthz") == 200 and first.metric("rljob_operator_leader") == 1,
+                "it to lead again",
             )
-            assert "waiting for leadership" not in first.log()[said_before:], (
-                "a container that is restarted has its lease"
+            assert "waiting for leadership" not in first.log()[log_length:], (
+                "a restarted container still holds its Lease"
             )
 
             assert first.terminate(STOP_SECONDS) == 0
@@ -66,13 +67,13 @@ def test_one_of_two_replicas_leads(testbed: Testbed) -> None:
 
 
 def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, operator: OperatorProcess) -> None:
-    testbed.dashboard("long-1").train_for_ever()
+    testbed.dashboard("long-1").train_forever()
     testbed.submit("long")
     testbed.wait_for("long", "Progressing", "Training")
     testbed.server.program.kill()
     time.sleep(3)
     assert operator.probe("/healthz") == 200
-    testbed.start_server_again()
+    testbed.restart_server()
     testbed.dashboard("long-1").complete_after(0.1)
     testbed.wait_for("long", "Complete", "Succeeded")
     testbed.submit("after")
@@ -81,17 +82,17 @@ def test_jobs_continue_after_an_outage_of_the_api_server(testbed: Testbed, opera
     assert list(testbed.dashboard("long-1").started) == ["long-1-1"]
 
 
-def test_kuberay_is_installed_later(testbed: Testbed) -> None:
+def test_kuberay_may_be_installed_later(testbed: Testbed) -> None:
     testbed.uninstall_kuberay()
     try:
-        with testbed.operator().at_work() as operator:
+        with testbed.operator().running() as operator:
             testbed.submit("early")
             testbed.wait_for("early", "ClusterReady", "KubeRayUnavailable", "False")
             testbed.install_kuberay()
             testbed.wait_for("early", "Complete", "Succeeded")
-            testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to begin anew")
-            # Nothing but the watch tells within the time of this test that a cluster is gone.
-            testbed.dashboard("gone-1").train_for_ever()
+            testbed.wait(lambda: "resource rayclusters is now installed" in operator.log(), "the watches to restart")
+            # Only the watch reports within the time of this test that a cluster was deleted.
+            testbed.dashboard("gone-1").train_forever()
             testbed.submit("gone")
             testbed.wait_for("gone", "Progressing", "Training")
     finally:
@@ -100,7 +101,7 @@ def test_kuberay_is_installed_later(testbed: Testbed) -> None:
 
 def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
     slow = [f"slow-{number}" for number in range(6)]
-    with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().at_work():
+    with testbed.with_environment({"RLJOB_OPERATOR_NUM_WORKERS": "1"}).operator().running():
         for name in slow:
             testbed.dashboard(f"{name}-1").delay_seconds = 60.0
             testbed.submit(name)
@@ -110,13 +111,13 @@ def test_slow_dashboards_do_not_delay_other_jobs(testbed: Testbed) -> None:
         for name in ("quick", "quicker"):
             testbed.submit(name)
             testbed.wait_for(name, "Complete", "Succeeded")
-        # Each slow one is given 5 s. Were they waited for, so would be in each of a dozen passes.
+        # Each slow one is given 5 s. If passes waited for them, so would each of a dozen passes.
         assert time.monotonic() - started < 60
 
 
-def test_all_namespaces(testbed: Testbed) -> None:
+def test_jobs_of_all_namespaces_are_reconciled(testbed: Testbed) -> None:
     everywhere = replace(testbed, setup=replace(testbed.setup, namespaces=[]))
-    with everywhere.operator().at_work():
+    with everywhere.operator().running():
         testbed.submit("anywhere")
         testbed.wait_for("anywhere", "Complete", "Succeeded")
 
@@ -124,11 +125,11 @@ def test_all_namespaces(testbed: Testbed) -> None:
 def test_a_running_operator_stops_on_sigterm(testbed: Testbed, operator: OperatorProcess) -> None:
     testbed.dashboard("slow-1").delay_seconds = 60.0
     testbed.submit("slow")
-    testbed.wait(lambda: testbed.dashboard("slow-1").num_asked > 0, "the operator to wait for Ray")
+    testbed.wait(lambda: testbed.dashboard("slow-1").num_requests > 0, "the operator to wait for Ray")
     assert operator.terminate(STOP_SECONDS) == 0
 
 
-def test_bad_settings_are_named(testbed: Testbed) -> None:
+def test_invalid_settings_are_named(testbed: Testbed) -> None:
     environment = inherited_environment() | {"RLJOB_OPERATOR_POD_NAME": "x", "RLJOB_OPERATOR_POD_NAMESPACE": "y"}
     environment |= {"RLJOB_OPERATOR_RAY_VERSION": "2.60.0", "RLJOB_OPERATOR_NUM_WORKERS": "many"}
     environment |= {"RLJOB_OPERATOR_TOKEN_KEYS_FOLDER": str(testbed.setup.folder)}

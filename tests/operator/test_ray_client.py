@@ -1,4 +1,4 @@
-"""What the client of Ray dashboards makes of answers that no Ray gives, and of none."""
+"""How the client of Ray dashboards handles responses that no Ray gives, and missing ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from rljob_operator.ray.client import Dashboard, DashboardUnreachableError
 from rljob_operator.ray.dashboard_responses import infeasible_groups
 from rljob_operator.reconcile.observed import Reachability
 from rljob_testing import local_servers
-from rljob_testing.operator import dashboard_client
+from rljob_testing.operator import ray_polling
 
 
 def guarded(
     answer: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A server that refuses requests without token, and hangs up after it has answered another one."""
+    """A server that rejects requests without a token, and closes the connection after it has responded to another
+    one."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while b"authorization:" not in (request := await reader.readuntil(b"\r\n\r\n")).lower():
@@ -34,11 +35,11 @@ def guarded(
     return serve
 
 
-def test_an_unreachable_dashboard() -> None:
+def test_an_unreachable_dashboard_is_reported() -> None:
     async def test() -> None:
         port = local_servers.free_port()
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as nobody:
-            seen = await dashboard_client.observe_without_memory(nobody, None)
+        async with ray_polling.connected(port, ray_polling.TOKEN) as nobody:
+            seen = await ray_polling.observe_without_memory(nobody, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert (seen.error or "").endswith(f"Connect call failed ('127.0.0.1', {port})")
             with pytest.raises(DashboardUnreachableError):
@@ -62,15 +63,15 @@ def test_an_unreachable_dashboard() -> None:
         (b"", "disconnected"),
     ],
 )
-def test_answers_that_make_no_sense(answer: bytes, error: str) -> None:
+def test_responses_that_cannot_be_parsed_are_reported(answer: bytes, error: str) -> None:
     async def test() -> None:
         async def strange(_: bytes, writer: asyncio.StreamWriter) -> None:
             writer.write(answer)
 
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(strange), "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as odd:
-            seen = await dashboard_client.observe_without_memory(odd, None)
+        async with ray_polling.connected(port, ray_polling.TOKEN) as odd:
+            seen = await ray_polling.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
         server.close()
@@ -97,10 +98,10 @@ def node(num_gpus: str) -> bytes:
         (ok(200_000 * "["), "not JSON"),
     ],
 )
-def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
+def test_any_number_and_any_depth_is_handled(answer: bytes, error: str) -> None:
     async def test() -> None:
         async with answering({"": answer}) as odd:
-            seen = await dashboard_client.observe_without_memory(odd, None)
+            seen = await ray_polling.observe_without_memory(odd, None)
             assert seen.reachability is Reachability.UNREACHABLE
             assert error in (seen.error or "")
 
@@ -109,7 +110,7 @@ def test_no_number_and_no_depth_is_too_much(answer: bytes, error: str) -> None:
 
 @asynccontextmanager
 async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
-    """A dashboard that answers by how the path begins. The connection stays open."""
+    """A dashboard that responds by the prefix of the path. The connection stays open."""
 
     class Handler(local_servers.QuietHandler):
         def do_GET(self) -> None:
@@ -118,18 +119,18 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[Dashboard]:
                 return
             self.wfile.write(next(found for start, found in answers.items() if self.path.startswith(start)))
 
-    # A thread of its own: asyncio holds a stream only as long as somebody reads from it.
+    # In a thread of its own: asyncio keeps a stream only as long as a reader exists.
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            async with dashboard_client.connected(server.server_address[1], dashboard_client.TOKEN) as found:
+            async with ray_polling.connected(server.server_address[1], ray_polling.TOKEN) as found:
                 yield found
         finally:
             server.shutdown()
 
 
-def test_only_a_file_that_is_not_there_is_none() -> None:
+def test_only_a_missing_file_is_none() -> None:
     async def test() -> None:
         def failed(text: str) -> bytes:
             return f"HTTP/1.1 500 Error\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
@@ -141,11 +142,11 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
             "/api/v0/logs": failed("A file is not found at: /tmp/ray/session_1/logs/x"),
         }
         async with answering(answers) as without_file:
-            seen = await dashboard_client.observe_without_memory(without_file, "job-1-1")
+            seen = await ray_polling.observe_without_memory(without_file, "job-1-1")
             assert (seen.reachability, seen.run_state) == (Reachability.OK, None)
         answers["/api/v0/logs"] = failed("Agent for node id: head doesn't exist.")
         async with answering(answers) as without_agent:
-            seen = await dashboard_client.observe_without_memory(without_agent, "job-1-1")
+            seen = await ray_polling.observe_without_memory(without_agent, "job-1-1")
             assert (seen.reachability, seen.error) == (
                 Reachability.UNREACHABLE,
                 "HTTP 500: Agent for node id: head doesn't exist.",
@@ -154,7 +155,7 @@ def test_only_a_file_that_is_not_there_is_none() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dripping_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SUBMIT_TIMEOUT_SECONDS", 0.5)
 
     async def test() -> None:
@@ -166,7 +167,7 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
 
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(drip), "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as slow:
+        async with ray_polling.connected(port, ray_polling.TOKEN) as slow:
             with pytest.raises(DashboardUnreachableError, match=r"after 0\.5 s"):
                 await slow.submit({"submission_id": "x"})
         server.close()
@@ -174,7 +175,7 @@ def test_an_answer_that_drips_does_not_last_for_ever(monkeypatch: pytest.MonkeyP
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_no_answer_is_asked_for_in_another_encoding() -> None:
+def test_no_response_in_another_encoding_is_requested() -> None:
     async def test() -> None:
         requests: list[bytes] = []
 
@@ -184,8 +185,8 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
 
         port = local_servers.free_port()
         server = await asyncio.start_server(guarded(note), "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as polite:
-            assert (await dashboard_client.observe_without_memory(polite, None)).reachability is Reachability.OK
+        async with ray_polling.connected(port, ray_polling.TOKEN) as polite:
+            assert (await ray_polling.observe_without_memory(polite, None)).reachability is Reachability.OK
         server.close()
         assert [b"accept-encoding: identity" in request.lower() for request in requests] == [True]
 
@@ -193,7 +194,7 @@ def test_no_answer_is_asked_for_in_another_encoding() -> None:
 
 
 def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no proxy of the environment sees a token."""
+    """Also, no proxy of the environment sees a token."""
     nowhere = local_servers.free_port()
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nowhere}")
     monkeypatch.setenv("no_proxy", "")
@@ -210,7 +211,7 @@ def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatc
 
         port = local_servers.free_port()
         server = await asyncio.start_server(note, "127.0.0.1", port)
-        async with dashboard_client.connected(port, dashboard_client.TOKEN) as sticky:
+        async with ray_polling.connected(port, ray_polling.TOKEN) as sticky:
             for _ in range(2):
                 assert await sticky.job("job-1-1") == {}
         server.close()
@@ -219,7 +220,7 @@ def test_cookies_of_a_response_are_not_sent_again(monkeypatch: pytest.MonkeyPatc
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None:
+def test_a_rejected_or_closed_connection_is_not_reused() -> None:
     async def test() -> None:
         connections: list[list[int]] = []
         answers = iter((200, 403, 403, 200, 200, 200, 200))
@@ -237,7 +238,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
 
         port = local_servers.free_port()
         server = await asyncio.start_server(serve, "127.0.0.1", port)
-        async with dashboard_client.connected(port, "b" * 64, dashboard_client.TOKEN) as fickle:
+        async with ray_polling.connected(port, "b" * 64, ray_polling.TOKEN) as fickle:
             for _ in range(5):
                 assert await fickle.job("job-1-1") == {}
         server.close()
@@ -246,7 +247,7 @@ def test_a_connection_that_was_rejected_or_has_ended_is_not_used_again() -> None
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_bundles_are_counted_by_what_they_ask_for() -> None:
+def test_bundles_are_counted_by_the_resources_they_request() -> None:
     def group(name: str, state: str, *bundles: dict[str, float]) -> dict[str, object]:
         return {
             "name": name,

@@ -1,4 +1,4 @@
-"""What is kept of a job that has ended: its cluster where the job says so, but never a trainer."""
+"""What is kept of a finished job: its cluster if the job says so, but never a trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rljob_operator.reconcile.decision import DeleteCluster
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
 KEEP = inputs.spec(
@@ -36,30 +35,30 @@ def late(run: RayJobStatus) -> Observed:
     """A trainer that was asked to stop by the active deadline, 50 s ago."""
     seen = inputs.healthy(state=inputs.run_state(), status=inputs.running(1000), job_spec=KEEP)
     return replace(
-        inputs.with_status_written(seen, decide(seen)),
+        inputs.with_status_written(seen, inputs.decide(seen)),
         ray=inputs.ray(inputs.ray_job(run), inputs.run_state(RunPhase.STOPPING)),
     )
 
 
 def silent() -> Observed:
-    """A trainer of which nothing was learned for as long as the operator waits."""
+    """A trainer that was unreachable for as long as the operator waits."""
     status = inputs.running(
         1000, record={"state_unknown_since": "2026-03-01T11:50:00Z", "progressed_at": "2026-03-01T11:59:59Z"}
     )
     job_spec = KEEP.model_copy(
         update={"run_policy": KEEP.run_policy.model_copy(update={"active_deadline_seconds": None})}
     )
-    return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=600), job_spec)
+    return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=600), job_spec)
 
 
 def half_submitted(seen: ObservedRay) -> Observed:
-    """A submission that was written down, and that Ray has not told of for as long as it may take."""
+    """A submission that was recorded, and that Ray has not reported for as long as that may take."""
     status = inputs.provisioning(seconds_ago=300, record={"submissions": 1, "ready_at": "2026-03-01T11:56:00Z"})
-    return inputs.moment(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
+    return inputs.observed(status, inputs.cluster(), inputs.ready_pods(), seen, KEEP)
 
 
-def told_its_end() -> Observed:
-    """A trainer that has told that it is done, and whose process is there twice its grace later."""
+def with_reported_end() -> Observed:
+    """A trainer that has reported its end, and whose process still exists after twice its grace period."""
     status = inputs.running(200, record={"end_reported_at": "2026-03-01T11:59:10Z"})
     return inputs.healthy(inputs.ray_job(), inputs.run_state(RunPhase.COMPLETE, step=10), status, job_spec=KEEP)
 
@@ -71,54 +70,60 @@ def told_its_end() -> Observed:
         silent(),
         half_submitted(inputs.ray()),
         half_submitted(inputs.silent_ray()),
-        told_its_end(),
+        with_reported_end(),
     ],
-    ids=["does not stop", "silent", "not known to Ray", "not known at all", "told its end"],
+    ids=["does not stop", "silent", "unknown to Ray", "unobserved", "reported its end"],
 )
 def test_no_cluster_is_kept_whose_trainer_was_not_seen_to_end(seen: Observed) -> None:
-    plan = decide(seen, inputs.at(50))
+    plan = inputs.decide(seen, inputs.at(50))
     assert plan.status.result is not None
     assert plan.effects == REMOVED
-    assert condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
-    gone = inputs.moment(plan.status, job_spec=KEEP)
-    assert condition_of(decide(gone, inputs.at(60)).status, C.CLUSTER_READY) == ("False", "Removed", DELETED_ANYWAY)
+    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("False", "Ended", DELETED_ANYWAY)
+    deleted = inputs.observed(plan.status, job_spec=KEEP)
+    assert inputs.condition_of(inputs.decide(deleted, inputs.at(60)).status, C.CLUSTER_READY) == (
+        "False",
+        "Removed",
+        DELETED_ANYWAY,
+    )
 
 
 @pytest.mark.parametrize("run", [RayJobStatus.STOPPED, RayJobStatus.FAILED, RayJobStatus.SUCCEEDED])
 def test_a_cluster_whose_trainer_ended_in_time_is_kept(run: RayJobStatus) -> None:
     seen = late(run)
     state = inputs.run_state(RunPhase.COMPLETE if run is RayJobStatus.SUCCEEDED else RunPhase.STOPPED)
-    plan = decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
+    plan = inputs.decide(replace(seen, ray=inputs.ray(inputs.ray_job(run), state)), inputs.at(49))
     assert plan.status.result is not None
     assert plan.effects == ()
-    assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
 
 
-@pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "gone"])
-def test_a_trainer_has_ended_with_its_head(head_is_there: bool) -> None:
+@pytest.mark.parametrize("head_is_there", [True, False], ids=["ended", "deleted"])
+def test_a_trainer_ends_with_its_head(head_is_there: bool) -> None:
     head, *others = inputs.ready_pods()
     heads = (replace(head, ready=False, ended=True),) if head_is_there else ()
     not_asked = ObservedRay(Reachability.NOT_ASKED)
-    plan = decide(inputs.moment(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP))
+    plan = inputs.decide(
+        inputs.observed(inputs.running(), inputs.cluster(provisioned=True), (*heads, *others), not_asked, KEEP)
+    )
     assert plan.status.attempts[0].reason == "HeadLost"
     assert plan.effects == ()
 
 
-def test_a_kept_cluster_stays_where_another_one_goes_and_the_spec_cannot_be_read() -> None:
+def test_a_kept_cluster_stays_when_another_is_removed_under_an_unreadable_spec() -> None:
     seen = late(RayJobStatus.SUCCEEDED)
     seen = replace(seen, ray=inputs.ray(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)))
-    kept = inputs.with_status_written(seen, decide(seen))
+    kept = inputs.with_status_written(seen, inputs.decide(seen))
     other = replace(inputs.cluster(), name="example-7", uid="c7")
     unread = replace(kept, job=replace(kept.job, spec=None), clusters=(*kept.clusters, other))
-    plan = decide(unread)
+    plan = inputs.decide(unread)
     assert plan.effects == (DeleteCluster("example-7", "c7"),)
-    assert decide(inputs.with_status_written(unread, plan), inputs.at(1)).effects == plan.effects
+    assert inputs.decide(inputs.with_status_written(unread, plan), inputs.at(1)).effects == plan.effects
 
 
 def test_a_cluster_on_which_nothing_was_started_is_kept() -> None:
-    plan = decide(
-        inputs.moment(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
+    plan = inputs.decide(
+        inputs.observed(inputs.provisioning(seconds_ago=300), inputs.cluster(), inputs.ready_pods()[:1], job_spec=KEEP)
     )
     assert plan.status.attempts[0].reason == "ProvisioningDeadlineExceeded"
     assert plan.effects == ()
-    assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))
+    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Kept", Mentions("cluster is kept"))

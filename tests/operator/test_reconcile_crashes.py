@@ -1,5 +1,5 @@
-"""From creation to the end in a modelled outside, over several attempts: the operator crashes anywhere, or is paused
-anywhere and comes back when another one leads. The end is the same."""
+"""A job from creation to its end in a simulated outside, over several attempts: the operator crashes anywhere, or is
+paused anywhere and comes back when another one leads. The result is the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELASTIC = {
 PATIENT = (Start(waits_at_step=7),)
 MAX_PASSES = 2500
 NODES = {"a node stays away, and comes back": [2, 1, 2]}
-"""Of each start of the elastic job."""
+"""Number of nodes of each start of the elastic job."""
 
 SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
     "success": (Scenario(), "Complete", "Succeeded", 1),
@@ -87,7 +87,7 @@ SCENARIOS: dict[str, tuple[Scenario, str, str, int]] = {
 
 
 class OperatorCrash(Exception):
-    """The operator's process ends here."""
+    """Raised where the operator's process ends."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Store:
     version: int = 0
 
     def write(self, status: RLJobStatus, version: int) -> bool:
-        """Whether it was written."""
+        """Returns whether it was written."""
         if version != self.version:
             return False
         self.status = RLJobStatus.from_wire(status.to_wire())
@@ -110,7 +110,7 @@ class Store:
 class Operator:
     """Passes over one job. It crashes at the points of `crashes`, which are counted over the whole run: before each
     write and each effect, and after each. At the point `pause` it is frozen for `pause_passes` passes of the operator
-    that takes over, and then goes on where it was."""
+    that takes over, and then continues where it was."""
 
     world: simulation.World
     crashes: frozenset[int] = frozenset()
@@ -125,11 +125,11 @@ class Operator:
 
     @property
     def status(self) -> RLJobStatus:
-        """What is stored."""
+        """The stored status."""
         return self.store.status
 
     def run(self) -> None:
-        """Passes until nothing is left to do; raises AssertionError if that does not come."""
+        """Runs passes until nothing is left to do; raises AssertionError if that does not come."""
         failure: EffectFailure | None = None
         for _ in range(MAX_PASSES):
             self._let_the_frozen_go_on()
@@ -140,11 +140,11 @@ class Operator:
                 continue
             if self._is_at_rest(plan):
                 return
-        raise AssertionError(f"not at an end after {MAX_PASSES} passes: {self.status!r}")
+        raise AssertionError(f"not done after {MAX_PASSES} passes: {self.status!r}")
 
     def _is_at_rest(self, plan: Decision) -> bool:
-        nothing_follows = plan.requeue_after_seconds is None and not plan.effects and not self.world.is_asked_later
-        return self.world.deleted or (nothing_follows and not self.world.clusters and self._frozen is None)
+        is_done = plan.requeue_after_seconds is None and not plan.effects and not self.world.has_later_request
+        return self.world.deleted or (is_done and not self.world.clusters and self._frozen is None)
 
     def _let_the_frozen_go_on(self) -> None:
         if self._frozen is None:
@@ -156,7 +156,7 @@ class Operator:
                 pass
 
     def _pass(self, failure: EffectFailure | None) -> tuple[Decision, EffectFailure | None]:
-        """One pass; a frozen one counts as one that has not ended."""
+        """Runs one pass; a frozen one counts as one that has not ended."""
         self.world.advance()
         self.world.hear(self.status)
         steps = self._steps(failure)
@@ -204,7 +204,7 @@ def run_scenario(
 
 
 @pytest.mark.parametrize("clusters", [("example-1",), ("example-1", "example-2")], ids=["one cluster", "two"])
-def test_two_trainers_at_the_same_time_are_noticed(clusters: tuple[str, ...]) -> None:
+def test_two_concurrent_trainers_are_detected(clusters: tuple[str, ...]) -> None:
     world = simulation.World(Scenario())
     world.clusters.update({name: simulation.Cluster(name, name, since=0) for name in clusters})
     for number, name in enumerate((clusters[0], clusters[-1]), 1):
@@ -221,7 +221,7 @@ def comparable_end(status: RLJobStatus) -> object:
 
 
 def check(operator: Operator, name: str, what: str) -> None:
-    """One trainer at a time, starts that grow, checkpoints by the newest start only, and nothing left."""
+    """One trainer at a time, start numbers that grow, checkpoints by the newest start only, and nothing left."""
     scenario, phase, reason, num_attempts = SCENARIOS[name]
     assert operator.status.phase == phase, what
     assert operator.status.result is not None
@@ -240,7 +240,7 @@ def check(operator: Operator, name: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_end_is_the_same_wherever_the_operator_crashes(name: str) -> None:
+def test_the_result_is_the_same_wherever_the_operator_crashes(name: str) -> None:
     scenario = SCENARIOS[name][0]
     whole = run_scenario(scenario)
     check(whole, name, "undisturbed")
@@ -263,8 +263,8 @@ def test_a_leader_that_comes_back_late_does_no_harm(name: str) -> None:
     print(f"{name}: paused at each of {whole.num_points} points")
 
 
-def test_a_cluster_that_is_made_late_is_removed() -> None:
-    """The leader is paused before it makes the first cluster, and comes back at any moment of the job's life."""
+def test_a_cluster_that_is_created_late_is_removed() -> None:
+    """The leader is paused before it creates the first cluster, and comes back at any time of the job's life."""
     num_clusters = set()
     for point in range(1, 8):
         for passes in range(2, 30):
@@ -276,7 +276,7 @@ def test_a_cluster_that_is_made_late_is_removed() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(SCENARIOS)), st.frozensets(st.integers(1, 150), max_size=12))
-def test_the_end_is_the_same_after_many_crashes(name: str, crashes: frozenset[int]) -> None:
+def test_the_result_is_the_same_after_many_crashes(name: str, crashes: frozenset[int]) -> None:
     scenario = SCENARIOS[name][0]
     crashed = run_scenario(scenario, crashes)
     assert comparable_end(crashed.status) == comparable_end(run_scenario(scenario).status)
@@ -284,6 +284,6 @@ def test_the_end_is_the_same_after_many_crashes(name: str, crashes: frozenset[in
 
 
 def test_a_successful_job_costs_few_writes() -> None:
-    # The attempt; the cluster; its pods; ready and submitting; submitted; training; the end; the cluster gone. Between
-    # them 10 steps in 40 s: progress every 8 s, that of the checkpoint among them.
+    # The attempt; the cluster; its pods; ready and submitting; submitted; training; the end; the cluster deleted.
+    # Between them 10 steps in 40 s: progress every 8 s, that of the checkpoint among them.
     assert run_scenario(Scenario()).num_writes <= 9 + 40 / 8

@@ -1,4 +1,4 @@
-"""What time alone does: the deadlines, stopping in good order, and when the operator looks again."""
+"""What time alone causes: deadlines, graceful stops, and when the operator reconciles next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observe
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
 LIMITS = inputs.spec(
@@ -31,19 +30,19 @@ UNREACHABLE = inputs.silent_ray()
 
 
 def pending(seconds_ago: float) -> Observed:
-    return inputs.moment(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), job_spec=LIMITS)
+    return inputs.observed(inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), job_spec=LIMITS)
 
 
 def training(seconds_ago: float) -> Observed:
-    """Since so many seconds, with a checkpoint of step 4."""
+    """An attempt that has trained for this many seconds, with a checkpoint of step 4."""
     status = inputs.running(seconds_ago, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING))
     return inputs.healthy(state=inputs.run_state(checkpoint_step=4), status=status, job_spec=LIMITS)
 
 
 def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
-    assert condition_of(decide(pending(299)).status, C.FAILED) is None
-    plan = decide(pending(300))
-    assert condition_of(plan.status, C.FAILED) == (
+    assert inputs.condition_of(inputs.decide(pending(299)).status, C.FAILED) is None
+    plan = inputs.decide(pending(300))
+    assert inputs.condition_of(plan.status, C.FAILED) == (
         "True",
         "ProvisioningDeadlineExceeded",
         Mentions("300 s: 0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
@@ -60,36 +59,36 @@ def test_provisioning_has_until_its_deadline_and_not_longer() -> None:
         (inputs.ray(), Mentions("300 s: Ray job example-1-1 is being submitted")),
     ],
 )
-def test_the_deadline_names_what_was_missing(seen: ObservedRay, text: Mentions) -> None:
+def test_the_provisioning_deadline_names_what_was_missing(seen: ObservedRay, text: Mentions) -> None:
     ready = replace(pending(10), pods=inputs.ready_pods(), ray=seen)
-    waited = inputs.with_status_written(ready, decide(ready))
-    failed = condition_of(decide(waited, inputs.at(290)).status, C.FAILED)
+    waited = inputs.with_status_written(ready, inputs.decide(ready))
+    failed = inputs.condition_of(inputs.decide(waited, inputs.at(290)).status, C.FAILED)
     assert failed == ("True", "ProvisioningDeadlineExceeded", text)
 
 
-def test_a_job_that_was_submitted_has_no_provisioning_deadline() -> None:
+def test_a_submitted_job_has_no_provisioning_deadline() -> None:
     unready = replace(training(301), pods=inputs.ready_pods()[:1])
-    assert condition_of(decide(unready).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(unready).status, C.FAILED) is None
 
 
 def test_the_active_deadline_stops_the_trainer_first() -> None:
-    assert decide(training(999)).effects == ()
-    plan = decide(training(1000))
+    assert inputs.decide(training(999)).effects == ()
+    plan = inputs.decide(training(1000))
     assert plan.effects == (StopJob("example-1-1"),)
-    assert condition_of(plan.status, C.FAILED) is None
+    assert inputs.condition_of(plan.status, C.FAILED) is None
     message = Mentions("asked to stop (ActiveDeadlineExceeded)")
-    assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     assert plan.status.phase == "Stopping"
-    asked = inputs.with_status_written(training(1000), plan)
-    again = decide(asked, inputs.at(4))
+    requested = inputs.with_status_written(training(1000), plan)
+    again = inputs.decide(requested, inputs.at(4))
     assert again.effects == plan.effects
     assert again.status == plan.status
     ended = replace(
-        asked,
+        requested,
         ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=7)),
     )
-    last = decide(ended, inputs.at(8))
-    assert condition_of(last.status, C.FAILED) == (
+    last = inputs.decide(ended, inputs.at(8))
+    assert inputs.condition_of(last.status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
         Mentions("stopped as requested", "checkpoint", "step 7"),
@@ -97,74 +96,83 @@ def test_the_active_deadline_stops_the_trainer_first() -> None:
     assert last.status.attempts[0].outcome == AttemptOutcome.STOPPED
 
 
-def test_a_trainer_that_does_not_stop_gets_its_grace_from_the_request() -> None:
+def test_a_trainer_that_does_not_stop_gets_its_grace_period_from_the_request() -> None:
     # The operator was away when the deadline passed, 4000 s ago.
     late = training(5000)
-    plan = decide(late)
+    plan = inputs.decide(late)
     assert plan.effects == (StopJob("example-1-1"),)
-    asked = inputs.with_status_written(late, plan)
-    assert condition_of(decide(asked, inputs.at(49)).status, C.FAILED) is None
-    assert condition_of(decide(asked, inputs.at(50)).status, C.FAILED) == (
+    requested = inputs.with_status_written(late, plan)
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
         Mentions("asked to stop", "within 50 s"),
     )
 
 
-def test_a_silent_dashboard_does_not_prolong_the_grace() -> None:
-    asked = inputs.with_status_written(training(1000), decide(training(1000)))
-    silent = replace(asked, ray=UNREACHABLE)
-    plan = decide(silent, inputs.at(20))
+def test_an_unreachable_dashboard_does_not_prolong_the_grace_period() -> None:
+    requested = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
+    silent = replace(requested, ray=UNREACHABLE)
+    plan = inputs.decide(silent, inputs.at(20))
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
-    assert condition_of(plan.status, C.PROGRESSING) == condition_of(asked.job.status, C.PROGRESSING)
-    assert condition_of(decide(inputs.with_status_written(silent, plan), inputs.at(50)).status, C.FAILED) is not None
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == inputs.condition_of(requested.job.status, C.PROGRESSING)
+    assert (
+        inputs.condition_of(inputs.decide(inputs.with_status_written(silent, plan), inputs.at(50)).status, C.FAILED)
+        is not None
+    )
 
 
-def test_the_grace_begins_with_the_request() -> None:
-    # The trainer has said for 500 s that it stops, which somebody else asked for.
+def test_the_grace_period_begins_with_the_request() -> None:
+    # The trainer has reported for 500 s that it stops, which somebody else requested.
     status = inputs.running(
         1000, inputs.condition(C.PROGRESSING, ConditionStatus.FALSE, Reason.STOPPING, seconds_ago=500)
     )
     stopping = inputs.healthy(state=inputs.run_state(RunPhase.STOPPING), status=status, job_spec=LIMITS)
-    plan = decide(stopping)
+    plan = inputs.decide(stopping)
     assert plan.effects == (StopJob("example-1-1"),)
-    asked = inputs.with_status_written(stopping, plan)
-    assert condition_of(decide(asked, inputs.at(49)).status, C.FAILED) is None
-    assert condition_of(decide(asked, inputs.at(50)).status, C.FAILED) is not None
+    requested = inputs.with_status_written(stopping, plan)
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(49)).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(requested, inputs.at(50)).status, C.FAILED) is not None
 
 
 def test_an_unreachable_dashboard_is_not_reported_as_stopped_by_a_user() -> None:
     silent = replace(training(1000), ray=UNREACHABLE)
-    plan = decide(silent)
+    plan = inputs.decide(silent)
     assert plan.effects == (ApplyNetworkPolicy("example-1"),)
     message = Mentions("(ActiveDeadlineExceeded)", "cannot be asked", "dashboard")
-    assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", message)
     later = inputs.with_status_written(silent, plan)
-    assert condition_of(decide(later, inputs.at(4)).status, C.PROGRESSING) == ("False", "Stopping", message)
-    assert condition_of(decide(later, inputs.at(50)).status, C.FAILED) == (
+    assert inputs.condition_of(inputs.decide(later, inputs.at(4)).status, C.PROGRESSING) == (
+        "False",
+        "Stopping",
+        message,
+    )
+    assert inputs.condition_of(inputs.decide(later, inputs.at(50)).status, C.FAILED) == (
         "True",
         "ActiveDeadlineExceeded",
         Mentions("could not be asked to stop for 50 s", "dashboard"),
     )
-    answered = decide(replace(later, ray=training(0).ray), inputs.at(20))
+    answered = inputs.decide(replace(later, ray=training(0).ray), inputs.at(20))
     assert answered.effects == (StopJob("example-1-1"),)
-    asked = Mentions("was asked to stop (ActiveDeadlineExceeded)")
-    assert condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", asked)
+    requested = Mentions("was asked to stop (ActiveDeadlineExceeded)")
+    assert inputs.condition_of(answered.status, C.PROGRESSING) == ("False", "Stopping", requested)
 
 
-def test_a_request_to_stop_is_not_taken_back() -> None:
-    asked = inputs.with_status_written(training(1000), decide(training(1000)))
+def test_a_stop_request_is_not_withdrawn() -> None:
+    requested = inputs.with_status_written(training(1000), inputs.decide(training(1000)))
     raised = inputs.spec({"runPolicy.activeDeadlineSeconds": 100_000})
-    stopped = replace(asked, job=replace(asked.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
-    told = condition_of(decide(stopped, inputs.at(30)).status, C.FAILED)
-    assert told is not None
-    assert told[1] == "ActiveDeadlineExceeded"
+    stopped = replace(
+        requested, job=replace(requested.job, spec=raised), ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED))
+    )
+    condition = inputs.condition_of(inputs.decide(stopped, inputs.at(30)).status, C.FAILED)
+    assert condition is not None
+    assert condition[1] == "ActiveDeadlineExceeded"
 
 
 def test_a_trainer_without_a_stop_request_has_no_grace_period() -> None:
     long = inputs.running(90_000, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING, seconds_ago=80_000))
-    plan = decide(inputs.healthy(state=inputs.run_state(), status=long))
-    assert condition_of(plan.status, C.FAILED) is None
+    plan = inputs.decide(inputs.healthy(state=inputs.run_state(), status=long))
+    assert inputs.condition_of(plan.status, C.FAILED) is None
     assert plan.effects == ()
 
 
@@ -173,34 +181,34 @@ def test_success_at_the_deadline_is_success() -> None:
         training(1000),
         ray=inputs.ray(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE)),
     )
-    plan = decide(done)
-    assert condition_of(plan.status, C.COMPLETE) is not None
-    assert condition_of(plan.status, C.FAILED) is None
+    plan = inputs.decide(done)
+    assert inputs.condition_of(plan.status, C.COMPLETE) is not None
+    assert inputs.condition_of(plan.status, C.FAILED) is None
 
 
 def test_a_deadline_can_be_raised_in_time() -> None:
     raised = replace(training(1000), job=replace(training(1000).job, spec=inputs.spec()))
-    assert decide(raised).effects == ()
+    assert inputs.decide(raised).effects == ()
 
 
 def hanging(phase: RunPhase, seconds_ago: float) -> Observed:
-    """Ray says that the trainer runs, which was seen so long ago to tell that it has ended; its grace is 50 s."""
+    """Ray reports that the trainer runs although its final state was seen this long ago; its grace period is 50 s."""
     error = RunError(kind="RewardError", message="no score") if phase is RunPhase.FAILED else None
-    told = {"end_reported_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
-    status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=told)
-    # What the trainer's clock says does not matter.
+    record = {"end_reported_at": timestamp(inputs.at(-seconds_ago))} if phase is not RunPhase.RUNNING else {}
+    status = inputs.running(100, inputs.condition(C.PROGRESSING, reason=Reason.TRAINING), record=record)
+    # The trainer's clock does not matter.
     state = inputs.run_state(phase, step=10, seconds_ago=-3600, error=error)
     return inputs.healthy(inputs.ray_job(), state, status, job_spec=LIMITS)
 
 
 @pytest.mark.parametrize("phase", [RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.STOPPED])
 def test_a_trainer_that_reported_its_end_and_still_runs_is_stopped(phase: RunPhase) -> None:
-    assert decide(hanging(phase, 49)).effects == ()
+    assert inputs.decide(hanging(phase, 49)).effects == ()
     for seconds_ago in (50, 99):
-        plan = decide(hanging(phase, seconds_ago))
+        plan = inputs.decide(hanging(phase, seconds_ago))
         assert plan.effects == (StopJob("example-1-1"),)
         assert plan.status.attempts[0].outcome == AttemptOutcome.RUNNING
-    assert decide(hanging(RunPhase.RUNNING, 1000)).effects == ()
+    assert inputs.decide(hanging(RunPhase.RUNNING, 1000)).effects == ()
 
 
 @pytest.mark.parametrize("status", [RayJobStatus.RUNNING, RayJobStatus.STOPPED])
@@ -216,51 +224,53 @@ def test_a_stopped_trainer_keeps_the_result_it_reported(
     status: RayJobStatus, phase: RunPhase, kind: ConditionType, reason: str, message: Mentions
 ) -> None:
     seen = hanging(phase, 100)
-    plan = decide(replace(seen, ray=replace(seen.ray, job=inputs.ray_job(status))))
-    assert condition_of(plan.status, kind) == ("True", reason, message)
+    plan = inputs.decide(replace(seen, ray=replace(seen.ray, job=inputs.ray_job(status))))
+    assert inputs.condition_of(plan.status, kind) == ("True", reason, message)
     assert plan.effects == (DeleteCluster("example-1", inputs.CLUSTER_UID),)
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    """Another cluster has had the name for so long, as was seen after a long wait for something else."""
+    """Another cluster has had the name for this long; the conflict was seen after a long wait for something else."""
     record = {"name_taken_since": timestamp(inputs.at(-seconds_ago))}
-    seen = inputs.moment(inputs.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
+    seen = inputs.observed(inputs.provisioning(seen=False, seconds_ago=200, record=record), job_spec=LIMITS)
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
 
 
-def test_a_name_is_waited_for_from_when_it_is_seen_to_be_taken() -> None:
+def test_a_name_conflict_is_waited_for_from_when_it_is_seen() -> None:
     quota = EffectFailure(EffectKind.CREATE_CLUSTER, Reason.CREATION_REFUSED, "over quota")
-    waited = replace(inputs.moment(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
-    waited = inputs.with_status_written(waited, decide(waited))
-    taken = replace(waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's"))
-    plan = decide(taken)
+    waited = replace(inputs.observed(inputs.provisioning(seen=False, seconds_ago=200), job_spec=LIMITS), failure=quota)
+    waited = inputs.with_status_written(waited, inputs.decide(waited))
+    conflicting = replace(
+        waited, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, "it is another's")
+    )
+    plan = inputs.decide(conflicting)
     assert plan.status.result is None
-    noted = inputs.with_status_written(taken, plan)
-    assert decide(noted, inputs.at(59)).status.result is None
-    # What is not tried for a while, as after a restart, tells nothing new.
-    untried = replace(noted, failure=None)
-    assert decide(untried, inputs.at(30)).status.attempts == noted.job.status.attempts
-    result = decide(noted, inputs.at(60)).status.result
+    recorded = inputs.with_status_written(conflicting, plan)
+    assert inputs.decide(recorded, inputs.at(59)).status.result is None
+    # An effect that is not tried for a while, as after a restart, gives no new information.
+    untried = replace(recorded, failure=None)
+    assert inputs.decide(untried, inputs.at(30)).status.attempts == recorded.job.status.attempts
+    result = inputs.decide(recorded, inputs.at(60)).status.result
     assert result is not None
     assert result.reason == Reason.NAME_CONFLICT
-    refused = replace(noted, failure=quota)
-    assert decide(refused, inputs.at(60)).status.attempts[0].name_taken_since is None
-    made = replace(noted, clusters=(inputs.cluster(),), failure=None)
-    assert decide(made, inputs.at(59)).status.attempts[0].name_taken_since is None
+    rejected = replace(recorded, failure=quota)
+    assert inputs.decide(rejected, inputs.at(60)).status.attempts[0].name_taken_since is None
+    created = replace(recorded, clusters=(inputs.cluster(),), failure=None)
+    assert inputs.decide(created, inputs.at(59)).status.attempts[0].name_taken_since is None
 
 
 @pytest.mark.parametrize(
     ("seen", "seconds"),
     [
-        # Pods start: their events are looked at every 10 s, or at the deadline.
+        # Pods start: their events are polled every 10 s, or at the deadline.
         (pending(100), 10),
         (pending(297), 3),
         (replace(pending(100), pods=inputs.ready_pods(), ray=inputs.ray(gpus=())), 4),
         (training(100), 4),
         (training(998), 2),
         (name_conflict(55), 5),
-        (inputs.moment(decide(inputs.without_retries(inputs.moment(inputs.running()))).status), None),
+        (inputs.observed(inputs.decide(inputs.without_retries(inputs.observed(inputs.running()))).status), None),
     ],
 )
 def test_the_requeue_is_not_later_than_the_deadline(seen: Observed, seconds: float | None) -> None:
-    assert decide(seen).requeue_after_seconds == seconds
+    assert inputs.decide(seen).requeue_after_seconds == seconds

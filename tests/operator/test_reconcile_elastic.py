@@ -1,4 +1,4 @@
-"""Elastic restart: fewer nodes where nodes stay away, and all of them again when they are back."""
+"""Elastic restart: fewer nodes if nodes stay away, and all of them again when they are back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rljob_operator.reconcile.decision import DeleteCluster, StopJob, SubmitJob
 from rljob_operator.reconcile.observed import EffectFailure, EffectKind, Observed, RayJobStatus
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 C = ConditionType
 # 8 prompts x 4 responses over 4 nodes x 2 GPUs; on 3 nodes they would not divide.
@@ -26,12 +25,12 @@ ON_TWO = (PoolNodes(name="main", nodes=2),)
 
 
 def pods(num_ready: int) -> tuple[object, ...]:
-    """A head and four workers, of which so many are ready."""
+    """A head and four workers, of which this many are ready."""
     return (inputs.pod("h", HEAD_GROUP), *(inputs.pod(f"w{number}", ready=number < num_ready) for number in range(4)))
 
 
 def starting(num_ready: int, seconds_ago: float = 100, job_spec: object = ELASTIC) -> Observed:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.provisioning(seconds_ago=seconds_ago),
         inputs.cluster(),
         seen=inputs.ray(gpus=(2,) * num_ready),
@@ -53,23 +52,23 @@ def newest(status: RLJobStatus) -> Attempt:
 
 @pytest.mark.parametrize(("num_ready", "nodes"), [(3, 2), (2, 2), (1, 1)])
 def test_after_its_wait_an_attempt_begins_on_the_most_nodes_that_divide_its_batch(num_ready: int, nodes: int) -> None:
-    plan = decide(starting(num_ready))
+    plan = inputs.decide(starting(num_ready))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", nodes),)),)
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=nodes),)
     message = Mentions(f"{1 + nodes} of {1 + nodes} pods ready", f"{nodes} of pool main (runPolicy.elastic)")
-    assert condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", message)
+    assert inputs.condition_of(plan.status, C.CLUSTER_READY) == ("True", "Ready", message)
     assert (plan.status.gpus, plan.status.pools[0].desired) == (8, 4)
 
 
-def test_before_that_it_waits_and_with_all_nodes_it_takes_all() -> None:
-    assert decide(starting(3, seconds_ago=99)).effects == ()
-    assert decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
-    assert decide(starting(4)).effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
-    assert newest(decide(starting(4)).status).nodes == ()
+def test_before_that_it_waits_and_with_all_nodes_it_uses_all() -> None:
+    assert inputs.decide(starting(3, seconds_ago=99)).effects == ()
+    assert inputs.decide(starting(3, seconds_ago=99)).requeue_after_seconds == 1
+    assert inputs.decide(starting(4)).effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
+    assert newest(inputs.decide(starting(4)).status).nodes == ()
 
 
 def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
-    """A submission on so many nodes is written down, and was not made, for the dashboard did not take it."""
+    """A submission on this many nodes is recorded, but was not made, because the dashboard did not accept it."""
     seen = starting(num_ready, seconds_ago=200)
     record = {
         "submissions": 1,
@@ -83,103 +82,105 @@ def about_to_submit(num_ready: int, nodes: tuple[PoolNodes, ...]) -> Observed:
 
 
 @pytest.mark.parametrize("nodes", [(), ON_TWO], ids=["all nodes", "two nodes"])
-def test_a_node_that_is_lost_before_ray_has_the_trainer_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
-    plan = decide(about_to_submit(1, nodes))
+def test_a_node_lost_before_the_submission_is_not_waited_for(nodes: tuple[PoolNodes, ...]) -> None:
+    plan = inputs.decide(about_to_submit(1, nodes))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 1),)),)
     assert newest(plan.status).nodes == (PoolNodes(name="main", nodes=1),)
 
 
 def test_a_possible_submission_keeps_its_number_of_nodes() -> None:
     seen = about_to_submit(1, ON_TWO)
-    for told in (inputs.silent_ray(), replace(seen.ray, job=inputs.ray_job())):
-        assert newest(decide(replace(seen, ray=told)).status).nodes == ON_TWO
+    for ray in (inputs.silent_ray(), replace(seen.ray, job=inputs.ray_job())):
+        assert newest(inputs.decide(replace(seen, ray=ray)).status).nodes == ON_TWO
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no answer"])
-def test_nodes_that_come_after_a_submission_without_answer_do_not_change_it(silent: bool) -> None:
-    """Ray may have taken it: the record would tell of all nodes, and the job train on two to its end."""
+@pytest.mark.parametrize("silent", [False, True], ids=["a new operator", "no response"])
+def test_nodes_that_come_after_a_submission_without_response_do_not_change_it(silent: bool) -> None:
+    """Ray may have accepted it: the record would show all nodes, and the job would train on two to its end."""
     seen = about_to_submit(4, ON_TWO)
     failure = EffectFailure(EffectKind.SUBMIT_JOB, Reason.DASHBOARD_UNREACHABLE, "no answer within 60 s")
-    plan = decide(replace(seen, failure=failure if silent else None))
+    plan = inputs.decide(replace(seen, failure=failure if silent else None))
     assert newest(plan.status).nodes == ON_TWO
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER, (("main", 2),)),)
-    # So it is stopped for all nodes as usual, when Ray is seen to have it.
-    taken = replace(
+    # So the job is stopped for all nodes as usual, once Ray is seen to have it.
+    with_job = replace(
         inputs.with_status_written(seen, plan), ray=inputs.ray(inputs.ray_job(), inputs.run_state(), gpus=(2,) * 4)
     )
-    begun = decide(taken)
+    begun = inputs.decide(with_job)
     assert newest(begun.status).nodes == ON_TWO
-    noted = decide(inputs.with_status_written(taken, begun))
-    assert decide(inputs.with_status_written(taken, noted), inputs.at(60)).effects == (StopJob("example-1-1"),)
+    recorded = inputs.decide(inputs.with_status_written(with_job, begun))
+    assert inputs.decide(inputs.with_status_written(with_job, recorded), inputs.at(60)).effects == (
+        StopJob("example-1-1"),
+    )
 
 
-def test_a_submission_that_ray_refused_takes_the_nodes_that_are_there_by_then() -> None:
-    refusal = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
-    plan = decide(replace(about_to_submit(4, ON_TWO), failure=refusal))
+def test_a_submission_that_ray_rejected_uses_the_nodes_available_by_then() -> None:
+    rejection = EffectFailure(EffectKind.SUBMIT_JOB, Reason.SUBMISSION_FAILED, "no agent is there")
+    plan = inputs.decide(replace(about_to_submit(4, ON_TWO), failure=rejection))
     assert plan.effects == (SubmitJob("example-1-1", 1, inputs.START_NUMBER),)
 
 
-@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "not elastic any more"])
+@pytest.mark.parametrize("num_ready", [0, 1], ids=["no node", "no longer elastic"])
 def test_a_possible_submission_is_not_forgotten_without_enough_nodes(num_ready: int) -> None:
     seen = about_to_submit(num_ready, ON_TWO)
     if num_ready:
         seen = replace(seen, job=replace(seen.job, spec=RIGID))
-    assert newest(decide(seen).status).nodes == ON_TWO
+    assert newest(inputs.decide(seen).status).nodes == ON_TWO
 
 
 @pytest.mark.parametrize("seen", [starting(0), starting(3, job_spec=RIGID)], ids=["no node", "not elastic"])
-def test_too_few_nodes_and_jobs_that_do_not_want_it_wait_on(seen: Observed) -> None:
-    assert decide(seen).effects == ()
-    assert newest(decide(seen).status).nodes == ()
+def test_too_few_nodes_and_jobs_without_elastic_restart_keep_waiting(seen: Observed) -> None:
+    assert inputs.decide(seen).effects == ()
+    assert newest(inputs.decide(seen).status).nodes == ()
 
 
 def test_a_submission_on_fewer_nodes_stays_while_nodes_are_missing() -> None:
-    plan = decide(small(2))
+    plan = inputs.decide(small(2))
     assert plan.effects == ()
     assert newest(plan.status).all_nodes_since is None
-    assert condition_of(plan.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("True", "Training", Mentions("10 steps"))
 
 
-def test_it_is_stopped_with_a_checkpoint_when_all_nodes_have_been_there_for_a_minute() -> None:
+def test_it_is_stopped_with_a_checkpoint_after_all_nodes_were_there_for_a_minute() -> None:
     seen = small(4)
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == ()
     assert newest(plan.status).all_nodes_since == "2026-03-01T12:00:00Z"
     whole = inputs.with_status_written(seen, plan)
-    assert decide(whole, inputs.at(59)).effects == ()
-    assert decide(replace(whole, pods=pods(3)), inputs.at(59)).status.attempts[-1].all_nodes_since is None
+    assert inputs.decide(whole, inputs.at(59)).effects == ()
+    assert inputs.decide(replace(whole, pods=pods(3)), inputs.at(59)).status.attempts[-1].all_nodes_since is None
     unread = replace(whole, job=replace(whole.job, spec=None, spec_error="it is of a newer version"))
-    assert decide(unread, inputs.at(60)).effects == (), "another attempt would have to wait"
-    stopped = decide(whole, inputs.at(60))
+    assert inputs.decide(unread, inputs.at(60)).effects == (), "another attempt would have to wait"
+    stopped = inputs.decide(whole, inputs.at(60))
     assert stopped.effects == (StopJob("example-1-1"),)
     saved = inputs.ray(inputs.ray_job(RayJobStatus.STOPPED), inputs.run_state(RunPhase.STOPPED, checkpoint_step=9))
     done = replace(inputs.with_status_written(whole, stopped), ray=saved)
-    ended = decide(done, inputs.at(70))
+    ended = inputs.decide(done, inputs.at(70))
     assert ended.effects == ()
     attempts = ended.status.attempts
     assert (attempts[0].reason, attempts[0].failure_class) == ("Resized", "Resumable")
-    # The next one begins at once, on the same cluster, and counts against no budget.
+    # The next attempt begins at once, on the same cluster, and uses no retry.
     assert (attempts[1].cluster, attempts[1].nodes) == ("example-1", ())
     assert ended.status.counters is not None
     assert (ended.status.counters.failed_attempts, ended.status.counters.infrastructure_retries) == (0, 0)
     grown = replace(inputs.with_status_written(done, ended), ray=inputs.ray(gpus=(2,) * 4))
-    assert decide(grown, inputs.at(71)).effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1),)
+    assert inputs.decide(grown, inputs.at(71)).effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1),)
 
 
 def test_after_a_failure_on_fewer_nodes_the_next_attempt_does_not_wait_again() -> None:
     failed = replace(small(2), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 1)))
-    plan = decide(failed)
+    plan = inputs.decide(failed)
     assert plan.status.next_attempt is not None
     assert plan.status.next_attempt.same_cluster
     later = replace(inputs.with_status_written(failed, plan), ray=inputs.ray(gpus=(2, 2)))
-    started = decide(later, inputs.at(30))
-    again = decide(inputs.with_status_written(later, started), inputs.at(31))
+    started = inputs.decide(later, inputs.at(30))
+    again = inputs.decide(inputs.with_status_written(later, started), inputs.at(31))
     assert again.effects == (SubmitJob("example-2-1", 2, inputs.START_NUMBER + 1, (("main", 2),)),)
 
 
-def test_a_node_that_is_lost_costs_the_attempt_and_its_cluster() -> None:
+def test_a_lost_node_ends_the_attempt_and_its_cluster() -> None:
     lost = replace(small(1), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, 75)))
-    plan = decide(lost)
+    plan = inputs.decide(lost)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.counters == Counters(
         attempts=1,

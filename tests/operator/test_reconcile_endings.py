@@ -1,4 +1,4 @@
-"""How attempts end: whose fault it is, and what the message says."""
+"""How attempts end: the failure class, and the message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rljob_api.v1alpha1.status import AttemptOutcome
 from rljob_operator.reconcile.observed import Observed, ObservedRay, PodProblem, RayJobStatus
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
@@ -21,11 +20,11 @@ OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
 
 def failure(seen: Observed) -> tuple[str, str]:
     """Reason and message of the failure."""
-    status = decide(inputs.without_retries(seen)).status
-    told = condition_of(status, C.FAILED)
-    assert told is not None
-    assert condition_of(status, C.FINISHED) == told
-    return told[1:]
+    status = inputs.decide(inputs.without_retries(seen)).status
+    condition = inputs.condition_of(status, C.FAILED)
+    assert condition is not None
+    assert inputs.condition_of(status, C.FINISHED) == condition
+    return condition[1:]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +44,8 @@ def failure(seen: Observed) -> tuple[str, str]:
     ],
 )
 def test_the_exit_code_decides_the_failure_class(code: int, reason: Reason, end: str) -> None:
-    plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
-    assert condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
+    plan = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code))))
+    assert inputs.condition_of(plan.status, C.FAILED) == ("True", reason.value, Mentions(f"{end}: Ray's message"))
     stopped = reason is R.STOPPED_OUTSIDE
     assert plan.status.attempts[0].outcome == (AttemptOutcome.STOPPED if stopped else AttemptOutcome.FAILED)
     assert plan.status.attempts[0].reason == reason.value
@@ -68,7 +67,7 @@ def test_without_an_exit_code_the_error_type_of_ray_decides(error_type: str | No
 
 
 @pytest.mark.parametrize("code", [75, -9, None])
-def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
+def test_a_failure_explained_by_memory_is_reported_as_out_of_memory(code: int | None) -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="WorkerLost", message="rank 3 is gone"))
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, code), state)
     pods = (*inputs.ready_pods(), inputs.pod("worker-7", problem=OOM))
@@ -76,18 +75,18 @@ def test_a_failure_that_memory_explains_says_so(code: int | None) -> None:
     assert reason == "OutOfMemory"
     assert message.startswith("pod worker-7: container ray ran out of memory (OOMKilled); ")
     assert message.endswith(": WorkerLost: rank 3 is gone")
-    ended = decide(replace(seen, pods=pods)).status.attempts[-1]
+    ended = inputs.decide(replace(seen, pods=pods)).status.attempts[-1]
     assert (ended.failure_cause, ended.failed_pod) == ("HostMemory", "worker-7")
     # The job's own error stays its own.
     assert failure(replace(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)), pods=pods))[0] == "ApplicationError"
 
 
-def test_a_head_that_ran_out_of_memory() -> None:
+def test_a_head_that_ran_out_of_memory_is_reported() -> None:
     ended = inputs.pod("h", HEAD_GROUP, ended=True, problem=OOM)
-    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (ended, inputs.pod("w"))))[0] == "OutOfMemory"
+    assert failure(inputs.observed(inputs.running(), inputs.cluster(), (ended, inputs.pod("w"))))[0] == "OutOfMemory"
     restarted = inputs.pod("h", HEAD_GROUP, problem=OOM)
     assert (
-        failure(inputs.moment(inputs.running(), inputs.cluster(), (restarted, inputs.pod("w")), inputs.ray()))[0]
+        failure(inputs.observed(inputs.running(), inputs.cluster(), (restarted, inputs.pod("w")), inputs.ray()))[0]
         == "OutOfMemory"
     )
 
@@ -96,28 +95,32 @@ def test_an_evicted_head_is_named_with_the_reason() -> None:
     evicted = inputs.pod(
         "h", HEAD_GROUP, ended=True, problem=PodProblem(R.INFRASTRUCTURE_ERROR, "Evicted: low on disk")
     )
-    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (evicted, inputs.pod("w")))) == (
+    assert failure(inputs.observed(inputs.running(), inputs.cluster(), (evicted, inputs.pod("w")))) == (
         "HeadLost",
         Mentions("pod h on node node-of-h", "Evicted: low on disk"),
     )
 
 
 def test_a_terminating_head_is_waited_for() -> None:
-    going = inputs.moment(
+    going = inputs.observed(
         inputs.running(),
         inputs.cluster(),
         (inputs.pod("h", HEAD_GROUP, ready=False, deleting=True), inputs.pod("w")),
     )
-    plan = decide(going)
-    assert condition_of(plan.status, C.FAILED) is None
-    assert condition_of(plan.status, C.PROGRESSING) == ("False", "Stopping", Mentions("head pod h is being deleted"))
+    plan = inputs.decide(going)
+    assert inputs.condition_of(plan.status, C.FAILED) is None
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == (
+        "False",
+        "Stopping",
+        Mentions("head pod h is being deleted"),
+    )
     stopped = replace(going, ray=inputs.ray(inputs.ray_job(RayJobStatus.STOPPED)))
     assert failure(stopped) == ("HeadLost", Mentions("head pod h was deleted"))
 
 
 def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
     stuck = inputs.pod("h", HEAD_GROUP, ready=False, deleting=True, overdue=True)
-    assert failure(inputs.moment(inputs.running(), inputs.cluster(), (stuck, inputs.pod("w")))) == (
+    assert failure(inputs.observed(inputs.running(), inputs.cluster(), (stuck, inputs.pod("w")))) == (
         "HeadLost",
         Mentions("pod h on node node-of-h", "deleted", "node seems to be lost"),
     )
@@ -125,43 +128,49 @@ def test_a_head_that_never_terminates_is_lost_with_its_node() -> None:
 
 def test_a_cluster_that_has_never_been_complete_may_get_a_new_head() -> None:
     assert (
-        decide(inputs.moment(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),))).status.attempts[0].ended
+        inputs.decide(inputs.observed(inputs.provisioning(), inputs.cluster(), (inputs.pod("w"),)))
+        .status.attempts[0]
+        .ended
         is None
     )
 
 
-def test_a_cluster_that_was_complete_gets_none() -> None:
-    lacking = decide(
-        inputs.moment(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
+def test_a_cluster_that_was_complete_gets_no_new_head() -> None:
+    lacking = inputs.decide(
+        inputs.observed(inputs.provisioning(), inputs.cluster(), inputs.ready_pods(), inputs.ray(gpus=(1,)))
     ).status
     assert lacking.attempts[0].submissions == 0
-    assert failure(inputs.moment(lacking, inputs.cluster(), (inputs.pod("w"),)))[0] == "HeadLost"
+    assert failure(inputs.observed(lacking, inputs.cluster(), (inputs.pod("w"),)))[0] == "HeadLost"
 
 
-def test_a_cluster_that_kuberay_saw_complete_gets_none_either() -> None:
+def test_a_cluster_that_kuberay_saw_complete_gets_no_new_head_either() -> None:
     assert (
-        failure(inputs.moment(inputs.provisioning(), inputs.cluster(provisioned=True), (inputs.pod("w"),)))[0]
+        failure(inputs.observed(inputs.provisioning(), inputs.cluster(provisioned=True), (inputs.pod("w"),)))[0]
         == "HeadLost"
     )
 
 
 def test_a_cluster_that_is_being_deleted_is_lost() -> None:
-    seen = inputs.moment(inputs.running(), inputs.cluster(deleting=True), inputs.ready_pods())
+    seen = inputs.observed(inputs.running(), inputs.cluster(deleting=True), inputs.ready_pods())
     assert failure(seen) == ("ClusterLost", Mentions("RayCluster example-1 was deleted"))
-    replaced = inputs.moment(inputs.running(), inputs.cluster(uid="c2"), inputs.ready_pods())
+    replaced = inputs.observed(inputs.running(), inputs.cluster(uid="c2"), inputs.ready_pods())
     assert failure(replaced)[0] == "ClusterLost"
 
 
 def test_the_result_reported_by_ray_takes_precedence_over_the_state_of_the_cluster() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
-    assert condition_of(decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE) is not None
+    assert (
+        inputs.condition_of(inputs.decide(replace(done, clusters=(inputs.cluster(deleting=True),))).status, C.COMPLETE)
+        is not None
+    )
 
 
-def test_success_needs_the_trainers_word() -> None:
+def test_success_requires_the_trainers_final_state() -> None:
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
     assert failure(inputs.healthy(done, inputs.run_state()))[0] == "ExitedWithoutResult"
     assert (
-        condition_of(decide(inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE))).status, C.COMPLETE) is not None
+        inputs.condition_of(inputs.decide(inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE))).status, C.COMPLETE)
+        is not None
     )
 
 
@@ -169,8 +178,8 @@ def test_progressing_is_set_for_a_trainer_that_ended_before_the_first_poll() -> 
     done = inputs.healthy(
         inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), status=inputs.running(30)
     )
-    assert condition_of(done.job.status, C.PROGRESSING) is None
-    assert condition_of(decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
+    assert inputs.condition_of(done.job.status, C.PROGRESSING) is None
+    assert inputs.condition_of(inputs.decide(done).status, C.PROGRESSING) == ("False", "Ended", "")
 
 
 def test_a_missing_final_run_state_is_polled_again() -> None:
@@ -178,20 +187,20 @@ def test_a_missing_final_run_state_is_polled_again() -> None:
     first = inputs.without_retries(
         inputs.healthy(done, status=inputs.running(900, inputs.condition(C.PROGRESSING, seconds_ago=800)))
     )
-    plan = decide(first)
-    assert condition_of(plan.status, C.FAILED) is None
+    plan = inputs.decide(first)
+    assert inputs.condition_of(plan.status, C.FAILED) is None
     assert (plan.effects, plan.requeue_after_seconds) == ((), 4)
     message = Mentions("succeeded", "waiting", "run state")
-    assert condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", message)
+    assert inputs.condition_of(plan.status, C.PROGRESSING) == ("False", "DashboardUnreachable", message)
     later = inputs.with_status_written(first, plan)
-    assert condition_of(decide(later, inputs.at(29)).status, C.FAILED) is None
-    assert condition_of(decide(later, inputs.at(30)).status, C.FAILED) == (
+    assert inputs.condition_of(inputs.decide(later, inputs.at(29)).status, C.FAILED) is None
+    assert inputs.condition_of(inputs.decide(later, inputs.at(30)).status, C.FAILED) == (
         "True",
         "ExitedWithoutResult",
         Mentions("code 0", "no run state"),
     )
     read = replace(later, ray=inputs.ray(done, inputs.run_state(RunPhase.COMPLETE)))
-    assert condition_of(decide(read, inputs.at(8)).status, C.COMPLETE) is not None
+    assert inputs.condition_of(inputs.decide(read, inputs.at(8)).status, C.COMPLETE) is not None
 
 
 def test_the_trainers_own_error_comes_before_its_log() -> None:
@@ -206,7 +215,7 @@ def test_the_trainers_own_error_comes_before_its_log() -> None:
 def test_the_status_has_the_cause_and_the_pod_that_the_trainer_reports(cause: str | None) -> None:
     error = RunError(kind="WorkerError", message="any words", cause=cause, pod="j-1-main-worker-a")
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), inputs.run_state(RunPhase.FAILED, error=error))
-    ended = decide(seen).status.attempts[-1]
+    ended = inputs.decide(seen).status.attempts[-1]
     assert (ended.reason, ended.failure_cause, ended.failed_pod) == ("ApplicationError", cause, "j-1-main-worker-a")
 
 
@@ -229,8 +238,8 @@ def test_messages_are_printable() -> None:
     assert message.endswith("code 1: Traceback\n ValueError:   bad end")
 
 
-def test_an_ending_seen_at_the_deadline_is_the_ending() -> None:
-    asked = inputs.running(60, inputs.condition(C.PROGRESSING))
-    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), asked)
-    assert condition_of(decide(done).status, C.COMPLETE) is not None
+def test_an_end_seen_at_the_deadline_is_the_result() -> None:
+    stopping = inputs.running(60, inputs.condition(C.PROGRESSING))
+    done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), stopping)
+    assert inputs.condition_of(inputs.decide(done).status, C.COMPLETE) is not None
     assert isinstance(done.ray, ObservedRay)

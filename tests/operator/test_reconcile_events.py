@@ -1,4 +1,4 @@
-"""Events: one for each change that people want to read, and none for what they have read already."""
+"""Events: one for each change that people want to read, and none for what an earlier event reported."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from rljob_api.run_state import RunError, RunPhase
 from rljob_operator.reconcile.decision import EventRecord, EventType
 from rljob_operator.reconcile.observed import Observed, PodProblem, RayJobStatus
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 
 
 def reasons(seen: Observed) -> list[str]:
-    return [event.reason.value for event in decide(seen).events]
+    return [event.reason.value for event in inputs.decide(seen).events]
 
 
-def test_the_events_of_a_successful_job() -> None:
+def test_the_events_of_a_successful_job_are_complete() -> None:
     outside = [
-        inputs.moment(),
-        inputs.moment(there=inputs.cluster()),
-        inputs.moment(there=inputs.cluster(), pods=inputs.ready_pods(), seen=inputs.ray()),
+        inputs.observed(),
+        inputs.observed(there=inputs.cluster()),
+        inputs.observed(there=inputs.cluster(), pods=inputs.ready_pods(), seen=inputs.ray()),
         inputs.healthy(),
         inputs.healthy(state=inputs.run_state()),
         inputs.healthy(state=inputs.run_state(checkpoint_step=4)),
@@ -30,14 +29,14 @@ def test_the_events_of_a_successful_job() -> None:
             inputs.ray_job(RayJobStatus.SUCCEEDED, 0),
             inputs.run_state(RunPhase.COMPLETE, step=10, checkpoint_step=10),
         ),
-        inputs.moment(),
+        inputs.observed(),
     ]
-    told, status = [], inputs.moment().job.status
+    sent, status = [], inputs.observed().job.status
     for number, seen in enumerate(outside):
-        plan = decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
-        told.append([event.reason.value for event in plan.events])
+        plan = inputs.decide(replace(seen, job=replace(seen.job, status=status)), inputs.at(10 * number))
+        sent.append([event.reason.value for event in plan.events])
         status = plan.status
-    assert told == [
+    assert sent == [
         ["Creating"],
         [],
         ["Ready"],
@@ -52,37 +51,37 @@ def test_the_events_of_a_successful_job() -> None:
 
 def test_an_event_is_sent_only_when_the_reason_changes() -> None:
     def head(reason: Reason, message: str) -> Observed:
-        return inputs.moment(
+        return inputs.observed(
             inputs.provisioning(),
             inputs.cluster(),
             (inputs.pod("h", HEAD_GROUP, problem=PodProblem(reason, message)), inputs.pod("w")),
         )
 
     first = head(Reason.UNSCHEDULABLE, "0/3 nodes")
-    plan = decide(first)
+    plan = inputs.decide(first)
     assert plan.events == (
         EventRecord(EventType.WARNING, Reason.UNSCHEDULABLE, "1 of 2 pods ready; the head pod h: 0/3 nodes"),
     )
     same = replace(head(Reason.UNSCHEDULABLE, "0/4 nodes"), job=inputs.with_status_written(first, plan).job)
-    assert decide(same).events == ()
+    assert inputs.decide(same).events == ()
     other = replace(head(Reason.IMAGE_PULL_FAILED, "not found"), job=inputs.with_status_written(first, plan).job)
-    assert [event.reason for event in decide(other).events] == [Reason.IMAGE_PULL_FAILED]
+    assert [event.reason for event in inputs.decide(other).events] == [Reason.IMAGE_PULL_FAILED]
 
 
 def test_one_loss_gets_one_event() -> None:
-    assert reasons(inputs.without_retries(inputs.moment(inputs.running()))) == ["ClusterLost"]
+    assert reasons(inputs.without_retries(inputs.observed(inputs.running()))) == ["ClusterLost"]
     assert reasons(inputs.without_retries(replace(inputs.healthy(), ray=inputs.ray()))) == ["DriverLost"]
 
 
 def test_an_invalid_job_gets_one_warning_event() -> None:
-    seen = inputs.moment()
+    seen = inputs.observed()
     seen = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.pools: wrong"))
-    assert decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
+    assert inputs.decide(seen).events == (EventRecord(EventType.WARNING, Reason.INVALID_SPEC, "spec.pools: wrong"),)
 
 
-def test_a_long_text_of_wide_letters_fits_into_an_event() -> None:
+def test_a_long_text_of_multibyte_characters_fits_into_an_event() -> None:
     state = inputs.run_state(RunPhase.FAILED, error=RunError(kind="E", message="é" * 2000))
-    plan = decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
+    plan = inputs.decide(inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1), state)))
     (failed,) = [event for event in plan.events if event.reason is Reason.APPLICATION_ERROR]
     assert len(failed.message.encode()) in (1023, 1024)
     (condition,) = [each for each in plan.status.conditions if each.type == ConditionType.FAILED]

@@ -1,4 +1,4 @@
-"""What is lost while something else happens: a stop, an outage of the operator, a trainer that may still be there."""
+"""Losses during something else: during a stop, an outage of the operator, or with a trainer that may still exist."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from rljob_operator.reconcile.decision import SubmitJob
 from rljob_operator.reconcile.observed import Observed, ObservedRay, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 
 R = Reason
 GRACE_SECONDS = inputs.spec().run_policy.grace_period_seconds
-NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
+RAY_NOT_ASKED = ObservedRay(Reachability.NOT_ASKED)
 
 
 def without_head(seen: Observed) -> Observed:
-    return replace(seen, pods=(inputs.pod("worker-0"),), ray=NOT_ASKED)
+    return replace(seen, pods=(inputs.pod("worker-0"),), ray=RAY_NOT_ASKED)
 
 
 def without_cluster(seen: Observed) -> Observed:
-    return replace(seen, clusters=(), pods=(), ray=NOT_ASKED)
+    return replace(seen, clusters=(), pods=(), ray=RAY_NOT_ASKED)
 
 
 @pytest.mark.parametrize("lose", [without_head, without_cluster])
@@ -35,85 +34,87 @@ def test_a_job_that_was_to_stop_stays_stopped_when_its_cluster_is_lost(lose: obj
     seen = inputs.healthy(inputs.ray_job(), inputs.run_state())
     seen = replace(seen, job=replace(seen.job, stop_request="now"))
     if not at_once:
-        seen = inputs.with_status_written(seen, decide(seen))
-    plan = decide(lose(seen), inputs.at(4))
+        seen = inputs.with_status_written(seen, inputs.decide(seen))
+    plan = inputs.decide(lose(seen), inputs.at(4))
     assert plan.status.result is not None
     assert plan.status.result.reason == R.STOPPED_BY_USER
     assert ("before it was asked to stop" in plan.status.result.message) == at_once
     assert plan.status.next_attempt is None
 
 
-def test_a_suspended_job_that_loses_its_head_is_suspended_and_nothing_is_counted() -> None:
+def test_a_suspending_job_that_loses_its_head_is_suspended_without_using_a_retry() -> None:
     suspended = inputs.spec({"suspend": True, "runPolicy": {"maxInfraRetries": 0}})
     seen = inputs.healthy(inputs.ray_job(), inputs.run_state(), job_spec=suspended)
-    status = decide(without_head(inputs.with_status_written(seen, decide(seen))), inputs.at(4)).status
+    status = inputs.decide(without_head(inputs.with_status_written(seen, inputs.decide(seen))), inputs.at(4)).status
     assert status.result is None
     assert status.attempts[-1].reason == R.SUSPENDED
     assert status.counters is not None
     assert (status.counters.infrastructure_retries, status.counters.failed_attempts) == (0, 0)
 
 
-def test_a_trainer_that_could_not_be_asked_to_stop_goes_with_its_cluster() -> None:
+def test_a_trainer_that_could_not_be_asked_to_stop_is_removed_with_its_cluster() -> None:
     stop = StopRequest(reason=R.RESIZED.value, requested_at=timestamp(inputs.at(-GRACE_SECONDS)))
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.running(9000, record={"stop": stop}), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray()
     )
-    following = decide(seen).status.next_attempt
+    following = inputs.decide(seen).status.next_attempt
     assert following is not None
     assert (following.reason, following.same_cluster) == (R.RESIZED, False)
 
 
 @pytest.mark.parametrize(("in_ray", "same_cluster"), [(RayJobStatus.RUNNING, False), (RayJobStatus.FAILED, True)])
-def test_a_trainer_that_has_failed_and_is_still_there_goes_with_its_cluster(
+def test_a_failed_trainer_that_still_exists_is_removed_with_its_cluster(
     in_ray: RayJobStatus, same_cluster: bool
 ) -> None:
     status = inputs.running(9000, record={"end_reported_at": timestamp(inputs.at(-3 * GRACE_SECONDS))})
     run = inputs.ray_job(in_ray, 1 if in_ray is RayJobStatus.FAILED else None)
-    following = decide(inputs.healthy(run, inputs.run_state(RunPhase.FAILED), status)).status.next_attempt
+    following = inputs.decide(inputs.healthy(run, inputs.run_state(RunPhase.FAILED), status)).status.next_attempt
     assert following is not None
     assert (following.reason, following.same_cluster) == (R.APPLICATION_ERROR, same_cluster)
 
 
-AWAY = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(inputs.at(-3700))}
+AFTER_OUTAGE = {"progressed_at": timestamp(inputs.at(-3700)), "run_state_at": timestamp(inputs.at(-3700))}
 
 
 @pytest.mark.parametrize(
     "record",
-    [AWAY, AWAY | {"state_unknown_since": timestamp(inputs.at(-3690))}],
-    ids=["it was well", "it had just not answered"],
+    [AFTER_OUTAGE, AFTER_OUTAGE | {"state_unknown_since": timestamp(inputs.at(-3690))}],
+    ids=["it was healthy", "its last poll had failed"],
 )
 def test_the_first_poll_after_an_operator_outage_may_fail(record: dict[str, object]) -> None:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.running(8000, record=record), inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=1)
     )
-    attempt = decide(seen).status.attempts[-1]
+    attempt = inputs.decide(seen).status.attempts[-1]
     assert (attempt.stop, attempt.ended) == (None, None)
     answered = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state()))
-    attempt = decide(answered).status.attempts[-1]
+    attempt = inputs.decide(answered).status.attempts[-1]
     assert (attempt.stop, attempt.ended, attempt.state_unknown_since) == (None, None, None)
 
 
-def test_a_silence_that_this_operator_has_seen_ends_the_attempt_all_the_same() -> None:
-    status = inputs.running(8000, record=AWAY | {"state_unknown_since": timestamp(inputs.at(-3690))})
-    seen = inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
-    assert decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
+def test_an_unreachability_that_this_operator_has_seen_still_ends_the_attempt() -> None:
+    status = inputs.running(8000, record=AFTER_OUTAGE | {"state_unknown_since": timestamp(inputs.at(-3690))})
+    seen = inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.silent_ray(seconds=20))
+    assert inputs.decide(seen).status.attempts[-1].reason == R.DASHBOARD_UNREACHABLE
 
 
 def test_a_submission_after_an_operator_outage_is_not_too_late() -> None:
-    seen = inputs.moment(
+    seen = inputs.observed(
         inputs.provisioning(seconds_ago=4000), inputs.cluster(provisioned=True), inputs.ready_pods(), inputs.ray()
     )
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.status.result is None
-    assert any(isinstance(effect, SubmitJob) for effect in decide(inputs.with_status_written(seen, plan)).effects)
+    assert any(
+        isinstance(effect, SubmitJob) for effect in inputs.decide(inputs.with_status_written(seen, plan)).effects
+    )
     late = replace(seen, pods=inputs.ready_pods()[:1])
-    result = decide(late).status.result
+    result = inputs.decide(late).status.result
     assert result is not None
     assert result.reason == R.PROVISIONING_DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("deadline", [12, 30, 59, 61, 90])
-def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadline: int) -> None:
+def test_a_short_stall_deadline_does_not_stop_a_trainer_that_makes_progress(deadline: int) -> None:
     job_spec = inputs.spec({"runPolicy": {"stallDeadlineSeconds": deadline}})
     seen = inputs.healthy(
         inputs.ray_job(),
@@ -124,46 +125,51 @@ def test_a_short_stall_deadline_leaves_a_trainer_alone_that_gets_further(deadlin
     for seconds in range(0, 200, 4):
         state = inputs.run_state().model_copy(update={"written_at": timestamp(inputs.at(seconds - 1))})
         seen = replace(seen, ray=inputs.ray(inputs.ray_job(), state))
-        seen = inputs.with_status_written(seen, decide(seen, inputs.at(seconds)))
+        seen = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(seconds)))
         assert seen.job.status.attempts[-1].stop is None, f"after {seconds} s"
-    # What it wrote last counts from when it is noted.
-    seen = inputs.with_status_written(seen, decide(seen, inputs.at(200 + deadline)))
-    stop = decide(seen, inputs.at(200 + 2 * deadline)).status.attempts[-1].stop
+    # Its last report counts from when it is recorded.
+    seen = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(200 + deadline)))
+    stop = inputs.decide(seen, inputs.at(200 + 2 * deadline)).status.attempts[-1].stop
     assert stop is not None
     assert stop.reason == R.STALLED
 
 
 def test_a_head_evicted_by_its_kubelet_is_not_a_stop_by_a_user() -> None:
-    """Its driver is stopped first; that the pod has ended is told later."""
+    """Its driver is stopped first; that the pod has ended is reported later."""
     seen = inputs.healthy(inputs.ray_job(RayJobStatus.STOPPED))
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.status.attempts[-1].ended is None
     head, *others = seen.pods
     ended = replace(
-        inputs.with_status_written(seen, plan), pods=(replace(head, ready=False, ended=True), *others), ray=NOT_ASKED
+        inputs.with_status_written(seen, plan),
+        pods=(replace(head, ready=False, ended=True), *others),
+        ray=RAY_NOT_ASKED,
     )
-    assert decide(ended, inputs.at(5)).status.attempts[-1].reason == R.HEAD_LOST
-    assert decide(inputs.with_status_written(seen, plan), inputs.at(30)).status.attempts[-1].reason == R.STOPPED_OUTSIDE
+    assert inputs.decide(ended, inputs.at(5)).status.attempts[-1].reason == R.HEAD_LOST
+    assert (
+        inputs.decide(inputs.with_status_written(seen, plan), inputs.at(30)).status.attempts[-1].reason
+        == R.STOPPED_OUTSIDE
+    )
 
 
 def unread(seen: Observed) -> Observed:
     return replace(seen, job=replace(seen.job, spec=None, spec_error="spec.new: not known here"))
 
 
-def test_a_spec_that_cannot_be_read_costs_no_job_its_tries() -> None:
+def test_an_unreadable_spec_uses_no_retries() -> None:
     status = inputs.running(9000)
     assert status.counters is not None
     counters = status.counters.model_copy(update={"application_retries": 2, "infrastructure_retries": 10})
     seen = inputs.healthy(
         inputs.ray_job(RayJobStatus.FAILED, 1), None, status.model_copy(update={"counters": counters})
     )
-    found = decide(unread(seen)).status
+    found = inputs.decide(unread(seen)).status
     assert found.result is None
     assert found.next_attempt is not None
 
 
-def test_a_job_between_attempts_whose_spec_cannot_be_read_can_be_stopped() -> None:
-    seen = unread(inputs.moment(inputs.waiting_for_retry()))
-    result = decide(replace(seen, job=replace(seen.job, stop_request="now"))).status.result
+def test_a_job_between_attempts_with_an_unreadable_spec_can_be_stopped() -> None:
+    seen = unread(inputs.observed(inputs.waiting_for_retry()))
+    result = inputs.decide(replace(seen, job=replace(seen.job, stop_request="now"))).status.result
     assert result is not None
     assert result.reason == R.STOPPED_BY_USER

@@ -1,4 +1,4 @@
-"""What the trainer says gets into the status: soon, not too often, and with addresses that people can use."""
+"""The trainer's reports reach the status: soon, not too often, and with addresses that people can use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rljob_api.v1alpha1.status import Progress, RLJobStatus
 from rljob_operator.reconcile.observed import RayJobStatus
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 
 
 def written(seconds: float) -> RLJobStatus:
@@ -22,30 +21,30 @@ def written(seconds: float) -> RLJobStatus:
 
 
 def state_at(seconds: float, checkpoint_step: int | None = None) -> RunState:
-    """The trainer's state of that time."""
+    """The trainer's state at that time."""
     return inputs.run_state(step=2, seconds_ago=-seconds, checkpoint_step=checkpoint_step)
 
 
 @pytest.mark.parametrize(
     ("state", "now", "step"),
     [
-        # The trainer reports every second: what is less than 5 s newer waits.
+        # The trainer reports every second: a report less than 5 s newer waits.
         (state_at(4), 4.5, 1),
         (state_at(5), 5.5, 2),
-        # One that reports seldom is not kept waiting for its next report.
+        # A trainer that reports seldom does not wait for its next report.
         (state_at(3), 8.9, 1),
         (state_at(3), 9, 2),
-        # Its clock may be wrong by an hour either way.
+        # Its clock may be wrong by an hour in either direction.
         (state_at(3605), 4, 2),
         (state_at(-3590), 4, 1),
         (state_at(-3590), 9, 2),
         (state_at(-3600), -3590, 2),
-        # A checkpoint brings the progress with it.
+        # A checkpoint is written together with the progress.
         (state_at(1, checkpoint_step=2), 2, 2),
     ],
 )
 def test_progress_is_written_in_time_and_not_all_the_time(state: RunState, now: float, step: int) -> None:
-    plan = decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
+    plan = inputs.decide(inputs.healthy(state=state, status=written(0)), inputs.at(now))
     assert plan.status.progress is not None
     assert plan.status.progress.step == step
 
@@ -57,16 +56,16 @@ def test_numbers_in_the_status_have_four_significant_digits(number: float | None
     state = inputs.run_state(step=2)
     values = dict.fromkeys(("reward_mean", "eval_score", "tokens_per_second"), number)
     state = state.model_copy(update={"progress": state.progress.model_copy(update=values)})
-    progress = decide(inputs.healthy(state=state)).status.progress
+    progress = inputs.decide(inputs.healthy(state=state)).status.progress
     assert progress is not None
     assert [progress.reward_mean, progress.eval_score, progress.tokens_per_second] == [shown] * 3
 
 
 def test_the_first_and_the_last_progress_are_written_at_once() -> None:
-    first = decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
+    first = inputs.decide(inputs.healthy(state=state_at(0)), inputs.at(0)).status.progress
     assert first is not None
     done = inputs.ray_job(RayJobStatus.SUCCEEDED, 0)
-    last = decide(
+    last = inputs.decide(
         inputs.healthy(done, inputs.run_state(RunPhase.COMPLETE, step=10), written(0)),
         inputs.at(1),
     ).status.progress
@@ -80,7 +79,7 @@ def simulate(seconds_per_step: int) -> list[int]:
     for now in range(0, 600, 4):
         steps = now // seconds_per_step
         state = inputs.run_state(step=steps, seconds_ago=-steps * seconds_per_step)
-        plan = decide(inputs.healthy(state=state, status=status), inputs.at(now))
+        plan = inputs.decide(inputs.healthy(state=state, status=status), inputs.at(now))
         if plan.status.progress != status.progress:
             times.append(now)
         status = plan.status
@@ -88,7 +87,7 @@ def simulate(seconds_per_step: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seconds_per_step", [1, 2, 3, 4, 5, 6, 11, 30])
-def test_while_it_changes_it_is_written_within_10_seconds_and_every_5_on_the_average(seconds_per_step: int) -> None:
+def test_changing_progress_is_written_within_10_seconds_and_every_5_on_average(seconds_per_step: int) -> None:
     times = simulate(seconds_per_step)
     longest = max(b - a for a, b in itertools.pairwise(times))
     assert longest <= max(10, seconds_per_step + 4)
@@ -97,26 +96,29 @@ def test_while_it_changes_it_is_written_within_10_seconds_and_every_5_on_the_ave
 
 def test_addresses_are_those_of_the_claim() -> None:
     state = inputs.run_state(checkpoint_step=4, export_uri="file:///rljob/storage/run/export")
-    status = decide(inputs.healthy(state=state)).status
+    status = inputs.decide(inputs.healthy(state=state)).status
     assert status.checkpoint is not None
     assert status.checkpoint.uri == "pvc://ckpt/example/checkpoints/step_00000004"
     assert status.export_uri == "pvc://ckpt/example/run/export"
     own = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "shared", "subPath": "team/run/"}})
-    moved = decide(inputs.healthy(state=state, job_spec=own)).status
+    moved = inputs.decide(inputs.healthy(state=state, job_spec=own)).status
     assert moved.export_uri == "pvc://shared/team/run/run/export"
 
 
-def test_addresses_elsewhere_and_too_long_ones_stay_as_they_are() -> None:
-    elsewhere = decide(inputs.healthy(state=inputs.run_state(export_uri="s3://bucket/export"))).status
+def test_addresses_elsewhere_and_too_long_ones_stay_unchanged() -> None:
+    elsewhere = inputs.decide(inputs.healthy(state=inputs.run_state(export_uri="s3://bucket/export"))).status
     assert elsewhere.export_uri == "s3://bucket/export"
     deep = inputs.spec({"checkpoint.storage": {"persistentVolumeClaim": "c", "subPath": "a" * 4096}})
     state = inputs.run_state(export_uri="file:///rljob/storage/run/export")
-    assert decide(inputs.healthy(state=state, job_spec=deep)).status.export_uri == "file:///rljob/storage/run/export"
+    assert (
+        inputs.decide(inputs.healthy(state=state, job_spec=deep)).status.export_uri
+        == "file:///rljob/storage/run/export"
+    )
 
 
-def test_a_run_state_takes_no_address_that_a_status_would_not_take() -> None:
+def test_a_run_state_accepts_no_address_that_a_status_would_reject() -> None:
     longest = inputs.run_state(export_uri="s3://" + "a" * 4091)
-    assert decide(inputs.healthy(state=longest)).status.export_uri == longest.export_uri
+    assert inputs.decide(inputs.healthy(state=longest)).status.export_uri == longest.export_uri
     with pytest.raises(ValidationError, match="4096"):
         inputs.run_state(export_uri="s3://" + "a" * 4092)
 
@@ -127,23 +129,23 @@ def test_an_address_that_does_not_fit_is_left_out_of_the_status() -> None:
     far = "s3://" + "a" * 4092
     checkpoint = state.checkpoint.model_copy(update={"uri": far})
     unchecked = state.model_copy(update={"checkpoint": checkpoint, "export_uri": far})
-    status = decide(inputs.healthy(state=unchecked)).status
+    status = inputs.decide(inputs.healthy(state=unchecked)).status
     assert (status.checkpoint, status.export_uri) == (None, None)
     assert status.progress == state.progress
     assert RLJobStatus.from_wire(status.to_wire()) == status
 
 
 def test_reported_fields_stay_when_a_later_run_state_lacks_them() -> None:
-    known = decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
-    later = decide(
+    known = inputs.decide(inputs.healthy(state=inputs.run_state(checkpoint_step=4))).status
+    later = inputs.decide(
         inputs.healthy(state=inputs.run_state(RunPhase.STARTING, step=0), status=known),
         inputs.at(60),
     ).status
     assert later.checkpoint == known.checkpoint
 
 
-def test_the_attempt_says_what_it_saved_itself() -> None:
-    """And not the checkpoint of an earlier attempt, which a start reports before it has begun to train, or fails."""
+def test_the_attempt_shows_only_its_own_checkpoint() -> None:
+    """Not the checkpoint of an earlier attempt, which a start reports before it has begun to train, or fails."""
     for phase, step, resumed_from, saved in (
         (RunPhase.STARTING, 6, 6, None),
         (RunPhase.FAILED, 6, 6, None),
@@ -153,11 +155,11 @@ def test_the_attempt_says_what_it_saved_itself() -> None:
     ):
         state = inputs.run_state(phase, step=step, checkpoint_step=step)
         seen = inputs.healthy(state=state.model_copy(update={"resumed_from_step": resumed_from}))
-        status = decide(seen).status
+        status = inputs.decide(seen).status
         assert status.attempts[0].checkpoint_step == saved
         assert status.checkpoint is not None
 
 
-def test_the_attempt_says_where_it_resumed() -> None:
+def test_the_attempt_shows_where_it_resumed() -> None:
     state = inputs.run_state().model_copy(update={"resumed_from_step": 3})
-    assert decide(inputs.healthy(state=state)).status.attempts[0].resumed_from_step == 3
+    assert inputs.decide(inputs.healthy(state=state)).status.attempts[0].resumed_from_step == 3

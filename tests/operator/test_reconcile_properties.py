@@ -1,4 +1,5 @@
-"""What holds of every decision, whatever the operator sees; of time, `test_reconcile_properties_time` tells."""
+"""Properties of every decision, whatever the operator sees; those about time are in
+`test_reconcile_properties_time`."""
 
 from __future__ import annotations
 
@@ -30,8 +31,7 @@ from rljob_operator.reconcile.decision import (
 )
 from rljob_operator.reconcile.observed import Observed, ObservedPod, RayJobStatus, Reachability
 from rljob_operator.reconcile.status_draft import seconds_since
-from rljob_testing.operator import any_moment, inputs
-from rljob_testing.operator.inputs import decide
+from rljob_testing.operator import any_observed, inputs
 
 C, R = ConditionType, Reason
 ANY_MOMENT = settings(max_examples=200)
@@ -39,22 +39,22 @@ EVERYTHING = settings(max_examples=4000)
 
 ENDED_BEFORE_AN_ATTEMPT = (R.INVALID_SPEC, R.STORAGE_MISSING)
 
-RARELY_GIVEN = {
+RARELY_REACHED = {
     (C.CLUSTER_READY, R.KUBERAY_TOO_OLD),
     (C.RETRYING, R.PROVISIONING_DEADLINE_EXCEEDED),
     (C.RETRYING, R.RUN_STATE_UNREADABLE),
 }
-"""Reasons that few examples of thousands come to: of a job that can no longer be read, at one moment. They are worked
-out by hand in `test_reconcile_unread_spec`."""
+"""Reasons that few of thousands of examples reach: those of a job that became unreadable at one particular time.
+They are worked out by hand in `test_reconcile_unread_spec`."""
 
 
-def test_every_effect_reason_and_ending_is_reached() -> None:
+def test_every_effect_reason_and_result_is_reached() -> None:
     reached: Counter[object] = Counter()
 
     @EVERYTHING
-    @given(any_moment.moments())
+    @given(any_observed.observations())
     def collect(seen: Observed) -> None:
-        reached.update(observed_outcomes(seen, decide(seen)))
+        reached.update(observed_outcomes(seen, inputs.decide(seen)))
 
     collect()
     conditions = {(kind, reason) for kind, reasons in REASONS.items() for reason in reasons}
@@ -63,38 +63,38 @@ def test_every_effect_reason_and_ending_is_reached() -> None:
         ("attempt", reason) for reason in ENDED_BEFORE_AN_ATTEMPT
     }
     wanted: set[object] = conditions | effects | endings | set(AttemptState) | set(FailureClass) | set(AttemptOutcome)
-    wanted |= {"on the same cluster", "with lost pods", "reopened", "given back", "resumed", "on fewer nodes"}
-    assert wanted - set(reached) <= RARELY_GIVEN
-    told = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
-    assert told <= conditions, "a reason that the contract does not have"
+    wanted |= {"on the same cluster", "with lost pods", "reopened", "budget reset", "resumed", "on fewer nodes"}
+    assert wanted - set(reached) <= RARELY_REACHED
+    seen_reasons = {each for each in reached if isinstance(each, tuple) and isinstance(each[0], ConditionType)}
+    assert seen_reasons <= conditions, "a reason that is missing in the contract"
 
 
 def observed_outcomes(seen: Observed, plan: Decision) -> list[object]:
-    """What this decision shows; of conditions, those that it changed."""
+    """What this decision shows; of the conditions, those that it changed."""
     before, status = seen.job.status, plan.status
-    told: list[object] = [type(effect) for effect in plan.effects]
+    outcomes: list[object] = [type(effect) for effect in plan.effects]
     known = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
-    told += [
+    outcomes += [
         (C(condition.type), R(condition.reason))
         for condition in status.conditions
         if known.get(condition.type) != (condition.status, condition.reason)
     ]
-    told += ["with lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
-    told += ["on fewer nodes" for effect in plan.effects if isinstance(effect, SubmitJob) and effect.nodes]
-    told += ["reopened"] if before.result is not None and status.result is None else []
-    told += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
+    outcomes += ["with lost pods" for effect in plan.effects if isinstance(effect, CreateCluster) and effect.lost_pods]
+    outcomes += ["on fewer nodes" for effect in plan.effects if isinstance(effect, SubmitJob) and effect.nodes]
+    outcomes += ["reopened"] if before.result is not None and status.result is None else []
+    outcomes += ["resumed"] if before.suspended_at is not None and under_way(status) is not None else []
     used = [counters.infrastructure_retries for counters in (before.counters, status.counters) if counters is not None]
-    told += ["given back"] if used != sorted(used) else []
+    outcomes += ["budget reset"] if used != sorted(used) else []
     if not status.attempts or before.attempts[-1:] == status.attempts[-1:]:
-        return told
+        return outcomes
     newest = status.attempts[-1]
-    told += [AttemptState(newest.state)] if newest.state in set(AttemptState) else []
+    outcomes += [AttemptState(newest.state)] if newest.state in set(AttemptState) else []
     if newest.ended is not None:
-        told += [("attempt", R(newest.reason or "")), AttemptOutcome(newest.outcome)]
-        told += [FailureClass(newest.failure_class)] if newest.failure_class is not None else []
+        outcomes += [("attempt", R(newest.reason or "")), AttemptOutcome(newest.outcome)]
+        outcomes += [FailureClass(newest.failure_class)] if newest.failure_class is not None else []
     elif len(status.attempts) > 1 and newest.cluster == status.attempts[-2].cluster:
-        told += ["on the same cluster"]
-    return [*told, AttemptOutcome(newest.outcome)] if newest.ended is None else told
+        outcomes += ["on the same cluster"]
+    return [*outcomes, AttemptOutcome(newest.outcome)] if newest.ended is None else outcomes
 
 
 def under_way(status: RLJobStatus) -> Attempt | None:
@@ -102,18 +102,18 @@ def under_way(status: RLJobStatus) -> Attempt | None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_reconciling_again_without_outside_changes_changes_nothing(seen: Observed) -> None:
-    first = decide(seen)
+    first = inputs.decide(seen)
     # An attempt ends, the next one begins, and may have to end at once: each is a pass of its own.
     for _ in range(3):
         if attempt_and_result(first.status) == attempt_and_result(seen.job.status):
             break
-        seen, first = inputs.with_status_written(seen, first), decide(inputs.with_status_written(seen, first))
-    second = decide(inputs.with_status_written(seen, first))
+        seen, first = inputs.with_status_written(seen, first), inputs.decide(inputs.with_status_written(seen, first))
+    second = inputs.decide(inputs.with_status_written(seen, first))
     assert second.status == first.status
     assert second.events == ()
-    assert decide(inputs.with_status_written(seen, second)) == second
+    assert inputs.decide(inputs.with_status_written(seen, second)) == second
 
 
 def attempt_and_result(status: RLJobStatus) -> object:
@@ -123,14 +123,14 @@ def attempt_and_result(status: RLJobStatus) -> object:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
-def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
-    before, plan = seen.job.status, decide(seen)
+@given(any_observed.observations())
+def test_a_result_is_final_except_for_a_new_request(seen: Observed) -> None:
+    before, plan = seen.job.status, inputs.decide(seen)
     if before.result is None:
         return
     handled = before.handled_requests.retry if before.handled_requests is not None else None
-    asked = seen.job.retry_request is not None and seen.job.retry_request != handled
-    if asked and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
+    is_retry_requested = seen.job.retry_request is not None and seen.job.retry_request != handled
+    if is_retry_requested and before.result.outcome != AttemptOutcome.SUCCEEDED and not seen.job.deleting:
         handled = plan.status.handled_requests.retry if plan.status.handled_requests is not None else None
         assert handled is not None
         return
@@ -145,31 +145,29 @@ def test_an_ending_is_for_good_but_for_a_new_request(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_conditions_report_the_result_once(seen: Observed) -> None:
-    status = decide(replace(seen, job=replace(seen.job, deleting=False))).status
+    status = inputs.decide(replace(seen, job=replace(seen.job, deleting=False))).status
     ends = {kind: inputs.condition_of(status, kind) for kind in (C.COMPLETE, C.FAILED, C.FINISHED)}
-    told = {kind for kind, condition in ends.items() if condition is not None}
+    reported = {kind for kind, condition in ends.items() if condition is not None}
     if seen.job.status.result is None:
         succeeded = status.result is not None and status.result.outcome == AttemptOutcome.SUCCEEDED
         last = {C.FINISHED, C.COMPLETE if succeeded else C.FAILED}
-        assert told == (last if status.result is not None else set())
+        assert reported == (last if status.result is not None else set())
 
 
 @pytest.fixture(scope="module")
 def status_schema() -> jsonschema.Draft202012Validator:
-    """As the API server checks a status, but for the formats of times."""
+    """The schema by which the API server checks a status, except for the formats of times."""
     schema = root_schema()["properties"]
     assert isinstance(schema, dict)
     return jsonschema.Draft202012Validator(schema["status"])
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
-def test_the_status_is_one_that_the_server_takes(
-    status_schema: jsonschema.Draft202012Validator, seen: Observed
-) -> None:
-    plan = decide(seen)
+@given(any_observed.observations())
+def test_the_server_accepts_the_status(status_schema: jsonschema.Draft202012Validator, seen: Observed) -> None:
+    plan = inputs.decide(seen)
     wire = without_nulls(plan.status.to_wire())
     status_schema.validate(wire)
     assert RLJobStatus.from_wire(wire) == plan.status
@@ -186,9 +184,9 @@ def test_the_status_is_one_that_the_server_takes(
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
-    before, plan = seen.job.status, decide(seen)
+    before, plan = seen.job.status, inputs.decide(seen)
     after = plan.status
     assert len(after.attempts) <= 10
     numbers = [attempt.number for attempt in after.attempts]
@@ -205,17 +203,17 @@ def test_counters_grow_and_history_is_bounded(seen: Observed) -> None:
     for name in ("attempts", "start_number", "failed_attempts", "active_seconds"):
         assert getattr(after.counters, name) >= getattr(before.counters, name), name
     assert (after.counters.checkpoint_step or 0) >= (before.counters.checkpoint_step or 0)
-    is_given_back = after.handled_requests != before.handled_requests or (
+    is_reset = after.handled_requests != before.handled_requests or (
         after.counters.checkpoint_step != before.counters.checkpoint_step
     )
     for name in ("application_retries", "infrastructure_retries"):
-        assert is_given_back or getattr(after.counters, name) >= getattr(before.counters, name), name
+        assert is_reset or getattr(after.counters, name) >= getattr(before.counters, name), name
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
-    before, status = seen.job.status, decide(seen).status
+    before, status = seen.job.status, inputs.decide(seen).status
     if status.attempts[-1:] == before.attempts[-1:] or under_way(status) is None or under_way(before) is not None:
         return
     newest = status.attempts[-1]
@@ -235,9 +233,9 @@ def test_an_attempt_starts_only_when_no_other_runs(seen: Observed) -> None:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
-def test_a_job_is_suspended_when_nothing_of_it_is_seen_to_run(seen: Observed) -> None:
-    before, status = seen.job.status, decide(seen).status
+@given(any_observed.observations())
+def test_a_job_is_suspended_only_when_nothing_of_it_runs(seen: Observed) -> None:
+    before, status = seen.job.status, inputs.decide(seen).status
     if status.suspended_at is None or before.suspended_at is not None:
         return
     assert seen.job.spec is not None
@@ -257,9 +255,9 @@ def lost(pod: ObservedPod) -> bool:
 
 
 @settings(max_examples=800)
-@given(any_moment.moments())
-def test_every_effect_may_be_done(seen: Observed) -> None:
-    plan = decide(seen)
+@given(any_observed.observations())
+def test_every_effect_is_allowed(seen: Observed) -> None:
+    plan = inputs.decide(seen)
     assert len(set(plan.effects)) == len(plan.effects)
     assert not (seen.job.deleting and plan.effects)
     for effect in plan.effects:
@@ -338,8 +336,8 @@ def check_fewer_nodes(status: RLJobStatus, newest: Attempt, elastic: Elastic | N
     assert elastic is not None
     assert newest.cluster_created_at is not None
     assert newest.nodes[0].nodes >= elastic.min_nodes
-    goes_on = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
-    assert goes_on or seconds_since(newest.cluster_created_at, inputs.NOW) >= elastic.wait_seconds
+    continues = any(each.cluster_uid == newest.cluster_uid and each.nodes for each in status.attempts[:-1])
+    assert continues or seconds_since(newest.cluster_created_at, inputs.NOW) >= elastic.wait_seconds
 
 
 def is_at_work(pod: ObservedPod) -> bool:
@@ -353,8 +351,10 @@ def check_stop(seen: Observed, newest: Attempt, effect: StopJob) -> None:
     assert job.submission_id == effect.submission_id == f"example-{newest.number}-1"
     assert job.status in (RayJobStatus.PENDING, RayJobStatus.RUNNING)
     grace = spec.run_policy.grace_period_seconds if spec is not None else 120
-    told = newest.end_reported_at
-    assert newest.stop is not None or (told is not None and seconds_since(told, inputs.NOW) >= grace)
+    end_reported_at = newest.end_reported_at
+    assert newest.stop is not None or (
+        end_reported_at is not None and seconds_since(end_reported_at, inputs.NOW) >= grace
+    )
 
 
 def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -> None:
@@ -371,22 +371,22 @@ def check_deletion(seen: Observed, status: RLJobStatus, effect: DeleteCluster) -
 
 
 @ANY_MOMENT
-@given(any_moment.moments(), st.randoms(use_true_random=True))
+@given(any_observed.observations(), st.randoms(use_true_random=True))
 def test_conditions_are_never_read(seen: Observed, pick: Random) -> None:
-    plan = decide(seen)
-    for conditions in ((), any_moment.any_conditions(pick)):
-        told = seen.job.status.model_copy(update={"conditions": conditions})
-        other = decide(replace(seen, job=replace(seen.job, status=told)))
+    plan = inputs.decide(seen)
+    for conditions in ((), any_observed.any_conditions(pick)):
+        changed = seen.job.status.model_copy(update={"conditions": conditions})
+        other = inputs.decide(replace(seen, job=replace(seen.job, status=changed)))
         assert records(other.status) == records(plan.status)
         assert (other.effects, other.requeue_after_seconds) == (plan.effects, plan.requeue_after_seconds)
 
 
 def records(status: RLJobStatus) -> RLJobStatus:
-    """Without what is told to people."""
+    """The status without what is only for people."""
     return status.model_copy(update={"conditions": (), "reason": None})
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
-def test_a_job_that_is_deleted_is_left_alone(seen: Observed) -> None:
-    assert decide(replace(seen, job=replace(seen.job, deleting=True))) == Decision(seen.job.status)
+@given(any_observed.observations())
+def test_a_job_that_is_being_deleted_is_not_changed(seen: Observed) -> None:
+    assert inputs.decide(replace(seen, job=replace(seen.job, deleting=True))) == Decision(seen.job.status)

@@ -1,4 +1,4 @@
-"""What holds of every decision about time: what it changes, what it does not, and that every wait has an end."""
+"""Properties of every decision about time: what time changes, what it does not, and that every wait has an end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from rljob_operator.reconcile.decision import CreateCluster, DeleteCluster, Effe
 from rljob_operator.reconcile.observed import Observed, ObservedRay, Reachability
 from rljob_operator.reconcile.reconcile import SUBMISSION_SECONDS
 from rljob_operator.reconcile.status_draft import moment, seconds_since, timestamp
-from rljob_testing.operator import any_moment, inputs
-from rljob_testing.operator.inputs import decide
+from rljob_testing.operator import any_observed, inputs
 
 ANY_MOMENT = settings(max_examples=200)
 FOR_EVER_SECONDS = 10_000_000
@@ -25,7 +24,7 @@ LONGEST_PAUSE_SECONDS = 720
 """Between two attempts: ten minutes, and a fifth more."""
 
 SECONDS_TO_SPARE = 120
-"""For looking every half minute, and for the passes in which one thing becomes another."""
+"""For polls every half minute, and for the passes between two states."""
 
 JUMPS = st.sampled_from([-86_400 * 400, -3600, -1, 1, 3600, 86_400 * 400])
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -35,12 +34,12 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
     num_checked, num_seen = 0, 0
 
     @ANY_MOMENT
-    @given(any_moment.moments(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
+    @given(any_observed.observations(), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
     def check(seen: Observed, fraction: float) -> None:
         nonlocal num_checked, num_seen
-        seen = settled(seen)
+        seen = final_status(seen)
         seconds = fraction * min(seconds_to_deadlines(seen), default=FOR_EVER_SECONDS)
-        now, later = decide(seen), decide(seen, inputs.at(seconds))
+        now, later = inputs.decide(seen), inputs.decide(seen, inputs.at(seconds))
         assert later.status == seen.job.status
         assert (later.effects, later.events) == (now.effects, ())
         num_seen += 1
@@ -50,10 +49,10 @@ def test_time_alone_changes_nothing_between_deadlines() -> None:
     assert num_checked >= 0.8 * num_seen
 
 
-def settled(seen: Observed) -> Observed:
-    """When all that follows at once is written."""
+def final_status(seen: Observed) -> Observed:
+    """The status after all immediate passes."""
     for _ in range(5):
-        plan = decide(seen)
+        plan = inputs.decide(seen)
         if plan.status == seen.job.status:
             return seen
         seen = inputs.with_status_written(seen, plan)
@@ -61,8 +60,8 @@ def settled(seen: Observed) -> Observed:
 
 
 def seconds_to_deadlines(seen: Observed) -> list[float]:
-    """From `NOW` to all moments to come at which time alone may change something, counted apart from the operator's own
-    reckoning."""
+    """Seconds from `NOW` to all times at which time alone may change something, computed independently of the
+    operator."""
     status, spec = seen.job.status, seen.job.spec
     due: list[float] = []
     if status.next_attempt is not None:
@@ -82,18 +81,18 @@ def seconds_to_deadlines(seen: Observed) -> list[float]:
 
 def seconds_to_deadlines_of_attempt(attempt: Attempt, policy: RunPolicy) -> list[float]:
     grace, stall = policy.grace_period_seconds, policy.stall_deadline_seconds
-    # A conflict of names; the trainer's last words; what a trainer that runs may take.
+    # A name conflict; the trainer's final report; the time that a running trainer may take.
     due = [seconds_to(attempt.name_taken_since or attempt.started, 60)]
     due.append(seconds_to(attempt.cluster_created_at or attempt.started, policy.provisioning_deadline_seconds))
     if attempt.ready_at is not None:
         due.append(seconds_to(attempt.ready_at, SUBMISSION_SECONDS))
-    # Fewer nodes than all: until they are taken, and until they are given up for all.
-    due.append(seconds_to(attempt.cluster_created_at or attempt.started, any_moment.ELASTIC_WAIT_SECONDS))
+    # Fewer nodes than all: until they are used, and until they are given up for all.
+    due.append(seconds_to(attempt.cluster_created_at or attempt.started, any_observed.ELASTIC_WAIT_SECONDS))
     if attempt.all_nodes_since is not None:
         due.append(seconds_to(attempt.all_nodes_since, 60))
     if attempt.stop is not None:
-        asked = attempt.stop.sent_at or attempt.stop.requested_at
-        due += [seconds_to(asked, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
+        requested_at = attempt.stop.sent_at or attempt.stop.requested_at
+        due += [seconds_to(requested_at, seconds) for seconds in (STACKS_SECONDS, grace, grace + STACKS_SECONDS)]
     if attempt.end_reported_at is not None:
         due += [seconds_to(attempt.end_reported_at, seconds) for seconds in (30, grace, 2 * grace)]
     if attempt.progressed_at is not None:
@@ -108,12 +107,12 @@ def seconds_to(since: str, seconds: float = 0) -> float:
 
 
 @ANY_MOMENT
-@given(any_moment.moments(), JUMPS)
+@given(any_observed.observations(), JUMPS)
 def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     job = replace(seen.job, status=shifted_status(seen.job.status, seconds))
     elsewhere = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds))
-    other = decide(elsewhere, inputs.at(seconds))
+    other = inputs.decide(elsewhere, inputs.at(seconds))
     assert other.status == shifted_status(plan.status, seconds)
     assert (other.effects, other.events, other.requeue_after_seconds) == (
         plan.effects,
@@ -123,12 +122,12 @@ def test_a_shift_of_all_clocks_changes_nothing(seen: Observed, seconds: int) -> 
 
 
 @ANY_MOMENT
-@given(any_moment.moments(), JUMPS)
+@given(any_observed.observations(), JUMPS)
 def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: int) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds))
-    other = decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
-    # How often progress is written depends on it; that it is, does not.
+    other = inputs.decide(replace(seen, job=job, ray=shifted_ray(seen.ray, seconds)))
+    # The clock affects how often progress is written, not whether it is written.
     expected, written = with_clock_of_trainer(plan.status, seconds), other.status
     assert written.model_copy(update={"progress": None}) == expected.model_copy(update={"progress": None})
     assert (other.effects, other.events, other.requeue_after_seconds) == (
@@ -139,20 +138,20 @@ def test_decisions_do_not_depend_on_the_trainer_clock(seen: Observed, seconds: i
 
 
 def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
-    """One that was wrong before, too."""
+    """Also if the clock was wrong before."""
     num_told = 0
 
     @ANY_MOMENT
-    @given(any_moment.moments(), JUMPS, JUMPS)
+    @given(any_observed.observations(), JUMPS, JUMPS)
     def check(seen: Observed, seconds_before: int, seconds_now: int) -> None:
         nonlocal num_told
         job = replace(seen.job, status=with_clock_of_trainer(seen.job.status, seconds_before))
         seen = replace(seen, job=job, ray=shifted_ray(seen.ray, seconds_now))
-        seen = inputs.with_status_written(seen, decide(seen))
+        seen = inputs.with_status_written(seen, inputs.decide(seen))
         unknown = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"progress": None})))
-        expected = decide(unknown, inputs.at(9)).status.progress
+        expected = inputs.decide(unknown, inputs.at(9)).status.progress
         if expected is not None:
-            assert decide(seen, inputs.at(9)).status.progress == expected
+            assert inputs.decide(seen, inputs.at(9)).status.progress == expected
             num_told += 1
 
     check()
@@ -160,7 +159,7 @@ def test_a_changed_trainer_clock_does_not_hide_progress() -> None:
 
 
 def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:
-    """What the trainer's clock said, said by another."""
+    """The trainer's report with another clock."""
     progress, checkpoint = status.progress, status.checkpoint
     if progress is not None:
         progress = progress.model_copy(update={"updated_at": shifted_time(progress.updated_at, seconds)})
@@ -176,12 +175,12 @@ def with_clock_of_trainer(status: RLJobStatus, seconds: float) -> RLJobStatus:
 
 
 def shifted_status(status: RLJobStatus, seconds: float) -> RLJobStatus:
-    """With all its times."""
+    """The status with all its times shifted."""
     return RLJobStatus.from_wire(shifted(status.to_wire(), seconds))
 
 
 def shifted_ray(ray: ObservedRay, seconds: float) -> ObservedRay:
-    """With the times of the run state."""
+    """The observation with the times of the run state shifted."""
     if ray.run_state is None:
         return ray
     return replace(ray, run_state=RunState.from_wire(shifted(ray.run_state.to_wire(), seconds)))
@@ -200,9 +199,9 @@ def shifted_time(text: str, seconds: float) -> str:
 
 
 @ANY_MOMENT
-@given(any_moment.moments())
+@given(any_observed.observations())
 def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     status, spec = plan.status, seen.job.spec
     if seen.job.deleting:
         assert plan.requeue_after_seconds is None
@@ -218,52 +217,52 @@ def test_a_pending_job_is_always_requeued(seen: Observed) -> None:
 
 
 @settings(max_examples=100)
-@given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+@given(any_observed.observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_every_wait_has_an_end(seen: Observed, silence: Reachability) -> None:
-    # A spec that cannot be run by, or not be read, waits for one that can.
+    # A spec that cannot be run or read waits for one that can.
     if seen.job.deleting or not has_fitting_spec(seen):
         return
     seen, seconds = replace(seen, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
     limit = (
-        any_moment.STALL_SECONDS
-        + 2 * any_moment.GRACE_SECONDS
+        any_observed.STALL_SECONDS
+        + 2 * any_observed.GRACE_SECONDS
         + LONGEST_PAUSE_SECONDS
-        + any_moment.PROVISIONING_SECONDS
+        + any_observed.PROVISIONING_SECONDS
         + SECONDS_TO_SPARE
     )
     while seen.job.status.result is None and seen.job.status.suspended_at is None:
         assert seconds <= limit
-        plan = decide(seen, inputs.at(seconds))
+        plan = inputs.decide(seen, inputs.at(seconds))
         seen = inputs.with_status_written(seen, plan)
         for effect in plan.effects:
             seen = done(seen, effect)
-        seen, seconds = without_what_goes(seen), seconds + 30
+        seen, seconds = after_deletions(seen), seconds + 30
         if not seen.job.status.attempts or seen.job.status.attempts[-1].ended is not None:
-            # Between attempts, what may be read is waited for without an end.
+            # Between attempts, the wait for a readable spec has no end.
             seen = replace(seen, forbidden=None)
 
 
 @settings(max_examples=100)
-@given(any_moment.moments(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
+@given(any_observed.observations(), st.sampled_from([each for each in Reachability if each is not Reachability.OK]))
 def test_an_attempt_with_an_unreadable_spec_ends(seen: Observed, silence: Reachability) -> None:
     if seen.job.deleting:
         return
     policy = RunPolicy(
-        provisioning_deadline_seconds=any_moment.PROVISIONING_SECONDS,
-        stall_deadline_seconds=any_moment.STALL_SECONDS,
-        grace_period_seconds=any_moment.GRACE_SECONDS,
+        provisioning_deadline_seconds=any_observed.PROVISIONING_SECONDS,
+        stall_deadline_seconds=any_observed.STALL_SECONDS,
+        grace_period_seconds=any_observed.GRACE_SECONDS,
     )
     job = replace(seen.job, spec=None, spec_error="is new", readable_policy=policy)
     seen, seconds = replace(seen, job=job, ray=ObservedRay(silence, "timeout", silent_seconds=3600)), 0
     while seen.job.status.attempts and seen.job.status.attempts[-1].ended is None:
         assert (
             seconds
-            <= any_moment.STALL_SECONDS
-            + 2 * any_moment.GRACE_SECONDS
-            + any_moment.PROVISIONING_SECONDS
+            <= any_observed.STALL_SECONDS
+            + 2 * any_observed.GRACE_SECONDS
+            + any_observed.PROVISIONING_SECONDS
             + SECONDS_TO_SPARE
         )
-        seen, seconds = inputs.with_status_written(seen, decide(seen, inputs.at(seconds))), seconds + 30
+        seen, seconds = inputs.with_status_written(seen, inputs.decide(seen, inputs.at(seconds))), seconds + 30
 
 
 def has_fitting_spec(seen: Observed) -> bool:
@@ -271,7 +270,7 @@ def has_fitting_spec(seen: Observed) -> bool:
 
 
 def done(seen: Observed, effect: Effect) -> Observed:
-    """What Kubernetes does about it, where no node ever has room for a pod, and nobody hears of Ray."""
+    """What Kubernetes does after the effects, if no node ever has room for a pod and Ray is unreachable."""
     if isinstance(effect, CreateCluster):
         return replace(
             seen, clusters=(*seen.clusters, inputs.cluster(name=effect.cluster, uid=f"uid-of-{effect.cluster}"))
@@ -281,8 +280,9 @@ def done(seen: Observed, effect: Effect) -> Observed:
     return seen
 
 
-def without_what_goes(seen: Observed) -> Observed:
-    """Clusters that are deleted, and pods without a cluster; but for those that nobody on their node removes."""
+def after_deletions(seen: Observed) -> Observed:
+    """Removes clusters that are being deleted, and pods without a cluster; except for those whose node removes
+    nothing."""
     clusters = tuple(each for each in seen.clusters if not each.deleting)
     names = {each.name for each in clusters}
     return replace(seen, clusters=clusters, pods=tuple(pod for pod in seen.pods if pod.cluster in names or pod.overdue))

@@ -1,4 +1,4 @@
-"""Every reason that a condition can give, each reached from one observation worked out by hand."""
+"""Every reason that a condition can have, each reached from one observation worked out by hand."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def starting(problem: PodProblem | None = None, *, num_ready: int = 0, error: st
     ]
     two = S.spec({"pools[0].nodes": 2})
     pods = (S.pod("h", HEAD_GROUP), *(workers if error is None else workers[:num_ready]))
-    return S.moment(S.provisioning(), S.cluster(error=error), pods, job_spec=two)
+    return S.observed(S.provisioning(), S.cluster(error=error), pods, job_spec=two)
 
 
 def without_spec(text: str) -> Observed:
-    seen = S.moment()
+    seen = S.observed()
     return replace(seen, job=replace(seen.job, spec=None, spec_error=text))
 
 
@@ -83,11 +83,11 @@ def ended(
 
 
 def on_ready(seen: ObservedRay, job_spec: Mapping[str, object] | None = None) -> Observed:
-    return S.moment(S.provisioning(), S.cluster(), S.ready_pods(), seen, S.spec(job_spec))
+    return S.observed(S.provisioning(), S.cluster(), S.ready_pods(), seen, S.spec(job_spec))
 
 
 def name_conflict(seconds_ago: float) -> Observed:
-    seen = S.moment(S.provisioning(seen=False, record={"name_taken_since": timestamp(S.at(-seconds_ago))}))
+    seen = S.observed(S.provisioning(seen=False, record={"name_taken_since": timestamp(S.at(-seconds_ago))}))
     return failed_effect(seen, EffectKind.CREATE_CLUSTER, R.NAME_CONFLICT, "it belongs to another")
 
 
@@ -97,24 +97,24 @@ def lost_node(node_silent_seconds: float, silent_seconds: float) -> Observed:
 
 
 def requested(seen: Observed, **requests: str) -> Observed:
-    """With annotations of somebody who wants something."""
+    """A job with annotations that request something."""
     return replace(seen, job=replace(seen.job, **requests))  # type: ignore[arg-type]
 
 
 OOM = PodProblem(R.OUT_OF_MEMORY, "container ray ran out of memory (OOMKilled)")
 REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
-    (C.SPEC_VALID, R.VALID, S.moment(), "True", ""),
+    (C.SPEC_VALID, R.VALID, S.observed(), "True", ""),
     (C.SPEC_VALID, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "False", "spec.pools: wrong"),
     (C.FAILED, R.INVALID_SPEC, without_spec("spec.pools: wrong"), "True", "spec.pools: wrong"),
-    (C.SPEC_VALID, R.STORAGE_MISSING, S.moment(job_spec=S.spec({"checkpoint": {}})), "False", NO_STORAGE),
-    (C.FAILED, R.STORAGE_MISSING, S.moment(job_spec=S.spec({"checkpoint": {}})), "True", NO_STORAGE),
-    (C.CLUSTER_READY, R.CREATING, S.moment(), "False", "RayCluster example-1 is being created"),
+    (C.SPEC_VALID, R.STORAGE_MISSING, S.observed(job_spec=S.spec({"checkpoint": {}})), "False", NO_STORAGE),
+    (C.FAILED, R.STORAGE_MISSING, S.observed(job_spec=S.spec({"checkpoint": {}})), "True", NO_STORAGE),
+    (C.CLUSTER_READY, R.CREATING, S.observed(), "False", "RayCluster example-1 is being created"),
     (C.CLUSTER_READY, R.PODS_PENDING, starting(num_ready=1), "False", "2 of 3 pods ready; waiting for 1 of pool main"),
     (C.CLUSTER_READY, R.READY, on_ready(S.ray()), "True", "2 of 2 pods ready and in Ray"),
     (
         C.CLUSTER_READY, R.CREATION_REFUSED,
         failed_effect(
-            S.moment(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
+            S.observed(S.provisioning(seen=False)), EffectKind.CREATE_CLUSTER, R.CREATION_REFUSED, "over quota",
         ),
         "False", "over quota",
     ),
@@ -125,7 +125,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         C.FAILED, R.NAME_CONFLICT, name_conflict(60), "True", "it belongs to another",
     ),
     (
-        C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(S.moment(), kuberay_installed=False),
+        C.CLUSTER_READY, R.KUBERAY_UNAVAILABLE, replace(S.observed(), kuberay_installed=False),
         "False", Mentions("RayCluster (ray.io/v1)", "install KubeRay"),
     ),
     (
@@ -150,7 +150,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.CLUSTER_READY, R.CONTAINER_CRASHING,
-        S.moment(
+        S.observed(
             S.provisioning(), S.cluster(),
             (S.pod("h", HEAD_GROUP, problem=PodProblem(R.CONTAINER_CRASHING, "exit code 1")), S.pod("w")),
         ),
@@ -170,22 +170,22 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "False", Mentions("all pods are ready", "token: 403"),
     ),
     (C.PROGRESSING, R.TOKEN_REJECTED, replace(S.healthy(), ray=REJECTED), "Unknown", "403"),
-    (C.FAILED, R.CLUSTER_LOST, S.moment(S.running()), "True",
+    (C.FAILED, R.CLUSTER_LOST, S.observed(S.running()), "True",
      Mentions("RayCluster example-1 was deleted")),
     (
-        C.FAILED, R.HEAD_LOST, S.moment(S.running(), S.cluster(), (S.pod("w"),)),
+        C.FAILED, R.HEAD_LOST, S.observed(S.running(), S.cluster(), (S.pod("w"),)),
         "True", Mentions("the head pod was deleted"),
     ),
     (
-        C.CLUSTER_READY, R.REMOVED, S.moment(COMPLETE),
+        C.CLUSTER_READY, R.REMOVED, S.observed(COMPLETE),
         "False", Mentions("its cluster was deleted"),
     ),
     (
-        C.CLUSTER_READY, R.REMOVED, S.moment(ENDED_BEFORE),
+        C.CLUSTER_READY, R.REMOVED, S.observed(ENDED_BEFORE),
         "False", Mentions("before its cluster was created"),
     ),
     (
-        C.CLUSTER_READY, R.KEPT, S.moment(COMPLETE, S.cluster(), S.ready_pods(), job_spec=KEPT),
+        C.CLUSTER_READY, R.KEPT, S.observed(COMPLETE, S.cluster(), S.ready_pods(), job_spec=KEPT),
         "True", Mentions("its cluster is kept"),
     ),
     (C.PLACEMENT_FEASIBLE, R.FEASIBLE, on_ready(S.ray()), "True", "Ray has 2 of 2 GPUs"),
@@ -213,15 +213,15 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     (C.FAILED, R.DRIVER_LOST, replace(S.healthy(), ray=S.ray()), "True",
      Mentions("job example-1-1", "head was restarted")),
     (
-        C.SPEC_VALID, R.VALID, replace(S.moment(), job=replace(S.job(), unknown_fields=("spec.new",))), "True",
+        C.SPEC_VALID, R.VALID, replace(S.observed(), job=replace(S.job(), unknown_fields=("spec.new",))), "True",
         Mentions("ignores", "spec.new"),
     ),
     (
-        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(S.moment(), job=replace(S.job(), memory_shortage="91 of 78 GiB")),
+        C.SPEC_VALID, R.MEMORY_TOO_SMALL, replace(S.observed(), job=replace(S.job(), memory_shortage="91 of 78 GiB")),
         "True", "91 of 78 GiB",
     ),
     (
-        C.FAILED, R.KUBERAY_TOO_OLD, S.moment(S.provisioning(), S.cluster(authenticated=False)), "True",
+        C.FAILED, R.KUBERAY_TOO_OLD, S.observed(S.provisioning(), S.cluster(authenticated=False)), "True",
         Mentions("RayCluster example-1", "authOptions", "KubeRay 1.6"),
     ),
     (
@@ -256,7 +256,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.FAILED, R.READ_FORBIDDEN,
-        replace(S.moment(SILENT_LONG, S.cluster()), forbidden="pods is forbidden"), "True",
+        replace(S.observed(SILENT_LONG, S.cluster()), forbidden="pods is forbidden"), "True",
         Mentions("3600 s: pods is forbidden"),
     ),
     (
@@ -276,20 +276,21 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", Mentions("code 0", "run state: contract version 9"),
     ),
     (
-        C.FAILED, R.STOPPED_BY_USER, requested(S.moment(S.provisioning(), S.cluster()), stop_request="1"), "True",
+        C.FAILED, R.STOPPED_BY_USER, requested(S.observed(S.provisioning(), S.cluster()), stop_request="1"), "True",
         Mentions("stopped before", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     ),
     (C.SUSPENDED, R.SUSPENDING, S.healthy(job_spec=SUSPENDED), "False", Mentions("saving a checkpoint")),
     (
-        C.SUSPENDED, R.SUSPENDED, S.moment(job_spec=SUSPENDED), "True",
+        C.SUSPENDED, R.SUSPENDED, S.observed(job_spec=SUSPENDED), "True",
         Mentions("holds no nodes", "no checkpoint", "step 0"),
     ),
     (
-        C.CLUSTER_READY, R.SUSPENDED, S.moment(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
+        C.CLUSTER_READY, R.SUSPENDED, S.observed(S.waiting_for_retry(), job_spec=SUSPENDED), "False",
         Mentions("the job is suspended", "cluster was deleted"),
     ),
     (
-        C.SUSPENDED, R.RESUMED, S.moment(decide(S.moment(job_spec=SUSPENDED)).status), "False", Mentions("attempt 1"),
+        C.SUSPENDED, R.RESUMED, S.observed(decide(S.observed(job_spec=SUSPENDED)).status), "False",
+        Mentions("attempt 1"),
     ),
     (
         C.RETRYING, R.RESIZED,
@@ -304,12 +305,12 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
     ),
     (
         C.CLUSTER_READY, R.WAITING_FOR_NEXT_ATTEMPT,
-        S.moment(S.waiting_for_retry(), S.cluster(), S.ready_pods()), "False",
+        S.observed(S.waiting_for_retry(), S.cluster(), S.ready_pods()), "False",
         Mentions("waiting for the next attempt", "previous attempt: 1 RayCluster, 2 pods"),
     ),
     (
         C.JOB_SUBMITTED, R.NEXT_ATTEMPT_STARTED,
-        S.moment(S.waiting_for_retry(0).model_copy(update={"conditions": S.running().conditions})), "False",
+        S.observed(S.waiting_for_retry(0).model_copy(update={"conditions": S.running().conditions})), "False",
         Mentions("next attempt"),
     ),
     (C.PROGRESSING, R.STARTING, S.healthy(), "True", Mentions("loading the model")),
@@ -329,7 +330,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
         "True", Mentions("1800 s: 1 of 3 pods ready; 2 of 2 pods of pool main:", NO_GPU, "(pod w0)"),
     ),
     (
-        C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, S.moment(S.provisioning(seconds_ago=600), S.cluster(), job_spec=ACTIVE),
+        C.FAILED, R.ACTIVE_DEADLINE_EXCEEDED, S.observed(S.provisioning(seconds_ago=600), S.cluster(), job_spec=ACTIVE),
         "True", Mentions("stopped before", "0 of 2 pods ready; waiting for the head pod and 1 of pool main"),
     ),
     (
@@ -364,7 +365,7 @@ REASONS: list[tuple[ConditionType, Reason, Observed, str, str | Mentions]] = [
 @pytest.mark.parametrize(
     ("kind", "reason", "seen", "status", "message"), REASONS, ids=[f"{row[0]}-{row[1]}" for row in REASONS]
 )
-def test_the_reason_is_given(
+def test_the_reason_is_reported(
     kind: ConditionType, reason: Reason, seen: Observed, status: str, message: str | Mentions
 ) -> None:
     allowed = S.without_retries(seen) if kind is C.FAILED else seen
@@ -376,7 +377,7 @@ def test_every_reason_is_reached_and_only_in_its_own_conditions() -> None:
     assert all(row[1] in CONDITION_REASONS[row[0]] for row in REASONS)
 
 
-def test_every_ending_has_a_class_and_can_be_given() -> None:
+def test_every_result_has_a_failure_class_and_can_be_reached() -> None:
     endings = set(CONDITION_REASONS[C.FAILED])
     assert set(FAILURE_CLASSES) == endings | {R.SUSPENDED, R.RESIZED}
     assert {row[1] for row in REASONS if row[0] is C.FAILED} == endings

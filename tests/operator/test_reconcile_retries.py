@@ -1,4 +1,5 @@
-"""What follows from the end of an attempt: pauses, budgets, which cluster the next one has, and the end of the job."""
+"""What follows the end of an attempt: backoff, retry budgets, the cluster of the next attempt, and the end of the
+job."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from rljob_operator.reconcile.observed import Observed, RayJobStatus
 from rljob_operator.reconcile.status_draft import moment
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 C, R = ConditionType, Reason
 BUDGETS = inputs.spec({"runPolicy": {"maxAppRetries": 2, "maxInfraRetries": 3}})
@@ -24,7 +24,7 @@ APPLICATION, INFRASTRUCTURE = 1, 75
 
 
 def failing(code: int = APPLICATION, counters: Counters | None = None, checkpoint_step: int | None = None) -> Observed:
-    """A trainer that has ended with this code on a healthy cluster."""
+    """A trainer that has exited with this code on a healthy cluster."""
     status = inputs.running().model_copy(
         update={"counters": counters or Counters(attempts=1, start_number=inputs.START_NUMBER)}
     )
@@ -37,8 +37,8 @@ def pause_seconds(status: RLJobStatus) -> float:
     return (moment(status.next_attempt.not_before) - inputs.NOW).total_seconds()
 
 
-def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
-    plan = decide(failing())
+def test_an_application_failure_reuses_the_cluster() -> None:
+    plan = inputs.decide(failing())
     assert plan.effects == ()
     assert plan.status.result is None
     assert plan.status.phase == "Retrying"
@@ -48,24 +48,24 @@ def test_a_failure_of_the_application_goes_on_with_the_same_cluster() -> None:
     counters = plan.status.counters
     assert counters is not None
     assert (counters.application_retries, counters.infrastructure_retries, counters.failed_attempts) == (1, 0, 1)
-    told = condition_of(plan.status, C.RETRYING)
+    told = inputs.condition_of(plan.status, C.RETRYING)
     assert told is not None
     assert told[:2] == ("True", "ApplicationError")
     assert told[2].startswith("retry 1 of 2 (runPolicy.maxAppRetries) in ")
     assert told[2] == Mentions("after: the trainer", "code 1: Ray's message")
 
 
-def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own() -> None:
-    first = decide(failing())
+def test_the_next_attempt_is_submitted_to_that_cluster_with_its_own_number() -> None:
+    first = inputs.decide(failing())
     later = replace(inputs.with_status_written(failing(), first), ray=inputs.ray())
-    assert decide(later, inputs.at(7)).status == first.status
-    started = decide(later, inputs.at(13))
+    assert inputs.decide(later, inputs.at(7)).status == first.status
+    started = inputs.decide(later, inputs.at(13))
     newest = started.status.attempts[-1]
     assert (newest.number, newest.cluster, newest.cluster_uid, newest.submissions) == (2, "example-1", "c1", 0)
     assert started.effects == ()
     assert started.requeue_after_seconds == 0
     assert started.status.next_attempt is None
-    submitted = decide(inputs.with_status_written(later, started), inputs.at(14))
+    submitted = inputs.decide(inputs.with_status_written(later, started), inputs.at(14))
     assert submitted.effects == (SubmitJob("example-2-1", attempt=2, start_number=inputs.START_NUMBER + 1),)
     assert submitted.status.attempts[-1].start_number == inputs.START_NUMBER + 1
 
@@ -77,58 +77,60 @@ def test_the_next_attempt_is_submitted_to_that_cluster_with_a_number_of_its_own(
         (inputs.pod("h", "head"),),
         (inputs.pod("h", "head"), inputs.pod("w", deleting=True)),
     ],
-    ids=["not ready", "missing", "going"],
+    ids=["not ready", "missing", "terminating"],
 )
-def test_an_application_that_failed_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
-    plan = decide(replace(failing(), pods=pods))
+def test_an_application_failure_on_a_broken_cluster_gets_a_new_one(pods: tuple[object, ...]) -> None:
+    plan = inputs.decide(replace(failing(), pods=pods))
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
 
 
-def test_a_cluster_that_breaks_during_the_pause_is_not_used_again() -> None:
-    seen = inputs.moment(
+def test_a_cluster_that_breaks_during_the_backoff_is_not_reused() -> None:
+    seen = inputs.observed(
         inputs.waiting_for_retry(same_cluster=True), inputs.cluster(), (inputs.pod("h", "head"),), job_spec=BUDGETS
     )
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
     well = replace(seen, pods=inputs.ready_pods())
-    assert decide(well).effects == ()
+    assert inputs.decide(well).effects == ()
 
 
-def test_a_failure_of_the_infrastructure_takes_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
+def test_an_infrastructure_failure_gets_a_new_cluster_when_nothing_of_the_former_is_left() -> None:
     seen = failing(INFRASTRUCTURE)
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.next_attempt is not None
     assert (plan.status.next_attempt.failure_class, plan.status.next_attempt.same_cluster) == ("Infrastructure", False)
     going = replace(inputs.with_status_written(seen, plan), clusters=(inputs.cluster(deleting=True),))
-    assert decide(going, inputs.at(60)).status.attempts[-1].number == 1
+    assert inputs.decide(going, inputs.at(60)).status.attempts[-1].number == 1
     pods_left = replace(going, clusters=())
-    assert decide(pods_left, inputs.at(60)).status.attempts[-1].number == 1
-    assert condition_of(decide(pods_left, inputs.at(60)).status, C.CLUSTER_READY) == (
+    assert inputs.decide(pods_left, inputs.at(60)).status.attempts[-1].number == 1
+    assert inputs.condition_of(inputs.decide(pods_left, inputs.at(60)).status, C.CLUSTER_READY) == (
         "False",
         "WaitingForNextAttempt",
         Mentions("waiting for the next attempt", "2 pods"),
     )
-    gone = replace(pods_left, pods=())
-    assert decide(gone, inputs.at(7)).status.attempts[-1].number == 1
-    started = decide(gone, inputs.at(60))
+    deleted = replace(pods_left, pods=())
+    assert inputs.decide(deleted, inputs.at(7)).status.attempts[-1].number == 1
+    started = inputs.decide(deleted, inputs.at(60))
     assert started.status.attempts[-1].cluster == "example-2"
-    assert condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", Mentions("attempt 2"))
-    assert decide(inputs.with_status_written(gone, started), inputs.at(61)).effects == (CreateCluster(2, "example-2"),)
+    assert inputs.condition_of(started.status, C.RETRYING) == ("False", "NextAttemptStarted", Mentions("attempt 2"))
+    assert inputs.decide(inputs.with_status_written(deleted, started), inputs.at(61)).effects == (
+        CreateCluster(2, "example-2"),
+    )
 
 
 @pytest.mark.parametrize(
     "lost", [inputs.pod("w", overdue=True, deleting=True), inputs.pod("w", node_silent_seconds=60)]
 )
 def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
-    seen = replace(inputs.moment(inputs.waiting_for_retry(0)), pods=(lost,))
-    started = decide(seen)
+    seen = replace(inputs.observed(inputs.waiting_for_retry(0)), pods=(lost,))
+    started = inputs.decide(seen)
     assert started.status.attempts[-1].number == 2
-    assert decide(inputs.with_status_written(seen, started)).effects == (
+    assert inputs.decide(inputs.with_status_written(seen, started)).effects == (
         CreateCluster(2, "example-2", lost_pods=("w",)),
     )
 
@@ -140,31 +142,31 @@ def test_pods_of_a_lost_node_are_not_waited_for(lost: object) -> None:
         (INFRASTRUCTURE, {"infrastructure_retries": 3}, "3 of 3 retries (runPolicy.maxInfraRetries): the trainer"),
     ],
 )
-def test_a_budget_that_is_used_up_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
-    plan = decide(failing(code, Counters(attempts=3, **counters)))
-    told = condition_of(plan.status, C.FAILED)
+def test_a_used_up_retry_budget_ends_the_job(code: int, counters: dict[str, int], text: str) -> None:
+    plan = inputs.decide(failing(code, Counters(attempts=3, **counters)))
+    told = inputs.condition_of(plan.status, C.FAILED)
     assert told is not None
     assert text in told[2]
     assert plan.status.next_attempt is None
     other = {"application_retries": 2, "infrastructure_retries": 3}.keys() - counters.keys()
-    still = decide(failing(code, Counters(attempts=3, **dict.fromkeys(other, 9))))
+    still = inputs.decide(failing(code, Counters(attempts=3, **dict.fromkeys(other, 9))))
     assert still.status.result is None
 
 
-def test_retries_are_given_back_after_progress_and_only_then() -> None:
+def test_the_retry_budget_is_reset_only_after_progress() -> None:
     used = Counters(attempts=3, application_retries=2, infrastructure_retries=1, checkpoint_step=4)
-    same = decide(failing(APPLICATION, used, checkpoint_step=4)).status
+    same = inputs.decide(failing(APPLICATION, used, checkpoint_step=4)).status
     assert same.result is not None
-    further = decide(failing(APPLICATION, used, checkpoint_step=6)).status
+    further = inputs.decide(failing(APPLICATION, used, checkpoint_step=6)).status
     assert further.counters is not None
     assert (further.counters.application_retries, further.counters.infrastructure_retries) == (1, 0)
     assert further.counters.checkpoint_step == 6
     assert further.counters.failed_attempts == 1
 
 
-def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
+def test_backoff_doubles_up_to_ten_minutes_and_differs_between_jobs() -> None:
     pauses = [
-        pause_seconds(decide(failing(INFRASTRUCTURE, Counters(attempts=1, application_retries=used))).status)
+        pause_seconds(inputs.decide(failing(INFRASTRUCTURE, Counters(attempts=1, application_retries=used))).status)
         for used in range(12)
     ]
     for number, seconds in enumerate(pauses):
@@ -172,7 +174,7 @@ def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
         assert 0.8 * plain - 1 <= seconds <= 1.2 * plain + 1
     other = failing(INFRASTRUCTURE, Counters(attempts=1, application_retries=6))
     there = {
-        pause_seconds(decide(replace(other, job=replace(other.job, uid=f"uid-{number}"))).status)
+        pause_seconds(inputs.decide(replace(other, job=replace(other.job, uid=f"uid-{number}"))).status)
         for number in range(20)
     }
     assert len(there) > 5
@@ -180,65 +182,65 @@ def test_pauses_double_up_to_ten_minutes_and_differ_from_job_to_job() -> None:
 
 @pytest.mark.parametrize("code", [2, 130])
 def test_a_failure_that_a_retry_cannot_fix_ends_the_job(code: int) -> None:
-    plan = decide(failing(code))
+    plan = inputs.decide(failing(code))
     assert plan.status.result is not None
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
 
 
 def test_a_cluster_without_authentication_is_not_reused() -> None:
     open_to_all = replace(failing(APPLICATION), clusters=(inputs.cluster(authenticated=False),))
-    plan = decide(open_to_all)
+    plan = inputs.decide(open_to_all)
     assert plan.status.next_attempt is not None
     assert not plan.status.next_attempt.same_cluster
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     unread = replace(open_to_all, job=replace(open_to_all.job, spec=None, spec_error="spec.new: not known here"))
-    told = condition_of(decide(unread).status, C.CLUSTER_READY)
+    told = inputs.condition_of(inputs.decide(unread).status, C.CLUSTER_READY)
     assert told is not None
     assert told[1] == "KubeRayTooOld"
 
 
-def test_the_history_is_bounded_and_the_numbers_go_on() -> None:
+def test_the_history_is_bounded_and_the_numbers_continue() -> None:
     attempts = tuple(inputs.ended_attempt(number=number) for number in range(95, 105))
     status = inputs.waiting_for_retry(0, attempts=attempts).model_copy(
         update={"counters": Counters(attempts=104, start_number=2**31)}
     )
-    started = decide(inputs.moment(status)).status
+    started = inputs.decide(inputs.observed(status)).status
     assert [each.number for each in started.attempts] == list(range(96, 106))
     assert started.counters is not None
     assert started.counters.attempts == 105
-    far = decide(inputs.moment(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
+    far = inputs.decide(inputs.observed(status.model_copy(update={"counters": Counters(attempts=1233)}))).status
     assert far.attempts[-1].number == 1234
-    # KubeRay cuts longer names; the 234th attempt is long gone.
+    # KubeRay truncates longer names; the 234th attempt is long gone.
     assert far.attempts[-1].cluster == "example-234"
 
 
-def test_start_numbers_grow_whatever_clocks_and_history_say() -> None:
+def test_start_numbers_grow_whatever_clocks_and_history_are() -> None:
     status = inputs.provisioning().model_copy(
         update={"counters": Counters(attempts=7, start_number=inputs.START_NUMBER + 500)}
     )
-    plan = decide(inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
+    plan = inputs.decide(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     assert plan.effects == (SubmitJob("example-1-1", attempt=1, start_number=inputs.START_NUMBER + 501),)
-    again = replace(inputs.moment(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
+    again = replace(inputs.observed(status, inputs.cluster(), inputs.ready_pods(), inputs.ray()))
     early = replace(again, job=replace(again.job, created=datetime(1999, 1, 1, tzinfo=UTC)))
-    assert decide(early).effects == plan.effects
+    assert inputs.decide(early).effects == plan.effects
 
 
 def test_clusters_that_no_attempt_owns_are_removed() -> None:
     former = inputs.cluster(name="example-1", uid="c1")
     ours = inputs.cluster(name="example-2", uid="c2")
     status = RLJobStatus(attempts=(inputs.ended_attempt(), inputs.attempt(number=2)), counters=Counters(attempts=2))
-    seen = replace(inputs.moment(status), clusters=(former, ours))
-    assert decide(seen).effects == (DeleteCluster("example-1", "c1"),)
-    # One of the right name and of another UID: a leader that was paused made it.
+    seen = replace(inputs.observed(status), clusters=(former, ours))
+    assert inputs.decide(seen).effects == (DeleteCluster("example-1", "c1"),)
+    # One with the right name and another UID: a leader that was paused created it.
     twin = replace(seen, clusters=(inputs.cluster(name="example-2", uid="late"),))
-    plan = decide(twin)
+    plan = inputs.decide(twin)
     assert plan.effects == (DeleteCluster("example-2", "late"),)
     assert plan.status.attempts[-1].reason == "ClusterLost"
 
 
-def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> None:
+def test_an_attempt_counts_active_seconds_without_waiting() -> None:
     policy = {"runPolicy": {"activeDeadlineSeconds": 1000}}
-    plan = decide(
+    plan = inputs.decide(
         inputs.healthy(
             inputs.ray_job(RayJobStatus.FAILED, 75), status=inputs.running(400), job_spec=inputs.spec(policy)
         )
@@ -250,14 +252,14 @@ def test_an_attempt_counts_its_active_seconds_and_waiting_does_not_count() -> No
     status = RLJobStatus(attempts=(inputs.ended_attempt(), long_ago), counters=used)
     second = replace(inputs.ray_job(), submission_id="example-2-1")
     pods = tuple(replace(each, cluster="example-2") for each in inputs.ready_pods())
-    seen = inputs.moment(
+    seen = inputs.observed(
         status,
         inputs.cluster(name="example-2", uid="c2"),
         pods,
         inputs.ray(second, inputs.run_state()),
         inputs.spec(policy),
     )
-    assert decide(seen).status.attempts[-1].stop is None
-    stop = decide(seen, inputs.at(1)).status.attempts[-1].stop
+    assert inputs.decide(seen).status.attempts[-1].stop is None
+    stop = inputs.decide(seen, inputs.at(1)).status.attempts[-1].stop
     assert stop is not None
     assert stop.reason == "ActiveDeadlineExceeded"

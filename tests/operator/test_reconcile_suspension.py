@@ -1,4 +1,4 @@
-"""Suspension, and what people ask for: stopping for good, and another attempt."""
+"""Suspension and user requests: stop for good, and retry."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rljob_testing.operator.inputs import condition_of, decide
 C, R = ConditionType, Reason
 SUSPENDED = inputs.spec({"suspend": True})
 EARLIER, LATER = "2026-03-01T11:59:00.5Z", "2026-03-01T12:59:30+01:00"
-"""Of a stop and a retry that are both new to an operator which was away: the later one counts."""
+"""Times of a stop and a retry that are both new to an operator which was away: the later one counts."""
 
 
-def asked(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
-    """With the annotations of somebody who wants something."""
+def with_requests(seen: Observed, stop: str | None = None, retry: str | None = None) -> Observed:
+    """A job with annotations that request something."""
     return replace(seen, job=replace(seen.job, stop_request=stop, retry_request=retry))
 
 
@@ -33,17 +33,17 @@ def resumed(seen: Observed) -> Observed:
 
 
 def test_a_job_may_be_created_suspended() -> None:
-    plan = decide(inputs.moment(job_spec=SUSPENDED))
+    plan = decide(inputs.observed(job_spec=SUSPENDED))
     assert plan.effects == ()
     assert plan.requeue_after_seconds is None
     assert plan.status.suspended_at == "2026-03-01T12:00:00Z"
     assert (plan.status.phase, plan.status.reason, plan.status.attempts) == ("Suspended", "Suspended", ())
-    started = decide(resumed(inputs.with_status_written(inputs.moment(job_spec=SUSPENDED), plan)), inputs.at(9000))
+    started = decide(resumed(inputs.with_status_written(inputs.observed(job_spec=SUSPENDED), plan)), inputs.at(9000))
     assert started.status.suspended_at is None
     assert [each.number for each in started.status.attempts] == [1]
 
 
-def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
+def test_a_running_trainer_saves_first_and_its_cluster_is_removed() -> None:
     seen = inputs.healthy(state=inputs.run_state(checkpoint_step=4), job_spec=SUSPENDED)
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
@@ -66,8 +66,8 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
     assert (ended.status.result, ended.status.next_attempt, ended.status.suspended_at) == (None, None, None)
     pods_left = replace(inputs.with_status_written(saved, ended), clusters=(), ray=inputs.healthy().ray)
     assert decide(pods_left, inputs.at(20)).status.suspended_at is None
-    gone = replace(pods_left, pods=())
-    rest = decide(gone, inputs.at(30))
+    deleted = replace(pods_left, pods=())
+    rest = decide(deleted, inputs.at(30))
     assert rest.status.suspended_at == "2026-03-01T12:00:30Z"
     text = Mentions("holds no nodes", "resume from the checkpoint of step 7")
     assert condition_of(rest.status, C.SUSPENDED) == ("True", "Suspended", text)
@@ -75,10 +75,10 @@ def test_a_trainer_that_runs_saves_first_and_its_cluster_goes() -> None:
     assert rest.status.counters == Counters(
         attempts=1, start_number=rest.status.attempts[0].start_number, active_seconds=70
     )
-    again = decide(resumed(inputs.with_status_written(gone, rest)), inputs.at(90_000))
+    again = decide(resumed(inputs.with_status_written(deleted, rest)), inputs.at(90_000))
     assert again.status.attempts[-1].cluster == "example-2"
     assert condition_of(again.status, C.SUSPENDED) == ("False", "Resumed", Mentions("attempt 2"))
-    assert decide(resumed(inputs.with_status_written(gone, again)), inputs.at(90_001)).effects == (
+    assert decide(resumed(inputs.with_status_written(deleted, again)), inputs.at(90_001)).effects == (
         CreateCluster(2, "example-2"),
     )
 
@@ -91,7 +91,7 @@ def test_a_trainer_that_does_not_end_in_time_is_not_waited_for() -> None:
 
 
 def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
-    """The operator was away, and longer than that, since it had written the request down."""
+    """The operator was away for longer than that time after it had recorded the request."""
     seen = inputs.healthy(state=inputs.run_state(), job_spec=SUSPENDED)
     silent = replace(seen, ray=inputs.silent_ray(seconds=0))
     requested = inputs.with_status_written(silent, decide(silent))
@@ -100,7 +100,7 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
     later = replace(inputs.with_status_written(requested, asked_now), ray=seen.ray)
     assert decide(later, inputs.at(160 + 119)).status.attempts[0].ended is None
     assert decide(later, inputs.at(160 + 120)).status.attempts[0].reason == "Suspended"
-    # Nor is it over when nobody has been asking for long.
+    # Nor is the time over if nobody has asked for long.
     assert decide(requested, inputs.at(160)).status.attempts[0].ended is None
     ended = decide(replace(requested, ray=inputs.silent_ray(seconds=20)), inputs.at(160)).status.attempts[0]
     text = Mentions("could not be asked to stop for 120 s", "dashboard")
@@ -108,12 +108,12 @@ def test_the_time_to_stop_begins_when_the_trainer_could_be_asked() -> None:
 
 
 @pytest.mark.parametrize("job_spec", [SUSPENDED, inputs.spec({"runPolicy.activeDeadlineSeconds": 1}), inputs.spec()])
-def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: RLJobSpec) -> None:
-    seen = asked(
+def test_a_trainer_that_has_ended_by_itself_keeps_its_own_reason(job_spec: RLJobSpec) -> None:
+    seen = with_requests(
         inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 2), inputs.run_state(RunPhase.FAILED), job_spec=job_spec)
     )
     if job_spec == inputs.spec():
-        seen = asked(seen, stop="now")
+        seen = with_requests(seen, stop="now")
     plan = decide(seen)
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.stop, plan.status.phase) == ("ConfigurationError", None, "Failed")
@@ -123,19 +123,19 @@ def test_a_trainer_that_has_ended_by_itself_ended_for_its_own_reason(job_spec: R
     assert decide(old).status.attempts[0].reason == "ApplicationError"
 
 
-def test_pods_that_only_start_go_at_once() -> None:
-    plan = decide(inputs.moment(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
+def test_starting_pods_are_removed_at_once() -> None:
+    plan = decide(inputs.observed(inputs.provisioning(), inputs.cluster(), job_spec=SUSPENDED))
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert plan.status.attempts[0].reason == "Suspended"
     assert plan.status.counters is not None
     assert plan.status.counters.failed_attempts == 0
 
 
-def test_a_job_that_waits_for_its_next_attempt_waits_no_longer() -> None:
-    plan = decide(inputs.moment(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
+def test_a_job_waiting_for_its_next_attempt_is_suspended_at_once() -> None:
+    plan = decide(inputs.observed(inputs.waiting_for_retry(300), job_spec=SUSPENDED))
     assert (plan.status.next_attempt, plan.status.phase) == (None, "Suspended")
     kept = decide(
-        inputs.moment(
+        inputs.observed(
             inputs.waiting_for_retry(300, same_cluster=True),
             inputs.cluster(),
             inputs.ready_pods(),
@@ -161,8 +161,8 @@ def test_a_job_that_completes_while_it_is_suspended_is_complete() -> None:
         (None, "the trainer was asked to stop, and Ray lost it"),
     ],
 )
-def test_a_trainer_that_fails_while_it_stops_is_not_said_to_stop_as_requested(code: int | None, part: str) -> None:
-    seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
+def test_a_trainer_that_fails_while_it_stops_is_not_reported_as_stopped(code: int | None, part: str) -> None:
+    seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     failed = replace(
         inputs.with_status_written(seen, decide(seen)), ray=inputs.ray(inputs.ray_job(RayJobStatus.FAILED, code))
     )
@@ -171,8 +171,8 @@ def test_a_trainer_that_fails_while_it_stops_is_not_said_to_stop_as_requested(co
     assert part in result.message
 
 
-def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
-    seen = asked(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
+def test_a_stop_request_ends_the_job_with_a_checkpoint() -> None:
+    seen = with_requests(inputs.healthy(state=inputs.run_state()), stop="2026-03-01T11:59:59Z")
     plan = decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.handled_requests is not None
@@ -189,11 +189,11 @@ def test_a_request_to_stop_ends_the_job_with_a_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     "status",
-    [inputs.waiting_for_retry(300), decide(inputs.moment(job_spec=SUSPENDED)).status, RLJobStatus()],
+    [inputs.waiting_for_retry(300), decide(inputs.observed(job_spec=SUSPENDED)).status, RLJobStatus()],
     ids=["waits", "suspended", "new"],
 )
 def test_a_job_of_which_nothing_runs_is_stopped_at_once(status: RLJobStatus) -> None:
-    plan = decide(asked(inputs.moment(status, job_spec=SUSPENDED), stop="now"))
+    plan = decide(with_requests(inputs.observed(status, job_spec=SUSPENDED), stop="now"))
     assert condition_of(plan.status, C.FAILED) == (
         "True",
         "StoppedByUser",
@@ -209,53 +209,53 @@ def test_a_failed_job_continues_after_a_retry_request() -> None:
     failed = inputs.with_status_written(seen, decide(seen))
     assert failed.job.status.phase == "Failed"
     nothing_left = replace(failed, clusters=(), pods=())
-    plan = decide(asked(nothing_left, retry="first"), inputs.at(100))
+    plan = decide(with_requests(nothing_left, retry="first"), inputs.at(100))
     assert plan.status.result is None
     assert (condition_of(plan.status, C.FAILED), condition_of(plan.status, C.FINISHED)) == (None, None)
     assert plan.status.attempts[-1].number == 2
     assert plan.status.checkpoint == failed.job.status.checkpoint
     assert plan.status.handled_requests is not None
     assert plan.status.handled_requests.retry == "first"
-    # The same request is seen to once.
+    # The same request is handled once.
     again = inputs.without_retries(replace(seen, job=replace(failed.job, retry_request=None)))
-    assert decide(asked(inputs.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
+    assert decide(with_requests(inputs.with_status_written(again, decide(again)), retry=None)).status.phase == "Failed"
     handled = replace(nothing_left, job=replace(nothing_left.job, status=plan.status, retry_request="first"))
     assert decide(handled, inputs.at(101)).status.attempts[-1].number == 2
 
 
-def test_a_retry_waits_until_nothing_is_left_of_the_failed_one() -> None:
-    seen = inputs.without_retries(inputs.moment(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
-    failed = asked(inputs.with_status_written(seen, decide(seen)), retry="now")
+def test_a_retry_waits_until_nothing_is_left_of_the_failed_attempt() -> None:
+    seen = inputs.without_retries(inputs.observed(inputs.running(), inputs.cluster(), (inputs.pod("w"),)))
+    failed = with_requests(inputs.with_status_written(seen, decide(seen)), retry="now")
     plan = decide(failed)
     assert plan.effects == (DeleteCluster("example-1", "c1"),)
     assert len(plan.status.attempts) == 1
     assert plan.requeue_after_seconds == 10
 
 
-def test_a_retry_ends_the_pause_and_gives_tries_back() -> None:
-    plan = decide(asked(inputs.moment(inputs.waiting_for_retry(300)), retry="now"))
+def test_a_retry_ends_the_backoff_and_resets_the_retry_budget() -> None:
+    plan = decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), retry="now"))
     assert plan.status.attempts[-1].number == 2
     assert plan.status.counters is not None
     assert plan.status.counters.application_retries == 0
 
 
 def test_an_old_stop_request_is_ignored_after_a_retry() -> None:
-    stopped = asked(inputs.moment(inputs.waiting_for_retry(300)), stop="a")
+    stopped = with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop="a")
     failed = inputs.with_status_written(stopped, decide(stopped))
-    plan = decide(asked(failed, stop="a", retry="b"))
+    plan = decide(with_requests(failed, stop="a", retry="b"))
     assert plan.status.attempts[-1].number == 2
     assert (
-        decide(asked(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
+        decide(with_requests(inputs.with_status_written(failed, plan), stop="a", retry="b"), inputs.at(1))
         .status.attempts[-1]
         .stop
         is None
     )
 
 
-def test_a_complete_job_is_not_taken_up_again() -> None:
+def test_a_complete_job_is_not_restarted() -> None:
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE))
     complete = inputs.with_status_written(done, decide(done))
-    plan = decide(asked(complete, retry="now"))
+    plan = decide(with_requests(complete, retry="now"))
     assert plan.status.phase == "Complete"
     assert plan.status.handled_requests is not None
 
@@ -267,26 +267,28 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
     seen = inputs.with_status_written(seen, decide(seen))
     assert decide(seen, inputs.at(599)).effects == ()
     stalled = decide(seen, inputs.at(600))
-    # First its processes tell where they stand.
+    # First its processes write their stacks.
     assert stalled.effects == (DumpStacks("example-1-1", 1),)
     assert stalled.status.attempts[0].stop is not None
     assert stalled.status.attempts[0].stop.reason == "Stalled"
-    told = inputs.with_status_written(seen, stalled)
-    assert decide(told, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
-    assert decide(told, inputs.at(630)).effects == (StopJob("example-1-1"),)
-    assert decide(told, inputs.at(679)).status.attempts[0].ended is None
-    ended = decide(told, inputs.at(680)).status
+    stopping = inputs.with_status_written(seen, stalled)
+    assert decide(stopping, inputs.at(629)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(stopping, inputs.at(630)).effects == (StopJob("example-1-1"),)
+    assert decide(stopping, inputs.at(679)).status.attempts[0].ended is None
+    ended = decide(stopping, inputs.at(680)).status
     assert (ended.attempts[0].reason, ended.attempts[0].failure_class) == ("Stalled", "Infrastructure")
     assert ended.attempts[0].message == Mentions(
         *("no progress for 600 s", "step 4 of 10 (evaluates)", "pvc://ckpt/example/run/logs/attempt-1", "within 80 s")
     )
     assert ended.next_attempt is not None
-    # Who was away since the request was written down has its stacks written, too.
+    # An operator that was away since the request was recorded has the stacks written, too.
     unasked = stalled.status.attempts[0].model_copy(
         update={"stop": stalled.status.attempts[0].stop.model_copy(update={"sent_at": None})}
     )
-    untold = replace(told, job=replace(told.job, status=told.job.status.model_copy(update={"attempts": (unasked,)})))
-    late = decide(untold, inputs.at(9000))
+    not_yet_asked = replace(
+        stopping, job=replace(stopping.job, status=stopping.job.status.model_copy(update={"attempts": (unasked,)}))
+    )
+    late = decide(not_yet_asked, inputs.at(9000))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
     moved = replace(seen, ray=inputs.ray(inputs.ray_job(), inputs.run_state(seconds_ago=7200)))
     assert decide(moved, inputs.at(600)).effects == ()
@@ -294,95 +296,95 @@ def test_a_trainer_without_progress_is_stalled_by_the_operators_own_clock() -> N
 
 @pytest.mark.parametrize("seconds_away", [4, 29, 30, 79, 80, 9000])
 def test_stacks_are_requested_late_after_an_operator_outage(seconds_away: int) -> None:
-    """It was written down that Ray is asked, and nobody did."""
+    """The intent to ask Ray was recorded, and nobody asked."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
     seen = inputs.with_status_written(seen, decide(seen))
-    told = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
+    stopping = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
     back = 600 + seconds_away
-    unasked = replace(told, ray=replace(told.ray, stacks_missing=True))
-    late = decide(unasked, inputs.at(back))
+    without_stacks = replace(stopping, ray=replace(stopping.ray, stacks_missing=True))
+    late = decide(without_stacks, inputs.at(back))
     assert (late.effects, late.status.attempts[0].ended) == ((DumpStacks("example-1-1", 1),), None)
-    asked = inputs.with_status_written(told, late)
-    assert decide(asked, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
-    assert decide(asked, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
+    with_requests = inputs.with_status_written(stopping, late)
+    assert decide(with_requests, inputs.at(back + 29)).effects == (DumpStacks("example-1-1", 1),)
+    assert decide(with_requests, inputs.at(back + 30)).effects == (StopJob("example-1-1"),)
 
 
-def test_where_ray_takes_no_program_for_stacks_a_trainer_is_stopped_without() -> None:
-    """Within twice the time for them."""
+def test_if_ray_accepts_no_stack_program_a_trainer_is_stopped_without_stacks() -> None:
+    """Within twice the time for the stacks."""
     limits = inputs.spec({"runPolicy": {"stallDeadlineSeconds": 600, "gracePeriodSeconds": 50}})
     seen = inputs.healthy(state=inputs.run_state(), job_spec=limits)
     seen = inputs.with_status_written(seen, decide(seen))
-    told = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
-    refusing = replace(told, ray=replace(told.ray, stacks_missing=True))
+    stopping = inputs.with_status_written(seen, decide(seen, inputs.at(600)))
+    rejecting = replace(stopping, ray=replace(stopping.ray, stacks_missing=True))
     second, ended_second = 600, None
     stopped_second = None
     while ended_second is None:
         second += 4
-        plan = decide(refusing, inputs.at(second))
+        plan = decide(rejecting, inputs.at(second))
         if stopped_second is None and plan.effects == (StopJob("example-1-1"),):
             stopped_second = second
-        refusing = inputs.with_status_written(refusing, plan)
+        rejecting = inputs.with_status_written(rejecting, plan)
         ended_second = second if plan.status.attempts[0].ended is not None else None
     assert stopped_second is not None
     assert 630 <= stopped_second <= 664
     assert 680 <= ended_second <= 714
 
 
-def test_a_moment_of_silence_is_not_worth_a_word() -> None:
+def test_a_short_silence_is_not_reported() -> None:
     seen = inputs.healthy(state=inputs.run_state())
     known = inputs.with_status_written(seen, decide(seen))
     short = decide(replace(known, ray=inputs.silent_ray(seconds=19)), inputs.at(19))
     assert short.status == known.job.status
     long = replace(known, ray=inputs.silent_ray(seconds=20))
-    told = decide(long, inputs.at(20))
-    assert condition_of(told.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
-    assert told.status.attempts[0].state_unknown_since == "2026-03-01T12:00:20Z"
-    heard = decide(replace(inputs.with_status_written(long, told), ray=seen.ray), inputs.at(30))
-    assert heard.status.attempts[0].state_unknown_since is None
+    reported = decide(long, inputs.at(20))
+    assert condition_of(reported.status, C.PROGRESSING) == ("Unknown", "DashboardUnreachable", "timeout")
+    assert reported.status.attempts[0].state_unknown_since == "2026-03-01T12:00:20Z"
+    recovered = decide(replace(inputs.with_status_written(long, reported), ray=seen.ray), inputs.at(30))
+    assert recovered.status.attempts[0].state_unknown_since is None
 
 
-def test_a_finished_job_is_deleted_when_its_time_has_come() -> None:
+def test_a_finished_job_is_deleted_when_its_ttl_expires() -> None:
     ttl = inputs.spec({"runPolicy": {"ttlSecondsAfterFinished": 300}})
     done = inputs.healthy(inputs.ray_job(RayJobStatus.SUCCEEDED, 0), inputs.run_state(RunPhase.COMPLETE), job_spec=ttl)
     end = decide(done)
-    gone = replace(inputs.with_status_written(done, end), clusters=(), pods=())
-    clean = decide(gone, inputs.at(10))
+    deleted = replace(inputs.with_status_written(done, end), clusters=(), pods=())
+    clean = decide(deleted, inputs.at(10))
     assert clean.requeue_after_seconds == 290
     assert clean.status.result is not None
     assert clean.status.result.cleaned_up_at == "2026-03-01T12:00:10Z"
-    last = inputs.with_status_written(gone, clean)
+    last = inputs.with_status_written(deleted, clean)
     assert decide(last, inputs.at(299)).effects == ()
     assert decide(last, inputs.at(300)).effects == (DeleteJob(done.job.uid),)
 
 
 def over() -> Observed:
-    """Of which nothing is left."""
+    """A finished job of which nothing is left."""
     seen = inputs.without_retries(inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 1)))
     return replace(inputs.with_status_written(seen, decide(seen)), clusters=(), pods=())
 
 
-def test_a_stop_that_was_asked_for_after_the_retry_stops_the_job() -> None:
-    seen = asked(over(), stop=LATER, retry=EARLIER)
+def test_a_stop_requested_after_the_retry_stops_the_job() -> None:
+    seen = with_requests(over(), stop=LATER, retry=EARLIER)
     plan = decide(seen, inputs.at(10))
     assert (plan.status.phase, plan.effects, len(plan.status.attempts)) == ("Failed", (), 1)
-    told = condition_of(plan.status, C.FAILED)
-    assert told is not None
-    assert told[1] == "StoppedByUser"
+    condition = condition_of(plan.status, C.FAILED)
+    assert condition is not None
+    assert condition[1] == "StoppedByUser"
     handled = plan.status.handled_requests
     assert handled is not None
     assert (handled.stop, handled.retry) == (LATER, EARLIER)
-    # Both are seen to once.
+    # Both are handled once.
     assert decide(inputs.with_status_written(seen, plan), inputs.at(20)).status == plan.status
 
 
 @pytest.mark.parametrize(
     ("stop", "retry"),
     [(EARLIER, LATER), (EARLIER, EARLIER), ("b", "a"), (LATER, "a"), ("b", EARLIER)],
-    ids=["before it", "at its time", "no times", "a retry without time", "a stop without time"],
+    ids=["before it", "at its time", "no times", "a retry without a time", "a stop without a time"],
 )
-def test_any_other_stop_is_taken_back_by_the_retry(stop: str, retry: str) -> None:
-    seen = asked(over(), stop=stop, retry=retry)
+def test_any_other_stop_is_withdrawn_by_the_retry(stop: str, retry: str) -> None:
+    seen = with_requests(over(), stop=stop, retry=retry)
     plan = decide(seen, inputs.at(10))
     assert plan.status.attempts[-1].number == 2
     assert decide(inputs.with_status_written(seen, plan), inputs.at(11)).status.attempts[-1].stop is None
@@ -391,5 +393,6 @@ def test_any_other_stop_is_taken_back_by_the_retry(stop: str, retry: str) -> Non
 def test_between_two_attempts_a_stop_counts_whatever_its_time() -> None:
     for stop, retry in ((EARLIER, LATER), (LATER, EARLIER)):
         assert (
-            decide(asked(inputs.moment(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase == "Failed"
+            decide(with_requests(inputs.observed(inputs.waiting_for_retry(300)), stop=stop, retry=retry)).status.phase
+            == "Failed"
         )

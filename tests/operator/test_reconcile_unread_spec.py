@@ -1,5 +1,5 @@
-"""An attempt under way whose spec this operator cannot read, after a roll-back perhaps: it ends at its deadlines, the
-job does not, and nothing is held while it waits for an operator that can."""
+"""A running attempt whose spec this operator cannot read, for example after a rollback: the attempt ends at its
+deadlines, the job does not, and no resources are held while it waits for an operator that can read it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from rljob_operator.reconcile.observed import Observed, RayJobStatus, Reachabili
 from rljob_operator.reconcile.status_draft import timestamp
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import condition_of, decide
 
 GONE = (DeleteCluster("example-1", "c1"),)
 HOUR = 3600
 
 
 def unread(seen: Observed, policy: RunPolicy | None = None) -> Observed:
-    """`policy`: what can be read of it; by default nothing."""
+    """`policy`: the readable part of it; by default nothing."""
     job = replace(seen.job, spec=None, spec_error="pools[0].topology: is new", readable_policy=policy or RunPolicy())
     return replace(seen, job=job)
 
 
 def begun(seconds_ago: float) -> Observed:
-    """All is ready, and nobody can submit."""
-    return inputs.moment(
+    """Everything is ready, and nobody can submit."""
+    return inputs.observed(
         inputs.provisioning(seconds_ago=seconds_ago), inputs.cluster(), inputs.ready_pods(), inputs.ray()
     )
 
@@ -40,17 +39,17 @@ def assert_waits_for_another_operator(seen: Observed, status: RLJobStatus, reaso
     assert counters is not None
     assert (counters.failed_attempts, counters.application_retries, counters.infrastructure_retries) == (0, 0, 0)
     free = replace(seen, job=replace(seen.job, status=status), clusters=(), pods=())
-    assert decide(free, inputs.at(10 * HOUR)).status.phase == "Retrying"
+    assert inputs.decide(free, inputs.at(10 * HOUR)).status.phase == "Retrying"
     readable = replace(free, job=replace(free.job, spec=inputs.spec(), spec_error=None))
-    assert decide(readable, inputs.at(10 * HOUR)).status.attempts[-1].number == 2
+    assert inputs.decide(readable, inputs.at(10 * HOUR)).status.attempts[-1].number == 2
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, 1800), (RunPolicy(provisioning_deadline_seconds=300), 300)])
-def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | None, limit: int) -> None:
-    before = decide(unread(begun(limit - 1), policy))
+def test_an_attempt_without_a_trainer_ends_at_its_deadline(policy: RunPolicy | None, limit: int) -> None:
+    before = inputs.decide(unread(begun(limit - 1), policy))
     assert (before.effects, before.status.attempts[0].ended, before.requeue_after_seconds) == ((), None, 1)
     seen = unread(begun(limit), policy)
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == GONE
     attempt = plan.status.attempts[0]
     assert (attempt.reason, attempt.failure_class) == ("ProvisioningDeadlineExceeded", "Resumable")
@@ -58,21 +57,23 @@ def test_an_attempt_without_trainer_ends_at_its_deadline(policy: RunPolicy | Non
     assert_waits_for_another_operator(seen, plan.status, "ProvisioningDeadlineExceeded")
 
 
-def test_one_that_has_no_cluster_ends_too() -> None:
-    seen = unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1800)))
+def test_an_attempt_without_a_cluster_ends_too() -> None:
+    seen = unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1800)))
     assert (
-        decide(unread(inputs.moment(inputs.provisioning(seen=False, seconds_ago=1799)))).status.attempts[0].ended
+        inputs.decide(unread(inputs.observed(inputs.provisioning(seen=False, seconds_ago=1799))))
+        .status.attempts[0]
+        .ended
         is None
     )
-    assert_waits_for_another_operator(seen, decide(seen).status, "ProvisioningDeadlineExceeded")
+    assert_waits_for_another_operator(seen, inputs.decide(seen).status, "ProvisioningDeadlineExceeded")
 
 
 @pytest.mark.parametrize(("policy", "limit"), [(None, HOUR), (RunPolicy(stall_deadline_seconds=600), 600)])
-def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -> None:
+def test_a_hanging_trainer_is_stopped(policy: RunPolicy | None, limit: int) -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), policy)
-    seen = inputs.with_status_written(seen, decide(seen))
-    assert decide(seen, inputs.at(limit - 1)).effects == ()
-    stalled = decide(seen, inputs.at(limit))
+    seen = inputs.with_status_written(seen, inputs.decide(seen))
+    assert inputs.decide(seen, inputs.at(limit - 1)).effects == ()
+    stalled = inputs.decide(seen, inputs.at(limit))
     assert effects_until_the_end(inputs.with_status_written(seen, stalled), limit) == [
         (DumpStacks("example-1-1", 1),),
         (StopJob("example-1-1"),),
@@ -81,32 +82,32 @@ def test_a_trainer_that_hangs_is_stopped(policy: RunPolicy | None, limit: int) -
 
 
 def effects_until_the_end(seen: Observed, since: int) -> list[tuple[Effect, ...]]:
-    """Of three passes: the stacks are written in 30 s, and it may take 120 s to stop."""
-    plans = [decide(seen, inputs.at(since + seconds)) for seconds in (0, 30, 150)]
+    """The effects of three passes: the stacks are written in 30 s, and stopping may take 120 s."""
+    plans = [inputs.decide(seen, inputs.at(since + seconds)) for seconds in (0, 30, 150)]
     ended = plans[-1].status
     assert (ended.attempts[0].reason, ended.phase) == ("Stalled", "Retrying")
     return [plan.effects for plan in plans]
 
 
-def test_a_dashboard_that_is_silent_is_not_waited_for_longer() -> None:
+def test_an_unreachable_dashboard_is_not_waited_for_longer() -> None:
     seen = unread(
         replace(
             inputs.healthy(status=inputs.running(9000)),
             ray=inputs.silent_ray(Reachability.UNREACHABLE),
         )
     )
-    seen = inputs.with_status_written(seen, decide(seen))
-    assert decide(seen, inputs.at(HOUR - 1)).status.attempts[0].ended is None
-    ended = decide(seen, inputs.at(HOUR))
+    seen = inputs.with_status_written(seen, inputs.decide(seen))
+    assert inputs.decide(seen, inputs.at(HOUR - 1)).status.attempts[0].ended is None
+    ended = inputs.decide(seen, inputs.at(HOUR))
     assert (ended.effects, ended.status.attempts[0].reason) == (GONE, "DashboardUnreachable")
     assert ended.status.phase == "Retrying"
 
 
-def test_a_run_state_that_cannot_be_read_either_does_not_end_the_job() -> None:
+def test_an_unreadable_run_state_does_not_end_the_job_either() -> None:
     newer = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is new")
     seen = unread(replace(inputs.healthy(), ray=newer))
-    seen = inputs.with_status_written(seen, decide(seen))
-    plan = decide(seen, inputs.at(HOUR))
+    seen = inputs.with_status_written(seen, inputs.decide(seen))
+    plan = inputs.decide(seen, inputs.at(HOUR))
     assert plan.effects == GONE
     assert_waits_for_another_operator(seen, plan.status, "RunStateUnreadable")
 
@@ -118,7 +119,7 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
 @pytest.mark.parametrize(
     ("seen", "kind", "reason", "status", "message"),
     [
-        # Its trainer has failed at the same moment, so it is not that which ends the attempt.
+        # Its trainer has failed at the same time, so the run state does not end the attempt.
         (
             replace(
                 inputs.healthy(inputs.ray_job(RayJobStatus.FAILED, 75)),
@@ -144,15 +145,15 @@ NEWER_STATE = replace(inputs.ray(inputs.ray_job()), run_state_error="phase: is n
     ],
     ids=["too old", "too late", "run state"],
 )
-def test_reasons_that_only_such_a_job_gives(
+def test_reasons_that_only_such_a_job_has_are_reported(
     seen: Observed, kind: ConditionType, reason: Reason, status: str, message: Mentions
 ) -> None:
-    assert condition_of(decide(unread(seen)).status, kind) == (status, reason, message)
+    assert inputs.condition_of(inputs.decide(unread(seen)).status, kind) == (status, reason, message)
 
 
-def test_an_active_deadline_that_can_be_read_ends_the_job_as_usual() -> None:
+def test_a_readable_active_deadline_ends_the_job_as_usual() -> None:
     seen = unread(inputs.healthy(state=inputs.run_state()), RunPolicy(active_deadline_seconds=60))
-    plan = decide(seen)
+    plan = inputs.decide(seen)
     assert plan.effects == (StopJob("example-1-1"),)
     assert plan.status.attempts[0].stop is not None
     assert plan.status.attempts[0].stop.reason == "ActiveDeadlineExceeded"

@@ -1,4 +1,5 @@
-"""What an API server has dropped from an object is found, and what others have changed in it is not taken for that."""
+"""Fields that an API server has dropped from an object are found, and changes by others are not taken for dropped
+fields."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_a_missing_field_is_named_by_its_path(there: JsonObject, missing: tuple[
         (None, False),
     ],
 )
-def test_a_cluster_asks_for_a_token_only_with_mode_and_secret(options: object, expected: bool) -> None:
+def test_a_cluster_requires_a_token_only_with_mode_and_secret(options: object, expected: bool) -> None:
     assert asks_for_token(stored(authOptions=options)) is expected
     raw = {**stored(authOptions=options), "metadata": {"name": "x", "uid": "y"}}
     assert observed_cluster(raw).authenticated is expected

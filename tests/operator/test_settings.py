@@ -1,4 +1,4 @@
-"""The operator's environment: what is read, what is refused and how that is said."""
+"""The operator's environment variables: what is read, what is rejected, and the messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_omitted_settings_have_defaults() -> None:
     assert url == "http://sorter-1-head-svc.team-a.svc:8265"
 
 
-def test_everything_is_read() -> None:
+def test_all_settings_are_read() -> None:
     settings = parse_settings(
         {
             **NEEDED,
@@ -57,7 +57,7 @@ def test_everything_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_what_is_needed_is_named(name: str) -> None:
+def test_missing_settings_are_named(name: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{name}: is not set; set"):
         parse_settings({**NEEDED, name: " "})
 
@@ -85,7 +85,7 @@ def test_an_invalid_setting_is_named(name: str, value: str, message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_token_keys(tmp_path: Path) -> None:
+def test_token_keys_are_read(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"key: .*missing; mount the Secret"):
         read_token_keys(tmp_path)
     (tmp_path / "key").write_bytes(b"short")

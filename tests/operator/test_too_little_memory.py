@@ -1,4 +1,4 @@
-"""A job whose models are too large for its GPUs by an estimate: it is told once, and nothing else is different."""
+"""A job whose models are estimated to be too large for its GPUs: it gets one warning, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from rljob_operator.kube.observed_objects import JobReader
 from rljob_operator.reconcile.decision import EventRecord, EventType
 from rljob_testing.messages import Mentions
 from rljob_testing.operator import inputs
-from rljob_testing.operator.inputs import decide
 from rljob_testing.operator.testbed import cluster_job
 
 Json = dict[str, object]
 
 
 def job(edits: Mapping[str, object] | None = None, **parts: object) -> Json:
-    """As the API server returns it."""
+    """A job as the API server returns it."""
     metadata = {"name": "job", "namespace": "team", "uid": "u1", "creationTimestamp": "2026-01-31T12:00:00Z"}
     return {**cluster_job("job", edits), "metadata": metadata, **parts}
 
@@ -50,11 +49,11 @@ def test_a_failed_estimate_does_not_stop_a_job_from_being_read(
 
 
 def test_too_little_memory_is_one_warning_and_blocks_nothing() -> None:
-    seen = inputs.moment()
+    seen = inputs.observed()
     too_large = replace(seen, job=replace(seen.job, memory_shortage="later wake-ups takes 91.0 of 78.4 GiB"))
-    plan = decide(too_large)
+    plan = inputs.decide(too_large)
     warning = EventRecord(EventType.WARNING, Reason.MEMORY_TOO_SMALL, "later wake-ups takes 91.0 of 78.4 GiB")
-    assert plan.events == (warning, *decide(seen).events)
-    assert plan.effects == decide(seen).effects
-    again = decide(replace(too_large, job=replace(too_large.job, status=plan.status)))
+    assert plan.events == (warning, *inputs.decide(seen).events)
+    assert plan.effects == inputs.decide(seen).effects
+    again = inputs.decide(replace(too_large, job=replace(too_large.job, status=plan.status)))
     assert warning not in again.events

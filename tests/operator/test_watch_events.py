@@ -1,4 +1,4 @@
-"""Which events and listings become work, and when: a job that is over costs nothing."""
+"""Which events and listings cause a reconcile pass, and when: a finished job costs nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GOING: Mapping[str, object] = {
 
 
 def job(status: Mapping[str, object], lifetime: int | None = None, version: int = 1, **metadata: object) -> JsonObject:
-    """As stored; `lifetime`: seconds after its end."""
+    """A job as stored; `lifetime` is in seconds after its end."""
     policy = {} if lifetime is None else {"ttlSecondsAfterFinished": lifetime}
     return {
         "metadata": {
@@ -103,7 +103,7 @@ class ApiObjects:
 
 
 class World:
-    """What `handlers` are made of, without kopf."""
+    """The parts that `handlers` need, without kopf."""
 
     def __init__(self) -> None:
         self.api = ApiObjects()
@@ -119,7 +119,7 @@ class World:
         self.num_new_kinds += 1
 
     async def work(self) -> list[JobKey]:
-        """What waits for work, and is done with."""
+        """Returns the keys that wait for work, and marks them as done."""
         found = []
         while self.queue.num_waiting:
             key = await self.queue.get()
@@ -136,7 +136,7 @@ def run(test: Callable[[World], Coroutine[None, None, None]]) -> None:
 
 
 def test_a_deletion_while_the_watches_start_is_found_by_the_second_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No event tells of it, and the next listing would be a minute away."""
+    """No event reports it, and the next listing would be a minute away."""
     monkeypatch.setattr(relist, "SECOND_SECONDS", 0.05)
 
     async def test(world: World) -> None:
@@ -210,8 +210,8 @@ def test_no_job_is_queued_before_the_first_listing() -> None:
     run(test)
 
 
-def test_the_end_of_the_last_pod_after_the_end_of_the_job_leads_to_a_pass() -> None:
-    """Also where nobody saw it end: the job was left as it was until the operator's next start."""
+def test_the_end_of_the_last_pod_after_the_end_of_the_job_causes_a_pass() -> None:
+    """Also if nobody saw it end: the job used to be left as it was until the operator's next start."""
 
     async def test(world: World) -> None:
         world.api.objects |= {JOBS: [job(GOING)], PODS: [part(5)]}
@@ -245,8 +245,8 @@ def test_a_finished_job_costs_no_requests() -> None:
     run(test)
 
 
-def test_a_cluster_that_is_made_when_its_job_is_over_is_seen_to() -> None:
-    """As by a leader that was paused before it made it."""
+def test_a_cluster_created_after_the_end_of_its_job_causes_a_pass() -> None:
+    """For example by a leader that was paused before it created the cluster."""
 
     async def test(world: World) -> None:
         world.api.objects[JOBS] = [job(OVER)]
@@ -309,7 +309,7 @@ def test_a_job_whose_deletion_was_missed_is_forgotten() -> None:
     run(test)
 
 
-def test_a_kind_that_is_installed_later_begins_the_watches_anew() -> None:
+def test_a_kind_that_is_installed_later_restarts_the_watches() -> None:
     async def test(world: World) -> None:
         world.api.errors[CLUSTERS] = ResourceTypeMissingError("rayclusters")
         world.api.objects[JOBS] = [job({})]
@@ -339,19 +339,19 @@ def versioned(uid: str, generation: int, **metadata: object) -> JsonObject:
     return {"metadata": {"uid": uid, "generation": generation, "resourceVersion": "1", **metadata}}
 
 
-def test_a_change_of_the_status_alone_is_no_news() -> None:
+def test_a_change_of_only_the_status_causes_no_pass() -> None:
     versions = JobVersions()
     assert versions.needs_reconcile(KEY, "", versioned("a", 1))
     assert not versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 1))
     assert not versions.needs_reconcile(KEY, "", versioned("a", 1)), "listed again after a gap"
     assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2))
     assert not versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations={"note": "x"}))
-    asked = {"rljob.dev/stop-requested-at": "now"}
-    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=asked))
-    again = asked | {"rljob.dev/retry-requested-at": "now"}
+    request = {"rljob.dev/stop-requested-at": "now"}
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=request))
+    again = request | {"rljob.dev/retry-requested-at": "now"}
     assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again))
-    gone = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
-    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again, **gone))
-    assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1)), "made again while nobody watched"
+    deleted = {"deletionTimestamp": "2026-01-31T12:00:00Z"}
+    assert versions.needs_reconcile(KEY, "MODIFIED", versioned("a", 2, annotations=again, **deleted))
+    assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1)), "recreated between two watches"
     assert versions.needs_reconcile(KEY, "DELETED", versioned("b", 1))
     assert versions.needs_reconcile(KEY, "ADDED", versioned("b", 1))

@@ -1,4 +1,4 @@
-"""Keys come once, again, later and in parallel, as the work queue promises."""
+"""The work queue returns keys once, again, later and in parallel, as documented."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def middle() -> float:
 
 
 def together(_: str) -> str:
-    """All keys belong to one party."""
+    """Puts all keys into one group."""
     return ""
 
 
@@ -96,7 +96,7 @@ def test_starting_work_cancels_the_planned_requeue() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_delays_double_up_to_five_minutes_and_begin_anew() -> None:
+def test_delays_double_up_to_five_minutes_and_start_again() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         delays = [queue.retry("a") for _ in range(13)]
@@ -137,7 +137,7 @@ def test_a_closed_queue_returns_no_keys() -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_key_is_never_worked_on_twice_at_once_and_others_go_on() -> None:
+def test_a_key_is_never_worked_on_concurrently_and_others_continue() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         at_work: list[str] = []
@@ -213,11 +213,11 @@ def test_a_waiting_key_does_not_block_others(num_slots: int) -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-def test_a_poison_key_delays_no_other() -> None:
+def test_a_failing_key_delays_no_other() -> None:
     async def test() -> None:
         queue: WorkQueue[str] = WorkQueue(middle, together)
         tries: list[tuple[float, int]] = []
-        """When, and how many others were done then."""
+        """Time of each try, and how many other keys were done by then."""
         finished: list[str] = []
 
         async def work(key: str) -> None:

@@ -99,7 +99,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
             defers_reduction=case.defers_reduction,
         )
     )
-    batch = engine_updates.drawn_batch([100, 100])
+    batch = engine_updates.random_batch([100, 100])
     if not case.is_trained:
         engine.forward(batch, 1.0)
         return Account(engine.memory.parameters, 0, 0, 0, engine.memory.gathered)
@@ -120,7 +120,7 @@ def account(case: AccountCase, folder: Path, context: WorkerContext) -> Account:
 def allocated_peak(engine: TrainEngine, lengths: list[int]) -> int:
     """The largest sum of all allocations of the process during two updates on rows of these lengths, after a first one;
     with parameters and moments, from the events of torch's profiler on CPUs."""
-    batch = engine_updates.drawn_batch([*lengths, *lengths])
+    batch = engine_updates.random_batch([*lengths, *lengths])
 
     def loss(_: MicroBatch, distribution: TokenDistribution) -> Tensor:
         return -distribution.logprobs_N.sum()

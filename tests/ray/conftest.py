@@ -1,4 +1,5 @@
-"""One small Ray cluster for the runs that need not start their own, and the trainer's program in this process."""
+"""Fixtures: one small Ray cluster shared by the runs that need no cluster of their own, and the trainer's program run
+in this process."""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_driver(cluster: str) -> Iterator[None]:
-    """This process as a driver of that cluster."""
+    """Connects this process to that cluster as a Ray driver."""
     with ray_session(cluster, 0, 0):
         yield
 
 
 @pytest.fixture(scope="module")
-def four(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
-    """Four processes with the roles `first` and `second`."""
+def four_processes(ray_driver: None) -> Iterator[WorkerProcesses]:  # noqa: ARG001 - connects
+    """Four worker processes with the roles `first` and `second`."""
     with echo_workers.echo_processes(4) as processes:
         yield processes
 
 
 @pytest.fixture
 def run_trainer(tmp_path: Path) -> training_runs.RunTrainer:
-    """Runs `python -m rljob_trainer` to its end, in this process, as the operator would start it."""
+    """Runs `python -m rljob_trainer` to its end in this process, with the environment that the operator sets."""
     return training_runs.RunTrainer(tmp_path)

@@ -1,6 +1,5 @@
-"""When the connection to Ray is closed, what is left of worker groups says so and opens no other one.
-
-In a process of its own, which nothing else has connected to Ray."""
+"""After the connection to Ray is closed, what is left of worker groups raises an error and opens no new connection.
+Runs in a process of its own that nothing else has connected to Ray."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ print(ray.is_initialized(), [thread.name for thread in threading.enumerate() if 
 """
 
 
-def test_no_ray_calls_are_made_after_the_session(tmp_path: Path, cluster: str) -> None:
+def test_calls_after_the_session_raise_and_do_not_reconnect_to_ray(tmp_path: Path, cluster: str) -> None:
     environment = {**inherited_environment(), "PYTHONPATH": echo_workers.PYTHON_PATH}
     command = [sys.executable, "-c", PROGRAM, cluster]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)

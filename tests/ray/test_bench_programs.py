@@ -1,4 +1,4 @@
-"""The programs of `bench/` run, and measure what they say. No time is asserted."""
+"""The programs of `bench/` run and report what they measure. No time is asserted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = {
     "sequence_balancing": 2,
     "worker_start": 1,
 }
-"""And how many tables each has with --quick."""
+"""Programs, and the number of tables that each prints with --quick."""
 WITHOUT_VERL = ("checkpoints",)
 LONG_PROGRAMS = (
     "algorithms",
@@ -31,7 +31,7 @@ LONG_PROGRAMS = (
     "training_step",
     "weight_sync",
 )
-"""Minutes even with --quick: here they only start; `make bench` runs them."""
+"""Programs that take minutes even with --quick: here they only start; `make bench` runs them."""
 ON_DEVICES = ("gpu_step",)
 """tests/trainer/test_few_libraries.py runs them."""
 
@@ -53,17 +53,17 @@ pytestmark = [pytest.mark.ray]
 
 
 def environment() -> dict[str, str]:
-    """As `make bench` has it."""
+    """The environment variables that `make bench` sets."""
     return {**inherited_environment(), "PYTHONPATH": str(REPOSITORY / "tests" / "support")}
 
 
-def test_every_program_is_run_here() -> None:
+def test_every_bench_program_is_covered() -> None:
     assert {path.stem for path in BENCH.glob("*.py")} == {*PROGRAMS, *LONG_PROGRAMS, *ON_DEVICES}
 
 
 @pytest.mark.long
-def test_long_programs_start() -> None:
-    """All in one process, which loads their libraries once."""
+def test_long_bench_programs_start() -> None:
+    """Imports all of them in one process, which loads their libraries once."""
     paths = [str(BENCH / f"{program}.py") for program in LONG_PROGRAMS]
     command = [sys.executable, "-c", HELP_OF_ALL, *paths]
     finished = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ def test_long_programs_start() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_program_measures_ours_and_the_floor(program: str, cluster: str, tmp_path: Path) -> None:
+def test_bench_program_measures_ours_and_the_floor(program: str, cluster: str, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     options = ["--quick", "--without-peer", "--json", str(result), "--ray", cluster]
     finished = subprocess.run(

@@ -1,7 +1,5 @@
-"""Jobs that can never work: refused with exit code 2, a place and a cure, before Ray or a device is touched.
-
-And clusters that do not fit or do not answer: exit code 75, for another try elsewhere may work.
-"""
+"""Jobs that can never work are rejected with exit code 2, a path and advice, before Ray or a device is used. Clusters
+that are too small or do not respond give exit code 75, because a retry elsewhere may work."""
 
 from __future__ import annotations
 
@@ -25,9 +23,10 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.model import Dtype, Lora, LoraSync
 from rljob_api.v1alpha1.rollout import Compile, RolloutEngine
 from rljob_cli.local.run_folder import RunFolder
+from rljob_testing.messages import Mentions
 from rljob_testing.models import tiny_models
 from rljob_testing.training import training_runs
-from rljob_testing.training.algorithm_module import ALGORITHM_MODULE
+from rljob_testing.training.user_algorithms import ALGORITHM_MODULE
 from rljob_trainer.controller import run_workers
 from rljob_trainer.controller.auto_settings import AutoSettings
 from rljob_trainer.controller.build_run import built_run
@@ -41,10 +40,10 @@ pytestmark = [pytest.mark.ray]
 
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes starting or reaching Ray a failure of the test."""
+    """Makes the test fail when the trainer starts or connects to Ray."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("Ray was asked for")
+        raise AssertionError("Ray was started or connected to")
 
     monkeypatch.setattr(run_workers, "ray_session", refuse)
 
@@ -54,7 +53,7 @@ def reasoning_gym(task: str) -> training_runs.Document:
 
 
 def with_function(part: str, name: str) -> training_runs.Document:
-    """An `advantage` or a `loss` of the user's own."""
+    """A spec with an `advantage` or a `loss` that is a user's function."""
     return training_runs.small_job(
         algorithm={part: {"type": "Function", "function": {"path": f"bad_algorithm:{name}"}}}
     )
@@ -145,7 +144,7 @@ CASES: dict[str, tuple[training_runs.Document, str]] = {
 
 
 def write_user_files(folder: Path) -> None:
-    """Data and models that CASES name."""
+    """Writes the data and models that CASES name."""
     chats = [[{"role": role, "content": "1>"} for role in roles] for roles in (["user"], ["system", "user"])]
     (folder / "chats.jsonl").write_text("".join(json.dumps({"prompt": chat, "answer": "1"}) + "\n" for chat in chats))
     copytree(tiny_models.QUICKSTART_MODEL, folder / "chatting")
@@ -162,7 +161,7 @@ def write_user_files(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_ray")
-def test_a_job_that_cannot_work_is_refused_before_ray(
+def test_an_invalid_job_is_rejected_before_ray_starts(
     name: str, tmp_path: Path, run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, text = CASES[name]
@@ -183,12 +182,12 @@ def test_a_job_that_cannot_work_is_refused_before_ray(
     state = run.files.state()
     assert state.phase == "Failed"
     assert state.error is not None
-    for said in (run.terminal, state.error.message):
-        assert re.search(text, said), said
+    for message in (run.terminal, state.error.message):
+        assert re.search(text, message), message
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
+def test_tensor_parallelism_with_an_engine_without_it_is_rejected_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles: training_runs.Document = {"rollout": {"tensorParallel": 2}}
@@ -207,7 +206,9 @@ def test_an_engine_that_is_not_spread_over_devices_is_refused_before_ray(
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_do_not_fit_are_rejected_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = TrainerJob(name="small", spec=RLJob.from_wire(training_runs.small_job(model={"lora": {"rank": 4}})).spec)
     for name, value in {"SPEC": dump_job(job), "RUN_FOLDER": str(tmp_path), "DEVICE": "cpu"}.items():
         monkeypatch.setenv(f"RLJOB_{name}", value)
@@ -225,22 +226,22 @@ def test_adapters_that_do_not_go_on_are_refused_before_ray(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_vllm_that_is_not_installed_is_refused_before_ray(
+def test_missing_vllm_is_rejected_before_ray_starts(
     run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else real(name, *more))
     run = run_trainer(training_runs.small_job(rollout={"engine": "VLLM"}), None)
     assert run.exit_code == 2, run.terminal
-    assert "spec.training.rollout.engine: vLLM is not installed (seen: VLLM); install" in run.terminal
-    # Nothing was done that a second try would have to be protected from.
+    assert run.terminal == Mentions("spec.training.rollout.engine:", "not installed", "(seen: VLLM)")
+    # No start number was recorded: there is no earlier start that a retry would have to be protected from.
     assert not RunFolder(run.files.folder).has_results()
 
 
 def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
-    """BERT's head has a layer of its own before the weights of its output, which the trainer does not know of."""
+    """BERT's head has an extra layer before its output weights, which the trainer does not know."""
     sizes = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = tiny_models.make_from(
         BertConfig(**sizes, intermediate_size=64, is_decoder=True, eos_token_id=1, bos_token_id=None)
@@ -249,11 +250,11 @@ def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
     tiny_models.copy_tokenizer(tmp_path / "bert")
     run = run_trainer(training_runs.small_job(model={"source": "./bert"}), cluster)
     assert run.exit_code == 2, run.terminal
-    told = r"does not support 'bert' models: .* differ .* by up to \d\.\de[+-]\d+, more"
+    expected = r"does not support 'bert' models: .* differ .* by up to \d\.\de[+-]\d+, more"
     state = run.files.state()
     assert state.error is not None
-    for said in (run.terminal, state.error.message):
-        assert re.search(told, said), said
+    for message in (run.terminal, state.error.message):
+        assert re.search(expected, message), message
     assert "Traceback" not in run.terminal
     assert run.files.checkpoint_names() == []
     assert not (run.files.folder / "export").exists()
@@ -261,7 +262,7 @@ def test_an_unsupported_model_is_rejected_and_leaves_no_processes(
         assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
-def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(
+def test_a_pool_that_does_not_fit_the_cluster_reports_what_is_missing(
     run_trainer: training_runs.RunTrainer, cluster: str
 ) -> None:
     run = run_trainer(training_runs.small_job(num_workers=4), cluster)
@@ -273,7 +274,7 @@ def test_a_pool_that_the_cluster_cannot_hold_says_what_is_missing(
     assert run.files.state().phase == "Failed"
 
 
-def test_a_cluster_that_does_not_answer_is_named(
+def test_an_unreachable_cluster_is_named(
     run_trainer: training_runs.RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_session_module, "CONNECT_SECONDS", 0.6)
@@ -283,15 +284,14 @@ def test_a_cluster_that_does_not_answer_is_named(
     assert "Traceback" not in run.terminal
 
 
-def test_a_folder_that_is_too_large_to_go_along_is_refused(
+def test_a_code_folder_that_is_too_large_to_upload_is_rejected(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(600 << 20)
     run = run_trainer(training_runs.small_job(), cluster, RLJOB_SHIPPED_CODE=str(tmp_path))
     assert run.exit_code == 2, run.terminal
-    assert f"{tmp_path}: cannot copy this folder to the cluster" in run.terminal
-    assert ".gitignore" in run.terminal
-    # Ray would answer from the connection that it had opened before the refusal.
+    assert run.terminal == Mentions(f"{tmp_path}:", "cannot copy", "cluster", ".gitignore")
+    # Ray would use the connection that it had opened before the error.
     with pytest.raises(RaySystemError):
         ray.nodes()

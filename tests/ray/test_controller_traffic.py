@@ -1,4 +1,4 @@
-"""What passes through the controller in a step is so many bytes per response, however long the responses are."""
+"""The controller handles a fixed number of bytes per response and step, whatever the length of the responses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NUM_PROMPTS, GROUP_SIZE = 8, 8
 NUM_RESPONSES = NUM_PROMPTS * GROUP_SIZE
 LONG_RESPONSE_TOKENS = 1024
 BYTES_PER_TOKEN = 8 + 1 + 4
-"""Token id, mask and log-probability: what a rollout has of each token."""
+"""Token id, mask and log-probability: the data of a rollout for each token."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of each step."""
+    """Bytes that the controller sent and received in each step."""
 
     sent: list[float]
     received: list[float]
 
     @property
     def per_response(self) -> float:
-        """In the last step."""
+        """Bytes per response in the last step."""
         return (self.sent[-1] + self.received[-1]) / NUM_RESPONSES
 
 
@@ -47,18 +47,18 @@ def small(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Traffic:
     return traffic(tmp_path_factory.mktemp("small"), cluster, 2)
 
 
-def test_one_number_per_response(small: Traffic) -> None:
-    # Prompts go out once each; the samples that are logged, 8 in every step, come back with their texts.
+def test_the_controller_receives_one_number_per_response(small: Traffic) -> None:
+    # Each prompt is sent once; the samples that are logged, 8 in every step, come back with their texts.
     assert 8 * 4 < small.per_response < LONG_RESPONSE_TOKENS * BYTES_PER_TOKEN / 100
-    # No step has anything of the one before to carry.
+    # No step carries data of the previous one.
     assert small.received[0] == small.received[1]
 
 
-def test_columns_that_are_objects_of_their_own_cost_a_place_per_response(
+def test_columns_in_objects_of_their_own_cost_a_location_per_response(
     small: Traffic, cluster: str, tmp_path: Path
 ) -> None:
-    """As those beyond a mebibyte. The rollout's six columns come to the controller as six blocks of places instead of
-    one; scoring and update, which ask for several columns, are sent six blocks more."""
+    """Columns of more than a mebibyte are objects of their own. The rollout's six columns come to the controller as six
+    blocks of locations instead of one; scoring and update, which use several columns, are sent six more blocks."""
     with separate_columns():
         large = traffic(tmp_path, cluster, 1)
     more_received, more_sent = (

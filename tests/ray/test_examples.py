@@ -1,4 +1,4 @@
-"""The examples that are programs run as they are."""
+"""The examples that are Python programs run as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 EXAMPLE = Path(__file__).parents[2] / "examples/worker_groups.py"
 
 
-def test_workers_of_ones_own() -> None:
+def test_the_worker_groups_example_runs() -> None:
     ended = subprocess.run([sys.executable, EXAMPLE], env=inherited_environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()

@@ -1,4 +1,5 @@
-"""A storage that becomes full: the save fails with numbers, what was saved before stays, and room is all it takes."""
+"""When storage becomes full, the save fails with the numbers of bytes, earlier checkpoints stay, and free space is all
+that is needed to continue."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from rljob_trainer.checkpoints.load import find_newest_complete
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
-# One checkpoint holds 119k parameters three times (weights and two moments), 4 bytes each: 1.4 MB.
+# A checkpoint holds 119k parameters three times (weights and two moments), 4 bytes each: 1.4 MB.
 ROOM_FOR_TWO = "3400k"
 ROOM_FOR_ALL = "16m"
 
 
 @pytest.fixture
 def small_storage(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of its own with room for two checkpoints."""
+    """A folder on a file system of its own with space for two checkpoints."""
     folder = tmp_path / "storage"
     folder.mkdir()
     if os.geteuid() != 0:
@@ -39,7 +40,7 @@ def mount(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_full_storage_fails_the_save_and_nothing_else(
+def test_a_full_storage_fails_the_save_and_keeps_earlier_checkpoints(
     run_trainer: training_runs.RunTrainer, cluster: str, small_storage: Path
 ) -> None:
     job = training_runs.small_job()
@@ -49,10 +50,10 @@ def test_a_full_storage_fails_the_save_and_nothing_else(
     assert state.phase == "Failed"
     assert state.error is not None
     for text in (run.terminal, state.error.message):
-        said = re.search(r"(/\S+): .*[:;] ([\d,]+) bytes needed, ([\d,]+) bytes free", text)
-        assert said, text
-        assert said[1].startswith(str(small_storage))
-        needed, free = (int(number.replace(",", "")) for number in said.groups()[1:])
+        match = re.search(r"(/\S+): .*[:;] ([\d,]+) bytes needed, ([\d,]+) bytes free", text)
+        assert match, text
+        assert match[1].startswith(str(small_storage))
+        needed, free = (int(number.replace(",", "")) for number in match.groups()[1:])
         assert needed > free
         assert 1_400_000 < needed < 1_600_000
     assert state.checkpoint is not None

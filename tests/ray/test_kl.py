@@ -23,7 +23,7 @@ CASES: dict[str, training_runs.Document] = {
 
 @pytest.fixture
 def roles_built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the roles that workers are built for."""
+    """Records the names of the roles that workers are built for."""
     names: list[str] = []
     build = WorkerProcesses.build
 
@@ -38,7 +38,7 @@ def roles_built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kl_is_reported_where_there_is_a_reference(
+def test_kl_is_reported_only_with_a_reference(
     case: str, run_trainer: training_runs.RunTrainer, cluster: str, roles_built: list[str]
 ) -> None:
     # A large step away from the reference, so that the second step sees a KL that is well above rounding.

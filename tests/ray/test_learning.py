@@ -1,8 +1,6 @@
-"""A control for the whole chain: the true reward raises held-out accuracy, a reward that says nothing does not.
-
-Rewards that are handed to the wrong responses, labels that leak into the prompts, or an evaluation that scores
-something else would make both runs look alike.
-"""
+"""A control for the whole chain: the true reward raises held-out accuracy, a random reward does not. Rewards given to
+the wrong responses, labels that leak into the prompts, or an evaluation that scores something else would make both runs
+look alike."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from rljob_testing.training import training_runs
 pytestmark = [pytest.mark.ray]
 
 NUM_STEPS = 12
-# Coins as fair as the model is good at step 0, tossed without a look at the response.
+# A coin with the probability that the model is right at step 0, tossed without reading the response.
 REWARDS = """
 import random
 
@@ -38,7 +36,7 @@ RECIPES: dict[str, training_runs.Document] = {
         "critic": {"optimizer": {"learningRate": 1.0e-3}},
     },
 }
-"""The others: `make proof PART=algorithms`."""
+"""`make proof PART=algorithms` has the other recipes."""
 
 
 def job(reward: str, recipe: str) -> training_runs.Document:
@@ -55,7 +53,7 @@ def job(reward: str, recipe: str) -> training_runs.Document:
 
 
 def accuracy(files: training_runs.RunFiles, step: int) -> float:
-    """Share of held-out prompts that are sorted right; the run's own score would be the noise."""
+    """Fraction of held-out prompts that are sorted correctly. The run's own score would be the noise."""
     answers = [row["response"] == row["answer"] for row in files.samples("eval_greedy", step)]
     assert len(answers) == 256
     return sum(answers) / len(answers)
@@ -69,7 +67,7 @@ def accuracy(files: training_runs.RunFiles, step: int) -> float:
         pytest.param("true", "PPO", marks=pytest.mark.long),
     ],
 )
-def test_only_the_true_reward_teaches(
+def test_only_the_true_reward_improves_accuracy(
     reward: str, recipe: str, run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARDS)

@@ -1,4 +1,4 @@
-"""A node that is lost or frozen is noticed within the limit that jobs' clusters are given."""
+"""A node that is lost or frozen is noticed within the time limit that the clusters of jobs have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from rljob_api.constants import RAY_HEALTH_CHECK
-from rljob_testing.ray_clusters import echo_workers, ray_nodes, stack_dumps
+from rljob_testing.ray_clusters import echo_workers, ray_nodes
 from rljob_testing.running_clock import RunningClock
 from rljob_trainer.errors import WorkerDiedError
 from rljob_trainer.groups import worker_failure
@@ -26,7 +26,7 @@ from rljob_trainer.pools.resource_pool import PoolSettings, ResourcePool
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NODE_LOST_SECONDS = 37
-"""So long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
+"""How long a node may be silent, by `RAY_HEALTH_CHECK`, before its processes count as dead."""
 ROLES = [RoleSpec("only", echo_workers.EchoWorker, partial(echo_workers.make_echo, "only"))]
 
 
@@ -41,22 +41,23 @@ def cluster() -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class OneNode:
-    """A node of its own with one worker, and all processes there."""
+    """A node of its own with one worker, and the processes on that node."""
 
     address: str
     processes: WorkerProcesses
     victims: list[int]
 
     def send(self, number: signal.Signals) -> None:
-        """To all of them."""
+        """Sends a signal to all of them."""
         for victim in self.victims:
             os.kill(victim, number)
 
     def seconds_until_missed(self) -> float:
-        """Its worker, from now on. A machine that stands still meanwhile notices nothing then."""
+        """Seconds from now until a call to the worker fails. Time in which the machine itself stands still is not
+        counted."""
         clock = RunningClock()
-        told = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
-        with pytest.raises(WorkerDiedError, match=told):
+        expected = rf"worker rank 0 \(only; process \d+ on {self.address}\) died: .*node"
+        with pytest.raises(WorkerDiedError, match=expected):
             echo_workers.raise_if_dead_within(self.processes, 120)
         return clock.seconds
 
@@ -79,36 +80,36 @@ def one_node(cluster: Cluster, address: str, run_folder: Path) -> Iterator[OneNo
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """A node that does not answer any more, and has not told so."""
+class FrozenNode:
+    """A node whose processes are stopped, so that it no longer responds and closes no connection."""
 
     seconds_until_missed: Future[float]
-    dump: Future[stack_dumps.Dump]
-    """What is written of its run."""
+    dump: Future[ray_nodes.Dump]
+    """The stacks that are written of its run."""
 
 
 @pytest.fixture(scope="module")
-def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frozen]:
-    """That is noticed by waiting, and other tests go on meanwhile."""
+def frozen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrozenNode]:
+    """Freezes the node early: noticing it takes a while, and other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("frozen")
     with one_node(cluster, "127.0.0.4", folder) as node, ThreadPoolExecutor(2) as threads:
         node.send(signal.SIGSTOP)
         missed = threads.submit(node.seconds_until_missed)
-        yield Frozen(missed, threads.submit(stack_dumps.dumped_stacks, folder, cluster.address))
+        yield FrozenNode(missed, threads.submit(ray_nodes.dumped_stacks, folder, cluster.address))
 
 
 @pytest.mark.usefixtures("frozen")
-def test_a_node_that_is_lost_is_missed_at_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_lost_node_is_noticed_at_once(cluster: Cluster, tmp_path: Path) -> None:
     with one_node(cluster, "127.0.0.3", tmp_path) as lost:
         lost.send(signal.SIGKILL)
-        assert lost.seconds_until_missed() < 25, "sooner than by silence"
+        assert lost.seconds_until_missed() < 25, "sooner than a silent node"
 
 
 @pytest.mark.usefixtures("frozen")
 def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A process has to start there, which can take longer on a busy machine than anybody should wait for it.
+    # A process has to start there, which can take longer on a busy machine than the limit allows.
     monkeypatch.setattr(worker_failure, "ASK_SECONDS", 240.0)
     with one_node(cluster, "127.0.0.5", tmp_path) as node:
         end(node.processes.record.infos[0].process_id)
@@ -116,10 +117,10 @@ def test_the_node_of_a_killed_worker_is_asked_for_the_cause(
             echo_workers.raise_if_dead_within(node.processes, 300)
 
 
-def test_a_node_that_is_frozen_is_missed_in_time(frozen: Frozen) -> None:
+def test_a_frozen_node_is_noticed_within_the_limit(frozen: FrozenNode) -> None:
     assert frozen.seconds_until_missed.result() < NODE_LOST_SECONDS + 10
     dump = frozen.dump.result()
-    # Of the nodes of the other tests some may have been there, too.
+    # Nodes of the other tests may be in the list, too.
     assert {"node": "127.0.0.4", "reason": "did not respond in time"} in dump["silentNodes"]
     assert [process["state"] for process in dump["processes"]] == ["T (stopped by a signal)"]
 

@@ -1,4 +1,4 @@
-"""A worker that is killed while nobody calls it is missed as soon as one that is called."""
+"""A worker that is killed while no call to it is running is noticed as quickly as one with a running call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 SECONDS_TO_BEGIN = 120.0
 SECONDS_TO_END = 120.0
-"""On a busy machine. Where the others waited for the lost one, it would be half an hour, the time limit of a
+"""On a busy machine. If the others waited for the lost one, it would be half an hour, the time limit of a
 collective."""
 
 
 def job() -> training_runs.Document:
-    """The reference is on a GPU of its own."""
+    """A job whose reference policy is on a GPU of its own."""
     kl: training_runs.Document = {"kl": {"coefficient": 0.1}}
     document = training_runs.small_job(num_workers=2, batchSize=32, rollout={"groupSize": 16}, steps=100, algorithm=kl)
     spec = cast(training_runs.Document, document["spec"])
@@ -33,7 +33,7 @@ def job() -> training_runs.Document:
 
 
 def kill_the_reference(files: training_runs.RunFiles) -> tuple[int, float]:
-    """After the first step; its process, and when that was."""
+    """Kills the reference worker after the first step. Returns its process id and the time."""
     deadline = time.monotonic() + SECONDS_TO_BEGIN
     while not files.training_steps():
         assert time.monotonic() < deadline, "no step"
@@ -43,12 +43,14 @@ def kill_the_reference(files: training_runs.RunFiles) -> tuple[int, float]:
     return victim, time.monotonic()
 
 
-def test_a_worker_of_another_pool_is_missed_as_soon(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
+def test_the_death_of_an_idle_worker_of_another_pool_is_noticed_as_quickly(
+    run_trainer: training_runs.RunTrainer, cluster: str
+) -> None:
     with ThreadPoolExecutor(1) as thread:
         killed = thread.submit(kill_the_reference, run_trainer.files)
         run = run_trainer(job(), cluster)
         victim, killed_at = killed.result()
     assert run.exit_code == 75, run.terminal
     assert time.monotonic() - killed_at < SECONDS_TO_END
-    told = rf"worker rank 0 \(ref; process {victim} on \S+\) died"
-    assert re.search(told, run.terminal), run.terminal
+    expected = rf"worker rank 0 \(ref; process {victim} on \S+\) died"
+    assert re.search(expected, run.terminal), run.terminal

@@ -1,4 +1,4 @@
-"""Too little memory for the rollout engine: vLLM's own refusal, in the words of the job."""
+"""Too little memory for the rollout engine: vLLM's own error is reported with the field names of the job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rljob_trainer.settings import worker_environment
 pytestmark = pytest.mark.vllm
 
 IMPOSSIBLE = (4096, 2**50)
-"""Bytes: smaller than a block, and larger than the machine."""
+"""Bytes: smaller than a block, and larger than the machine's memory."""
 
 
 def errors_with_caches_of(nums_bytes: Sequence[int], _context: WorkerContext) -> list[tuple[str, str]]:
-    """Class and text of what building an engine with each of these caches raises."""
+    """Class and message of the error from building an engine with each of these cache sizes."""
     from rljob_trainer.engines.rollout.vllm_engine import VllmEngine, VllmSettings
     from rljob_trainer.errors import TrainerError
 

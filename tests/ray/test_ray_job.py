@@ -1,6 +1,6 @@
-"""The trainer as it runs in the pods of a cluster: submitted through Ray's Jobs API to a head without GPUs, with its
-workers on two nodes of one declared GPU each; killed, stopped, and finished. And `rljob run --ray`: the job and its
-folder are here, the workers on a cluster that is there already."""
+"""The trainer as it runs in the pods of a cluster: submitted through Ray's Jobs API to a head without GPUs, with
+workers on two nodes of one declared GPU each; killed, stopped and finished. Also `rljob run --ray`: the job file and
+its folder are local, the workers run on an existing cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 TOKEN = "a-token-of-the-test"
 FIRST_START = 1_767_225_600
 SECONDS_TO_CLEAN_UP = 120.0
-"""Workers that nobody ends stay for ever."""
+"""Workers that are not stopped stay for ever."""
 SECONDS_TO_STOP = 60.0
 REWARDS = """
 import subprocess
@@ -69,23 +69,23 @@ def score(prompt, response, answer, row):
 
 @dataclass(frozen=True)
 class Pods:
-    """The cluster and what its pods share."""
+    """The Ray cluster and the folder that its pods share."""
 
     cluster: local_ray.RayCluster
     folder: Path
 
     @property
     def files(self) -> training_runs.RunFiles:
-        """What the runs write."""
+        """The files that the runs write."""
         return training_runs.RunFiles(self.folder / "storage" / "run")
 
     @property
     def checkpoints(self) -> Path:
-        """In shared storage."""
+        """Checkpoints in the shared storage."""
         return self.folder / "storage" / "checkpoints"
 
     def worker_ids(self) -> dict[int, str]:
-        """Process ids of the trainer's living workers, and the nodes that they are on."""
+        """Process ids of the trainer's living workers, and the nodes that they run on."""
         actors = [actor for actor in self.cluster.entries("actors") if actor["class_name"] == "RayWorker"]
         return {int(str(actor["pid"])): str(actor["node_id"]) for actor in actors if actor["state"] == "ALIVE"}
 
@@ -132,7 +132,7 @@ class Killed:
     worker_nodes: set[str]
     seen_by_hook: set[int]
     left: tuple[int, ...]
-    """Workers that outlived it."""
+    """Process ids of workers that outlived it."""
     checkpoint: int
 
 
@@ -161,13 +161,13 @@ class Stopped:
     """The second start, which the head's stop hook ends."""
 
     first: RunState
-    """The first that could be read."""
+    """The first run state that could be read."""
     begun: RunState
     info: local_ray.Document
     state: RunState
     ended: bool
     seconds: float
-    """In which this process ran meanwhile."""
+    """Seconds in which this process ran meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -185,27 +185,27 @@ def stopped(pods: Pods, killed: Killed) -> Stopped:
 
 @pytest.fixture(scope="module")
 def finished(pods: Pods, stopped: Stopped) -> local_ray.RayJob:
-    """The third start, of the job made again with an end, on vLLM."""
+    """The third start, of the recreated job with fewer steps, on vLLM."""
     document = job(steps=stopped.state.progress.step + 2, rollout={"engine": "Auto"})
     run = pods.cluster.submit("small-1-1b", FIRST_START + 600, RLJOB_SPEC=spec_of(pods.folder, document))
     run.end()
     return run
 
 
-def test_workers_are_on_the_nodes_with_gpus(pods: Pods, killed: Killed) -> None:
+def test_workers_run_on_the_nodes_with_gpus(pods: Pods, killed: Killed) -> None:
     nodes = {str(node["node_id"]) for node in pods.cluster.entries("nodes")}
     assert killed.worker_nodes == nodes - {pods.cluster.head_node()}
     assert len(killed.worker_nodes) == 2
 
 
-def test_a_driver_that_is_killed_leaves_nothing_behind(pods: Pods, killed: Killed) -> None:
+def test_a_killed_driver_leaves_nothing_behind(pods: Pods, killed: Killed) -> None:
     assert killed.info["status"] == "FAILED"
-    # The number of the signal, or what a shell makes of it: Ray starts the driver through one.
+    # The signal's number, or a shell's exit code for it: Ray starts the driver through a shell.
     assert killed.info["driver_exit_code"] in (-9, 128 + 9)
-    # The worker pods' hook sees the workers for as long as they are there.
+    # The stop hook of the worker pods sees the workers as long as they exist.
     assert len(killed.seen_by_hook) == 2
     assert killed.left == ()
-    # Those of later starts are in other states.
+    # Workers of later starts are in other states.
     groups = pods.cluster.entries("placement_groups")
     driver = killed.info["job_id"]
     assert [group["state"] for group in groups if group["creator_job_id"] == driver] == ["REMOVED", "REMOVED"]
@@ -217,7 +217,7 @@ def test_the_next_start_resumes_from_its_checkpoint(killed: Killed, stopped: Sto
     assert stopped.first.progress.step >= killed.checkpoint
 
 
-def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
+def test_a_stop_saves_a_checkpoint_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert stopped.ended
     assert stopped.seconds < SECONDS_TO_STOP
     assert stopped.info["status"] == "STOPPED", stopped.info
@@ -230,7 +230,7 @@ def test_a_stop_saves_and_ends_in_time(pods: Pods, stopped: Stopped) -> None:
     assert pods.worker_ids() == {}
 
 
-def test_the_job_made_again_ends_with_everything_in_storage(
+def test_the_recreated_job_completes_with_all_files_in_storage(
     pods: Pods, stopped: Stopped, finished: local_ray.RayJob
 ) -> None:
     assert finished.info()["status"] == "SUCCEEDED", finished.output()
@@ -239,7 +239,7 @@ def test_the_job_made_again_ends_with_everything_in_storage(
     last = stopped.state.progress.step + 2
     assert (state.phase, state.attempt, state.progress.step) == ("Complete", 1, last)
     assert state.resumed_from_step == stopped.state.progress.step
-    # Three starts, one curve.
+    # Three starts write one learning curve.
     assert pods.files.training_steps() == list(range(1, last + 1))
     newest = sorted(path.name for path in pods.checkpoints.glob("step-*"))[-1]
     assert newest == f"step-{last:08d}.start-{FIRST_START + 600}"
@@ -251,18 +251,18 @@ def test_the_job_made_again_ends_with_everything_in_storage(
     assert {path.name for path in (pods.files.folder / "logs").glob("worker-*.log")} == {"worker-0.log", "worker-1.log"}
 
 
-def test_what_drivers_print_comes_out_of_the_second_container(pods: Pods, finished: local_ray.RayJob) -> None:
+def test_the_driver_log_container_prints_what_drivers_print(pods: Pods, finished: local_ray.RayJob) -> None:
     output = io.BytesIO()
     logs = DriverLogs(pods.cluster.log_folder, output, pods.folder / "copies")
     logs.close()
     assert "resumed from step" in finished.output()
     assert finished.output() in output.getvalue().decode()
-    # It is no submission of an attempt by its name.
+    # Its id is not that of an attempt.
     assert (pods.folder / "copies" / "logs" / "driver-small-1-1b.log").read_text() == finished.output()
     assert (pods.folder / "copies" / "logs" / "attempt-1" / "driver.log").stat().st_size > 0
 
 
-def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
+def test_an_unreadable_job_is_a_configuration_error(pods: Pods) -> None:
     run = pods.cluster.submit("unread-3-1", FIRST_START, RLJOB_ATTEMPT="3", RLJOB_SPEC='{"contractVersion":99}')
     info = run.end()
     assert (info["status"], info["driver_exit_code"]) == ("FAILED", 2)
@@ -273,7 +273,7 @@ def test_a_job_that_cannot_be_read_is_a_configuration_error(pods: Pods) -> None:
     assert "contract versions 1 to 2 (seen: 99)" in state.error.message
 
 
-def test_a_reward_that_fails_is_the_fault_of_the_application(pods: Pods) -> None:
+def test_a_failing_reward_is_an_application_error(pods: Pods) -> None:
     document = job(reward="broken")
     folders = {"RLJOB_RUN_FOLDER": "failed/run", "RLJOB_CHECKPOINT_FOLDER": "failed/checkpoints"}
     own = {name: str(pods.folder / path) for name, path in folders.items()}
@@ -288,7 +288,7 @@ def test_a_reward_that_fails_is_the_fault_of_the_application(pods: Pods) -> None
 
 
 def job_with_code(folder: Path) -> local_ray.Document:
-    """A job of two workers whose reward needs what lies beside it."""
+    """A job with two workers whose reward imports a file from the job file's folder."""
     (folder / "brought_rewards.py").write_text(BROUGHT_REWARD)
     (folder / "brought").mkdir()
     (folder / "brought" / "__init__.py").touch()
@@ -299,20 +299,20 @@ def job_with_code(folder: Path) -> local_ray.Document:
     )
 
 
-def test_run_takes_the_folder_to_a_cluster(tmp_path: Path, cluster: str) -> None:
-    """`rljob run --ray`, from outside of it."""
-    place = JobFolder(tmp_path)
-    place.job_file.write_text(json.dumps(job_with_code(tmp_path)))
-    process = place.command(
+def test_run_uploads_the_folder_to_a_cluster(tmp_path: Path, cluster: str) -> None:
+    """`rljob run --ray` from outside the cluster."""
+    job_folder = JobFolder(tmp_path)
+    job_folder.job_file.write_text(json.dumps(job_with_code(tmp_path)))
+    process = job_folder.command(
         "run", "job.yaml", "--ray", cluster, RLJOB_DEVICE="cpu", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1"
     )
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert f"connecting to {cluster}" in output
-    assert training_runs.RunFiles(place.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
+    assert training_runs.RunFiles(job_folder.run_folder).series("critic/rewards/mean") == [0.75, 0.75]
 
 
-def test_a_ray_job_brings_the_folder_along(pods: Pods, tmp_path: Path) -> None:
+def test_a_ray_job_uploads_the_folder(pods: Pods, tmp_path: Path) -> None:
     """`ray job submit` starts `rljob run --ray auto` on the head; the workers are on two other nodes."""
     folder, run_folder = tmp_path / "job", tmp_path / "run"
     folder.mkdir()
@@ -320,7 +320,7 @@ def test_a_ray_job_brings_the_folder_along(pods: Pods, tmp_path: Path) -> None:
     assert isinstance(job["spec"], dict)
     job["spec"]["pools"] = [{"name": "main", "nodes": 2, "gpusPerNode": 1}]
     (folder / "job.yaml").write_text(json.dumps(job))
-    # What Ray's command shows while the job runs comes over a socket that it waits for without a limit.
+    # Ray's command streams the log over a socket and waits for it without a time limit.
     submitted = subprocess.run(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--no-wait"),

@@ -1,4 +1,5 @@
-"""Pools on a real Ray cluster of four nodes: placement, order, shares, parts, waiting, and nothing left behind."""
+"""Pools on a real Ray cluster of four nodes: placement, order, shares of a device, parts of a pool, waiting, and
+cleanup."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_testing.ray_clusters.ray_nodes import RayNode, Whereabouts, ray_nodes
+from rljob_testing.messages import Mentions
+from rljob_testing.ray_clusters.ray_nodes import LocationReporter, RayNode, ray_nodes
 from rljob_trainer.errors import ResourceError
 from rljob_trainer.pools import reservation
 from rljob_trainer.pools.pool_manager import ResourcePoolManager, plan_roles
@@ -42,15 +44,15 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_reserved() -> Iterator[None]:
     yield
-    assert held() == []
-    # Ray tells it a moment late, and the next test begins with what it is told.
+    assert held_groups() == []
+    # Ray reports it a moment late, and the next test starts from what Ray reports.
     wait_until(lambda: all(node.free == node.total for node in reservation.cluster_nodes()))
 
 
-def held() -> list[str]:
-    """Names of the placement groups that hold something, or wait for it."""
+def held_groups() -> list[str]:
+    """Names of the placement groups that hold resources or wait for them."""
     return sorted(group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED")
 
 
@@ -70,8 +72,8 @@ def reserved(*wanted: PoolSettings) -> Iterator[list[ResourcePool]]:
 
 
 @contextmanager
-def taken(address: str, **resources: float) -> Iterator[Callable[[], None]]:
-    """Part of a node is somebody else's until the returned function is called."""
+def occupied(address: str, **resources: float) -> Iterator[Callable[[], None]]:
+    """Occupies part of a node until the returned function is called."""
     node = next(node for node in reservation.cluster_nodes() if node.address == address)
     group = placement_group(
         [{**resources}], name="somebody-else", bundle_label_selector=[{"ray.io/node-id": node.node_id}]
@@ -95,7 +97,7 @@ def where_processes_are(pool: ResourcePool) -> list[tuple[str, list[int]]]:
     """Node id and devices of a process in each slot."""
     resources = pool.process_resources
     actors = [
-        ray.remote(Whereabouts)
+        ray.remote(LocationReporter)
         .options(
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus,
@@ -105,10 +107,10 @@ def where_processes_are(pool: ResourcePool) -> list[tuple[str, list[int]]]:
         .remote()
         for slot in pool.slots()
     ]
-    return ray.get([actor.tell.remote() for actor in actors], timeout=120)  # type: ignore[no-any-return]
+    return ray.get([actor.locate.remote() for actor in actors], timeout=120)  # type: ignore[no-any-return]
 
 
-def test_ranks_are_on_nodes_in_the_order_of_addresses_and_again() -> None:
+def test_ranks_follow_the_order_of_node_addresses_on_every_start() -> None:
     orders = []
     for _ in range(2):
         with reserved(settings("main", 3, 2)) as [pool]:
@@ -129,8 +131,8 @@ def test_ranks_are_on_nodes_in_the_order_of_addresses_and_again() -> None:
     assert orders[0] == orders[1]
 
 
-def test_shares_of_a_device_are_on_that_device() -> None:
-    """Two roles that are not fused, on two devices each; and a process that finds no room is none too many."""
+def test_shares_of_a_device_run_on_that_device() -> None:
+    """Two roles that are not fused, on two devices each. A process that finds no free device raises an error."""
     wanted = settings("main", 1, 2, accelerator_type="A100", memory_bytes_per_device=100 * MIB)
     plan = plan_roles(["main"], {"actor": "main", "ref": "main", "reward": "main"}, [["reward"]])
     with ResourcePoolManager([wanted], plan) as manager:
@@ -144,28 +146,28 @@ def test_shares_of_a_device_are_on_that_device() -> None:
         assert where_processes_are(reward) == first
 
 
-def test_parts_run_on_what_the_pool_reserved_and_do_not_release_it() -> None:
+def test_parts_run_on_the_pools_reservation_and_do_not_release_it() -> None:
     with reserved(settings("main", 2, 2, num_cpus_per_device=0.5)) as [pool]:
-        names = held()
+        names = held_groups()
         left, right = pool.split([1, 3])
-        assert held() == names
+        assert held_groups() == names
         nodes = [slot.node_id for slot in pool.slots()]
         assert [node for node, _ in where_processes_are(right)] == nodes[1:]
         for view in (left, right):
             view.release()
-        assert held() == names
+        assert held_groups() == names
 
 
 def test_pools_are_packed_together() -> None:
-    """Each alone would find its nodes; the small one must not sit on the only node with four."""
+    """Each pool alone would find its nodes; the small one must not take the only node with four GPUs."""
     with reserved(settings("small", 2, 2), settings("large", 1, 4)) as [small, large]:
         assert {slot.node_id for slot in small.slots()}.isdisjoint(slot.node_id for slot in large.slots())
-    # Four GPUs are left for one of them only.
-    with pytest.raises(ResourceError, match=r"^pools x, y: each fits alone, but not all together: GPU is missing \("):
+    # Four GPUs are left, enough for one of them only.
+    with pytest.raises(ResourceError, match=r"^pools x, y: .*not all together: GPU is missing"):
         reserve_pools([settings("x", 1, 4), settings("y", 1, 3)])
 
 
-def test_pools_without_gpus_keep_off_nodes_with_gpus() -> None:
+def test_pools_without_gpus_avoid_nodes_with_gpus() -> None:
     with reserved(settings("cores", 1, 1, use_gpu=False)) as [pool]:
         assert [slot.address for slot in pool.slots()] == ["127.0.0.3"]
 
@@ -180,55 +182,54 @@ def test_pools_without_gpus_keep_off_nodes_with_gpus() -> None:
         (settings("p", 1, 2, custom_resources={"disk": 1}), r"disk \(2 needed, 1 there\)"),
     ],
 )
-def test_what_can_never_be_is_refused_at_once(wanted: PoolSettings, lacking: str) -> None:
+def test_impossible_pools_are_rejected_at_once(wanted: PoolSettings, lacking: str) -> None:
     with pytest.raises(ResourceError, match=f"^pool p: needs .*{lacking}.*; add nodes "):
         ResourcePool(wanted)
 
 
-def test_everything_that_a_node_has_can_be_asked_for() -> None:
+def test_all_resources_of_a_node_can_be_reserved() -> None:
     wanted = settings("p", 1, 1, memory_bytes_per_device=500 * MIB, custom_resources={"disk": 1})
     with reserved(wanted) as [pool]:
         assert [slot.address for slot in pool.slots()] == ["127.0.0.9"]
 
 
-def test_waiting_is_told_and_ends_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_is_logged_and_ends_when_resources_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reservation, "REPORT_SECONDS", 0.5)
-    told: list[str] = []
-    with taken("127.0.0.10", GPU=2) as give_back:
+    logged: list[str] = []
+    with occupied("127.0.0.10", GPU=2) as give_back:
 
-        def hear(text: str) -> None:
-            told.append(text)
-            # At once, and then every half second.
-            if len(told) == 3:
+        def record(text: str) -> None:
+            logged.append(text)
+            # Logged at once, and then every half second.
+            if len(logged) == 3:
                 give_back()
 
-        ResourcePool(settings("main", 3, 2, timeout=300), hear).release()
-    assert len(told) >= 3
-    assert told[0].startswith("pool main: 2 of 3 nodes available, waiting for GPU on 1 node (free now: 127.0.0.9 (")
-    assert "127.0.0.10 CPU 4 of 4, GPU 0 of 2" in told[0]
+        ResourcePool(settings("main", 3, 2, timeout=300), record).release()
+    assert len(logged) >= 3
+    assert logged[0] == Mentions("pool main:", "2 of 3 nodes", "waiting for GPU", "127.0.0.9")
+    assert logged[0] == Mentions("127.0.0.10 CPU 4 of 4, GPU 0 of 2")
 
 
-def test_the_deadline_tells_what_was_free_and_who_had_the_rest() -> None:
-    with taken("127.0.0.10", GPU=2, CPU=1):
+def test_the_deadline_error_reports_what_was_free_and_who_held_the_rest() -> None:
+    with occupied("127.0.0.10", GPU=2, CPU=1):
         start = time.monotonic()
         with pytest.raises(ResourceError) as raised:
             ResourcePool(settings("main", 3, 2, timeout=1))
         assert time.monotonic() - start >= 1
-        assert held() == ["somebody-else"]
+        assert held_groups() == ["somebody-else"]
     text = str(raised.value)
-    assert text.startswith("pool main: 2 of 3 nodes available, waiting for GPU on 1 node; timed out after 1 s (free: ")
-    assert (
-        "127.0.0.10 CPU 3 of 4, GPU 0 of 2; in use: 127.0.0.10 CPU 1, GPU 2 by placement groups somebody-else)" in text
-    )
-    assert text.endswith("(spec.runPolicy.provisioningDeadlineSeconds)")
+    assert text == Mentions("pool main:", "2 of 3 nodes", "waiting for GPU", "timed out after 1 s")
+    assert text == Mentions("127.0.0.10 CPU 3 of 4, GPU 0 of 2")
+    assert text == Mentions("in use: 127.0.0.10 CPU 1, GPU 2 by placement groups somebody-else")
+    assert text == Mentions("spec.runPolicy.provisioningDeadlineSeconds")
 
 
-def test_room_that_somebody_else_gets_first_is_tried_again() -> None:
-    """Ray tells what is free a moment late: the other's reservation is not seen before our own is asked for."""
+def test_a_reservation_that_another_program_takes_first_is_retried() -> None:
+    """Ray reports free resources a moment late: the other reservation is not visible before our own is requested."""
     node = next(node for node in reservation.cluster_nodes() if node.address == "127.0.0.10")
     groups: list[PlacementGroup] = []
 
-    def fast_other(*arguments: object, **options: object) -> PlacementGroup:
+    def take_first(*arguments: object, **options: object) -> PlacementGroup:
         if not groups:
             selector = [{"ray.io/node-id": node.node_id}]
             groups.append(placement_group([{"GPU": 2}], name="fast", bundle_label_selector=selector))
@@ -237,24 +238,24 @@ def test_room_that_somebody_else_gets_first_is_tried_again() -> None:
         return placement_group(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reservation, "placement_group", fast_other)
+        patch.setattr(reservation, "placement_group", take_first)
         start = time.monotonic()
         pool = ResourcePool(settings("main", 3, 2))
     assert time.monotonic() - start > reservation.GRANT_SECONDS
-    assert len(held()) == 3
+    assert len(held_groups()) == 3
     assert len(pool.slots()) == 6
     pool.release()
 
 
-def test_ctrl_c_while_waiting_leaves_nothing() -> None:
-    with taken("127.0.0.10", GPU=2):
+def test_ctrl_c_while_waiting_leaves_no_reservation() -> None:
+    with occupied("127.0.0.10", GPU=2):
         threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             ResourcePool(settings("main", 3, 2))
-        assert held() == ["somebody-else"]
+        assert held_groups() == ["somebody-else"]
 
 
-def test_ctrl_c_just_after_a_group_was_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_just_after_a_group_was_created_leaves_no_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PlacementGroup] = []
 
     def interrupted(*arguments: object, **options: object) -> PlacementGroup:
@@ -269,7 +270,7 @@ def test_ctrl_c_just_after_a_group_was_made_leaves_nothing(monkeypatch: pytest.M
     assert len(made) == 2
 
 
-def test_a_failure_of_the_run_releases_all_pools() -> None:
+def test_a_failed_run_releases_all_pools() -> None:
     pools = [settings("left", 1, 2), settings("right", 1, 2)]
     plan = plan_roles(["left", "right"], {"actor": "left", "critic": "right"})
 
@@ -279,7 +280,7 @@ def test_a_failure_of_the_run_releases_all_pools() -> None:
             assert [slot.group.id for slot in manager.pool_of("critic").slots()] == [
                 slot.group.id for slot in manager.pools["right"].slots()
             ]
-            assert len(held()) == 2
+            assert len(held_groups()) == 2
             raise ValueError("of the run")
 
     with pytest.raises(ValueError, match="of the run"):
@@ -298,27 +299,27 @@ print(*kept.group_ids)
 """
 
 
-def test_what_is_detached_stays_when_its_process_ends(cluster: Cluster) -> None:
+def test_detached_pools_survive_their_process(cluster: Cluster) -> None:
     command = [sys.executable, "-c", OTHER_PROCESS, str(cluster.address)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     group_ids = output.split()
     assert len(group_ids) == 2
-    wait_until(lambda: len(held()) == 2)
-    assert all(name.startswith("kept/") for name in held())
+    wait_until(lambda: len(held_groups()) == 2)
+    assert all(name.startswith("kept/") for name in held_groups())
     release_by_id(group_ids)
-    assert held() == []
-    # Once more is no error.
+    assert held_groups() == []
+    # Releasing them twice is no error.
     release_by_id(group_ids)
 
 
-def test_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:
+def test_a_lost_node_is_not_waited_for(cluster: Cluster) -> None:
     extra = cluster.add_node(**RayNode("127.0.0.11", num_cpus=4, num_gpus=2).arguments())
-    with taken("127.0.0.10", GPU=2):
+    with occupied("127.0.0.10", GPU=2):
         removal = threading.Timer(1.0, cluster.remove_node, [extra])
         removal.start()
         with pytest.raises(
             ResourceError, match=r"^pool main: needs 4 nodes with CPU 2, GPU 2 each, but only 3 of 4 nodes"
         ):
             ResourcePool(settings("main", 4, 2, timeout=300))
-        # Else the end of the cluster removes the node a second time.
+        # Otherwise the cluster's teardown removes the node a second time.
         removal.join()

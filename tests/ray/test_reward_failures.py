@@ -1,4 +1,4 @@
-"""Rewards that go wrong, seen from the terminal, from RunState and from the metrics of a run."""
+"""Rewards that fail, as shown in the terminal, in RunState and in the metrics of a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from pydantic import JsonValue
 
+from rljob_testing.messages import Mentions
 from rljob_testing.training import training_runs
 from rljob_trainer.controller import answer_checks
 
@@ -54,11 +55,11 @@ def job(folder: Path, first_digits: str, function: str, **reward: JsonValue) -> 
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [("raises_later", "KeyError: 'no such colour'"), ("says_good_later", "'good'")],
 )
-def test_a_reward_that_fails_ends_the_run_and_is_quoted(
-    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, function: str, said: str
+def test_a_failing_reward_ends_the_run_with_its_error(
+    run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, function: str, expected: str
 ) -> None:
     run = run_trainer(job(tmp_path, "11112222", function), cluster)
     assert run.exit_code == 1, run.terminal
@@ -68,17 +69,17 @@ def test_a_reward_that_fails_ends_the_run_and_is_quoted(
     assert state.error.kind == "RewardError"
     for text in (run.terminal, state.error.message):
         assert f"spec.training.rewards[0] (reward score): my_rewards:{function}" in text
-        assert said in text
+        assert expected in text
         assert "prompt: " in text
         assert "16 of 16 responses failed" in text
         assert "set spec.training.rewards[0].onError: Score" in text
-    # The step before is not lost, although its save was still under way.
+    # The previous step is kept, although its save was still running.
     assert run.files.training_steps() == [1]
     assert run.files.checkpoint_names() == ["step-00000001.start-0001"]
     assert run.files.newest_checkpoint() == 1
 
 
-def test_a_reward_that_hangs_is_timed_out_and_counted(
+def test_a_hanging_reward_times_out_and_is_counted(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path
 ) -> None:
     # Half of the responses of each step hang.
@@ -91,7 +92,7 @@ def test_a_reward_that_hangs_is_timed_out_and_counted(
     assert run.files.series("critic/rewards/mean") == [0.5, 0.5]
 
 
-def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say_what_was_found(
+def test_rows_with_unscorable_answers_are_skipped_and_samples_show_the_extracted_answer(
     run_trainer: training_runs.RunTrainer, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 7)
@@ -114,11 +115,10 @@ def test_rows_whose_answer_cannot_be_scored_are_left_out_of_many_and_samples_say
     )
     assert run.exit_code == 0, run.terminal
     assert run.files.series("data/rows_skipped") == [1.0, 0.0]
-    # The second batch begins the next epoch with its last row.
+    # The second batch begins the next epoch with the last row of the dataset.
     prompts = [[each["prompt"] for each in run.files.samples("train", step)] for step in (1, 2)]
     assert prompts == [["0>"] * 4 + ["2>"] * 4, ["5>"] * 4 + ["6>"] * 4]
-    assert "rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far" in run.terminal
-    assert "rows.jsonl, line 2: the answer is the string" in run.terminal
+    assert run.terminal == Mentions("skipped", "MathAnswer", "1 now, 1 so far", "rows.jsonl, line 2:")
     samples = [each for kind in ("train", "eval_greedy", "eval_sampled") for each in run.files.samples(kind, 1)]
     assert len(samples) == 8 + 2 + 2
     found = [cast(dict[str, str], sample["found"]) for sample in samples]

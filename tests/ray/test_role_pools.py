@@ -1,4 +1,5 @@
-"""Four roles on two pools: the policy's on one, those that judge on the other, fused or partly so."""
+"""Four roles on two pools: the policy's roles on one; critic, reference and reward model on the other, some of them
+fused."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ NUM_ROWS, WIDTH = 64, 16_384
 
 
 def started(stack: ExitStack, apart: list[list[str]]) -> dict[str, WorkerGroup]:
-    """Two processes for the policy's roles, and one for each fused group that judges."""
+    """Two processes for the policy's roles, and one for each fused group of the other pool."""
     settings = [
         PoolSettings("policy", 1, 2, False, 0.1, 60),
         PoolSettings("judges", 1, 1, False, 0.1, 60),
@@ -42,7 +43,7 @@ def started(stack: ExitStack, apart: list[list[str]]) -> dict[str, WorkerGroup]:
 
 
 @pytest.mark.parametrize("apart", [[], [["reward"]]], ids=["fused", "partly fused"])
-def test_data_goes_between_pools_without_the_controller(apart: list[list[str]]) -> None:
+def test_data_moves_between_pools_without_the_controller(apart: list[list[str]]) -> None:
     with ExitStack() as stack:
         groups = started(stack, apart)
         process_ids = {
@@ -56,7 +57,7 @@ def test_data_goes_between_pools_without_the_controller(apart: list[list[str]]) 
         prompts = DataProto({"x": torch.arange(NUM_ROWS * WIDTH, dtype=torch.float32).view(NUM_ROWS, WIDTH)})
         rollout = echo_workers.call_for_batch(groups["actor"], "add", prompts)
         TRAFFIC.take()
-        # Two parts made by the policy become one for the judges, and two again.
+        # Two shards from the policy become one for the other pool, and two again.
         scores = echo_workers.call_for_batch(groups["reward"], "add", rollout)
         values = echo_workers.call_for_batch(groups["critic"], "add", scores)
         reference = echo_workers.call_for_batch(groups["ref"], "add", rollout)

@@ -1,4 +1,4 @@
-"""Reference policy, critic and reward model on GPUs of their own compute what they compute beside the actor."""
+"""A reference policy, critic or reward model on GPUs of its own computes the same as on the actor's GPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PPO_SERIES = (
     "reward/liking/max",
 )
 RULES = {"Loss": "GRPO", "Reward": "PPO"}
-"""The recipe with each placement of the KL."""
+"""The recipe for each placement of the KL."""
 
 
 def job(
     placement: str, reward_model: Path, *, reference_pool: training_runs.Document | None = None
 ) -> training_runs.Document:
-    """Two actors; three steps with a learning rate that takes the policy well away from the reference. Of PPO two
-    updates in each, whose differences add up, and a reward model beside the function."""
+    """A job with two actors and three steps, with a learning rate that moves the policy well away from the reference.
+    PPO takes two updates per step, so that differences add up; it also has a reward model beside the function."""
     rule = RULES[placement]
     liking = {"name": "liking", "weight": 0.1, "type": "RewardModel", "rewardModel": {"source": str(reward_model)}}
     document = training_runs.small_job(
@@ -47,17 +47,17 @@ def job(
         spec["pools"] = [*cast(list[training_runs.Document], spec["pools"]), reference_pool]
         spec["roles"] = {"ref": {"pool": reference_pool["name"]}}
         if placement == "Reward":
-            # Whole copies that share the tokens of rows: a run in another layout is the same run.
+            # Whole copies that share the tokens of rows: a run in another layout gives the same results.
             spec["roles"]["actor"] = {"shardSize": 1, "sequenceParallel": 2}
             spec["roles"]["critic"] = spec["roles"]["rewardModel"] = {"pool": reference_pool["name"]}
     return document
 
 
 @pytest.mark.parametrize("placement", [pytest.param("Loss", marks=pytest.mark.long), "Reward"])
-def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
+def test_moving_other_roles_to_their_own_gpus_changes_nothing(placement: str, cluster: str, tmp_path: Path) -> None:
     reward_model = tiny_models.save_scoring(tmp_path / "reward-model")
     together = ended_run(tmp_path / "together", job(placement, reward_model), cluster)
-    # One of each for two actors: what they hold is split anew, and 16 rows come back to two.
+    # One worker of each role for two actors: their data is split differently, and 16 rows come back in two parts.
     judges: training_runs.Document = {"name": "judges", "gpusPerNode": 1}
     apart = ended_run(tmp_path / "apart", job(placement, reward_model, reference_pool=judges), cluster)
     of_ppo = PPO_SERIES if RULES[placement] == "PPO" else ()
@@ -74,7 +74,7 @@ def test_where_judging_models_run_changes_nothing(placement: str, cluster: str, 
 
 
 def ended_run(folder: Path, document: training_runs.Document, cluster: str) -> training_runs.RunFiles:
-    """What a run has written that went well."""
+    """The files of a run that must have succeeded."""
     folder.mkdir()
     run = training_runs.RunTrainer(folder)(document, cluster)
     assert run.exit_code == 0, run.terminal

@@ -1,4 +1,4 @@
-"""Signals, as they come from a cluster and at awkward moments."""
+"""Signals that a cluster sends, at awkward moments."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.messages import Mentions
 from rljob_testing.training import training_runs
 from rljob_trainer.checkpoints.fencing import announce_start
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.ray]
 
 
 def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
-    # Ray puts a handler of its own for SIGTERM, which is what a pod gets; ours has to be the one that counts.
+    # Ray installs its own handler for SIGTERM, the signal that a pod gets; ours must be the one in effect.
     job = training_runs.small_job(steps=1000, checkpoint={"everySteps": 1000})
     process = run_trainer.start(job, cluster)
     while not run_trainer.files.training_steps():
@@ -30,22 +31,22 @@ def test_sigterm_finishes_the_step_and_saves(run_trainer: training_runs.RunTrain
     assert state.phase == "Stopped"
     assert state.checkpoint is not None
     assert state.checkpoint.step == state.progress.step == run_trainer.files.training_steps()[-1] < 1000
-    assert f"stopped as requested after step {state.progress.step}; its checkpoint is complete" in output
+    assert output == Mentions(f"stopped as requested after step {state.progress.step}", "checkpoint")
 
 
 @pytest.mark.long
-def test_a_stop_while_ray_starts_stops_at_once(tmp_path: Path) -> None:
+def test_a_stop_while_ray_starts_exits_at_once(tmp_path: Path) -> None:
     run = training_runs.LocalRun(tmp_path, training_runs.small_job())
     run.wait_for(lambda: "Ray: starting" in run.output)
     time.sleep(1)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130, run.output
-    assert "stopped immediately, without saving" in run.output
+    assert run.output == Mentions("stopped immediately", "without saving")
     assert "Traceback" not in run.output
     assert run.files.state().phase == "Stopped"
-    assert run.left_behind() == []
-    # There is nothing to resume, so the same command goes on.
-    assert run.output.endswith("to continue: rljob run job.yaml\n")
+    assert run.leftover_processes() == []
+    # There is nothing to resume from, so the advice is the same command.
+    assert run.output.endswith(": rljob run job.yaml\n")
 
 
 STOPPING_REWARD = """
@@ -72,11 +73,11 @@ def score(prompt, response, answer, row):
 
 
 def stopping_job(folder: Path) -> training_runs.Document:
-    """Four steps; the prompts of every second one begin with 2, the held-out ones with 3."""
+    """Four steps; the prompts of every second step begin with 2, the held-out ones with 3."""
     folder.mkdir(exist_ok=True)
     (folder / "stopping_reward.py").write_text(STOPPING_REWARD.format(process_id=os.getpid()))
     for name, digits in (("rows", "11112222"), ("held_out", "33")):
-        lines = [json.dumps({"prompt": f"{digit}{place}>", "answer": digit}) for place, digit in enumerate(digits)]
+        lines = [json.dumps({"prompt": f"{digit}{index}>", "answer": digit}) for index, digit in enumerate(digits)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     held_out: training_runs.Document = {"type": "File", "file": {"path": "held_out.jsonl"}}
     return training_runs.small_job(
@@ -87,8 +88,8 @@ def stopping_job(folder: Path) -> training_runs.Document:
 
 
 @pytest.mark.long
-def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
-    # Ray's stop signals what a reward has started, so what it says from then on cannot be trusted.
+def test_a_stop_while_scoring_affects_neither_the_step_nor_the_evaluation(tmp_path: Path, cluster: str) -> None:
+    # Ray's stop also signals the processes that a reward has started, so their output cannot be trusted afterwards.
     whole = training_runs.RunTrainer(tmp_path / "whole")
     job = stopping_job(whole.folder)
     for name in ("stopped-in-step", "stopped-in-evaluation"):
@@ -111,14 +112,14 @@ def test_a_stop_while_scoring_spoils_neither_the_step_nor_the_evaluation(tmp_pat
     assert last.files.exported_weights() == whole.files.exported_weights()
 
 
-def test_a_start_that_a_later_one_has_overtaken_does_nothing(tmp_path: Path) -> None:
+def test_a_start_that_was_replaced_by_a_newer_one_does_nothing(tmp_path: Path) -> None:
     run_trainer = training_runs.RunTrainer(tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     announce_start(checkpoints, 1_767_225_601)
     late = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225600")
     assert late.exit_code == 75, late.terminal
-    assert "(start 1767225600) may no longer change the checkpoints" in late.terminal
+    assert late.terminal == Mentions("start 1767225600", "checkpoints")
     again = run_trainer(training_runs.small_job(), None, RLJOB_START_NUMBER="1767225601")
     assert again.exit_code == 75, again.terminal
-    assert "start 1767225601 was already announced; give each start of the job its own number" in again.terminal
+    assert again.terminal == Mentions("start 1767225601", "already announced")

@@ -1,4 +1,4 @@
-"""Timelines of real steps, and the names under which Ray itself shows what runs."""
+"""Timelines of real steps, and the names under which Ray shows running calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rljob_trainer.pod.wait_for_workers import worker_processes
 pytestmark = [pytest.mark.ray]
 
 
-def test_a_step_that_is_named_gets_a_timeline(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
+def test_a_selected_step_gets_a_timeline(run_trainer: training_runs.RunTrainer, cluster: str) -> None:
     job = training_runs.small_job(num_workers=2, steps=3, timelineSteps=[2], algorithm={"kl": {"coefficient": 0.1}})
     run = run_trainer(job, cluster)
     assert run.exit_code == 0, run.terminal
@@ -42,7 +42,7 @@ def test_a_step_that_is_named_gets_a_timeline(run_trainer: training_runs.RunTrai
             "actor.update_policy",
         ]
         assert {"weight_sync", "generate", "forward_backward", "optimizer_step", "read arguments"} <= set(names[pid])
-    # Phases are of one step, and what a worker does for a phase lies within it.
+    # Phases belong to one step, and a worker's spans lie within the phase that they are part of.
     by_name = {event["name"]: event for event in spans if event["pid"] in (0, 1)}
     for phase, work in (("rollout", "hybrid.generate_sequences"), ("update_actor", "actor.update_policy")):
         outer, inner = by_name[phase], by_name[work]
@@ -63,16 +63,18 @@ def test_ray_shows_calls_by_role_and_method(tmp_path: Path) -> None:
         group = spawn(processes)["first"]
         [(_, _, process, _)] = echo_workers.describe_ranks(group)
         end = tmp_path / "end"
-        pending = echo_workers.call(group, "add_when_there_is", echo_workers.mixed_batch(2).only(["number"]), str(end))
+        pending = echo_workers.call(
+            group, "add_when_file_exists", echo_workers.mixed_batch(2).only(["number"]), str(end)
+        )
         assert isinstance(pending, Pending)
-        title, deadline = b"ray::RayWorker.first.add_when_there_is", time.monotonic() + 120
+        title, deadline = b"ray::RayWorker.first.add_when_file_exists", time.monotonic() + 120
         while not (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(title):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        # The stop hook of a pod must know a worker whatever it is doing.
+        # The stop hook of a pod must recognise a worker in any state.
         assert process in worker_processes(Path("/proc"))
         end.touch()
         pending.result()
-        while "task::RayWorker.first.add_when_there_is" not in (seen := {event["cat"] for event in ray.timeline()}):
+        while "task::RayWorker.first.add_when_file_exists" not in (seen := {event["cat"] for event in ray.timeline()}):
             assert time.monotonic() < deadline, seen
             time.sleep(0.5)

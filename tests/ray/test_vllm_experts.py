@@ -1,9 +1,7 @@
-"""A mixture of experts on two ranks: vLLM, which holds half of each layer on each, is given the trainer's weights to
-the bit, and generates with them after every hand-over, not only after the first. Without seeds of requests both ranks
-draw the same tokens, by torch's own generator.
-
-In processes of their own, without Ray: a training engine of two replicas, and vLLM over both.
-"""
+"""A mixture of experts on two ranks: vLLM holds half of each layer on each rank, receives the trainer's weights bit for
+bit, and generates with them after every weight sync, not only after the first. Without per-request seeds both ranks
+draw the same tokens from torch's own generator. Runs in processes of its own without Ray: a training engine of two
+replicas, and vLLM over both."""
 
 from __future__ import annotations
 
@@ -37,34 +35,38 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Generated:
-    """What a rank has seen."""
+    """The results of one rank."""
 
     versions: list[tuple[float, list[str]]]
-    """For each version of the weights the largest difference of log-probabilities, in nats, and the tensors that
-    `load_weights` was not given to the bit."""
+    """For each version of the weights: the largest difference of log-probabilities, in nats, and the tensors that
+    `load_weights` did not receive bit for bit."""
     without_seeds: list[list[tuple[int, ...]]]
-    """Responses without seeds of their own, when torch's generator was seeded with 1, 1 and 2."""
+    """Responses without per-request seeds, with torch's generator seeded with 1, 1 and 2."""
 
 
 def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
-    """Collective."""
+    """Collective: all ranks call it."""
     from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
     layout = ParallelLayout.of(context.world_size, shard_size=1)
     trained = TrainEngine(TrainEngineSettings(folder, CPU, torch.float32, False, 4096, Optimizer(), layout))
-    vllm = small_vllm.started_engine(folder, context.world_size)
-    right = load_file(folder / "model.safetensors")
-    given = weights_given_to(vllm)
+    vllm = small_vllm.start_engine(folder, context.world_size)
+    expected = load_file(folder / "model.safetensors")
+    received = recorded_weights(vllm)
     found = []
     for version in range(NUM_VERSIONS):
         sync_weights(trained, vllm, torch.float32, version)
         largest = small_vllm.largest_logprob_difference(trained, small_vllm.generated(vllm, 12))
-        wrong = [name for name in {*right, *given} if name not in given or not torch.equal(right[name], given[name])]
+        wrong = [
+            name
+            for name in {*expected, *received}
+            if name not in received or not torch.equal(expected[name], received[name])
+        ]
         found.append((largest, wrong))
-        given.clear()
+        received.clear()
         with torch.no_grad():
-            for tensor in right.values():
+            for tensor in expected.values():
                 tensor.mul_(1.1)
             for _, tensor in trained.named_shards():
                 tensor.mul_(1.1)
@@ -72,7 +74,7 @@ def seen_on_a_rank(folder: Path, context: WorkerContext) -> Generated:
 
 
 def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
-    """Collective."""
+    """Collective: all ranks call it."""
     from rljob_testing.models import small_vllm
 
     torch.manual_seed(seed)
@@ -83,13 +85,13 @@ def without_seeds(vllm: VllmEngine, seed: int) -> list[tuple[int, ...]]:
     return [finished[str(row)].token_ids for row in range(len(small_vllm.PROMPTS))]
 
 
-def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
-    """Of this rank: copies of all tensors that come to vLLM's model from now on, before it packs them."""
-    given: dict[str, torch.Tensor] = {}
+def recorded_weights(vllm: VllmEngine) -> dict[str, torch.Tensor]:
+    """Copies of all tensors that reach vLLM's model on this rank from now on, before vLLM packs them."""
+    received: dict[str, torch.Tensor] = {}
 
     def copied(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
-            given[name] = tensor.clone()
+            received[name] = tensor.clone()
             yield name, tensor
 
     def watch(model: torch.nn.Module) -> None:
@@ -97,10 +99,10 @@ def weights_given_to(vllm: VllmEngine) -> dict[str, torch.Tensor]:
         model.load_weights = lambda weights: load(copied(weights))  # type: ignore[operator]
 
     vllm.engine.apply_model(watch)
-    return given
+    return received
 
 
-def test_every_version_of_the_weights_is_generated_with(tmp_path: Path) -> None:
+def test_every_version_of_the_weights_generates(tmp_path: Path) -> None:
     folder = tiny_models.save("qwen3_moe", tmp_path)
     tiny_models.copy_tokenizer(folder)
     [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(seen_on_a_rank, folder), 2)], gloo_ranks.VLLM)

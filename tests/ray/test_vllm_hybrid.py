@@ -1,5 +1,5 @@
-"""vLLM and FSDP2 in the same processes: both engines give the same log-probabilities, after every update, with and
-without tensor parallelism; and the metric that says so would show stale weights."""
+"""vLLM and FSDP2 in the same processes: both engines give the same log-probabilities after every update, with and
+without tensor parallelism, and the metric that compares them would show stale weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(tensor_parallel: int, num_steps: int) -> training_runs.Document:
         model={"offload": dict.fromkeys(("parameters", "gradients", "optimizer"), tensor_parallel > 1)},
         rollout={
             "engine": "VLLM",
-            # One engine compiled, one not.
+            # One engine is compiled, the other is not.
             "compile": "Always" if tensor_parallel == 1 else "Never",
             "cpuKvCache": str(CACHE_BYTES),
             "maxNumSequences": 64,
@@ -47,20 +47,20 @@ def job(tensor_parallel: int, num_steps: int) -> training_runs.Document:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A run, and per rank the digest of the generating weights at each policy version."""
+class WatchedRun:
+    """A run, and for each rank the digest of the generating weights at each policy version."""
 
     run: training_runs.Ended
     digests: list[dict[int, str]]
     texts: list[list[str]]
-    """Per rank, see `hybrid_workers.watched_hybrid.texts_of`."""
+    """By rank, see `hybrid_workers.watched_hybrid.texts_of`."""
     compiles: list[str]
-    """Per rank `True` or `False`."""
+    """By rank, `True` or `False`."""
     left_in_memory: set[str]
-    """Names in /dev/shm that were not there before."""
+    """Names in /dev/shm that did not exist before."""
 
 
-def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stale_from: int) -> Watched:
+def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stale_from: int) -> WatchedRun:
     before = shared_memory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_roles, "make_hybrid", partial(hybrid_workers.watched_hybrid, stale_from))
@@ -71,55 +71,55 @@ def watch(folder: Path, cluster: str, tensor_parallel: int, num_steps: int, stal
     digests = [{int(version): digest for version, digest in found} for found in lines]
     texts = [json.loads(re.findall(r"^texts (.*)$", log, re.MULTILINE)[0]) for log in logs]
     compiles = [re.findall(r"^compiles (\w+)$", log, re.MULTILINE)[0] for log in logs]
-    return Watched(run, digests, texts, compiles, shared_memory() - before)
+    return WatchedRun(run, digests, texts, compiles, shared_memory() - before)
 
 
 def shared_memory() -> set[str]:
-    """What tensor-parallel peers of vLLM share: of the CPU back end, and the queue between them."""
+    """Files in shared memory of tensor-parallel vLLM: of the CPU backend, and of the queue between the ranks."""
     return {path.name for pattern in ("*cpushm*", "psm_*") for path in Path("/dev/shm").glob(pattern)}
 
 
 @pytest.fixture(scope="module")
 def compiling_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Whose workers load torch themselves: in those that are forked it compiles nothing."""
+    """A cluster whose workers import torch themselves: forked workers do not compile."""
     with local_ray.ray_cluster(2, tmp_path_factory.mktemp("ray") / "ray.log") as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def data_parallel(compiling_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """One engine per rank; after some updates the weights are not handed over any more."""
+def data_parallel(compiling_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
+    """One engine per rank; after some updates the weight sync is switched off."""
     folder = tmp_path_factory.mktemp("data-parallel")
     return watch(folder, compiling_cluster, 1, NUM_UPDATES + 1 + NUM_STALE_STEPS, stale_from=NUM_UPDATES + 1)
 
 
 @pytest.fixture(scope="module")
-def tensor_parallel(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def tensor_parallel(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """One engine on both ranks."""
     return watch(
         tmp_path_factory.mktemp("tensor-parallel"), cluster, 2, NUM_UPDATES + 1, stale_from=hybrid_workers.NEVER
     )
 
 
-def differences(watched: Watched) -> list[float]:
-    """Per step the largest difference between the log-probabilities of the two engines."""
+def differences(watched: WatchedRun) -> list[float]:
+    """Per step, the largest difference between the log-probabilities of the two engines."""
     return watched.run.files.series("rollout/logprob_diff_max")
 
 
-def test_both_engines_agree_at_every_step(data_parallel: Watched, tensor_parallel: Watched) -> None:
+def test_both_engines_agree_at_every_step(data_parallel: WatchedRun, tensor_parallel: WatchedRun) -> None:
     for watched in (data_parallel, tensor_parallel):
         in_sync = differences(watched)[: NUM_UPDATES + 1]
         assert len(in_sync) == NUM_UPDATES + 1
         assert all(0 < difference < 1e-3 for difference in in_sync), in_sync
 
 
-def test_weights_that_are_not_handed_over_are_seen(data_parallel: Watched) -> None:
+def test_a_missing_weight_sync_shows_in_the_metric(data_parallel: WatchedRun) -> None:
     stale = differences(data_parallel)[NUM_UPDATES + 1 :]
     assert len(stale) == NUM_STALE_STEPS
     assert all(difference > 0.05 for difference in stale), stale
 
 
-def test_both_ranks_generate_with_the_same_new_weights(data_parallel: Watched) -> None:
+def test_both_ranks_generate_with_the_same_new_weights(data_parallel: WatchedRun) -> None:
     first, second = data_parallel.digests
     assert first == second
     assert sorted(first) == list(range(NUM_UPDATES + 1 + NUM_STALE_STEPS))
@@ -128,26 +128,28 @@ def test_both_ranks_generate_with_the_same_new_weights(data_parallel: Watched) -
     assert {first[version] for version in range(NUM_UPDATES + 1, NUM_UPDATES + 1 + NUM_STALE_STEPS)} == {fresh[-1]}
 
 
-def test_each_rank_holds_its_half_with_tensor_parallelism(tensor_parallel: Watched) -> None:
+def test_each_rank_holds_half_with_tensor_parallelism(tensor_parallel: WatchedRun) -> None:
     first, second = tensor_parallel.digests
     assert sorted(first) == sorted(second) == list(range(NUM_UPDATES + 1))
     assert not set(first.values()) & set(second.values())
     assert len(set(first.values())) == NUM_UPDATES + 1
 
 
-def test_tensor_parallelism_does_not_change_the_first_rollout(data_parallel: Watched, tensor_parallel: Watched) -> None:
+def test_tensor_parallelism_does_not_change_the_first_rollout(
+    data_parallel: WatchedRun, tensor_parallel: WatchedRun
+) -> None:
     ours, theirs = data_parallel.run.files, tensor_parallel.run.files
     assert ours.series("critic/rewards/mean")[0] == theirs.series("critic/rewards/mean")[0]
     assert ours.samples("train", 1) == theirs.samples("train", 1)
     assert ours.series("response_length/mean")[0] == theirs.series("response_length/mean")[0]
 
 
-def test_one_engine_is_compiled_and_the_other_not(data_parallel: Watched, tensor_parallel: Watched) -> None:
+def test_one_engine_is_compiled_and_the_other_is_not(data_parallel: WatchedRun, tensor_parallel: WatchedRun) -> None:
     assert (data_parallel.compiles, tensor_parallel.compiles) == (["True"] * 2, ["False"] * 2)
 
 
-def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: Watched, tensor_parallel: Watched) -> None:
-    """Only with stop texts does vLLM decode; else the whole response is decoded at its end."""
+def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: WatchedRun, tensor_parallel: WatchedRun) -> None:
+    """vLLM decodes while it generates only with stop texts; otherwise the whole response is decoded at its end."""
     for whole, unstopped, stopped in data_parallel.texts + tensor_parallel.texts:
         assert whole == unstopped
         assert stopped == whole.partition(whole[len(whole) // 2])[0]
@@ -155,7 +157,7 @@ def test_texts_are_the_same_with_and_without_stop_texts(data_parallel: Watched, 
 
 
 def test_generation_has_the_device_to_itself_with_everything_offloaded(
-    data_parallel: Watched, tensor_parallel: Watched
+    data_parallel: WatchedRun, tensor_parallel: WatchedRun
 ) -> None:
     for watched, is_alone in ((data_parallel, False), (tensor_parallel, True)):
         files = watched.run.files
@@ -170,6 +172,6 @@ def test_generation_has_the_device_to_itself_with_everything_offloaded(
             assert asleep[step] < CACHE_BYTES / 4
 
 
-def test_nothing_is_left_in_shared_memory(tensor_parallel: Watched) -> None:
-    """The next engine on this machine could not be built, and 25 MB would be lost for each."""
+def test_nothing_is_left_in_shared_memory(tensor_parallel: WatchedRun) -> None:
+    """Otherwise the next engine on this machine could not be built, and each engine would leak 25 MB."""
     assert tensor_parallel.left_in_memory == set()

@@ -1,8 +1,5 @@
-"""vLLM on two tensor-parallel ranks generates with trained adapters after every hand-over: first with those that go by
-themselves, then with those that are added to the weights.
-
-In processes of their own, without Ray.
-"""
+"""vLLM on two tensor-parallel ranks generates with the trained adapters after every weight sync: first with separate
+adapters, then with adapters merged into the weights. Runs in processes of its own, without Ray."""
 
 from __future__ import annotations
 
@@ -40,7 +37,8 @@ class Version:
 
 
 def versions(folder: Path, context: WorkerContext) -> list[Version]:
-    """Collective. What each version of the adapters is generated with; the first is as they begin."""
+    """Collective: all ranks call it. The difference for each version of the adapters; the first version is the initial
+    one."""
     from rljob_testing.models import small_vllm
     from rljob_trainer.weights.sync import sync_weights
 
@@ -50,7 +48,7 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     )
     merging = AdapterSettings(lora.model_copy(update={"sync": LoraSync.MERGED}), 7)
     trained = TrainEngine(settings)
-    vllm = small_vllm.started_engine(folder, context.world_size, adapter_rank=lora.rank)
+    vllm = small_vllm.start_engine(folder, context.world_size, adapter_rank=lora.rank)
     found = []
     for version in range(NUM_VERSIONS):
         if version == FIRST_MERGED:
@@ -70,7 +68,7 @@ def versions(folder: Path, context: WorkerContext) -> list[Version]:
     return found
 
 
-def test_every_version_of_the_adapters_is_generated_with(tmp_path: Path) -> None:
+def test_every_version_of_the_adapters_generates(tmp_path: Path) -> None:
     folder = tiny_models.save("qwen3 tied", tmp_path)
     tiny_models.copy_tokenizer(folder)
     [ranks] = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(partial(versions, folder), 2)], gloo_ranks.VLLM)

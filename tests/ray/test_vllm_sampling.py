@@ -1,8 +1,6 @@
-"""What vLLM samples: temperature, top-k and top-p as defined, each token with the log-probability it then had; and in
-bfloat16 log-probabilities as near the exact ones as those of transformers are. Texts are those of the other engine. And
-what becomes of its cache's memory while it sleeps.
-
-In a process of its own, without Ray.
+"""Sampling in vLLM: temperature, top-k and top-p follow their definitions, each token has the log-probability it was
+drawn with, and bfloat16 log-probabilities are as near the exact ones as those of transformers. Texts equal those of the
+other engine. Also the memory of vLLM's cache while it sleeps. Runs in a process of its own, without Ray.
 
 Legend: R response tokens of all rows, V vocabulary.
 """
@@ -47,11 +45,11 @@ STOPS: dict[tuple[str, ...], tuple[str, str]] = {
     ("92",): ("97249", "9249"),
     ("<eos>",): ("97249", "9249"),
 }
-"""The response as rewards see it, and without its special token, the 7, with these stop texts."""
+"""The response as rewards see it, and without its special token, the 7, for these stop texts."""
 
 
 def with_a_special_seven(folder: Path) -> Path:
-    """The quick start's model, with a tokenizer in which 7 is a special token."""
+    """The quickstart's model, with a tokenizer in which 7 is a special token."""
     copytree(sampling_by_definition.MODEL, folder, dirs_exist_ok=True)
     document = json.loads((folder / "tokenizer.json").read_text())
     document["added_tokens"].append({**document["added_tokens"][1], "id": 10, "content": "7"})
@@ -71,24 +69,24 @@ def texts_of(engine: RolloutEngine) -> list[FinishedSequence]:
 
 @dataclass(frozen=True)
 class Generated:
-    """What the engines have given: of 32 bits by the name of the setting, and sequences of 16."""
+    """The results of the engines: in float32 by the name of the setting, and sequences in bfloat16."""
 
     samples: dict[str, list[sampling_by_definition.Sample]]
     in_bfloat16: list[FinishedSequence]
     rollouts: list[list[tuple[int, ...]]]
-    """Tokens of equal requests, before and after sleeps; from the fourth on what was lent was overwritten before."""
+    """Tokens of equal requests, before and after sleeps; from the fourth on the lent memory was overwritten before."""
     lent_bytes: list[int]
-    """After each of them and a sleep; for the last one the engine was told that blocks fill up."""
+    """Lent bytes after each of them and a sleep; for the last one the engine was configured as if blocks filled up."""
     num_forgotten: int
-    """How many times prefixes were forgotten in these sleeps. (Rows of this model fill no block, so none is known.)"""
+    """How many times the prefix cache was reset in these sleeps. (Rows of this model fill no block, so it is empty.)"""
     texts_by_vllm: list[FinishedSequence]
     texts_by_transformers: list[FinishedSequence]
-    """Of STOPS, by both engines."""
+    """Texts for STOPS, by both engines."""
 
 
 @contextmanager
-def forgetting_counted(engine: VllmEngine) -> Iterator[list[bool]]:
-    """What vLLM answers when it is told to forget the prefixes that it knows."""
+def counted_cache_resets(engine: VllmEngine) -> Iterator[list[bool]]:
+    """Records what vLLM returns when it is asked to reset its prefix cache."""
     answers: list[bool] = []
     reset = engine.engine.reset_prefix_cache
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +95,7 @@ def forgetting_counted(engine: VllmEngine) -> Iterator[list[bool]]:
 
 
 def transformers_engine(folder: Path) -> HfEngine:
-    """With the model's weights."""
+    """A transformers engine with the model's weights."""
     engine = HfEngine(HfSettings(folder, torch.device("cpu"), torch.float32, len(STOPS)))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     engine.update_weights(model.named_parameters(), 0)
@@ -105,7 +103,7 @@ def transformers_engine(folder: Path) -> HfEngine:
 
 
 def one_token_requests(sampling: SamplingSettings) -> list[GenerationRequest]:
-    """One for each seed."""
+    """One request for each seed."""
     seeds = range(sampling_by_definition.NUM_SAMPLES)
     return [GenerationRequest(str(seed), sampling_by_definition.PROMPT, sampling, seed) for seed in seeds]
 
@@ -113,11 +111,11 @@ def one_token_requests(sampling: SamplingSettings) -> list[GenerationRequest]:
 def generated(folder: Path, context: WorkerContext) -> Generated:
     from rljob_testing.models import small_vllm
 
-    # The first engine that goes would take the process group with it.
+    # Deleting the first engine would destroy the process group.
     engines: list[VllmEngine] = []
 
     def sequences(dtype: torch.dtype, requests: Sequence[Sequence[GenerationRequest]]) -> list[list[FinishedSequence]]:
-        engine = small_vllm.started_engine(folder, context.world_size, dtype=dtype)
+        engine = small_vllm.start_engine(folder, context.world_size, dtype=dtype)
         engines.append(engine)
         model = AutoModelForCausalLM.from_pretrained(sampling_by_definition.MODEL, dtype=dtype)
         engine.update_weights(model.named_parameters(), 0)
@@ -134,7 +132,7 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
     )
     lent, rollouts, num_forgotten = [], [], 0
     engine = engines[-1]
-    for fills_blocks, left_behind in (
+    for fills_blocks, leftover_processes in (
         (engine.fills_blocks, None),
         (engine.fills_blocks, None),
         (engine.fills_blocks, None),
@@ -142,16 +140,16 @@ def generated(folder: Path, context: WorkerContext) -> Generated:
         (True, 0),
     ):
         engine.fills_blocks = fills_blocks
-        if left_behind is not None:
+        if leftover_processes is not None:
             for storage in engine.kv_cache:
-                # In bfloat16 0.0115, or zero: what the system leaves in pages that nobody has written to.
-                storage.fill_(left_behind)
+                # In bfloat16 0.0115, or zero: the system's content of pages that no process has written to.
+                storage.fill_(leftover_processes)
         engine.wake(weights=True, kv_cache=True)
         found = engine.generate(
             [GenerationRequest(str(row), sampling_by_definition.PROMPT, FREELY, row) for row in range(8)]
         )
         rollouts.append([found[str(row)].token_ids for row in range(8)])
-        with forgetting_counted(engine) as forgotten:
+        with counted_cache_resets(engine) as forgotten:
             engine.sleep()
         num_forgotten += sum(forgotten)
         lent.append(process_counters.lazily_freed_bytes())
@@ -178,15 +176,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Generated:
 
 
 @pytest.mark.parametrize("name", sampling_by_definition.SETTINGS)
-def test_samples_follow_the_cut_distribution(found: Generated, name: str) -> None:
-    sampling_by_definition.assert_follows(
+def test_samples_follow_the_truncated_distribution(found: Generated, name: str) -> None:
+    sampling_by_definition.assert_samples_follow(
         found.samples[name], sampling_by_definition.distribution(sampling_by_definition.SETTINGS[name])
     )
 
 
-def test_texts_are_those_of_the_other_engine(found: Generated) -> None:
-    """Special tokens are seen by rewards and by stop texts, the end token by neither. A stop text that has one is not
-    in what a reward model with another tokenizer reads."""
+def test_texts_equal_those_of_the_other_engine(found: Generated) -> None:
+    """Rewards and stop texts see special tokens; neither sees the end token. A stop text with a special token is not
+    part of what a reward model with another tokenizer reads."""
     for by_engine in (found.texts_by_vllm, found.texts_by_transformers):
         assert [(each.text, each.plain_text) for each in by_engine] == list(STOPS.values())
     assert [each.token_ids for each in found.texts_by_vllm] == [each.token_ids for each in found.texts_by_transformers]
@@ -195,7 +193,7 @@ def test_texts_are_those_of_the_other_engine(found: Generated) -> None:
 
 @torch.no_grad()
 def logprobs_of(sequences: Sequence[FinishedSequence], dtype: torch.dtype) -> torch.Tensor:
-    """[R], by transformers, on each row alone; the weights are rounded to bfloat16 whatever is computed in."""
+    """[R], by transformers, on each row alone; the weights are rounded to bfloat16 whatever the compute dtype is."""
     model = AutoModelForCausalLM.from_pretrained(sampling_by_definition.MODEL, dtype=torch.bfloat16).to(dtype)
     rows = []
     for sequence in sequences:
@@ -206,25 +204,25 @@ def logprobs_of(sequences: Sequence[FinishedSequence], dtype: torch.dtype) -> to
     return torch.cat(rows)
 
 
-def test_in_bfloat16_logprobs_are_as_near_as_those_of_transformers(found: Generated) -> None:
+def test_bfloat16_logprobs_are_as_exact_as_those_of_transformers(found: Generated) -> None:
     vllm_N = torch.tensor([logprob for each in found.in_bfloat16 for logprob in each.logprobs])
     half_N, exact_N = (logprobs_of(found.in_bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32))
     assert len(vllm_N) > 300
     assert -2 < float(exact_N.mean()) < -0.3
     assert float((vllm_N - half_N).abs().max()) < 0.2
-    # Passes are in bfloat16 at all, and on the whole round no more than those of transformers.
+    # Passes really run in bfloat16, and on average round no more than those of transformers.
     rounding, usual = (float((each_N - exact_N).abs().mean()) for each_N in (vllm_N, half_N))
     assert 1e-3 < rounding < 1.5 * usual
 
 
-def test_a_sleeping_cache_is_lent_from_its_second_sleep_on_while_no_block_fills_up(found: Generated) -> None:
+def test_a_sleeping_cache_is_released_from_its_second_sleep_on_if_no_block_fills_up(found: Generated) -> None:
     first, *later, last = found.lent_bytes
     assert first == last == 0
     assert min(later) > 0
     assert found.num_forgotten == len(found.lent_bytes)
 
 
-def test_what_others_leave_in_a_sleeping_cache_changes_nothing(found: Generated) -> None:
+def test_data_left_in_a_sleeping_cache_changes_nothing(found: Generated) -> None:
     first, *later = found.rollouts
     assert len(set(first)) > 1
     assert later == [first] * len(later)

@@ -1,4 +1,4 @@
-"""What the error says when a worker process is gone: the code with which it ended, its crash, or too little memory."""
+"""The error after the death of a worker process reports its exit code, its crash, or an out-of-memory kill."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def built(pool: ResourcePool, processes: WorkerProcesses, log_folder: Path) -> W
     ],
     ids=["exit code", "SIGSEGV", "SIGABRT", "SIGKILL"],
 )
-def test_how_it_ended(tmp_path: Path, how: str, cause: str) -> None:
+def test_the_error_reports_how_the_process_ended(tmp_path: Path, how: str, cause: str) -> None:
     with started() as (pool, processes, process_id):
         group = built(pool, processes, tmp_path)
         with pytest.raises(WorkerDiedError, match=rf"rank 0 .*process {process_id} on .* died in first\.fail: {cause}"):
             echo_workers.call(group, "fail", 0, how)
 
 
-def test_a_death_is_told_whatever_its_peers_say_of_it() -> None:
+def test_a_death_is_reported_whatever_its_peers_report() -> None:
     with echo_workers.echo_processes(2) as processes:
         group = spawn(processes)["first"]
         with pytest.raises(WorkerDiedError, match=r"^worker rank 1 "):
@@ -74,7 +74,7 @@ def test_a_death_is_told_whatever_its_peers_say_of_it() -> None:
 
 @contextmanager
 def memory_limit(num_bytes: int) -> Iterator[Path]:
-    """A control group with this limit, where the right to make one is there; either version."""
+    """A control group with this memory limit, where this process may create one; version 1 or 2."""
     old, new = CONTROL_GROUPS / "memory", CONTROL_GROUPS
     is_old = (old / "memory.limit_in_bytes").exists()
     folder = (old if is_old else new) / f"rljob-test-{os.getpid()}"
@@ -92,7 +92,7 @@ def memory_limit(num_bytes: int) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """As soon as the kernel has taken back what the processes in it had."""
+    """Removes the control group as soon as the kernel has freed the memory of its processes."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -105,7 +105,7 @@ def _remove(folder: Path) -> None:
             return
 
 
-def test_too_little_memory(tmp_path: Path) -> None:
+def test_an_out_of_memory_kill_is_reported(tmp_path: Path) -> None:
     with memory_limit(LIMIT_BYTES) as folder, started() as (pool, processes, process_id):
         (folder / "cgroup.procs").write_text(str(process_id))
         group = built(pool, processes, tmp_path)
@@ -133,7 +133,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_where_the_kernel_counts(tmp_path: Path, kind: str) -> None:
+def test_the_kernels_kill_counter_is_found(tmp_path: Path, kind: str) -> None:
     files, expected = FILES[kind]
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,5 +143,5 @@ def test_where_the_kernel_counts(tmp_path: Path, kind: str) -> None:
     assert found.count == expected
 
 
-def test_an_old_kernel_counts_nothing(tmp_path: Path) -> None:
+def test_an_old_kernel_has_no_kill_counter(tmp_path: Path) -> None:
     assert memory_kills(tmp_path) is None

@@ -1,4 +1,5 @@
-"""What goes wrong around worker groups on real Ray: errors that do not travel, calls that mix, results kept wrongly."""
+"""Faults around worker groups on real Ray: errors that cannot be pickled, concurrent calls, results that are kept
+wrongly."""
 
 from __future__ import annotations
 
@@ -68,18 +69,20 @@ def later(group: WorkerGroup, method: str, *arguments: object) -> Pending[DataPr
 @pytest.mark.parametrize(
     ("how", "kind", "text"),
     [
-        ("timeout", WorkerError, r"first\.go_wrong: worker rank 0: .*somebody else's"),
-        ("two arguments", WorkerError, r"first\.go_wrong: worker rank 0: (?s:.*)TwoArgumentsError: this and that"),
+        ("timeout", WorkerError, r"first\.fail_with: worker rank 0: .*somebody else's"),
+        ("two arguments", WorkerError, r"first\.fail_with: worker rank 0: (?s:.*)TwoArgumentsError: this and that"),
         ("ours with two arguments", WorkerError, r"worker rank 0: (?s:.*)TwoArgumentsTrainerError: this and that"),
         ("lock", WorkerError, r"worker rank 0: (?s:.*)ValueError: holds a lock"),
         ("long", WorkerError, r"worker rank 0: (?s:.*)ValueError: xxx"),
-        ("result", WorkerError, r"first\.go_wrong: worker rank 0: its result cannot be unpickled"),
-        ("generator", DispatchError, r"first\.go_wrong: .*generator"),
+        ("result", WorkerError, r"first\.fail_with: worker rank 0: its result cannot be unpickled"),
+        ("generator", DispatchError, r"first\.fail_with: .*generator"),
     ],
 )
-def test_a_worker_that_fails_oddly_has_not_died(group: WorkerGroup, how: str, kind: type[Exception], text: str) -> None:
+def test_an_unpicklable_error_of_a_worker_is_not_reported_as_its_death(
+    group: WorkerGroup, how: str, kind: type[Exception], text: str
+) -> None:
     with pytest.raises(kind, match=text) as raised:
-        echo_workers.call(group, "go_wrong", how)
+        echo_workers.call(group, "fail_with", how)
     assert len(str(raised.value)) < 100_000
     assert echo_workers.call(group, "rank") == [0, 1]
 
@@ -98,20 +101,20 @@ def test_the_controller_learns_whose_memory_was_too_small(
     group: WorkerGroup, how: str, kind: type[TrainerError], cause: ErrorCause | None
 ) -> None:
     with pytest.raises(kind) as raised:
-        echo_workers.call(group, "go_wrong", how)
+        echo_workers.call(group, "fail_with", how)
     assert raised.value.known_cause == cause
     if "device" in how and kind is WorkerError:
         assert "OutOfMemoryError" in str(raised.value)
 
 
-def test_no_rank_is_called_where_an_argument_cannot_travel(group: WorkerGroup) -> None:
-    with pytest.raises(DispatchError, match=r"first\.together: .*argument 1 \(lock\) .*pickle"):
-        echo_workers.call(group, "together", [1, threading.Lock()])
+def test_an_unpicklable_argument_is_rejected_before_any_rank_is_called(group: WorkerGroup) -> None:
+    with pytest.raises(DispatchError, match=r"first\.barrier: .*argument 1 \(lock\) .*pickle"):
+        echo_workers.call(group, "barrier", [1, threading.Lock()])
     with pytest.raises(DispatchError, match=r"argument 1 \(Pending\) .*its result\(\)"):
-        echo_workers.call(group, "together", [1, later(group, "make", rows())])
-    assert echo_workers.call(group, "together", [1, 2]) == [1, 2]
+        echo_workers.call(group, "barrier", [1, later(group, "make", rows())])
+    assert echo_workers.call(group, "barrier", [1, 2]) == [1, 2]
     huge = 10**5000
-    assert echo_workers.call(group, "together", [huge, huge]) == [huge, huge]
+    assert echo_workers.call(group, "barrier", [huge, huge]) == [huge, huge]
 
 
 def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProcesses) -> None:
@@ -129,7 +132,7 @@ def test_calls_from_several_threads_do_not_mix_collectives(processes: WorkerProc
     assert sums == [0.0] * 800
 
 
-def test_two_controllers_do_not_get_each_others_results(group: WorkerGroup) -> None:
+def test_two_controllers_get_only_their_own_results(group: WorkerGroup) -> None:
     other = ray.remote(_call_as_another_controller).options(num_cpus=0, runtime_env={"env_vars": ENVIRONMENT})
     mine = later(group, "make", rows())
     mine.result()
@@ -146,28 +149,28 @@ def _call_as_another_controller(name: str) -> None:
             each.result()
 
 
-def test_what_is_kept_is_the_same_for_all_and_stays_so(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
-    made = later(group, "make", rows())
+def test_kept_results_are_the_same_on_all_ranks_and_do_not_change(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
+    unfinished = later(group, "make", rows())
     for method in ("append", "add_to_light"):
         try:
-            echo_workers.call(group, method, made)
+            echo_workers.call(group, method, unfinished)
         except DispatchError as error:
             assert "changed columns of its batch in place (light)" in str(error)  # noqa: PT017 - one of two does
     for reader in (group, elsewhere):
-        read = echo_workers.call_for_batch(reader, "read", made)
+        read = echo_workers.call_for_batch(reader, "read", unfinished)
         assert read["light"].tolist() == [0, 0, 1, 1]
         assert read["length"].tolist() == [1, 1, 1, 1]
         assert not read["needs_gradient"].any()
 
 
-def test_a_custom_split_is_asked_for_pending_batches_too(group: WorkerGroup) -> None:
-    made = later(group, "make", rows())
-    expected = echo_workers.call_for_batch(group, "backwards", made.result())["light"].tolist()
+def test_a_custom_split_also_applies_to_pending_batches(group: WorkerGroup) -> None:
+    unfinished = later(group, "make", rows())
+    expected = echo_workers.call_for_batch(group, "backwards", unfinished.result())["light"].tolist()
     assert expected == [1, 1, 0, 0]
-    assert echo_workers.call_for_batch(group, "backwards", made)["light"].tolist() == expected
+    assert echo_workers.call_for_batch(group, "backwards", unfinished)["light"].tolist() == expected
 
 
-def test_numbers_of_rows_are_compared_where_they_are_known(group: WorkerGroup) -> None:
+def test_row_counts_are_compared_where_they_are_known(group: WorkerGroup) -> None:
     with pytest.raises(DispatchError, match=r"first\.both: .*same length \(seen: \[1, 2\]\)"):
         echo_workers.call(group, "both", later(group, "make", rows(4)), later(group, "make", rows(2)))
     some = later(group, "make_some", rows())
@@ -175,7 +178,7 @@ def test_numbers_of_rows_are_compared_where_they_are_known(group: WorkerGroup) -
         echo_workers.call(group, "both", some, some)
 
 
-def test_why_there_is_no_result_is_said_everywhere(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
+def test_the_reason_for_a_missing_result_is_always_reported(group: WorkerGroup, elsewhere: WorkerGroup) -> None:
     failed = later(group, "fail", rows())
     for reader in (group, elsewhere):
         with pytest.raises(DataError, match=r"failed on [01] with 2 rows"):
@@ -186,12 +189,12 @@ def test_rank_zero_alone_keeps_its_rows(group: WorkerGroup) -> None:
     assert echo_workers.call_for_batch(group, "first_share", rows(3))["number"].tolist() == [0, 1]
 
 
-def test_a_mesh_that_workers_do_not_know_is_an_error_of_its_methods_only(group: WorkerGroup) -> None:
+def test_an_unknown_mesh_is_an_error_of_its_methods_only(group: WorkerGroup) -> None:
     with pytest.raises(DataError, match="there is no such mesh"):
         echo_workers.call(group, "nowhere", rows())
 
 
-def test_the_first_call_of_a_view_waits_for_nobody(
+def test_the_first_call_of_a_view_waits_for_no_other_call(
     group: WorkerGroup, processes: WorkerProcesses, tmp_path: Path
 ) -> None:
     begun, end = tmp_path / "begun", tmp_path / "end"
@@ -207,7 +210,7 @@ def test_the_first_call_of_a_view_waits_for_nobody(
     busy.join()
 
 
-def test_processes_that_find_no_place_are_not_waited_for(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+def test_processes_without_free_resources_are_not_waited_for(group: WorkerGroup) -> None:  # noqa: ARG001 - first
     pool = ResourcePool(PoolSettings("full", 1, 1, False, 0.1, 60))
     try:
         first = start_processes(pool, ENVIRONMENT)
@@ -224,7 +227,7 @@ def test_processes_that_find_no_place_are_not_waited_for(group: WorkerGroup) -> 
         start_processes(pool, ENVIRONMENT)
 
 
-def test_a_name_that_others_have_is_refused_and_nothing_stays(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+def test_a_duplicate_name_is_rejected_and_leaves_nothing(group: WorkerGroup) -> None:  # noqa: ARG001 - first
     pool = ResourcePool(PoolSettings("again", 1, 1, False, 0.1, 60, is_detached=True))
     try:
         with pytest.raises(ResourceError, match=r"workers odd: cannot be started .*attach to them, or choose another"):
@@ -233,7 +236,7 @@ def test_a_name_that_others_have_is_refused_and_nothing_stays(group: WorkerGroup
         pool.release()
 
 
-def test_two_pools_of_one_name_are_refused(group: WorkerGroup) -> None:  # noqa: ARG001 - first
+def test_two_pools_of_one_name_are_rejected(group: WorkerGroup) -> None:  # noqa: ARG001 - first
     settings = PoolSettings("twin", 1, 1, False, 0.1, 60)
     with pytest.raises(ResourceError, match="pools: duplicate names twin"):
         reserve_pools([settings, settings])
@@ -242,9 +245,9 @@ def test_two_pools_of_one_name_are_refused(group: WorkerGroup) -> None:  # noqa:
     with_no_time.release()
 
 
-def test_a_call_that_is_not_waited_for_has_a_time_limit(group: WorkerGroup, tmp_path: Path) -> None:
+def test_a_call_without_waiting_has_a_time_limit(group: WorkerGroup, tmp_path: Path) -> None:
     with pytest.raises(CallTimeoutError):
-        later(group, "make_when_there_is", rows(), str(tmp_path / "end")).result(0.1)
+        later(group, "make_when_file_exists", rows(), str(tmp_path / "end")).result(0.1)
     (tmp_path / "end").touch()
     assert torch.equal(
         echo_workers.call_for_batch(group, "read", later(group, "make", rows(2)))["light"],

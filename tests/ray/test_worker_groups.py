@@ -43,10 +43,10 @@ def group(processes: WorkerProcesses) -> WorkerGroup:
     return spawn(processes)["first"]
 
 
-def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
+def test_every_kind_of_column_comes_back_unchanged(group: WorkerGroup) -> None:
     sent = echo_workers.mixed_batch(6)
     result = echo_workers.call_for_batch(group, "echo", sent)
-    # One number per row comes to the controller; everything else stays where it is.
+    # One number per row comes to the controller; everything else stays on the worker.
     assert [name for name in result.column_names() if not result.is_remote(name)] == ["number"]
     assert result["number"].tolist() == [0, 1, 2, 3, 4, 5]
     fetched = result.fetched()
@@ -58,7 +58,7 @@ def test_every_kind_of_column_comes_back_as_it_was(group: WorkerGroup) -> None:
         result["x"]
 
 
-def test_padding_named_arguments_and_defaults(group: WorkerGroup) -> None:
+def test_padding_named_arguments_and_defaults_work(group: WorkerGroup) -> None:
     sent = echo_workers.mixed_batch(5)
     assert echo_workers.call_for_batch(group, "add", sent.only(["number"]))["number"].tolist() == [1, 2, 3, 4, 5]
     assert echo_workers.call_for_batch(group, "add", batch=sent.only(["number"]), number=10)["number"].tolist() == [
@@ -73,7 +73,7 @@ def test_padding_named_arguments_and_defaults(group: WorkerGroup) -> None:
         echo_workers.call(group, "add", sent, amount=1)
 
 
-def test_what_was_kept_can_be_cut_joined_and_passed_on(group: WorkerGroup) -> None:
+def test_kept_columns_can_be_sliced_joined_and_passed_on(group: WorkerGroup) -> None:
     kept = echo_workers.call_for_batch(group, "add", echo_workers.mixed_batch(6).only(["x"]))
     order = [5, 0, 3, 1, 4, 2]
     again = echo_workers.call_for_batch(group, "add", kept.rows(order)).fetched()
@@ -83,7 +83,7 @@ def test_what_was_kept_can_be_cut_joined_and_passed_on(group: WorkerGroup) -> No
 
 
 @pytest.mark.parametrize("width", [3, 200_000])
-def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width: int) -> None:
+def test_pending_results_are_passed_on(group: WorkerGroup, width: int) -> None:
     first = echo_workers.call(group, "add_later", echo_workers.mixed_batch(4, width).only(["x"]), seconds=0.5)
     assert isinstance(first, Pending)
     assert not first.done()
@@ -95,14 +95,14 @@ def test_results_that_are_not_waited_for_are_passed_on(group: WorkerGroup, width
     assert isinstance(result, DataProto)
     assert result.fetched()["x"][:, 0].tolist() == [2, 3, 4, 5]
     assert first.done()
-    # Padded rows cannot be passed on unseen: the caller waits.
+    # Padded rows cannot be passed on before their number is known: the caller waits.
     padded = echo_workers.call(group, "add_later", echo_workers.mixed_batch(3).only(["number"]))
     last = echo_workers.call(group, "add_later", padded)
     assert isinstance(last, Pending)
     assert cast(DataProto, last.result())["number"].tolist() == [2, 3, 4]
 
 
-def test_other_modes(group: WorkerGroup) -> None:
+def test_other_dispatch_modes_work(group: WorkerGroup) -> None:
     assert echo_workers.call(group, "only_first", 7) == [7]
     assert echo_workers.call(group, "later", 7) == [7, 8]
     assert echo_workers.call(group, "sums", echo_workers.mixed_batch(4).only(["number"])) == {"number_sum": 6.0}
@@ -114,7 +114,7 @@ def double(share: DataProto) -> DataProto:
     return DataProto({name: column * 2 for name, column in share.tensors.items()})
 
 
-def test_mistakes_name_the_method(group: WorkerGroup) -> None:
+def test_errors_name_the_method(group: WorkerGroup) -> None:
     with pytest.raises(DispatchError, match=r"first\.sums: DP_COMPUTE_METRIC: a batch of 3 rows"):
         echo_workers.call(group, "sums", echo_workers.mixed_batch(3))
     with pytest.raises(DispatchError, match=r"first\.change_in_place: changed columns of its batch in place \(x\)"):
@@ -126,7 +126,7 @@ def test_mistakes_name_the_method(group: WorkerGroup) -> None:
     ].tolist() == [0, 2, 3]
 
 
-def test_large_data_goes_once_and_is_read_where_it_lies(group: WorkerGroup) -> None:
+def test_large_data_is_sent_once_and_read_in_place(group: WorkerGroup) -> None:
     sent = DataProto({"x": torch.rand(64, 32_768)})
     TRAFFIC.take()
     kept = echo_workers.call_for_batch(group, "echo", sent)
@@ -135,12 +135,12 @@ def test_large_data_goes_once_and_is_read_where_it_lies(group: WorkerGroup) -> N
     assert there.received_bytes == 64 * 8
     again = echo_workers.call_for_batch(group, "echo", echo_workers.call_for_batch(group, "echo", kept))
     passed_on = TRAFFIC.take()
-    # Two calls, each 8 bytes per row both ways.
+    # Two calls, each with 8 bytes per row in both directions.
     assert (passed_on.sent_bytes, passed_on.received_bytes) == (2 * 64 * 8, 2 * 64 * 8)
     assert torch.equal(again.fetched()["x"], sent["x"])
 
 
-def test_what_is_let_go_leaves_the_object_store(group: WorkerGroup) -> None:
+def test_released_data_leaves_the_object_store(group: WorkerGroup) -> None:
     def used_bytes() -> float:
         return ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
 
@@ -150,7 +150,7 @@ def test_what_is_let_go_leaves_the_object_store(group: WorkerGroup) -> None:
     for _ in range(200):
         echo_workers.call_for_batch(group, "add", echo_workers.call_for_batch(group, "echo", sent))
         highest = max(highest, used_bytes() - before)
-    # 200 steps leave 200 x 3 x 8 MiB behind if nothing is freed; what is being freed may show for a moment.
+    # 200 steps would leave 200 x 3 x 8 MiB if nothing were freed; data that is being freed may still be counted.
     deadline = time.monotonic() + 30
     while used_bytes() - before > sent.num_bytes() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -179,7 +179,7 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
             if result != [row + number + step for row in range(4)]:
                 wrong.append(result)
 
-    threads = [threading.Thread(target=work, args=(view, 1000 * place)) for place, view in enumerate(views.values())]
+    threads = [threading.Thread(target=work, args=(view, 1000 * index)) for index, view in enumerate(views.values())]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -187,13 +187,13 @@ def test_views_of_fused_roles_share_processes_and_may_be_called_at_once(processe
     assert wrong == []
 
 
-def test_a_thousand_calls_in_flight(group: WorkerGroup) -> None:
+def test_a_thousand_calls_can_be_in_flight(group: WorkerGroup) -> None:
     sent = echo_workers.mixed_batch(2).only(["number"])
     pending = [cast("Pending[DataProto]", echo_workers.call(group, "add_later", sent)) for _ in range(1000)]
     assert all(each.result()["number"].tolist() == [1, 2] for each in pending)
 
 
-def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceback(group: WorkerGroup) -> None:
+def test_own_errors_arrive_as_raised_and_others_with_their_traceback(group: WorkerGroup) -> None:
     with pytest.raises(DataError, match=r"^a column is missing$"):
         echo_workers.call(group, "fail", 1, "own")
     with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError") as raised:
@@ -203,13 +203,17 @@ def test_our_own_errors_arrive_as_they_were_raised_and_others_with_their_traceba
     assert raised.value.worker == FailedWorker("first", 1)
 
 
-def test_the_cause_is_told_and_not_that_peers_saw_its_connection_closed_before(group: WorkerGroup) -> None:
+def test_the_cause_is_reported_before_the_closed_connections_of_peers(group: WorkerGroup) -> None:
     with pytest.raises(WorkerError, match=r"first\.fail: worker rank 1: ZeroDivisionError\('the cause'\)"):
         echo_workers.call(group, "fail", 1, "peers first")
 
 
-def test_peers_of_a_mesh_get_one_share_and_the_named_one_answers(four: WorkerProcesses) -> None:
-    result = echo_workers.call_for_batch(spawn(four)["first"], "ranks", echo_workers.mixed_batch(6, 40_000)).fetched()
+def test_peers_of_a_mesh_get_one_share_and_the_collecting_rank_returns_the_result(
+    four_processes: WorkerProcesses,
+) -> None:
+    result = echo_workers.call_for_batch(
+        spawn(four_processes)["first"], "ranks", echo_workers.mixed_batch(6, 40_000)
+    ).fetched()
     assert result["rank"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
     assert result["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -227,7 +231,7 @@ class MisnamedGroup(Protocol):
     def nothing(self) -> list[None]: ...
 
 
-def test_a_group_is_seen_as_a_protocol_that_fits(group: WorkerGroup) -> None:
+def test_a_group_can_be_cast_to_a_protocol_that_fits(group: WorkerGroup) -> None:
     assert group.seen_as(EmptyGroup).empty() == [None, None]
     with pytest.raises(DispatchError, match=r"MisnamedGroup does not match EchoWorker, .*nothing is missing"):
         group.seen_as(MisnamedGroup)
@@ -237,13 +241,13 @@ def test_a_group_is_seen_as_a_protocol_that_fits(group: WorkerGroup) -> None:
     assert repr(group.sub_group(1, 2)) == "<WorkerGroup first: EchoWorker, ranks 1 of 2>"
 
 
-def test_names_that_a_group_uses_itself_are_refused(processes: WorkerProcesses) -> None:
+def test_names_that_a_group_uses_itself_are_rejected(processes: WorkerProcesses) -> None:
     with pytest.raises(DispatchError, match=r"Colliding\.sub_group: .*rename the method"):
         WorkerGroup(processes, "first", Colliding)
 
 
-def test_a_range_of_ranks_is_a_group_of_its_own(four: WorkerProcesses) -> None:
-    group = spawn(four)["first"]
+def test_a_range_of_ranks_is_a_group_of_its_own(four_processes: WorkerProcesses) -> None:
+    group = spawn(four_processes)["first"]
     upper = group.sub_group(2, 4)
     assert [rank for _, rank, _, _ in echo_workers.describe_ranks(upper)] == [2, 3]
     assert echo_workers.call(upper, "only_first", 0) == [2]

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.ray]
 
 
 @pytest.mark.usefixtures("ray_driver")
-def test_whoever_knows_the_name_attaches() -> None:
+def test_a_group_can_be_attached_by_its_name() -> None:
     with echo_workers.echo_processes(2, "echoes") as processes:
         mine = [process for _, _, process, _ in echo_workers.describe_ranks(spawn(processes)["second"])]
         other = attach_processes("echoes")
@@ -66,7 +66,7 @@ with ray_session(sys.argv[1], 0, 0):
 """
 
 
-def left_behind(cluster: str, how: str) -> None:
+def leftover_processes(cluster: str, how: str) -> None:
     """Another controller builds a group and is killed."""
     controller = subprocess.Popen(
         [sys.executable, "-c", LEAVING_BEHIND, cluster, how, echo_workers.PYTHON_PATH],
@@ -94,12 +94,12 @@ def wait_until_reserved(number: int) -> None:
 
 
 @pytest.mark.usefixtures("ray_driver")
-def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) -> None:
+def test_a_killed_controller_leaves_only_groups_with_a_name(cluster: str) -> None:
     before = num_reserved()
-    left_behind(cluster, "unnamed")
+    leftover_processes(cluster, "unnamed")
     wait_until_reserved(before)
 
-    left_behind(cluster, "named")
+    leftover_processes(cluster, "named")
     time.sleep(1)
     assert num_reserved() == before + 1
     processes = attach_processes("left")
@@ -111,24 +111,26 @@ def test_a_killed_controller_leaves_nothing_unless_it_gave_a_name(cluster: str) 
 
 
 @pytest.mark.usefixtures("ray_driver")
-def test_a_death_is_known_while_nobody_calls(tmp_path: Path) -> None:
+def test_a_death_is_noticed_without_a_call(tmp_path: Path) -> None:
     with echo_workers.echo_processes(2) as processes, echo_workers.echo_processes(1) as others:
         group, other = spawn(processes)["first"], spawn(others)["first"]
         victim = echo_workers.describe_ranks(group)[1][2]
-        # A call to others goes on as long as all are alive, and no longer.
+        # A call to others runs as long as all of them are alive, and no longer.
         end = tmp_path / "end"
-        pending = echo_workers.call(other, "add_when_there_is", echo_workers.mixed_batch(1).only(["number"]), str(end))
+        pending = echo_workers.call(
+            other, "add_when_file_exists", echo_workers.mixed_batch(1).only(["number"]), str(end)
+        )
         assert isinstance(pending, Pending)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=rf"worker rank 1 \(first, second; process {victim} on .*\) died: "):
             echo_workers.raise_if_dead_within(processes, 120)
         assert not pending.done()
-        # Processes that are at work would be waited for.
+        # Busy processes would be waited for.
         end.touch()
 
 
-def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses) -> None:
-    group = spawn(four)["first"]
+def test_a_killed_worker_is_named_with_its_call_and_cause(four_processes: WorkerProcesses) -> None:
+    group = spawn(four_processes)["first"]
     kept = echo_workers.call_for_batch(group, "echo", echo_workers.mixed_batch(4, 100_000).only(["x"]))
     with pytest.raises(
         WorkerDiedError,
@@ -137,7 +139,7 @@ def test_a_killed_worker_is_named_with_its_call_and_cause(four: WorkerProcesses)
         echo_workers.call(group, "fail", 2, str(int(signal.SIGKILL)))
     with pytest.raises(WorkerDiedError, match="worker rank 2"):
         echo_workers.call(group, "empty")
-    # What the dead process owned goes soon after it; what the others own stays.
+    # Objects of the dead process disappear soon after it; objects of the others stay.
     assert kept.rows([0, 3]).fetched()["x"][:, 0].tolist() == [0, 3]
     with pytest.raises(DataLostError, match="data of this step is lost"):
         fetch_for_seconds(kept.rows([2]), 120)

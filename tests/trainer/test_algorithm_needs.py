@@ -1,4 +1,4 @@
-"""What an algorithm's parts need of the job, and what is refused before a device is taken."""
+"""What an algorithm's functions need from the job, and which jobs are rejected before a device is used."""
 
 from __future__ import annotations
 
@@ -73,27 +73,27 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_a_function_that_needs_the_reference_gets_one_wherever_it_is() -> None:
+def test_a_function_that_needs_the_reference_gets_one_wherever_it_stands() -> None:
     assert needs_reference(spec("near"))
     check_algorithm(spec("near"))
 
 
 @pytest.mark.parametrize(("role", "column"), [("ref", "ref_logprobs"), ("critic", "values")])
 @pytest.mark.parametrize("field", ["shardSize", "sequenceParallel"])
-def test_a_layout_of_a_model_that_no_function_needs_is_refused(role: str, column: str, field: str) -> None:
+def test_a_layout_of_a_model_that_no_function_needs_is_rejected(role: str, column: str, field: str) -> None:
     algorithm: training_runs.Document = {"loss": function("plain"), "advantage": function("returns")}
     job = training_runs.merged(training_runs.small_job(algorithm=algorithm), {"spec": {"roles": {role: {field: 1}}}})
     with pytest.raises(ConfigurationError, match=rf"spec\.roles\.{role}: nothing needs .* its layout .*'{column}'"):
         check_algorithm(RLJob.from_wire(job).spec)
 
 
-def test_gpus_for_a_reference_that_nothing_needs_are_refused() -> None:
+def test_gpus_for_an_unneeded_reference_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.roles\.ref\.pool: nothing needs .* 'second' .*ref_logprobs"):
         check_algorithm(spec("plain"))
 
 
 @pytest.mark.parametrize("cut", [{"topP": 0.9}, {"topK": 5}])
-def test_log_probabilities_of_a_cut_distribution_are_given_to_no_loss(cut: training_runs.Document) -> None:
+def test_losses_do_not_get_logprobs_of_a_truncated_distribution(cut: training_runs.Document) -> None:
     algorithm: training_runs.Document = {"loss": function("corrected")}
     check_algorithm(RLJob.from_wire(training_runs.small_job(algorithm=algorithm)).spec)
     with pytest.raises(ConfigurationError, match=r"spec\.training\.rollout: .*topP .* do not need rollout_logprobs"):
@@ -101,14 +101,14 @@ def test_log_probabilities_of_a_cut_distribution_are_given_to_no_loss(cut: train
 
 
 @pytest.mark.parametrize("loss", ["ClipCov", "KLCov"])
-def test_a_loss_that_only_tells_tokens_apart_by_them_may_have_them(loss: str) -> None:
+def test_a_loss_that_only_ranks_tokens_by_logprob_may_use_a_truncated_distribution(loss: str) -> None:
     check_algorithm(
         RLJob.from_wire(training_runs.small_job(algorithm={"loss": {"type": loss}}, rollout={"topP": 0.9})).spec
     )
 
 
 @pytest.mark.parametrize(("is_straight", "warns"), [(False, True), (True, False)])
-def test_a_warning_of_k1_in_the_loss_unless_it_has_another_gradient(
+def test_k1_in_the_loss_is_warned_of_unless_it_has_another_gradient(
     is_straight: bool, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     kl = {"coefficient": 0.1, "estimator": "K1", "straightThrough": is_straight}
@@ -117,13 +117,13 @@ def test_a_warning_of_k1_in_the_loss_unless_it_has_another_gradient(
 
 
 @pytest.mark.parametrize(("epochs", "warns"), [(1, True), (2, False)])
-def test_a_warning_of_a_penalty_without_a_gradient(epochs: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_penalty_without_a_gradient_is_warned_of(epochs: int, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     job = training_runs.small_job(algorithm={"loss": {"type": "KLCov"}}, numEpochsPerBatch=epochs)
     check_algorithm(RLJob.from_wire(job).spec)
     assert ("the penalty of KLCov has no gradient" in caplog.text) is warns
 
 
-def test_rows_with_settings_say_what_they_need_and_want() -> None:
+def test_registry_rows_with_settings_declare_their_needs() -> None:
     chosen = resolve_algorithm(Algorithm())
 
     def advantages(inputs: ResponseInputs, settings: GroupRelative) -> Tensor:

@@ -1,7 +1,5 @@
-"""Answers of the data that MathAnswer cannot score: named before a device is taken, or left out when rows are drawn.
-
-Real processes. A function stands in for MathAnswer where processes fail; it notes what it was asked.
-"""
+"""Answers in the dataset that MathAnswer cannot score are named before a device is used, or skipped when rows are
+drawn. The processes are real. A function replaces MathAnswer where processes fail; it records its arguments."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.v1alpha1.reward import Reward, RewardType
+from rljob_testing.messages import Mentions
 from rljob_trainer.controller import answer_checks
 from rljob_trainer.controller.answer_checks import (
     ADVICE,
@@ -82,11 +81,11 @@ class Check:
         settings = ScorerSettings(reward, WHERE, scorer, 1)
         self.settings = RewardSettings((settings,), (), 8, folder / "logs", environment)
         self.pools: list[ScorerPool] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def run(self, training: Sequence[PromptRow], held_out: Sequence[PromptRow] = ()) -> DrawnRowFilter | None:
         self.pools = start_check_pools(self.settings, self._stack)
-        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.told.append)
+        return check_rewards(self.settings.scorers, self.pools, training, held_out, self.reported.append)
 
     @property
     def asked(self) -> Counter[str]:
@@ -112,7 +111,7 @@ class Check:
         ),
     ],
 )
-def test_answers_that_are_neither_strings_nor_numbers_are_refused(answers: list[object], message: str) -> None:
+def test_answers_that_are_neither_strings_nor_numbers_are_rejected(answers: list[object], message: str) -> None:
     with pytest.raises(DatasetError) as caught:
         refuse_unusable(rows(*answers), DATASET, "reward_model")
     assert str(caught.value) == message
@@ -124,26 +123,28 @@ def test_answers_of_any_spelling_pass_the_check(tmp_path: Path, stack: ExitStack
     assert check.run(good, rows("7")) is None
     with pytest.raises(DatasetError) as caught:
         Check(tmp_path, stack, MathAnswerScorer(WHERE)).run(good, rows("7", "\\boxed{}"))
-    assert "spec.training.evaluation.dataset.answerField: 1 of 2 rows have an answer" in str(caught.value)
-    assert "a.jsonl, line 2: the answer is the string '\\\\boxed{}', which cannot be scored: " in str(caught.value)
+    first, second = str(caught.value).splitlines()
+    assert first == Mentions("spec.training.evaluation.dataset.answerField:", "1 of 2 rows")
+    assert second == Mentions("a.jsonl, line 2:", "'\\\\boxed{}'", "cannot be scored")
 
 
-def test_each_distinct_answer_is_tried_once_and_all_rows_that_fail_are_counted(
+def test_each_distinct_answer_is_checked_once_and_all_failing_rows_are_counted(
     tmp_path: Path, stack: ExitStack
 ) -> None:
     check = Check(tmp_path, stack)
     with pytest.raises(DatasetError) as caught:
         check.run(rows("1", "bad", 1, "1", 1.0, -1, "bad", "bad", -1, -2), rows("1"))
+    reason = ("cannot be scored", "no mathematical expression")
     assert str(caught.value).splitlines() == [
-        "spec.training.dataset.answerField: 6 of 10 rows have an answer that the reward MathAnswer cannot score; "
-        + ADVICE,
-        "  a.jsonl, line 2: the answer is the string 'bad', which cannot be scored: no mathematical expression",
-        "  a.jsonl, line 6: the answer is the number -1, which cannot be scored: no mathematical expression",
-        "  a.jsonl, line 7: the answer is the string 'bad', which cannot be scored: no mathematical expression",
-        "  a.jsonl, line 8: the answer is the string 'bad', which cannot be scored: no mathematical expression",
-        "  a.jsonl, line 9: the answer is the number -1, which cannot be scored: no mathematical expression",
-        "  and 1 more",
+        Mentions("spec.training.dataset.answerField:", "6 of 10 rows", "MathAnswer"),
+        Mentions("a.jsonl, line 2:", "string 'bad'", *reason),
+        Mentions("a.jsonl, line 6:", "number -1", *reason),
+        Mentions("a.jsonl, line 7:", "string 'bad'", *reason),
+        Mentions("a.jsonl, line 8:", "string 'bad'", *reason),
+        Mentions("a.jsonl, line 9:", "number -1", *reason),
+        Mentions("1 more"),
     ]
+    assert ADVICE in str(caught.value)
     assert check.asked == Counter(["'1'", "'bad'", "1", "1.0", "-1", "-2"])
 
 
@@ -151,38 +152,33 @@ def test_a_row_whose_answer_takes_too_long_is_named(tmp_path: Path, stack: ExitS
     check = Check(tmp_path, stack, timeout_seconds=1.0)
     with pytest.raises(DatasetError) as caught:
         check.run(rows("1", "hangs", "hangs once"))
-    assert "1 of 3 rows" in str(caught.value)
-    assert (
-        "a.jsonl, line 2: the answer is the string 'hangs', for which the scorer ran longer than 1 s and was killed "
-        "(spec.training.rewards[0].timeoutSeconds)"
-    ) in str(caught.value)
+    assert str(caught.value) == Mentions("1 of 3 rows", "spec.training.rewards[0].timeoutSeconds")
+    assert str(caught.value).splitlines()[1] == Mentions("a.jsonl, line 2:", "string 'hangs'", "1 s", "killed")
 
 
 @pytest.mark.parametrize("answer", ["dies", "no memory"])
-def test_a_process_that_fails_is_not_blamed_on_the_answer(tmp_path: Path, stack: ExitStack, answer: str) -> None:
+def test_a_failing_process_is_not_blamed_on_the_answer(tmp_path: Path, stack: ExitStack, answer: str) -> None:
     check = Check(tmp_path, stack)
     assert check.run(rows("1", "dies once", "2")) is None
-    with pytest.raises(
-        ResourceError, match=r"^spec\.training\.rewards\[0\]: checking the answer .* failed twice"
-    ) as caught:
+    with pytest.raises(ResourceError, match=r"^spec\.training\.rewards\[0\]: .* failed twice") as caught:
         check.run(rows("bad", "1", answer))
-    assert f"the answer the string '{answer}' (a.jsonl, line 3)" in str(caught.value)
+    assert str(caught.value) == Mentions(f"string '{answer}'", "a.jsonl, line 3")
     assert {"dies": "signal SIGKILL", "no memory": "MemoryError"}[answer] in str(caught.value)
 
 
-def test_a_wrong_column_is_found_out_before_all_of_it_is_parsed(
+def test_a_wrong_column_is_found_before_all_of_it_is_parsed(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_checks, "ANSWERS_PER_BLOCK", 4)
     monkeypatch.setattr(answer_checks, "MAX_FAILED", 4)
     check = Check(tmp_path, stack)
-    with pytest.raises(DatasetError, match=r"at least 8 of 21 rows have an answer"):
+    with pytest.raises(DatasetError, match=r"at least 8 of 21 rows"):
         check.run(rows("1", *(-number for number in range(1, 20)), -1))
-    assert check.told == [f"checks the answers of spec.training.dataset; {number} of 20 parsed" for number in (0, 4)]
+    assert check.reported == [Mentions("spec.training.dataset", f"{number} of 20") for number in (0, 4)]
     assert sum(check.asked.values()) == 8
 
 
-def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
+def test_above_the_limit_rows_are_skipped_when_they_are_drawn(
     tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -196,8 +192,8 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
     assert [row.answer for row in cursor.next_batch(2)] == ["1", "2"]
     assert [record.getMessage().splitlines() for record in caplog.records] == [
         [
-            "spec.training.dataset: rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far",
-            "  a.jsonl, line 2: the answer is the string 'bad', which cannot be scored: no mathematical expression",
+            Mentions("spec.training.dataset:", "skipped", "MathAnswer", "1 now, 1 so far"),
+            Mentions("a.jsonl, line 2:", "string 'bad'", "cannot be scored", "no mathematical expression"),
         ]
     ]
     assert [row.answer for row in cursor.next_batch(4)] == ["3", "1", "2", "3"]
@@ -210,11 +206,11 @@ def test_above_the_limit_rows_are_left_out_when_they_are_drawn(
 @pytest.mark.parametrize(
     ("answer", "end"), [("dies", "ended its process (signal SIGKILL)"), ("no memory", "raised Mem")]
 )
-def test_a_drawn_row_that_ends_its_process_is_left_out(
+def test_a_drawn_row_that_kills_its_process_is_skipped(
     tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     answer: str, end: str,
 ) -> None:  # fmt: skip
-    """Each attempt would draw the same row, and end like the one before."""
+    """Otherwise each attempt would draw the same row and fail in the same way."""
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
     check = Check(tmp_path, stack)
     training = rows("5", answer, "dies once", "6")
@@ -222,23 +218,21 @@ def test_a_drawn_row_that_ends_its_process_is_left_out(
     assert drawn is not None
     cursor = PromptCursor(training, seed=0, shuffle=False, digest="any", are_usable=drawn.are_usable)
     assert [row.answer for row in cursor.next_batch(6)] == ["5", "dies once", "6"] * 2
-    assert (
-        "spec.training.dataset: rows skipped because MathAnswer cannot score their answer: 1 now, 1 so far\n"
-        f"  a.jsonl, line 2: the answer is the string '{answer}', for which the scorer {end}"
-    ) in caplog.text
+    [message] = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert message == Mentions("spec.training.dataset:", "skipped", "MathAnswer", "1 now, 1 so far")
+    assert message.splitlines()[1] == Mentions("a.jsonl, line 2:", f"string '{answer}'")
+    assert end in message.splitlines()[1]
     assert check.asked == {"'5'": 1, f"'{answer}'": 2, "'dies once'": 2, "'6'": 1, "'1'": 1}
 
 
-def test_a_drawn_row_is_not_blamed_where_no_answer_can_be_scored(
+def test_a_drawn_row_is_not_blamed_if_no_answer_can_be_scored(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_checks, "MAX_ROWS_PARSED", 1)
     monkeypatch.setattr(answer_checks, "KNOWN_GOOD_ANSWER", "dies")
     drawn = Check(tmp_path, stack).run(rows("5", "no memory"))
     assert drawn is not None
-    with pytest.raises(
-        ResourceError, match=r"checking the answer the string 'no memory' \(a\.jsonl, line 2\) failed twi"
-    ):
+    with pytest.raises(ResourceError, match=r"string 'no memory' \(a\.jsonl, line 2\) failed twice"):
         drawn.are_usable(rows("5", "no memory"))
 
 
@@ -257,7 +251,7 @@ def test_rows_of_two_files_with_the_same_index_are_both_named(
     assert len(caplog.records) == 2
 
 
-def test_below_the_limit_and_without_math_no_process_stays(
+def test_below_the_limit_or_without_math_no_process_stays(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answer_checks.MAX_ROWS_PARSED == 100_000

@@ -61,6 +61,6 @@ def test_strings_and_numbers_may_be_answers(answer: object) -> None:
         ("cannot be solved\n#### N/A", "'cannot be solved.*, which stands for a missing value"),
     ],
 )
-def test_anything_else_says_what_was_seen(answer: object, reason: str) -> None:
+def test_other_values_are_rejected_with_the_value_seen(answer: object, reason: str) -> None:
     assert (found := why_unusable(answer)) is not None
     assert re.search(reason, found), found

@@ -1,7 +1,5 @@
-"""What chat templates write of the assistant's turn before the model goes on with it, and what ends a turn.
-
-The templates are small forms of those that models come with.
-"""
+"""What chat templates write of the assistant's turn before the model continues it, and what ends a turn. The templates
+are short forms of those that models come with."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ CHATS: dict[str, list[ChatMessage]] = {
         ("no other assistant", "<think>\n"),
     ],
 )
-def test_what_the_template_has_written_of_the_turn(tmp_path: Path, template: str, beginning: str) -> None:
+def test_the_start_of_the_turn_is_what_the_template_has_written(tmp_path: Path, template: str, beginning: str) -> None:
     tokenizer = Tokenizer(chat_models.save(tmp_path, chat_models.TEMPLATES[template]))
     turn = AssistantTurn(tokenizer)
     prompts = {name: tokenizer.render_chat(chat) for name, chat in CHATS.items()}
@@ -69,14 +67,14 @@ def test_what_the_template_has_written_of_the_turn(tmp_path: Path, template: str
         ("", ""),
     ],
 )
-def test_a_beginning_without_special_tokens(tmp_path: Path, beginning: str, plain: str) -> None:
+def test_a_turn_may_start_without_special_tokens(tmp_path: Path, beginning: str, plain: str) -> None:
     ordinary = AssistantTurn(Tokenizer(chat_models.save(tmp_path / "ordinary", chat_models.R1, are_special=False)))
     special = AssistantTurn(Tokenizer(chat_models.save(tmp_path / "special", chat_models.R1)))
     assert ordinary.plain(beginning) == plain
     assert special.plain(beginning) == plain.replace("<think>\n", "")
 
 
-def test_a_beginning_that_depends_on_the_chat(tmp_path: Path) -> None:
+def test_a_turn_may_start_differently_per_chat(tmp_path: Path) -> None:
     ending = "{% if messages[-1].content.endswith('/no_think') %}<think></think>{% else %}<think>{% endif %}"
     tokenizer = Tokenizer(chat_models.save(tmp_path, chat_models.CHATML.replace("BEGINNING", ending)))
     turn = AssistantTurn(tokenizer)
@@ -88,7 +86,7 @@ def no_think(content: str) -> ChatMessage:
     return {"role": "user", "content": f"{content}/no_think"}
 
 
-def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
+def test_rows_know_the_start_of_their_turn(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "k"}}\n{json.dumps({"prompt": CHATS["several turns"]})}\n')
     tokenizer = Tokenizer(chat_models.save(tmp_path / "model", chat_models.R1, are_special=False))
 
@@ -103,7 +101,7 @@ def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
 
     chat = (f"<|User|>{USER['content']}<|Assistant|>\n\n4</s><|User|>{USER['content']}<|Assistant|>", "<think>\n")
     assert texts(apply_chat_template=True) == [("<|User|>k<|Assistant|>", "<think>\n"), chat]
-    # A prompt that is plain text has no turns.
+    # A plain text prompt has no turns.
     assert texts(apply_chat_template=False) == [("k", ""), chat]
 
 
@@ -119,6 +117,6 @@ def test_rows_know_the_beginning_of_their_turn(tmp_path: Path) -> None:
         ("{{ raise_exception('no') }}", None),
     ],
 )
-def test_the_token_that_ends_a_turn(tmp_path: Path, template: str, token: str | None) -> None:
+def test_the_token_that_ends_a_turn_is_found(tmp_path: Path, template: str, token: str | None) -> None:
     tokenizer = Tokenizer(chat_models.save(tmp_path, template))
     assert AssistantTurn(tokenizer).end_token_id == (None if token is None else tokenizer.vocabulary()[token])

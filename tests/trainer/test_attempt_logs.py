@@ -1,4 +1,4 @@
-"""What is kept of attempts, and what goes."""
+"""Which logs of attempts are kept, and which are removed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_ten_attempts_are_kept(tmp_path: Path) -> None:
         made(tmp_path, number, 1000 + number)
     (tmp_path / "logs" / "worker-0.log").write_text("")
     assert newest_attempt(tmp_path) == 12
-    # The one that begins has no folder yet, and is one of the ten.
+    # The attempt that begins has no folder yet, and is one of the ten.
     prune_attempts(tmp_path, 13)
     left = {path.name for path in (tmp_path / "logs").iterdir()}
     assert left == {"worker-0.log", *(f"attempt-{number}" for number in range(4, 13))}
 
 
-def test_of_a_job_that_was_made_again_the_former_attempts_go_first(tmp_path: Path) -> None:
+def test_former_attempts_of_a_recreated_job_are_removed_first(tmp_path: Path) -> None:
     for number in range(5, 16):
         made(tmp_path, number, 1000)
     made(tmp_path, 1, 2000)

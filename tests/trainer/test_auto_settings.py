@@ -1,4 +1,4 @@
-"""What `Auto` becomes, and that it is kept."""
+"""How `Auto` is resolved, and that the choice is kept."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spread_spec(tensor_parallel: int, engine: str = "Auto") -> RLJobSpec:
-    """Of a job with two devices."""
+    """The spec of a job with two devices."""
     return RLJob.from_wire(
         edited(
             training_runs.small_job(num_workers=2, rollout={"engine": engine}),
@@ -70,7 +70,7 @@ def spread_spec(tensor_parallel: int, engine: str = "Auto") -> RLJobSpec:
 
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.usefixtures("no_vllm")
-def test_tensor_parallelism_is_refused_where_auto_comes_to_an_engine_without(is_kept: bool) -> None:
+def test_tensor_parallelism_is_rejected_if_auto_selects_an_engine_without_it(is_kept: bool) -> None:
     before = kept(Compile.NEVER, RolloutEngine.HUGGING_FACE) if is_kept else None
     assert selected_engine(spread_spec(1), before) is RolloutEngine.HUGGING_FACE
     with pytest.raises(ConfigurationError) as caught:
@@ -80,12 +80,12 @@ def test_tensor_parallelism_is_refused_where_auto_comes_to_an_engine_without(is_
     assert "(seen: 2); set it to 1" in str(caught.value)
 
 
-def test_tensor_parallelism_is_taken_by_vllm() -> None:
+def test_tensor_parallelism_is_accepted_with_vllm() -> None:
     assert selected_engine(spread_spec(2, "VLLM"), None) is RolloutEngine.VLLM
 
 
 @pytest.mark.parametrize(
-    ("given", "device_type", "expected"),
+    ("job_spec", "device_type", "expected"),
     [
         (spec(), "cpu", Compile.ALWAYS),
         (spec(steps=MIN_STEPS_TO_COMPILE - 1), "cpu", Compile.NEVER),
@@ -97,10 +97,10 @@ def test_tensor_parallelism_is_taken_by_vllm() -> None:
     ],
 )
 @pytest.mark.usefixtures("compiler")
-def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: Compile) -> None:
-    choices = resolve_auto(given, device_type, None)
+def test_compilation_is_chosen_only_where_it_pays(job_spec: RLJobSpec, device_type: str, expected: Compile) -> None:
+    choices = resolve_auto(job_spec, device_type, None)
     assert choices.rollout_compile is expected
-    assert resolved_spec(given, choices).training.rollout.compile is expected
+    assert resolved_spec(job_spec, choices).training.rollout.compile is expected
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_compilation_pays_or_not(given: RLJobSpec, device_type: str, expected: C
     ],
 )
 @pytest.mark.usefixtures("compiler")
-def test_a_resumed_run_keeps_what_was_chosen(
+def test_a_resumed_run_keeps_the_choices(
     wanted: str, steps: int, before: Compile, device_type: str, expected: Compile
 ) -> None:
     assert resolve_auto(spec(wanted, steps=steps), device_type, kept(before)).rollout_compile is expected
 
 
 @pytest.mark.usefixtures("compiler")
-def test_with_another_engine_the_choice_is_made_anew() -> None:
+def test_another_engine_is_chosen_for_anew() -> None:
     to_vllm = resolve_auto(spec(steps=1), "cuda", kept(Compile.NEVER, RolloutEngine.HUGGING_FACE))
     assert to_vllm.rollout_compile is Compile.ALWAYS
     from_vllm = resolve_auto(spec(engine="HuggingFace"), "cuda", kept(Compile.ALWAYS))
@@ -127,7 +127,9 @@ def test_with_another_engine_the_choice_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize("missing", ["compiler", "headers"])
-def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_vllm_does_not_compile(
+    missing: str, compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (compiler if missing == "compiler" else compiler.with_name("Python.h")).unlink()
     assert resolve_auto(spec(), "cpu", None).rollout_compile is Compile.NEVER
     assert resolve_auto(spec(), "cuda", None).rollout_compile is Compile.ALWAYS
@@ -139,24 +141,25 @@ def test_without_a_compiler(missing: str, compiler: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    ("found", "device_type", "said"),
+    ("found", "device_type", "expected"),
     [
         ("", "cpu", "(cpu; vLLM finds no device that it was built for); install the trainer's `cpu` extra"),
         ("cpu", "cuda", "(cuda; vLLM finds cpu); install the trainer's `gpu` extra"),
         ("", "cuda", "(cuda; vLLM finds no device that it was built for); install the trainer's `gpu` extra"),
     ],
 )
-def test_another_build_of_vllm_is_no_failure_to_try_again(found: str, device_type: str, said: str) -> None:
-    """A GPU build on a machine without a GPU finds no device, and by itself only says that a string is empty."""
+def test_another_build_of_vllm_is_a_configuration_error(found: str, device_type: str, expected: str) -> None:
+    """A GPU build of vLLM on a machine without a GPU finds no device, and its own error only says that a string is
+    empty."""
     with pytest.raises(TrainerError) as caught:
         check_build(found, device_type)
     assert str(caught.value).startswith("spec.training.rollout.engine: the installed vLLM ")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert exit_code_of(caught.value) is ExitCode.CONFIGURATION
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-def test_the_build_of_vllm_for_the_device_is_taken(device_type: str) -> None:
+def test_the_build_of_vllm_for_the_device_is_accepted(device_type: str) -> None:
     check_build(device_type, device_type)
 
 
@@ -169,7 +172,7 @@ def dtype_spec(dtype: str) -> RLJobSpec:
     [
         ("Auto", "cuda", None, Dtype.BFLOAT16),
         ("Auto", "cpu", None, Dtype.FLOAT32),
-        # Of a run that has moved to another kind of device.
+        # The resumed run has moved to another kind of device.
         ("Auto", "cpu", Dtype.BFLOAT16, Dtype.BFLOAT16),
         ("Auto", "cuda", Dtype.FLOAT32, Dtype.FLOAT32),
         ("Float32", "cuda", None, Dtype.FLOAT32),
@@ -177,17 +180,17 @@ def dtype_spec(dtype: str) -> RLJobSpec:
         ("Float32", "cpu", Dtype.BFLOAT16, Dtype.FLOAT32),
     ],
 )
-def test_what_the_dtype_becomes_is_kept(
+def test_the_resolved_dtype_is_kept(
     wanted: str, device_type: str, before: Dtype | None, expected: Dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = dtype_spec(wanted)
+    job_spec = dtype_spec(wanted)
     first = None if before is None else resolve_auto(dtype_spec(before.value), device_type, None)
-    choices = resolve_auto(given, device_type, first)
+    choices = resolve_auto(job_spec, device_type, first)
     assert choices.dtype is expected
-    assert resolved_spec(given, choices).training.model.dtype is expected
+    assert resolved_spec(job_spec, choices).training.model.dtype is expected
     assert AutoSettings.from_wire(choices.to_wire()) == choices
-    told = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
-    assert (told in caplog.text) is (before not in {None, expected})
+    warning = f"spec.training.model.dtype is {expected}, but the checkpoint was trained in {before}"
+    assert (warning in caplog.text) is (before not in {None, expected})
 
 
 def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
@@ -195,14 +198,14 @@ def hub_model(revision: str | None, source: str = "Qwen/Qwen3-0.6B") -> Model:
 
 
 def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureFixture) -> None:
-    for asked in (hub_model(None), hub_model("main")):
-        assert at_kept_commit(asked, None) == asked
-        first = resolve_auto(spec("Never"), "cpu", None, hub_model_of(asked, hub_model("c1")))
-        # The branch has moved on since.
-        assert at_kept_commit(asked, first.hub_model) == hub_model("c1")
-        assert resolve_auto(spec("Never"), "cpu", first, hub_model_of(asked, hub_model("c1"))) == first
+    for job_spec in (hub_model(None), hub_model("main")):
+        assert at_kept_commit(job_spec, None) == job_spec
+        first = resolve_auto(spec("Never"), "cpu", None, hub_model_of(job_spec, hub_model("c1")))
+        # The branch has moved since.
+        assert at_kept_commit(job_spec, first.hub_model) == hub_model("c1")
+        assert resolve_auto(spec("Never"), "cpu", first, hub_model_of(job_spec, hub_model("c1"))) == first
         assert resolved_spec(spec("Never"), first).training.model.revision == "c1"
-        # What the job has come to name counts, and another repository has other commits.
+        # The model that the job names now is used, and another repository has other commits.
         assert at_kept_commit(hub_model("c2"), first.hub_model) == hub_model("c2")
         assert at_kept_commit(hub_model(None, "Qwen/Qwen3-8B"), first.hub_model) == hub_model(None, "Qwen/Qwen3-8B")
     assert caplog.text == ""
@@ -213,7 +216,7 @@ def test_a_model_of_the_hub_stays_at_its_first_commit(caplog: pytest.LogCaptureF
     assert resolved_spec(spec("Never"), resolve_auto(spec("Never"), "cpu", None)).training.model.revision is None
 
 
-def test_another_local_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_local_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     first = resolve_auto(spec("Never"), "cpu", None, local_model="a")
     assert resolve_auto(spec("Never"), "cpu", first, local_model="a") == first
     assert caplog.text == ""
@@ -221,7 +224,7 @@ def test_another_local_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "is not the model that the run of the checkpoint started from" in caplog.text
 
 
-def test_transformers_do_not_compile() -> None:
+def test_the_transformers_engine_does_not_compile() -> None:
     with pytest.raises(
         ConfigurationError, match=r"rollout\.compile: only vLLM compiles.* HuggingFace \(seen: Always\)"
     ):
@@ -247,30 +250,30 @@ def lora_spec(sync: str = "Auto", engine: str = "VLLM", **lora: JsonValue) -> RL
         ("Merged", "VLLM", "cuda", False, LoraSync.MERGED),
     ],
 )
-def test_how_adapters_reach_the_engine(
+def test_adapters_reach_the_engine_in_the_fitting_way(
     sync: str, engine: str, device_type: str, has_experts: bool, expected: LoraSync, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = lora_spec(sync, engine)
+    job_spec = lora_spec(sync, engine)
     with caplog.at_level("INFO"):
-        choices = resolve_auto(given, device_type, None, has_experts=has_experts)
+        choices = resolve_auto(job_spec, device_type, None, has_experts=has_experts)
     assert choices.lora is not None
     assert choices.lora.sync is expected
-    assert resolved_spec(given, choices).training.model.lora == choices.lora
+    assert resolved_spec(job_spec, choices).training.model.lora == choices.lora
     assert f"(model.lora.sync {expected.value}: " in caplog.text
     other = "cpu" if device_type == "cuda" else "cuda"
-    resumed = resolve_auto(given, other, choices).lora
+    resumed = resolve_auto(job_spec, other, choices).lora
     assert resumed is not None
     assert resumed.sync is expected
 
 
-def test_engines_that_take_no_adapters() -> None:
+def test_engines_without_adapter_support_get_merged_weights() -> None:
     with pytest.raises(ConfigurationError, match=r"lora\.sync: vLLM .*adapters .* experts .*\(seen: Adapter\)"):
         resolve_auto(lora_spec("Adapter"), "cpu", None, has_experts=True)
     with pytest.raises(ConfigurationError, match=r"lora\.sync: the HuggingFace engine .*\(seen: Adapter\)"):
         select_lora_sync(LoraSync.ADAPTER, RolloutEngine.HUGGING_FACE, "cuda", has_experts=False)
 
 
-def test_adapters_go_on_as_they_are() -> None:
+def test_adapters_resume_unchanged() -> None:
     first = resolve_auto(lora_spec(rank=8), "cpu", None, local_model="a")
     assert resolve_auto(lora_spec(rank=8, dropout=0.1), "cpu", first, local_model="a").lora == Lora(
         rank=8, dropout=0.1, sync=LoraSync.MERGED
@@ -289,7 +292,7 @@ def test_adapters_go_on_as_they_are() -> None:
         resolve_auto(lora_spec(rank=8), "cpu", whole)
 
 
-def test_adapters_are_not_put_beside_another_model() -> None:
+def test_adapters_are_not_resumed_with_another_model() -> None:
     first = resolve_auto(lora_spec(), "cpu", None, local_model="a" * 64)
     with pytest.raises(ConfigurationError, match=r"source: is not the base model .* fingerprint bbbbbbbbbbbb, .* aaaa"):
         resolve_auto(lora_spec(), "cpu", first, local_model="b" * 64)

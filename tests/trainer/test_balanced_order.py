@@ -11,11 +11,11 @@ from rljob_trainer.controller.balanced_order import balanced_order, imbalance
 from rljob_trainer.errors import DataError
 
 
-def test_long_and_short_rows_are_shared_in_every_update() -> None:
+def test_long_and_short_rows_are_distributed_in_every_update() -> None:
     lengths = torch.tensor([900, 100, 800, 200, 10, 20, 30, 40])
     order = balanced_order(lengths, num_workers=2, rows_per_update=4)
     first, second = order[:4].tolist(), order[4:].tolist()
-    # Rows 0 to 3 are learned from in the first update, the others in the second, by both workers.
+    # Rows 0 to 3 are used in the first update, the others in the second, by both workers.
     assert {*first[:2], *second[:2]} == {0, 1, 2, 3}
     assert sorted(lengths[first[:2]].tolist()) == [100, 900]
     assert lengths[first[2:]].sum() == lengths[second[2:]].sum() == 50
@@ -24,7 +24,7 @@ def test_long_and_short_rows_are_shared_in_every_update() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_work_is_shared_when_half_of_the_groups_are_not_learned_from(seed: int) -> None:
+def test_work_is_balanced_when_half_of_the_groups_are_not_trained_on(seed: int) -> None:
     """Eight workers, two updates of 32 prompts with 8 responses each, of a few hundred tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.empty(512).log_normal_(5.0, 0.7, generator=generator).clamp(20, 1024).long()
@@ -35,7 +35,7 @@ def test_the_work_is_shared_when_half_of_the_groups_are_not_learned_from(seed: i
     for update in range(2):
         of_update = order.view(8, 2, 32)[:, update].flatten()
         assert imbalance(learned[of_update], 8) <= 1.02
-    # With the lengths of all rows, workers would have very different numbers of learned ones.
+    # Balancing all rows would give workers very different numbers of trained rows.
     assert imbalance(learned[balanced_order(lengths, 8, 256)], 8) > 1.08
 
 
@@ -51,7 +51,7 @@ def test_one_worker_keeps_the_order() -> None:
         )
     )
 )
-def test_updates_have_the_same_rows_whatever_the_number_of_workers(case: tuple[int, int, int, object]) -> None:
+def test_updates_have_the_same_rows_for_any_number_of_workers(case: tuple[int, int, int, object]) -> None:
     num_workers, rows_of_worker, num_updates, random = case
     rows_per_update = num_workers * rows_of_worker
     num_rows = rows_per_update * num_updates
@@ -64,6 +64,6 @@ def test_updates_have_the_same_rows_whatever_the_number_of_workers(case: tuple[i
         assert sorted(rows) == list(range(start, start + rows_per_update))
 
 
-def test_rows_that_do_not_spread_are_refused() -> None:
+def test_rows_that_do_not_divide_are_rejected() -> None:
     with pytest.raises(DataError, match=r"3 lengths .* 2 partitions"):
         balanced_order(torch.tensor([1, 2, 3]), 2, 3)

@@ -1,4 +1,4 @@
-"""Sequences are spread so that no worker has much more to do than the others."""
+"""Sequences are distributed so that no worker has much more work than the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fullest(lengths: list[int] | Lengths, partitions: list[list[int]]) -> int:
 
 
 def best_possible(lengths: list[int], num_partitions: int) -> int:
-    """The sum of the fullest partition in the best of all ways to spread the lengths."""
+    """The sum of the fullest partition under the best of all possible distributions."""
     best = sum(lengths)
     for numbers in product(range(num_partitions), repeat=len(lengths)):
         partitions = [[item for item, number in enumerate(numbers) if number == n] for n in range(num_partitions)]
@@ -36,7 +36,7 @@ def response_lengths(seed: int) -> Lengths:
 
 @pytest.mark.parametrize("num_partitions", [8, 64])
 @pytest.mark.parametrize("seed", range(3))
-def test_8192_responses_are_spread_to_a_ten_thousandth(seed: int, num_partitions: int) -> None:
+def test_8192_responses_are_balanced_to_a_ten_thousandth(seed: int, num_partitions: int) -> None:
     lengths = response_lengths(seed)
     partitions = balanced_partitions(lengths, num_partitions)
     assert fullest(lengths, partitions) <= 1.0001 * lengths.sum() / num_partitions
@@ -57,7 +57,7 @@ def test_exchanges_improve_on_longest_first() -> None:
 
 @settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=7), num_partitions=st.integers(1, 3))
-def test_no_way_to_spread_few_lengths_is_much_better(lengths: list[int], num_partitions: int) -> None:
+def test_no_distribution_of_few_lengths_is_much_better(lengths: list[int], num_partitions: int) -> None:
     if len(lengths) < num_partitions:
         return
     lengths = lengths[: len(lengths) // num_partitions * num_partitions]
@@ -65,7 +65,7 @@ def test_no_way_to_spread_few_lengths_is_much_better(lengths: list[int], num_par
     assert fullest(lengths, partitions) <= 1.2 * best_possible(lengths, num_partitions)
 
 
-def test_few_lengths_are_mostly_spread_in_the_best_way() -> None:
+def test_few_lengths_are_mostly_distributed_optimally() -> None:
     random = np.random.default_rng(1)
     excess = []
     for _ in range(60):
@@ -90,7 +90,7 @@ def test_every_position_is_in_one_partition(lengths: list[int], num_partitions: 
     assert partitions == balanced_partitions(np.array(lengths, dtype=np.int32), num_partitions)
 
 
-def test_what_cannot_be_spread_is_refused() -> None:
+def test_lengths_that_cannot_be_distributed_are_rejected() -> None:
     for lengths, num_partitions in (([1, 2], 3), ([1, 2], 0), ([1, 2, 3, 4, 5], 2)):
         with pytest.raises(DataError, match=r"\d partitions; pad first"):
             balanced_partitions(lengths, num_partitions)

@@ -1,4 +1,5 @@
-"""Batches at their edges: odd memory, gradients, huge indices, values that must not change, files of all kinds."""
+"""Edge cases of batches: odd memory layouts, gradients, huge indices, values that must not change, files of all
+kinds."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from rljob_trainer.observability.spans import SpanRecorder
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64])
-def test_a_single_row_of_a_strided_column_travels(dtype: torch.dtype) -> None:
+def test_a_single_row_of_a_strided_column_can_be_sent(dtype: torch.dtype) -> None:
     tokens = torch.arange(12).reshape(4, 3).to(dtype)
     batch = DataProto(
         {"first": tokens[:, 0]}, ragged={"r": RaggedColumn(tokens[:, 1], torch.ones(4, dtype=torch.int64))}
@@ -38,7 +39,7 @@ def test_a_single_row_of_a_strided_column_travels(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("length", [2, LONG_ROW + 1], ids=["short rows", "long rows"])
-def test_choosing_rows_keeps_the_gradient(length: int) -> None:
+def test_selecting_rows_keeps_the_gradient(length: int) -> None:
     values = torch.ones(3 * length, requires_grad=True)
     lengths = torch.full((3,), length)
     batch = DataProto({"x": values.view(3, length)}, ragged={"r": RaggedColumn(values, lengths)})
@@ -48,19 +49,19 @@ def test_choosing_rows_keeps_the_gradient(length: int) -> None:
 
 
 @pytest.mark.parametrize("index", [2**64 - 1, [2**64 - 2], np.array([2**63], dtype=np.uint64), slice(0, 3, 0)])
-def test_rows_that_cannot_be(index: object) -> None:
+def test_rows_that_cannot_be_selected_are_rejected(index: object) -> None:
     with pytest.raises(DataError, match=r"^rows: "):
         DataProto({"x": torch.arange(3)}).rows(index)  # type: ignore[arg-type]
 
 
-def test_lengths_beyond_64_bits_are_refused() -> None:
+def test_lengths_beyond_64_bits_are_rejected() -> None:
     with pytest.raises(DataError, match=r"below 2\^63"):
         balanced_partitions(np.array([2**63, 1], dtype=np.uint64), 2)
     with pytest.raises(DataError, match=r"lengths must sum to .*\(seen: 0 and 0\)"):
         RaggedColumn(torch.zeros(0), torch.tensor([2**62] * 4))
 
 
-def test_what_is_given_can_be_changed_later_without_harm() -> None:
+def test_inputs_can_be_changed_later_without_effect() -> None:
     texts, flags = ["x", "y"], [1, 2]
     batch = DataProto(objects={"a": texts}, meta={"flags": flags})  # type: ignore[dict-item]
     texts.append("z")
@@ -81,12 +82,12 @@ def test_what_is_given_can_be_changed_later_without_harm() -> None:
         ({"meta": {"a": {"x": 1}}}, "meta 'a' is {'x': 1}; it must be a string, a number"),
     ],
 )
-def test_a_batch_holds_what_it_says(arguments: dict[str, object], problem: str) -> None:
+def test_a_batch_holds_what_its_columns_declare(arguments: dict[str, object], problem: str) -> None:
     with pytest.raises(DataError, match=problem):
         DataProto(**arguments)  # type: ignore[arg-type]
 
 
-def test_names_and_counts_of_the_wrong_kind_are_refused() -> None:
+def test_names_and_counts_of_the_wrong_kind_are_rejected() -> None:
     batch = DataProto({"ab": torch.arange(4), "a": torch.arange(4)})
     assert "a" in batch
     assert "b" not in batch
@@ -109,12 +110,12 @@ def test_names_and_counts_of_the_wrong_kind_are_refused() -> None:
         ([1e300, 1.0], "'x' cannot become a column of torch.float32: a number is larger than 3.403e"),
     ],
 )
-def test_nothing_is_lost_without_a_word(column: object, problem: str) -> None:
+def test_no_value_is_lost_silently(column: object, problem: str) -> None:
     with pytest.raises(DataError, match=problem):
         DataProto.from_columns({"x": column})
 
 
-def test_numbers_and_texts_of_all_kinds_become_columns() -> None:
+def test_numbers_and_strings_of_all_kinds_become_columns() -> None:
     batch = DataProto.from_columns(
         {"t": np.array(["a", "bc"], dtype=np.dtypes.StringDType()), "f": [float("inf"), 1.0]}
     )
@@ -138,7 +139,7 @@ class Holder:
     ],
     ids=["NaN", "dataclass", "deque", "ragged", "batch"],
 )
-def test_equal_values_are_no_conflict_in_union(make: object) -> None:
+def test_equal_values_do_not_conflict_in_union(make: object) -> None:
     assert callable(make)
     batch, other = DataProto(objects={"x": (make(),)}), DataProto(objects={"x": (make(),), "y": (1,)})
     assert batch.union(other).column_names() == ["x", "y"]
@@ -147,7 +148,7 @@ def test_equal_values_are_no_conflict_in_union(make: object) -> None:
 
 
 @pytest.mark.parametrize("rows", [["ab"], [None], [np.arange(2).astype(object)], [np.array(1)]])
-def test_rows_that_are_none(rows: list[object]) -> None:
+def test_invalid_rows_are_rejected(rows: list[object]) -> None:
     with pytest.raises(DataError, match="ragged column: "):
         RaggedColumn.from_rows(rows)  # type: ignore[arg-type]
     backwards = RaggedColumn.from_rows([np.arange(3)[::-1], np.arange(2).astype(">i8")])
@@ -163,17 +164,17 @@ def test_a_shard_has_no_row_before_its_first() -> None:
     ("values", "expected"),
     [([float("inf"), float("-inf")], "nan"), ([1e308, 1e308], "inf"), ([float("inf"), 1.0], "inf")],
 )
-def test_metrics_of_a_run_that_diverges_are_reported(values: list[float], expected: str) -> None:
+def test_metrics_of_a_diverging_run_are_reported(values: list[float], expected: str) -> None:
     for name in ("loss/mean", "loss/sum"):
         assert str(reduce_metrics([{name: value} for value in values])[name]) == expected
 
 
-def test_the_end_of_a_name_counts_before_its_beginning() -> None:
+def test_the_suffix_of_a_name_takes_precedence_over_its_prefix() -> None:
     assert reduction_of("perf/total_x_max") == "max"
     assert reduction_of("perf/total_num_tokens") == "sum"
 
 
-def test_spans_are_taken_once_by_many() -> None:
+def test_spans_are_taken_once_by_concurrent_threads() -> None:
     recorder = SpanRecorder()
     taken: list[list[object]] = [[] for _ in range(4)]
 

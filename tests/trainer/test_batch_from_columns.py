@@ -1,4 +1,4 @@
-"""`DataProto.from_columns`: what becomes of what people have at hand."""
+"""`DataProto.from_columns`: which column each kind of input becomes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_numbers_become_a_tensor(column: list[float] | np.ndarray, dtype: torch.
         np.array([None, 1], dtype=object),
     ],
 )
-def test_anything_else_in_a_list_becomes_objects(column: list[object] | np.ndarray) -> None:
+def test_other_lists_become_objects(column: list[object] | np.ndarray) -> None:
     batch = DataProto.from_columns({"x": column})
     assert batch.object_column("x") == tuple(column)
 
@@ -106,11 +106,11 @@ def test_meta_becomes_plain_values() -> None:
         ),
     ],
 )
-def test_what_is_no_column_is_refused_by_name(column: object, message: str) -> None:
+def test_values_that_are_no_column_are_rejected_by_name(column: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataProto.from_columns({"x": column})
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_rejected() -> None:
     with pytest.raises(DataError, match=r"same number of rows \(seen: {'a': 2, 'b': 3}\)"):
         DataProto.from_columns({"a": [1, 2], "b": ["a", "b", "c"]})

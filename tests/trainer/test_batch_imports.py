@@ -1,4 +1,4 @@
-"""Heavy libraries are imported by what uses them, when it is used."""
+"""Heavy libraries are imported where they are used, not at import of the package."""
 
 from __future__ import annotations
 

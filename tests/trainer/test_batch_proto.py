@@ -1,4 +1,4 @@
-"""DataProto: a batch of columns; what its operations give in cases worked out by hand, and what they refuse."""
+"""DataProto: a batch of columns. Results of its operations in cases worked out by hand, and its errors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def numbers(proto: DataProto) -> list[int]:
     return [int(value) for value in proto["number"].tolist()]
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_rejected() -> None:
     with pytest.raises(DataError, match=r"same number of rows \(seen: .*'a': 2.*'b': 3"):
         DataProto({"a": torch.zeros(2)}, {"b": (1, 2, 3)})
 
 
-def test_a_missing_column_names_those_there_are() -> None:
+def test_a_missing_column_error_names_the_existing_ones() -> None:
     with pytest.raises(DataError, match="no tensor column 'reward' \\(there are: number, square\\)"):
         batch(2)["reward"]
 
 
-def test_rows_picks_in_the_given_order() -> None:
+def test_rows_selects_in_the_given_order() -> None:
     picked = batch(4).rows([3, 0, 3])
     assert numbers(picked) == [3, 0, 3]
     assert picked.object_column("name") == ("row 3", "row 0", "row 3")
@@ -47,7 +47,7 @@ def test_rows_picks_in_the_given_order() -> None:
     assert numbers(batch(3).rows([])) == []
 
 
-def test_rows_that_are_not_there_are_refused() -> None:
+def test_missing_rows_are_rejected() -> None:
     for index, seen in (([0, 4], "4"), ([-5], "-5"), (4, "4")):
         with pytest.raises(DataError, match=f"no row {seen}; .*4 rows"):
             batch(4).rows(index)
@@ -70,7 +70,7 @@ def test_rows_are_repeated_side_by_side_or_batch_after_batch() -> None:
         batch(2).repeat(-1)
 
 
-def test_reorder_takes_each_row_once() -> None:
+def test_reorder_uses_each_row_once() -> None:
     assert numbers(batch(3).reorder([2, 0, 1])) == [2, 0, 1]
     for order in ([0, 1], [0, 1, 1], [0, 1, 2, 2]):
         with pytest.raises(DataError, match="the order must name each of 3 rows once"):
@@ -81,7 +81,7 @@ def test_split_may_end_with_a_shorter_part() -> None:
     assert [numbers(part) for part in batch(5).split(2)] == [[0, 1], [2, 3], [4]]
 
 
-def test_chunk_refuses_uneven_parts() -> None:
+def test_chunk_rejects_uneven_parts() -> None:
     assert [numbers(part) for part in batch(6).chunk(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(DataError, match="6 rows cannot be split into 4 equal parts"):
         batch(6).chunk(4)
@@ -90,7 +90,7 @@ def test_chunk_refuses_uneven_parts() -> None:
             call()
 
 
-def test_padding_repeats_the_last_row_and_leaves_the_original_alone() -> None:
+def test_padding_repeats_the_last_row_and_keeps_the_original() -> None:
     original = batch(2)
     padded, num_added = original.padded_to_multiple(5)
     assert (numbers(padded), num_added) == ([0, 1, 1, 1, 1], 3)
@@ -104,7 +104,7 @@ def test_padding_repeats_the_last_row_and_leaves_the_original_alone() -> None:
         original.unpadded(3)
 
 
-def test_union_adds_columns_and_refuses_conflicts() -> None:
+def test_union_adds_columns_and_rejects_conflicts() -> None:
     extra = DataProto({"reward": torch.tensor([0.5, 1.0])}, {}, {"version": 7})
     united = batch(2).union(extra)
     assert united["reward"].tolist() == [0.5, 1.0]
@@ -116,12 +116,12 @@ def test_union_adds_columns_and_refuses_conflicts() -> None:
         batch(2).union(DataProto({}, {}, {"step": 4}))
 
 
-def test_union_takes_equal_content_of_any_kind() -> None:
+def test_union_accepts_equal_content_of_any_kind() -> None:
     ragged = {"tokens": RaggedColumn.from_rows([[1, 2], [3]])}
     nan = torch.tensor([float("nan"), 1.0])
     left = DataProto({"x": nan}, {"o": (float("nan"), [torch.zeros(1)])}, {"rate": float("nan")}, ragged)
-    right = DataProto({"x": nan.clone()}, {"o": (float("nan"), [torch.zeros(1)])}, {"rate": float("nan")}, ragged)
-    assert left.union(right).column_names() == ["x", "o", "tokens"]
+    equal = DataProto({"x": nan.clone()}, {"o": (float("nan"), [torch.zeros(1)])}, {"rate": float("nan")}, ragged)
+    assert left.union(equal).column_names() == ["x", "o", "tokens"]
     with pytest.raises(DataError, match="ragged column 'tokens' differs"):
         left.union(DataProto(ragged={"tokens": RaggedColumn.from_rows([[1], [2, 3]])}))
     with pytest.raises(DataError, match="object column 'o' differs"):
@@ -135,7 +135,7 @@ def test_union_takes_equal_content_of_any_kind() -> None:
         left.union(DataProto({"y": torch.zeros(3)}))
 
 
-def test_concat_refuses_other_columns_kinds_and_dtypes() -> None:
+def test_concat_rejects_other_columns_kinds_and_dtypes() -> None:
     with pytest.raises(DataError, match=r"different columns \(name, square not in all of them\)"):
         DataProto.concat([batch(2), batch(2).only(["number"])])
     with pytest.raises(DataError, match="'x' is tensor in one batch and object in another"):
@@ -147,7 +147,7 @@ def test_concat_refuses_other_columns_kinds_and_dtypes() -> None:
     assert len(DataProto.concat([])) == 0
 
 
-def test_only_without_and_rename() -> None:
+def test_only_without_and_rename_select_columns() -> None:
     whole = batch(2).with_columns(ragged={"tokens": RaggedColumn.from_rows([[1], [2]])}, meta={"version": 1})
     assert whole.only(["tokens", "number", "name"]).column_names() == ["number", "name", "tokens"]
     assert (whole.only(["name"]).column_names(), whole.only(["name"]).meta) == (["name"], {})
@@ -158,7 +158,7 @@ def test_only_without_and_rename() -> None:
     swapped = whole.rename({"number": "square", "square": "number", "tokens": "prompt"})
     assert swapped["square"].tolist() == [0, 1]
     assert swapped.ragged_column("prompt").values.tolist() == [1, 2]
-    for refused, message in (
+    for operation, message in (
         (lambda: whole["name"], "no tensor column 'name' .*; 'name' is of kind object"),
         (lambda: whole.object_column("number"), "no object column 'number' .*; 'number' is of kind tensor"),
         (lambda: whole.only(["else"]), r"no column 'else' \(there are: name, number, square, tokens\)"),
@@ -168,7 +168,7 @@ def test_only_without_and_rename() -> None:
         (lambda: whole.ragged_column("name"), r"no ragged column 'name' \(there are: tokens\); 'name' is of kind obj"),
     ):
         with pytest.raises(DataError, match=message):
-            refused()
+            operation()
 
 
 def test_with_columns_replaces_a_column_of_another_kind() -> None:
@@ -184,7 +184,7 @@ def test_a_name_belongs_to_one_column_and_a_column_has_rows() -> None:
         DataProto({"x": torch.tensor(1.0)})
 
 
-def test_batches_do_not_share_what_can_be_changed() -> None:
+def test_batches_do_not_share_mutable_state() -> None:
     columns, meta = {"x": torch.zeros(2)}, {"step": 1}
     original = DataProto(columns, {}, meta)
     chunk = original.chunk(2)[0]
@@ -195,7 +195,7 @@ def test_batches_do_not_share_what_can_be_changed() -> None:
         chunk.meta["step"] = 3  # type: ignore[index]
 
 
-def test_bytes_are_those_of_the_columns_that_travel() -> None:
+def test_size_in_bytes_counts_the_columns_that_are_sent() -> None:
     proto = DataProto(
         {"wide": torch.zeros(2, 3, dtype=torch.bfloat16), "view": torch.zeros(8, 100)[:2, :5]},
         {"texts": ("ab", b"c"), "nested": ((1, 2.5), {"key": [3, torch.zeros(2)]})},
@@ -207,7 +207,7 @@ def test_bytes_are_those_of_the_columns_that_travel() -> None:
     assert proto.num_bytes() == sum(sizes.values())
 
 
-def test_versions_count_changes_in_place() -> None:
+def test_versions_count_in_place_changes() -> None:
     proto = DataProto({"x": torch.zeros(4)}, ragged={"tokens": RaggedColumn.from_rows([[1.0]] * 4)})
     before = proto.tensor_versions()
     proto.slice(1, 2)["x"].add_(1)
@@ -217,13 +217,13 @@ def test_versions_count_changes_in_place() -> None:
 
 
 @given(num_rows=st.integers(1, 20), size=st.integers(1, 7))
-def test_padding_then_chunks_then_concat_gives_the_rows_back(num_rows: int, size: int) -> None:
+def test_padding_chunking_and_concatenating_restores_the_rows(num_rows: int, size: int) -> None:
     padded, num_added = batch(num_rows).padded_to_multiple(size)
     together = DataProto.concat(padded.chunk(size))
     assert numbers(together.slice(0, len(together) - num_added)) == list(range(num_rows))
 
 
-def test_what_is_no_batch_and_what_contains_itself_is_refused_by_name() -> None:
+def test_values_that_are_no_batch_and_cycles_are_rejected_by_name() -> None:
     circular: list[object] = []
     circular.append(circular)
     other: list[object] = []
@@ -232,7 +232,7 @@ def test_what_is_no_batch_and_what_contains_itself_is_refused_by_name() -> None:
     for _ in range(5000):
         deep = [deep]
     endless = DataProto(objects={"o": (circular,)})
-    for refused, message in (
+    for operation, message in (
         (
             lambda: DataProto.concat(each for each in [batch(1)]),
             r"concat: takes a list of batches \(seen: a generator\)",
@@ -250,4 +250,4 @@ def test_what_is_no_batch_and_what_contains_itself_is_refused_by_name() -> None:
         (lambda: DataProto.from_columns({}, {"m": deep}), r"batch: meta 'm' is \[\[.*; it must be a string"),
     ):
         with pytest.raises(DataError, match=message):
-            refused()
+            operation()

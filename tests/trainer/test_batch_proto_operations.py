@@ -1,4 +1,5 @@
-"""Operations of a batch do what they do to a list of rows, wherever columns lie, and leave the batch as it was."""
+"""Operations of a batch match the same operations on a list of rows, wherever columns are stored, and leave the batch
+unchanged."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from rljob_trainer.batch.proto import DataProto
 
 Rows = list[data_protos.Row]
 Operation = tuple[str, Callable[[DataProto], DataProto], Callable[[Rows], Rows]]
-"""What it is, what the batch does, and what the rows of the result must be."""
+"""Its name, the operation on the batch, and the expected rows of the result."""
 
 ANY_BATCH = settings(max_examples=200)
 
 
 @st.composite
 def row_operations(draw: st.DrawFn, num_rows: int) -> Operation:
-    """An operation that changes which rows there are."""
+    """A random operation that changes which rows there are."""
     start, stop = draw(st.integers(-8, 8)), draw(st.integers(-8, 8))
     step = draw(st.sampled_from([None, 1, 2, -1]))
     picked = draw(st.lists(st.integers(-num_rows, num_rows - 1), max_size=8)) if num_rows else []
@@ -48,7 +49,7 @@ def row_operations(draw: st.DrawFn, num_rows: int) -> Operation:
 
 @st.composite
 def column_operations(draw: st.DrawFn, names: list[str]) -> Operation:
-    """An operation that changes which columns there are, or where."""
+    """A random operation that changes which columns there are, or where they are stored."""
     some = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
     new_names = {name: f"new {name}" for name in some}
     turned = dict(zip(some, some[1:] + some[:1], strict=True))
@@ -78,7 +79,7 @@ def renamed(rows: Rows, names: dict[str, str]) -> Rows:
 
 @ANY_BATCH
 @given(data=st.data(), batch=data_protos.any_batches())
-def test_any_operations_one_after_the_other(data: st.DataObject, batch: DataProto) -> None:
+def test_any_sequence_of_operations_matches_the_list(data: st.DataObject, batch: DataProto) -> None:
     expected = data_protos.rows_of(batch)
     before = data_protos.rows_of(batch)
     result = batch
@@ -93,7 +94,7 @@ def test_any_operations_one_after_the_other(data: st.DataObject, batch: DataProt
 
 @ANY_BATCH
 @given(batch=data_protos.any_batches(), num_chunks=st.integers(1, 4), times=st.integers(1, 2))
-def test_chunks_of_a_padded_batch_are_equal_and_give_it_back(batch: DataProto, num_chunks: int, times: int) -> None:
+def test_chunks_of_a_padded_batch_are_equal_and_restore_it(batch: DataProto, num_chunks: int, times: int) -> None:
     padded, num_added = batch.repeat(times).padded_to_multiple(num_chunks)
     chunks = padded.chunk(num_chunks)
     assert [len(chunk) for chunk in chunks] == [len(padded) // num_chunks] * num_chunks
@@ -104,6 +105,6 @@ def test_chunks_of_a_padded_batch_are_equal_and_give_it_back(batch: DataProto, n
 
 @ANY_BATCH
 @given(left=data_protos.any_local_batches(), right=data_protos.any_local_batches())
-def test_batches_of_other_content_are_put_together_row_by_row(left: DataProto, right: DataProto) -> None:
+def test_batches_of_other_content_are_concatenated_row_by_row(left: DataProto, right: DataProto) -> None:
     together = DataProto.concat([left, replace(right, meta=left.meta)])
     assert data_protos.rows_of(together) == data_protos.rows_of(left) + data_protos.rows_of(right)

@@ -27,7 +27,7 @@ def lists(ragged: RaggedColumn) -> list[object]:
     return [row.tolist() for row in ragged.row_tensors()]
 
 
-def test_rows_lie_one_after_the_other() -> None:
+def test_rows_are_stored_one_after_the_other() -> None:
     assert column().values.tolist() == [1, 2, 3, 4]
     assert column().lengths.tolist() == [3, 0, 1]
     assert column().offsets.tolist() == [0, 3, 3, 4]
@@ -36,7 +36,7 @@ def test_rows_lie_one_after_the_other() -> None:
     assert [row.tolist() for row in column().row_tensors()] == [[1, 2, 3], [], [4]]
 
 
-def test_numbers_become_what_torch_makes_of_them_unless_told() -> None:
+def test_numbers_get_torchs_dtype_unless_one_is_given() -> None:
     assert column().values.dtype == torch.int64
     assert RaggedColumn.from_rows([[1.5], [2]]).values.dtype == torch.float32
     assert RaggedColumn.from_rows([[True], []]).values.dtype == torch.bool
@@ -46,7 +46,7 @@ def test_numbers_become_what_torch_makes_of_them_unless_told() -> None:
     assert len(RaggedColumn.from_rows([], torch.int64)) == 0
 
 
-def test_rows_that_do_not_go_together_are_refused() -> None:
+def test_incompatible_rows_are_rejected() -> None:
     with pytest.raises(DataError, match="some rows are tensors and some are not"):
         RaggedColumn.from_rows([torch.zeros(1), [1.0]])
     with pytest.raises(DataError, match=r"differ in dtype.*float32 \[\*\] on cpu; torch.int64 \[\*\] on cpu"):
@@ -61,7 +61,7 @@ def test_rows_that_do_not_go_together_are_refused() -> None:
         RaggedColumn.from_rows([[1], ["a"]])  # type: ignore[list-item]
 
 
-def test_lengths_that_do_not_fit_are_refused() -> None:
+def test_lengths_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(DataError, match=r"lengths must sum to .*\(seen: 3 and 4\)"):
         RaggedColumn(torch.zeros(4), torch.tensor([1, 2]))
     with pytest.raises(DataError, match=r"negative \(seen: -1\)"):
@@ -72,7 +72,7 @@ def test_lengths_that_do_not_fit_are_refused() -> None:
         RaggedColumn(torch.tensor(1), torch.tensor([1]))
 
 
-def test_consecutive_rows_share_memory_and_picked_ones_do_not() -> None:
+def test_consecutive_rows_share_memory_and_selected_ones_do_not() -> None:
     ragged = column()
     assert lists(ragged.slice(1, 3)) == [[], [4]]
     assert ragged.slice(2, 3).values.data_ptr() == ragged.values[3:].data_ptr()
@@ -84,7 +84,7 @@ def test_consecutive_rows_share_memory_and_picked_ones_do_not() -> None:
 
 
 @pytest.mark.parametrize("length", [1, LONG_ROW - 1, LONG_ROW + 1])
-def test_long_rows_are_picked_like_short_ones(length: int) -> None:
+def test_long_rows_are_selected_like_short_ones(length: int) -> None:
     ragged = RaggedColumn(torch.arange(3 * length), torch.tensor([length - 1, 1, 2 * length]))
     whole = list(range(3 * length))
     assert lists(ragged.rows([2, 1, 0])) == [whole[length:], whole[length - 1 : length], whole[: length - 1]]
@@ -95,7 +95,7 @@ def test_long_rows_are_picked_like_short_ones(length: int) -> None:
     dtype=st.sampled_from(DTYPES),
     inner=st.sampled_from([(), (0,), (2,)]),
 )
-def test_every_dtype_and_shape_survives_picking_and_pickling(
+def test_every_dtype_and_shape_survives_selection_and_pickling(
     rows: list[list[int]], dtype: torch.dtype, inner: tuple[int, ...]
 ) -> None:
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
@@ -108,7 +108,7 @@ def test_every_dtype_and_shape_survives_picking_and_pickling(
     assert lists(RaggedColumn.concat([ragged, backwards])) == lists(ragged) + lists(backwards)
 
 
-def test_equality_is_of_rows_and_dtype() -> None:
+def test_equality_compares_rows_and_dtype() -> None:
     nan = RaggedColumn.from_rows([[float("nan")], [1.0]])
     assert nan.same_as(RaggedColumn.from_rows([[float("nan")], [1.0]]))
     assert not nan.same_as(RaggedColumn.from_rows([[float("nan"), 1.0], []]))

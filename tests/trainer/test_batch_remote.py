@@ -1,4 +1,4 @@
-"""Remote columns: rows are chosen without anything being fetched, and fetching copies no more than it must."""
+"""Remote columns: rows are selected without fetching, and fetching copies no more than necessary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rljob_trainer.errors import DataError
 
 @dataclass(frozen=True)
 class Nowhere(ShardReference):
-    """A shard that nobody can fetch."""
+    """A shard that cannot be fetched."""
 
     number: int
 
@@ -63,7 +63,7 @@ def batch_mask(num_rows: int) -> list[bool]:
     return [row % 2 == 0 for row in range(num_rows)]
 
 
-def test_shards_that_no_row_needs_are_let_go() -> None:
+def test_shards_that_no_row_needs_are_released() -> None:
     batch = DataProto.concat([block_of(number, 2) for number in range(4)])
     assert [shard.number for shard in shards(batch)] == [0, 1, 2, 3]
     assert [shard.number for shard in shards(batch.slice(2, 6))] == [1, 2]
@@ -78,7 +78,7 @@ def shards(batch: DataProto) -> list[Nowhere]:
     return [shard for block in batch.remote for shard in block.shards if isinstance(shard, Nowhere)]
 
 
-def test_a_shard_that_comes_twice_is_one_again() -> None:
+def test_a_shard_that_occurs_twice_is_merged() -> None:
     batch = two_shards()
     together = DataProto.concat([part.slice(0, 1) for part in (batch, batch.slice(4, 7), batch)])
     assert len(together.remote[0].shards) == 2
@@ -93,14 +93,14 @@ def test_consecutive_rows_of_one_shard_are_views_of_it() -> None:
     assert data_protos.rows_of(fetched) == data_protos.rows_of(part(2, 6))
 
 
-def test_rows_of_several_shards_come_in_their_order() -> None:
+def test_rows_of_several_shards_keep_their_order() -> None:
     assert data_protos.rows_of(two_shards()) == data_protos.rows_of(part(0, 7))
     shuffled = two_shards().rows([6, 0, 5, 1, 4, 2, 3, 3])
     assert data_protos.rows_of(shuffled) == data_protos.rows_of(part(0, 7).rows([6, 0, 5, 1, 4, 2, 3, 3]))
     assert data_protos.rows_of(two_shards().slice(3, 6)) == data_protos.rows_of(part(3, 6))
 
 
-def test_only_what_is_asked_for_is_fetched() -> None:
+def test_only_requested_rows_and_columns_are_fetched() -> None:
     batch = data_protos.remote_batch(part(0, 3)).with_remote([RemoteBlock.of_shard(Nowhere(0), ["far"], 3)])
     fetched = batch.fetched(["id", "tokens"])
     assert fetched["id"].tolist() == [0, 1, 2]
@@ -110,7 +110,7 @@ def test_only_what_is_asked_for_is_fetched() -> None:
         batch.fetched(["else"])
 
 
-def test_no_rows_have_columns_of_the_right_kinds() -> None:
+def test_an_empty_selection_has_columns_of_the_right_kinds() -> None:
     empty = two_shards().slice(0, 0).fetched()
     assert empty["wide"].shape == (0, 2)
     assert empty.object_column("text") == ()
@@ -120,7 +120,7 @@ def test_no_rows_have_columns_of_the_right_kinds() -> None:
     )
 
 
-def test_a_remote_column_says_that_it_has_to_be_fetched() -> None:
+def test_reading_a_remote_column_says_that_it_must_be_fetched() -> None:
     batch = two_shards()
     assert batch.is_remote("id")
     with pytest.raises(DataError, match=r"column 'id' is remote; get it with fetched\(\['id'\]\) first"):
@@ -131,7 +131,7 @@ def test_a_remote_column_says_that_it_has_to_be_fetched() -> None:
         batch.is_remote("else")
 
 
-def test_union_takes_a_remote_column_of_both_only_when_it_is_the_same_rows() -> None:
+def test_union_accepts_a_remote_column_of_both_only_for_the_same_rows() -> None:
     batch = two_shards()
     chosen = batch.rows([5, 1])
     same = DataProto.concat([batch.rows([5]), batch.rows([1])])
@@ -144,7 +144,7 @@ def test_union_takes_a_remote_column_of_both_only_when_it_is_the_same_rows() -> 
         chosen.union(chosen.fetched(["id"]))
 
 
-def test_concat_takes_no_mixture_of_remote_and_local() -> None:
+def test_concat_rejects_a_mixture_of_remote_and_local() -> None:
     batch = two_shards()
     with pytest.raises(
         DataError, match="concat: column 'wide' is remote in one batch and tensor in another; fetch it first"
@@ -156,7 +156,7 @@ def test_concat_takes_no_mixture_of_remote_and_local() -> None:
         DataProto.concat([batch, batch.rename({"id": "wide", "wide": "id"})])
 
 
-def test_concat_finds_columns_in_whatever_blocks_they_are() -> None:
+def test_concat_finds_columns_in_any_blocks() -> None:
     def apart(shard: DataProto) -> DataProto:
         return data_protos.remote_batch(shard.only(["id", "text"])).with_remote(
             data_protos.remote_batch(shard.only(["wide", "tokens"])).remote
@@ -166,7 +166,7 @@ def test_concat_finds_columns_in_whatever_blocks_they_are() -> None:
     assert data_protos.rows_of(together) == data_protos.rows_of(part(0, 6))
 
 
-def test_shards_that_do_not_fit_together_are_refused() -> None:
+def test_incompatible_shards_are_rejected() -> None:
     narrow = data_protos.remote_batch(part(0, 2))
     wide = data_protos.remote_batch(part(2, 4).with_columns({"wide": torch.zeros(2, 3, dtype=torch.int64)}))
     with pytest.raises(DataError, match=r"remote column 'wide': parts differ.*\[\*, 2\] on cpu; torch.int64 \[\*, 3\]"):
@@ -180,7 +180,7 @@ def test_shards_that_do_not_fit_together_are_refused() -> None:
             batch.fetched()
 
 
-def test_blocks_that_are_wrong_in_themselves_are_refused() -> None:
+def test_inconsistent_blocks_are_rejected() -> None:
     none = np.zeros(0, dtype=np.int32)
     with pytest.raises(DataError, match="there must be at least one shard"):
         RemoteBlock({"a": "a"}, (), none, none)

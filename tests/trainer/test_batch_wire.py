@@ -1,4 +1,4 @@
-"""Batches leave a process without being copied, and arrive without being copied."""
+"""Batches are pickled without copying their tensors, and unpickled without copying them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def addresses(batch: DataProto) -> list[int]:
     return [*(t.data_ptr() for t in batch.tensors.values()), ragged.values.data_ptr(), ragged.lengths.data_ptr()]
 
 
-def test_a_batch_of_64_megabytes_leaves_out_of_band_from_its_own_memory() -> None:
+def test_a_batch_of_64_megabytes_is_sent_out_of_band_from_its_own_memory() -> None:
     batch = large_batch()
     in_band, buffers = dumped(batch)
     assert len(in_band) < 1000
@@ -55,7 +55,7 @@ def test_a_batch_of_64_megabytes_leaves_out_of_band_from_its_own_memory() -> Non
     assert sum(len(buffer.raw()) for buffer in buffers) == 64 * MEGABYTE + 8 * NUM_ROWS
 
 
-def test_it_arrives_over_the_memory_of_the_buffers_though_that_is_read_only() -> None:
+def test_it_is_received_over_the_memory_of_read_only_buffers() -> None:
     batch = large_batch()
     in_band, buffers = dumped(batch)
     stored = [bytes(buffer) for buffer in buffers]
@@ -69,13 +69,13 @@ def test_it_arrives_over_the_memory_of_the_buffers_though_that_is_read_only() ->
 
 
 @pytest.mark.parametrize("is_read_only", [True, False])
-def test_what_arrived_keeps_its_memory_alive(is_read_only: bool) -> None:
+def test_a_received_batch_keeps_its_memory_alive(is_read_only: bool) -> None:
     memory = bytearray(np.array([7], dtype=np.int64).tobytes())
     in_band, _ = dumped(DataProto({"x": torch.zeros(1, dtype=torch.int64)}))
     buffer = memoryview(memory).toreadonly() if is_read_only else memoryview(memory)
     arrived = pickle.loads(in_band, buffers=[buffer])
     del buffer
-    # Python moves no memory that somebody else still uses.
+    # Python does not move memory that another object still uses.
     with pytest.raises(BufferError):
         memory.extend(b"more")
     assert arrived["x"].tolist() == [7]
@@ -83,7 +83,7 @@ def test_what_arrived_keeps_its_memory_alive(is_read_only: bool) -> None:
     memory.extend(b"more")
 
 
-def test_a_slice_leaves_without_the_rest() -> None:
+def test_a_slice_is_sent_without_the_rest() -> None:
     batch = large_batch().slice(3, 4)
     in_band, buffers = dumped(batch)
     assert [len(buffer.raw()) for buffer in buffers] == [8192 * 2, 2048 * 8, 8192 * 4, 8]
@@ -108,7 +108,7 @@ def test_a_slice_leaves_without_the_rest() -> None:
         pytest.param(torch.nn.Parameter(torch.tensor([1.5])), id="parameter"),
     ],
 )
-def test_every_tensor_arrives_with_dtype_shape_and_content(tensor: torch.Tensor) -> None:
+def test_every_tensor_is_received_with_dtype_shape_and_content(tensor: torch.Tensor) -> None:
     batch = DataProto({"x": tensor})
     in_band, buffers = dumped(batch)
     for arrived in (
@@ -120,19 +120,19 @@ def test_every_tensor_arrives_with_dtype_shape_and_content(tensor: torch.Tensor)
         assert not arrived["x"].requires_grad
 
 
-def test_a_tensor_of_inference_mode_arrives() -> None:
+def test_a_tensor_of_inference_mode_is_received() -> None:
     with torch.inference_mode():
         batch = DataProto({"x": torch.arange(3)})
     assert pickle.loads(pickle.dumps(batch))["x"].tolist() == [0, 1, 2]
     assert batch.tensor_versions() == {}
 
 
-def test_tensors_that_are_not_plain_bytes_are_refused_by_name() -> None:
+def test_tensors_that_are_not_plain_bytes_are_rejected_by_name() -> None:
     with pytest.raises(DataError, match=r"column 'odd': a Tensor of torch.float32, layout torch.sparse_coo, .*dense"):
         pickle.dumps(DataProto({"odd": torch.zeros(2, 2).to_sparse()}))
 
 
-def test_all_kinds_of_columns_and_meta_arrive_in_another_process() -> None:
+def test_all_kinds_of_columns_and_meta_are_received_in_another_process() -> None:
     batch = DataProto(
         {"x": torch.tensor([1, 2])},
         {"texts": ("a", "b")},
@@ -148,7 +148,7 @@ def test_all_kinds_of_columns_and_meta_arrive_in_another_process() -> None:
     assert result.stdout.decode().strip() == "[1, 2] ('a', 'b') {'step': 3, 'names': ('u', 'v')} [1, 2, 3]"
 
 
-def test_a_remote_block_travels_by_reference() -> None:
+def test_a_remote_block_is_sent_by_reference() -> None:
     batch = data_protos.remote_batch(large_batch())
     assert len(pickle.dumps(batch)) < 20_000
     arrived: DataProto = pickle.loads(pickle.dumps(batch.slice(2, 4)))

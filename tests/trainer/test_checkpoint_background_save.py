@@ -1,4 +1,4 @@
-"""A save in the background blocks for the copy only, holds the values of its moment, and reports its errors."""
+"""A background save blocks only for the copy, writes the values of that moment, and reports its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rljob_trainer.observability.activity import Activity
 
 
 class SlowStorage:
-    """Writes wait until they are let go, however long that takes."""
+    """A storage whose writes wait until they are released, however long that takes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.released = threading.Event()
@@ -31,7 +31,7 @@ class SlowStorage:
         monkeypatch.setattr(os, "write", wait_and_write)
 
 
-def test_training_goes_on_while_storage_hangs_and_the_copy_is_what_is_saved(
+def test_training_continues_while_storage_hangs_and_the_copied_values_are_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = begin_save(tmp_path, 20, 1)
@@ -55,7 +55,7 @@ def test_training_goes_on_while_storage_hangs_and_the_copy_is_what_is_saved(
     assert reader.read("step").item() == 20
 
 
-def test_a_worker_tells_that_it_gets_further_with_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reports_progress_of_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     activity = Activity(lambda: now[0])
     activity.write_beside(tmp_path / "worker-0.log")
@@ -66,7 +66,7 @@ def test_a_worker_tells_that_it_gets_further_with_its_shard(tmp_path: Path, monk
     assert (tmp_path / "worker-0.activity").read_text() == "1 of 2 tensors of a checkpoint written"
 
 
-def test_buffers_are_used_again_and_follow_a_change_of_shape(tmp_path: Path) -> None:
+def test_buffers_are_reused_and_follow_a_change_of_shape(tmp_path: Path) -> None:
     buffers = HostBuffers()
     addresses = []
     for step, num_rows in ((10, 4), (20, 4), (30, 5)):
@@ -79,7 +79,7 @@ def test_buffers_are_used_again_and_follow_a_change_of_shape(tmp_path: Path) -> 
     assert addresses[0] == addresses[1]
 
 
-def test_an_error_in_the_background_appears_at_wait(tmp_path: Path) -> None:
+def test_an_error_in_the_background_is_raised_by_wait(tmp_path: Path) -> None:
     buffers = HostBuffers()
     tensor = ShardedTensor("weight", torch.ones(3), (3,), (0,))
     pending = save_shard_async(tmp_path / "absent", 0, [tensor], buffers)

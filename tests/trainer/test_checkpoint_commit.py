@@ -1,4 +1,4 @@
-"""What a commit refuses, and the order in which it makes things durable."""
+"""What a commit rejects, and the order in which it makes files durable."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def block(values: torch.Tensor, offsets: tuple[int, ...], global_shape: tuple[in
         ),
     ],
 )
-def test_pieces_have_to_make_up_each_tensor_exactly_once(
-    tmp_path: Path, shards: list[ShardedTensor], text: str
-) -> None:
+def test_pieces_must_cover_each_tensor_exactly_once(tmp_path: Path, shards: list[ShardedTensor], text: str) -> None:
     folder = begin_save(tmp_path, 20, 1)
     records = [save_shard(folder, rank, [shard]) for rank, shard in enumerate(shards)]
     with pytest.raises(CheckpointError, match=text):
@@ -63,7 +61,7 @@ def test_pieces_have_to_make_up_each_tensor_exactly_once(
     assert not (folder / "manifest.json").exists()
 
 
-def test_blocks_of_a_grid_are_put_together_and_cut_otherwise(tmp_path: Path) -> None:
+def test_blocks_of_a_grid_are_merged_and_split_differently(tmp_path: Path) -> None:
     """Four ranks hold quarters (rows and columns); a reader asks for rows 1 to 3 and columns 1 to 4 of 5 x 5."""
     whole = torch.arange(25, dtype=torch.bfloat16).reshape(5, 5)
     folder = begin_save(tmp_path, 20, 1)
@@ -92,7 +90,7 @@ def test_blocks_of_a_grid_are_put_together_and_cut_otherwise(tmp_path: Path) -> 
     ],
     ids=["scalar", "bool", "transposed", "bytes", "empty", "float8"],
 )
-def test_every_kind_of_tensor_comes_back_equal(tmp_path: Path, tensor: torch.Tensor) -> None:
+def test_every_kind_of_tensor_is_restored_equal(tmp_path: Path, tensor: torch.Tensor) -> None:
     folder = begin_save(tmp_path, 20, 1)
     other = ShardedTensor("other", torch.ones(3, dtype=torch.float16), (3,), (0,))
     shape = tuple(tensor.shape)
@@ -103,7 +101,7 @@ def test_every_kind_of_tensor_comes_back_equal(tmp_path: Path, tensor: torch.Ten
     assert torch.equal(loaded.to(torch.float64), tensor.to(torch.float64))
 
 
-def test_records_of_every_rank_are_needed_and_their_files_have_to_be_there(tmp_path: Path) -> None:
+def test_records_of_every_rank_are_required_and_their_files_must_exist(tmp_path: Path) -> None:
     folder = begin_save(tmp_path, 20, 1)
     first, second = (save_shard(folder, rank, [shard]) for rank, shard in enumerate(small_checkpoints.shards_of(20)))
     for records, text in [
@@ -120,14 +118,14 @@ def test_records_of_every_rank_are_needed_and_their_files_have_to_be_there(tmp_p
         commit(tmp_path, folder, 20, 1, [first, second], {})
 
 
-def test_a_name_can_not_be_given_twice_by_one_rank(tmp_path: Path) -> None:
+def test_one_rank_cannot_save_a_name_twice(tmp_path: Path) -> None:
     folder = begin_save(tmp_path, 20, 1)
     tensor = ShardedTensor("weight", torch.ones(1), (1,), (0,))
     with pytest.raises(CheckpointError, match="rank 0 saves two tensors with the same name"):
         save_shard(folder, 0, [tensor, tensor])
 
 
-def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
+def test_a_dtype_that_the_format_lacks_is_rejected(tmp_path: Path) -> None:
     folder = begin_save(tmp_path, 20, 1)
     tensor = ShardedTensor("weight", torch.ones(1, dtype=torch.complex128), (1,), (0,))
     with pytest.raises(CheckpointError, match=r"tensor weight: torch.complex128 cannot be stored"):
@@ -145,7 +143,7 @@ def test_a_committed_step_is_neither_saved_again_nor_discarded(tmp_path: Path) -
     assert torch.equal(open_checkpoint(folder).read("weight"), small_checkpoints.values_of(20))
 
 
-def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_extra_state_is_restored_unchanged(tmp_path: Path) -> None:
     extra: dict[str, JsonValue] = {
         "none": None,
         "snake_case": [1, 2.5, "ü", True, {"deep": None}],
@@ -157,7 +155,7 @@ def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert open_checkpoint(folder).manifest.extra == extra
 
 
-def test_the_manifest_is_json_that_says_what_was_saved(tmp_path: Path) -> None:
+def test_the_manifest_is_json_that_lists_what_was_saved(tmp_path: Path) -> None:
     committed = small_checkpoints.save_step(tmp_path, 20, 3)
     sealed = json.loads((tmp_path / "step-00000020.start-0003" / "manifest.json").read_text())
     assert sealed["digest"] == committed.digest
@@ -174,7 +172,7 @@ def test_the_manifest_is_json_that_says_what_was_saved(tmp_path: Path) -> None:
     ]
 
 
-def test_everything_is_durable_before_something_refers_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_durable_before_anything_refers_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Content before name, name before the manifest, the manifest's name last."""
     trace = trace_operations(monkeypatch)
     folder = begin_save(tmp_path, 20, 1)

@@ -1,9 +1,9 @@
-"""A process that is killed anywhere in a save loses nothing that was committed, and leaves nothing behind for good.
+"""A process that is killed anywhere in a save loses nothing that was committed, and leaves nothing behind permanently.
+It is killed at each of its changes to the file system, one fork per change.
 
-It is killed at each of its changes to the file system, one fork per change. The scenario is a second start that resumes
-at step 20, saves steps 30 and 40 (rank 0 in the foreground, rank 1 in the background) and removes old checkpoints after
-each. It is killed before its k-th operation, or in the middle of it where that is a write, for every k. Then a third
-start resumes, saves and removes.
+The scenario is a second start that resumes at step 20, saves steps 30 and 40 (rank 0 in the foreground, rank 1 in the
+background) and removes old checkpoints after each. It is killed before its k-th operation, or in the middle of it if
+that is a write, for every k. Then a third start resumes, saves and removes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CrashResult:
     """What a third start finds after the second was killed."""
 
     hard_links: bool
-    """Whether the storage has them."""
+    """Whether the storage supports hard links."""
     operation: str
     index: int
     mid_write: bool

@@ -1,4 +1,4 @@
-"""Damage is found before anything is trained on, is named, and never leads to a silent start from step 0."""
+"""Damage is found before anything is trained on, is named, and never causes a silent start from step 0."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def truncate(path: Path) -> None:
 
 
 def change_cursor(path: Path) -> None:
-    """Still valid JSON, still a valid manifest."""
+    """Changes the data cursor; the file stays valid JSON and a valid manifest."""
     path.write_bytes(path.read_bytes().replace(b'"cursor":40', b'"cursor":41'))
 
 
@@ -64,7 +64,7 @@ def make_folder(path: Path) -> None:
 
 
 def nest_deep(path: Path) -> None:
-    """With the right digest."""
+    """A manifest that is nested deeply and has the right digest."""
     content = b'{"contractVersion":1,"extra":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
     path.write_bytes(b'{"content":%s,"digest":"%s"}\n' % (content, digest_of(content).encode()))
 
@@ -86,7 +86,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("file", "damage", "text"), DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
     tmp_path: Path, file: str, damage: Callable[[Path], None], text: str
 ) -> None:
     small_checkpoints.save_step(tmp_path, 20, 1)
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert torch.equal(weight, small_checkpoints.values_of(20))
 
 
-def test_a_folder_without_manifest_is_absent(tmp_path: Path) -> None:
+def test_a_folder_without_manifest_is_ignored(tmp_path: Path) -> None:
     small_checkpoints.save_step(tmp_path, 20, 1)
     small_checkpoints.save_step(tmp_path, 40, 1)
     (tmp_path / "step-00000040.start-0001" / MANIFEST).unlink()
@@ -126,14 +126,14 @@ def test_no_checkpoint_means_step_0_but_only_damaged_ones_are_an_error(tmp_path:
     assert "restart from step 0" in text
 
 
-def test_resume_never_is_refused_where_checkpoints_exist(tmp_path: Path) -> None:
+def test_resume_never_is_rejected_if_checkpoints_exist(tmp_path: Path) -> None:
     refuse_existing(tmp_path)
     small_checkpoints.save_step(tmp_path, 20, 1)
     with pytest.raises(ConfigurationError, match=r"is Never, but .* 1 checkpoints \(newest: step-00000020.start"):
         refuse_existing(tmp_path)
 
 
-def test_a_header_that_is_nested_too_deep_is_none(tmp_path: Path) -> None:
+def test_a_header_that_is_nested_too_deep_is_invalid(tmp_path: Path) -> None:
     header = b"[" * 50_000 + b"]" * 50_000
     (tmp_path / SHARD).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(DamagedError, match="does not begin with a safetensors header"):
@@ -141,7 +141,7 @@ def test_a_header_that_is_nested_too_deep_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "damage", "text"), [case for case in DAMAGES if case[0] == SHARD])
-def test_a_rank_finds_the_same_in_what_it_reads(
+def test_a_rank_finds_the_same_damage_in_what_it_reads(
     tmp_path: Path, file: str, damage: Callable[[Path], None], text: str
 ) -> None:
     small_checkpoints.save_step(tmp_path, 20, 1)
@@ -160,7 +160,7 @@ def test_a_rank_finds_the_same_in_what_it_reads(
         (torch.zeros(5, 3, dtype=torch.bfloat16), r"tensor weight was saved as F32, .* torch.bfloat16"),
     ],
 )
-def test_loading_into_another_shape_or_dtype_is_refused(tmp_path: Path, tensor: torch.Tensor, text: str) -> None:
+def test_loading_into_another_shape_or_dtype_is_rejected(tmp_path: Path, tensor: torch.Tensor, text: str) -> None:
     small_checkpoints.save_step(tmp_path, 20, 1)
     reader = open_checkpoint(tmp_path / "step-00000020.start-0001")
     with pytest.raises(CheckpointError, match=text):
@@ -197,10 +197,10 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(tmp_path: Path, file: str) 
         find_newest_complete(tmp_path, start_number=2)
     assert not mark.exists()
     pickle.loads(bomb)
-    assert mark.exists()  # it would have worked
+    assert mark.exists()  # Unpickling it would have worked.
 
 
-def test_a_manifest_cannot_lead_the_reader_out_of_its_folder(tmp_path: Path) -> None:
+def test_a_manifest_cannot_make_the_reader_leave_its_folder(tmp_path: Path) -> None:
     small_checkpoints.save_step(tmp_path, 20, 1)
     path = tmp_path / "step-00000020.start-0001" / MANIFEST
     reseal(path, lambda content: content.replace(SHARD, "../../secret"))
@@ -209,7 +209,7 @@ def test_a_manifest_cannot_lead_the_reader_out_of_its_folder(tmp_path: Path) -> 
 
 
 def reseal(path: Path, change: Callable[[str], str]) -> None:
-    """As someone would who can write: the digest fits the changed content."""
+    """What an attacker with write access would do: the digest fits the changed content."""
     content = path.read_text().removeprefix('{"content":').rsplit(',"digest"', 1)[0]
     assert json.loads(content)
     changed = change(content)

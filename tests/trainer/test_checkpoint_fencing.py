@@ -1,4 +1,4 @@
-"""An earlier start that comes back can neither commit nor remove, and what it left does not count."""
+"""An earlier start that continues can neither commit nor remove checkpoints, and its leftovers do not count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resume(root: Path, start_number: int) -> Found | None:
     return found
 
 
-def test_a_paused_start_can_not_commit_once_a_later_one_has_started(tmp_path: Path) -> None:
+def test_a_paused_start_cannot_commit_once_a_later_one_has_started(tmp_path: Path) -> None:
     resume(tmp_path, 1)
     small_checkpoints.save_step(tmp_path, 20, 1)
     folder = begin_save(tmp_path, 40, 1)
@@ -69,7 +69,7 @@ def test_a_commit_that_passed_the_check_too_early_is_ignored_by_all_later_starts
 
 
 def test_a_rejected_checkpoint_does_not_come_back_when_its_storage_does(tmp_path: Path) -> None:
-    """Start 2 could not read step 40 and went on from step 20; for start 3 step 40 is of an abandoned branch."""
+    """Start 2 could not read step 40 and continued from step 20; for start 3 step 40 belongs to an abandoned branch."""
     small_checkpoints.save_step(tmp_path, 20, 1)
     small_checkpoints.save_step(tmp_path, 40, 1)
     shard = tmp_path / "step-00000040.start-0001" / "rank-00000.safetensors"
@@ -94,7 +94,7 @@ def test_two_starts_may_save_the_same_step(tmp_path: Path) -> None:
     assert open_checkpoint(found.folder).read("weight").equal(small_checkpoints.values_of(40))
 
 
-def test_a_start_can_tell_what_it_will_go_on_from_before_it_announces_itself(tmp_path: Path) -> None:
+def test_a_start_knows_its_resume_step_before_it_announces_itself(tmp_path: Path) -> None:
     assert newest_of_job(tmp_path, 1, "sort") is None
     resume(tmp_path, 1)
     for step in (20, 40):
@@ -111,7 +111,7 @@ def test_a_start_can_tell_what_it_will_go_on_from_before_it_announces_itself(tmp
     assert newest_of_job(tmp_path, 1, "sort") is None, "a later start has begun"
 
 
-def test_an_start_number_is_used_once(tmp_path: Path) -> None:
+def test_a_start_number_is_used_once(tmp_path: Path) -> None:
     resume(tmp_path, 1)
     with pytest.raises(FencedError, match=r"start 1 was already announced; give each start of the job its own number"):
         resume(tmp_path, 1)
@@ -120,7 +120,7 @@ def test_an_start_number_is_used_once(tmp_path: Path) -> None:
         resume(tmp_path, 2)
 
 
-def test_an_start_that_died_while_it_announced_itself_changes_nothing(tmp_path: Path) -> None:
+def test_a_start_that_died_while_announcing_itself_changes_nothing(tmp_path: Path) -> None:
     """Without hard links that leaves an empty file."""
     small_checkpoints.save_step(tmp_path, 20, 1)
     (tmp_path / "starts").mkdir()
@@ -130,14 +130,14 @@ def test_an_start_that_died_while_it_announced_itself_changes_nothing(tmp_path: 
     assert found.manifest.step == 20
 
 
-def test_a_damaged_start_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_damaged_start_file_is_an_error_with_advice(tmp_path: Path) -> None:
     resume(tmp_path, 1)
     (tmp_path / "starts" / "0001.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"0001.json is truncated .* Delete it"):
         find_newest_complete(tmp_path, start_number=2)
 
 
-def test_without_hard_links_of_two_starts_of_one_number_only_one_starts(
+def test_without_hard_links_only_one_of_two_starts_with_the_same_number_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Random generators go on after a restore as if nothing had happened."""
+"""Random generators continue after a restore as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob_trainer.checkpoints.random_state import capture_random_state, restore
 
 
 def draw() -> tuple[list[float], list[float], list[float]]:
-    # One normal number each: the generators keep the second of a pair, which is part of their state.
+    # One normal number each: the generators cache the second of a pair, which is part of their state.
     return (
         [torch.randn(1).item(), torch.rand(1).item()],
         [float(np.random.randn()), float(np.random.rand())],
@@ -39,7 +39,7 @@ def test_the_same_numbers_are_drawn_after_a_restore() -> None:
 
 
 @pytest.mark.parametrize("document", [None, {}, {"torch_cpu": 1}, "text"])
-def test_another_document_is_refused(document: JsonValue) -> None:
+def test_a_foreign_document_is_rejected(document: JsonValue) -> None:
     before = capture_random_state()
     with pytest.raises(CheckpointError, match=r"random state of the checkpoint: .*; it was not written"):
         restore_random_state(document)

@@ -1,4 +1,4 @@
-"""How much is read: nothing of the tensors when old checkpoints are removed, every byte once at a resume."""
+"""How much is read: no tensor data when old checkpoints are removed, every byte once on resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_trainer.controller.checkpointing import Checkpointing
 
 NUM_BYTES = 4 * 1024 * 1024
 FEW_BYTES = 64 * 1024
-"""Manifests, lists of starts, headers."""
+"""Enough for manifests, lists of starts and headers."""
 
 
 def weight() -> torch.Tensor:
@@ -22,7 +22,7 @@ def weight() -> torch.Tensor:
 
 
 def saved(root: Path, step: int, keep: int, start: Checkpointing | None = None) -> Checkpointing:
-    """One save on two ranks, made a checkpoint; gives the start that did it."""
+    """Saves on two ranks and commits the checkpoint; returns the start that did it."""
     if start is None:
         start = Checkpointing(Checkpoint(keep=keep), root, 1, "job")
         start.choices = small_checkpoints.CHOICES
@@ -33,13 +33,13 @@ def saved(root: Path, step: int, keep: int, start: Checkpointing | None = None) 
     return start
 
 
-def test_a_commit_and_the_removal_of_old_checkpoints_read_no_tensors(tmp_path: Path) -> None:
+def test_commits_and_removals_read_no_tensors(tmp_path: Path) -> None:
     start = saved(tmp_path, 10, keep=1)
     with process_counters.bytes_read() as read:
         saved(tmp_path, 20, keep=1, start=start)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000020.start-0001"]
     assert read.count < FEW_BYTES
-    # The same file system, read: what is counted is real.
+    # A real read of the same file system shows that the counter works.
     with process_counters.bytes_read() as read:
         check_checkpoint(tmp_path / "step-00000020.start-0001")
     assert read.count >= NUM_BYTES

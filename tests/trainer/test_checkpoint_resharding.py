@@ -1,5 +1,5 @@
-"""FSDP2 parameters and AdamW state, saved on some ranks and loaded on others, are equal to the last bit: a
-small training on real gloo ranks."""
+"""FSDP2 parameters and AdamW state that some ranks save and other ranks load are bitwise equal. A small training on
+real gloo ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEP = 20
 
 
 def save_after_training(root: Path, out: Path, context: WorkerContext) -> None:
-    """Start 1 trains and saves to `root`; rank 0 leaves the whole tensors in the file `out`."""
+    """Start 1 trains and saves to `root`; rank 0 writes the whole tensors to the file `out`."""
     model, optimizer = made_model(seed=1)
     train(model, optimizer, num_steps=3)
     save(root, context.rank, state_of(model, optimizer))
@@ -36,7 +36,7 @@ def save_after_training(root: Path, out: Path, context: WorkerContext) -> None:
 
 
 def load_over_others(root: Path, out: Path, context: WorkerContext) -> None:
-    """Start 2, which has trained something else, takes the newest checkpoint below `root`; `out` as there."""
+    """Start 2 has trained something else and loads the newest checkpoint below `root`; `out` is as above."""
     model, optimizer = made_model(seed=2)
     train(model, optimizer, num_steps=1)
     found = find_newest_complete(root, start_number=2)
@@ -46,7 +46,7 @@ def load_over_others(root: Path, out: Path, context: WorkerContext) -> None:
 
 
 def keep_whole(state: list[tuple[str, torch.Tensor]], out: Path, context: WorkerContext) -> None:
-    """Collective."""
+    """Collective: all ranks call it."""
     found = {name: whole(tensor) for name, tensor in state}
     if context.rank == 0:
         save_file(found, out)
@@ -85,7 +85,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save(root: Path, rank: int, state: list[tuple[str, torch.Tensor]]) -> None:
-    """Rank 0 plays the controller as well."""
+    """Rank 0 also plays the controller."""
     tensors = sharded_tensors_from_dtensors(state, rank)
     sizes: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(sizes, num_shard_bytes(tensors))
@@ -105,11 +105,11 @@ class Runs:
     folder: Path
 
     def root(self, saved_on: int) -> Path:
-        """Of the checkpoint that so many ranks saved."""
+        """Folder of the checkpoint that this many ranks saved."""
         return self.folder / f"saved-on-{saved_on}"
 
     def expected(self, saved_on: int) -> dict[str, torch.Tensor]:
-        """The whole tensors as the saving ranks gathered them."""
+        """The whole tensors as gathered by the saving ranks."""
         return load_file(self.expected_file(saved_on))
 
     def expected_file(self, saved_on: int) -> Path:

@@ -1,4 +1,4 @@
-"""Where a start goes on when the checkpoint that looks newest turns out to be damaged while it is loaded."""
+"""Where a start resumes when the newest checkpoint turns out to be damaged while it is loaded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def path_of(root: Path, step: int) -> Path:
 
 
 def flip(path: Path) -> None:
-    """A bit of the last byte: size and header stay as they are. Twice is as before."""
+    """Flips a bit of the last byte: size and header stay the same. Flipping twice restores the file."""
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -63,9 +63,9 @@ def resumed(start: Checkpointing, actor: small_checkpoints.LocalActor) -> Resume
     return start.load(point, [actor], actor.num_ranks)
 
 
-# One rank reads it all; two read what they wrote; of three, two need a part of the damaged piece.
+# One rank reads everything; two read what they wrote; of three ranks, two need a part of the damaged piece.
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_damage_that_only_reading_shows_leads_to_the_checkpoint_before(root: Path, num_ranks: int) -> None:
+def test_damage_found_only_by_reading_falls_back_to_the_previous_checkpoint(root: Path, num_ranks: int) -> None:
     flip(path_of(root, 30) / SHARD)
     actor, start = small_checkpoints.LocalActor(torch.zeros(ROWS, 2), num_ranks), start_of(root, 2)
     point = resumed(start, actor)
@@ -77,7 +77,7 @@ def test_damage_that_only_reading_shows_leads_to_the_checkpoint_before(root: Pat
     assert (start.last_begun_step, start.newest) == (20, path_of(root, 20))
 
 
-def test_what_was_passed_over_never_comes_back_and_goes_with_the_next_save(root: Path) -> None:
+def test_a_skipped_checkpoint_never_comes_back_and_is_removed_with_the_next_save(root: Path) -> None:
     flip(path_of(root, 30) / SHARD)
     second = start_of(root, 2)
     resumed(second, small_checkpoints.LocalActor(torch.zeros(ROWS, 2)))
@@ -92,7 +92,7 @@ def test_what_was_passed_over_never_comes_back_and_goes_with_the_next_save(root:
     ]
 
 
-def test_a_start_that_ends_before_it_has_loaded_gives_up_no_checkpoint(root: Path) -> None:
+def test_a_start_that_ends_before_loading_abandons_no_checkpoint(root: Path) -> None:
     """Step 30 lacks a file while start 2 looks, and start 2 ends before it has loaded anything."""
     shard = path_of(root, 30) / SHARD
     shard.rename(root / "elsewhere")
@@ -103,7 +103,7 @@ def test_a_start_that_ends_before_it_has_loaded_gives_up_no_checkpoint(root: Pat
     assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
-def test_where_all_are_damaged_the_error_names_them_and_a_restored_one_is_used(root: Path) -> None:
+def test_if_all_are_damaged_the_error_names_them_and_a_restored_one_is_used(root: Path) -> None:
     for step in (10, 20, 30):
         flip(path_of(root, step) / SHARD)
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_where_all_are_damaged_the_error_names_them_and_a_restored_one_is_used(r
     assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
-def test_what_only_a_worker_sees_as_damaged_is_not_given_up(root: Path, tmp_path: Path) -> None:
+def test_damage_that_only_a_worker_sees_abandons_no_checkpoint(root: Path, tmp_path: Path) -> None:
     view = tmp_path / "view of another node"
     shutil.copytree(root, view)
     flip(path_of(view, 30) / SHARD)
@@ -124,7 +124,7 @@ def test_what_only_a_worker_sees_as_damaged_is_not_given_up(root: Path, tmp_path
     assert resumed(start_of(root, 3), small_checkpoints.LocalActor(torch.zeros(ROWS, 2))).state.step == 30
 
 
-def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
+def test_the_folder_of_another_job_stays_unchanged(root: Path) -> None:
     before = sorted(root.rglob("*"))
     with pytest.raises(ConfigurationError, match=r"checkpoints of job 'job', .* 'other'"):
         start_of(root, 2, "other").find()
@@ -132,7 +132,7 @@ def test_the_folder_of_another_job_is_left_as_it_is(root: Path) -> None:
     assert find_newest_complete(root, 1) is not None
 
 
-def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
+def test_the_resolved_dtype_is_recorded(tmp_path: Path) -> None:
     first = start_of(tmp_path, 1)
     assert first.find() is None
     save(first, 10)
@@ -141,7 +141,7 @@ def test_what_the_dtype_stood_for_is_noted(tmp_path: Path) -> None:
     assert point.state.choices == small_checkpoints.CHOICES
 
 
-def test_the_kl_coefficient_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
+def test_the_kl_coefficient_is_restored_bitwise(tmp_path: Path) -> None:
     first, actor, coefficient = start_of(tmp_path, 1), small_checkpoints.LocalActor(value_of(0)), 0.1 * 1.02**7
     assert first.find() is None
     first.begin(1, small_checkpoints.cursor_at(1), [actor], coefficient)

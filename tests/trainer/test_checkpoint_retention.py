@@ -1,4 +1,4 @@
-"""What is removed, and what never is."""
+"""Which checkpoints are removed, and which never are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def begin_start(root: Path, start_number: int) -> None:
     accept_up_to(root, start_number, found.checkpoint if found else None)
 
 
-def test_the_newest_are_kept_also_over_a_restart(tmp_path: Path) -> None:
+def test_the_newest_are_kept_also_across_a_restart(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for step in (10, 20, 30):
         small_checkpoints.save_step(tmp_path, step, 1)
@@ -69,7 +69,7 @@ def test_damaged_ones_are_not_counted_and_the_last_good_one_stays(tmp_path: Path
     assert steps_left(tmp_path) == ["step-00000050.start-0001"]
 
 
-def test_nothing_is_removed_where_all_are_damaged(tmp_path: Path) -> None:
+def test_nothing_is_removed_if_all_are_damaged(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for step in (10, 20):
         small_checkpoints.save_step(tmp_path, step, 1)
@@ -78,7 +78,7 @@ def test_nothing_is_removed_where_all_are_damaged(tmp_path: Path) -> None:
 
 
 def test_the_last_good_one_outlives_damaged_newer_ones_that_only_reading_shows(tmp_path: Path) -> None:
-    """A start reads what it resumes from, and so passes over what it cannot use."""
+    """A start reads the checkpoint that it resumes from, and so skips a damaged one."""
     begin_start(tmp_path, 1)
     for step in (10, 20, 30, 40):
         small_checkpoints.save_step(tmp_path, step, 1)
@@ -89,8 +89,8 @@ def test_the_last_good_one_outlives_damaged_newer_ones_that_only_reading_shows(t
     assert steps_left(tmp_path) == ["step-00000020.start-0001"]
 
 
-def test_nothing_is_removed_in_favour_of_what_nobody_has_read(tmp_path: Path) -> None:
-    """Start 2 has resumed from step 30, which is then gone; that step 20 is good was never looked at."""
+def test_nothing_is_removed_in_favour_of_an_unread_checkpoint(tmp_path: Path) -> None:
+    """Start 2 has resumed from step 30, which is then deleted; whether step 20 is good was never checked."""
     begin_start(tmp_path, 1)
     for step in (10, 20, 30):
         small_checkpoints.save_step(tmp_path, step, 1)
@@ -98,13 +98,13 @@ def test_nothing_is_removed_in_favour_of_what_nobody_has_read(tmp_path: Path) ->
     begin_start(tmp_path, 2)
     cut_short(tmp_path, 30)
     assert prune(tmp_path, 2, keep=1) == []
-    # What it writes itself is known to be good.
+    # Checkpoints that it writes itself are known to be good.
     small_checkpoints.save_step(tmp_path, 40, 2)
     prune(tmp_path, 2, keep=1)
     assert steps_left(tmp_path) == ["step-00000040.start-0002"]
 
 
-def test_leftovers_go_but_not_a_running_save(tmp_path: Path) -> None:
+def test_leftovers_are_removed_but_not_a_running_save(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     small_checkpoints.save_step(tmp_path, 20, 1)
     save_shard(begin_save(tmp_path, 40, 1), 0, small_checkpoints.shards_of(40)[:1])
@@ -118,7 +118,7 @@ def test_leftovers_go_but_not_a_running_save(tmp_path: Path) -> None:
     assert steps_left(tmp_path) == ["step-00000020.start-0001", "step-00000030.start-0002", running.name]
 
 
-def test_the_first_save_of_an_start_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
+def test_the_first_save_of_a_start_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
     """Start 2 resumed at step 20 because 40 was damaged; its running save is of a lower step than 40."""
     begin_start(tmp_path, 1)
     small_checkpoints.save_step(tmp_path, 20, 1)
@@ -130,7 +130,7 @@ def test_the_first_save_of_an_start_is_not_taken_for_a_leftover(tmp_path: Path) 
     assert running.exists()
 
 
-def test_files_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_kept(tmp_path: Path) -> None:
     begin_start(tmp_path, 1)
     for name in ("notes", "step-1", "step-00000010.start-0001.copy"):
         (tmp_path / name).mkdir()
@@ -141,8 +141,8 @@ def test_files_that_are_not_checkpoints_are_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
 
 
-def test_the_manifest_goes_first_and_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut short after any of these, the folder does not look complete."""
+def test_the_manifest_is_removed_first_and_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that is interrupted after any of these steps leaves a folder that does not look complete."""
     begin_start(tmp_path, 1)
     small_checkpoints.save_step(tmp_path, 20, 1)
     small_checkpoints.save_step(tmp_path, 40, 1)

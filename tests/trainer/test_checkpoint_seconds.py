@@ -1,4 +1,5 @@
-"""What a save takes is told with the step after which it was made, also the last one's and that of a stop."""
+"""The time that saves take is reported with the step after which they were made, also for the last step and for a
+stop."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ CURSOR = small_checkpoints.cursor_at(0)
 
 
 class Run:
-    """Steps that do nothing, four of them, with a save after every second one; a copy takes 2 s and waiting 5 s."""
+    """Four steps that do nothing, with a save after every second one; a copy takes 2 s and waiting 5 s."""
 
     def __init__(self, folder: Path, start_number: int = 1, resumed_from_step: int | None = None) -> None:
         self.now = 0.0
@@ -38,7 +39,7 @@ class Run:
         self.saves = Saves(checkpointing, [self.actor], self.output, self.reporter, 4, lambda: self.now)
 
     def step(self, step: int) -> None:
-        """As the controller does it."""
+        """Does what the controller does."""
         try:
             self.saves.begin_if_due(step, CURSOR)
         finally:
@@ -50,7 +51,7 @@ class Run:
         return [{name: value for name, value in row.items() if name != "wall_time"} for row in rows]
 
     def are_evaluated(self) -> dict[int, bool]:
-        """By step, what the manifests say."""
+        """By step, the content of the manifests."""
         folders = list_checkpoint_folders(self.folder / "checkpoints")
         states = [read_manifest(folder.path)[0].extra for folder in folders]
         return {folder.step: state["isEvaluated"] is True for folder, state in zip(folders, states, strict=True)}
@@ -59,13 +60,14 @@ class Run:
         self.now += COPY_SECONDS
 
     def _wait(self) -> None:
-        """A process that is killed from here on may leave the checkpoint behind: its step's row has to be there."""
+        """A process that is killed from here on may leave the checkpoint behind: the row of its step has to exist
+        already."""
         pending = list_checkpoint_folders(self.folder / "checkpoints")[0].step
         assert [row["step"] for row in self.rows() if "actor/lr" in row][:pending] == list(range(1, pending + 1))
         self.now += WRITE_SECONDS
 
 
-def test_each_step_has_one_row_with_what_saves_took_after_it(tmp_path: Path) -> None:
+def test_each_step_has_one_row_with_the_time_of_saves_after_it(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step in (1, 2, 3, 4):
         run.step(step)
@@ -88,18 +90,18 @@ def test_waiting_for_slow_storage_belongs_to_the_step_that_waits(tmp_path: Path)
     assert run.rows()[2:] == [
         {"step": 3, "actor/lr": 0.5, "timing_s/save_wait": 0.0},
         {"step": 4, "actor/lr": 0.5, "timing_s/save": 2.0, "timing_s/save_wait": 5.0},
-        # For the save of step 2 and for that of step 4; who reads the last value of a step reads both.
+        # Two rows for one step, for the save of step 2 and that of step 4; a reader takes the last value of each step.
         {"step": 4, "timing_s/save_wait": 10.0},
     ]
 
 
-def test_a_save_on_request_is_told_with_the_step_that_it_follows(tmp_path: Path) -> None:
+def test_a_save_on_request_is_reported_with_the_step_before_it(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step in (1, 2, 3):
         run.step(step)
     assert run.saves.save_on_request(CURSOR) == 3
     assert run.rows()[3:] == [{"step": 3, "timing_s/save": 2.0, "timing_s/save_wait": 10.0}]
-    # The resumed run keeps what is there, and adds the fourth step.
+    # The resumed run keeps the existing rows, and adds the fourth step.
     resumed = Run(tmp_path, start_number=2, resumed_from_step=3)
     resumed.step(4)
     resumed.saves.end()
@@ -107,7 +109,7 @@ def test_a_save_on_request_is_told_with_the_step_that_it_follows(tmp_path: Path)
     assert [row["step"] for row in resumed.rows() if "timing_s/save" in row] == [2, 3, 4]
 
 
-def test_a_step_whose_save_fails_has_its_row_all_the_same(tmp_path: Path) -> None:
+def test_a_step_whose_save_fails_still_has_its_row(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.step(1)
 
@@ -121,8 +123,8 @@ def test_a_step_whose_save_fails_has_its_row_all_the_same(tmp_path: Path) -> Non
     assert run.reporter.state.progress.step == 2
 
 
-def test_an_evaluation_that_was_given_up_is_noted_in_its_own_step_only(tmp_path: Path) -> None:
-    """The save of step 2 is still being written when the evaluation after step 3 is given up."""
+def test_an_interrupted_evaluation_is_noted_only_in_its_own_step(tmp_path: Path) -> None:
+    """The save of step 2 is still being written when the evaluation after step 3 is interrupted."""
     run = Run(tmp_path)
     run.actor.is_written = False
     for step in (1, 2, 3):

@@ -1,4 +1,5 @@
-"""Full, read-only and failing storage: a clear error, nothing left of the failed save, the former checkpoint sound."""
+"""Full, read-only and failing storage: a clear error, nothing left of the failed save, and the previous checkpoint
+intact."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def save_in_background(folder: Path, rank: int, tensors: Sequence[ShardedTensor]
 
 @contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[None]:
-    """A tmpfs, or the same folder again; skips where this process may not mount."""
+    """A tmpfs, or the same folder again; skips the test where this process may not mount."""
     done = subprocess.run(["mount", *options, str(folder)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
@@ -64,7 +65,7 @@ def small_storage(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses writes beyond this size; works without any rights."""
+    """The kernel rejects writes beyond this size. Needs no privileges."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -83,7 +84,7 @@ def assert_only_step_20_is_left(root: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_full_storage_during_a_save(small_storage: Path, background: bool) -> None:
+def test_full_storage_during_a_save_is_reported(small_storage: Path, background: bool) -> None:
     small_checkpoints.save_step(small_storage, 20, 1)
     folder = begin_save(small_storage, 40, 1)
     tensor = tensor_of(2 * MEBIBYTE)
@@ -117,7 +118,7 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(small_storage: Path) 
     found = find_newest_complete(small_storage, start_number=1)
     assert found is not None
     assert found.manifest.step == 20
-    # The same files can still be committed once there is room.
+    # The same files can still be committed once there is free space.
     commit(small_storage, folder, 40, 1, records, {})
     found = find_newest_complete(small_storage, start_number=1)
     assert found is not None
@@ -132,7 +133,7 @@ def test_a_limit_on_file_sizes_is_reported_like_full_storage(tmp_path: Path) -> 
     assert_only_step_20_is_left(tmp_path, folder)
 
 
-def test_read_only_storage(tmp_path: Path) -> None:
+def test_read_only_storage_is_reported(tmp_path: Path) -> None:
     root = tmp_path / "root"
     small_checkpoints.save_step(root, 20, 1)
     folder = begin_save(root, 40, 1)
@@ -146,7 +147,7 @@ def test_read_only_storage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "fsync", "replace"])
-def test_input_output_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+def test_input_output_errors_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -161,7 +162,7 @@ def test_input_output_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op
     assert_only_step_20_is_left(tmp_path, folder)
 
 
-def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_checkpoint_error(tmp_path: Path) -> None:
     folder = begin_save(tmp_path / "root", 40, 1)
     shutil.rmtree(folder)
     with pytest.raises(CheckpointError, match="No such file or directory"):

@@ -1,4 +1,5 @@
-"""Which critics and reward models a job is refused with before Ray is started, and how a reward model is asked."""
+"""Which critics and reward models are rejected before Ray starts, and whether a reward model receives tokens or
+text."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ FIELD = r"spec\.training\.rewards\[0\]\.rewardModel\.source: "
 
 
 def with_other_token(folder: Path) -> Path:
-    """Its tokenizer has another text for one of the digits."""
+    """A tokenizer that has another text for one of the digits."""
     file = folder / "tokenizer.json"
     text = file.read_text()
     assert '"7"' in text
@@ -55,10 +56,10 @@ def reward_job(source: Path) -> RLJob:
     return RLJob.from_wire(training_runs.small_job(rewards=[reward]))
 
 
-def asked(
+def uses_tokens(
     source: Path, prompt: PromptRow = CHAT, longest: int = 8, policy: Path = tiny_models.QUICKSTART_MODEL
 ) -> bool:
-    """Whether it is given tokens."""
+    """Whether the reward model receives tokens."""
     spec = reward_job(source).spec
     rows = (prompt, PromptRow(1, "", "", (3,) * longest, None, {}))
     found = scoring_model(spec, policy, rows, ParallelLayout.of(1), source.parent, source.parent)
@@ -67,28 +68,28 @@ def asked(
     return found.settings.reads_tokens
 
 
-def test_a_model_with_the_policys_tokens_is_given_them(tmp_path: Path) -> None:
-    assert asked(tiny_models.save_scoring(tmp_path / "same"))
-    assert not asked(with_other_token(tiny_models.save_scoring(tmp_path / "other")))
+def test_a_model_with_the_policys_tokens_receives_tokens(tmp_path: Path) -> None:
+    assert uses_tokens(tiny_models.save_scoring(tmp_path / "same"))
+    assert not uses_tokens(with_other_token(tiny_models.save_scoring(tmp_path / "other")))
 
 
-def test_a_template_that_goes_on_after_the_end_token_asks_for_texts(tmp_path: Path) -> None:
-    """The token that a score stands at would be another one than in training."""
+def test_a_template_that_continues_after_the_end_token_requires_text(tmp_path: Path) -> None:
+    """The score would be read at another token than in training."""
     policy, template = tmp_path / "policy", "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
     for text, is_given_tokens in ((template, True), (template + "1", False)):
         source = tiny_models.save_scoring(tmp_path / f"model-{is_given_tokens}")
         shutil.copytree(source, policy, dirs_exist_ok=True)
         for folder in (source, policy):
             tiny_models.change_json(folder / "tokenizer_config.json", chat_template=text)
-        assert asked(source, policy=policy) is is_given_tokens
+        assert uses_tokens(source, policy=policy) is is_given_tokens
 
 
 def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:
     classifier = tiny_models.save_scoring(
         tmp_path / "a", architectures=["Qwen3ForSequenceClassification"], id2label={"0": "good"}
     )
-    assert asked(classifier)
-    assert asked(tiny_models.save_scoring(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
+    assert uses_tokens(classifier)
+    assert uses_tokens(tiny_models.save_scoring(tmp_path / "b", architectures=["Qwen3ForCausalLM"]))
 
 
 @pytest.mark.parametrize(
@@ -105,19 +106,19 @@ def test_a_causal_model_needs_only_a_head_in_its_files(tmp_path: Path) -> None:
         (1, {"max_position_embeddings": 15}, rf"{FIELD}with the longest prompt \(8 tokens\) .* 16 tokens, .* 15"),
     ],
 )
-def test_a_model_that_gives_no_score_is_refused_by_its_field(
+def test_a_model_without_a_score_is_rejected_by_its_field(
     tmp_path: Path, num_labels: int | None, config: dict[str, object], message: str
 ) -> None:
     folder = tiny_models.save_scoring(tmp_path / "model", num_labels=num_labels, **config)
     with pytest.raises(ConfigurationError, match=message):
-        asked(folder)
+        uses_tokens(folder)
 
 
-def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) -> None:
+def test_a_template_that_rejects_the_prompts_is_rejected(tmp_path: Path) -> None:
     folder = with_other_token(tiny_models.save_scoring(tmp_path / "model"))
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no system') }}")
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*chat template rejects .* user.*no system"):
-        asked(folder)
+        uses_tokens(folder)
 
 
 @pytest.mark.parametrize("is_alike", [True, False])
@@ -129,15 +130,15 @@ def test_a_template_that_does_not_take_the_prompts_is_refused(tmp_path: Path) ->
         ("{% for m in messages %}", "line 1 is not valid Jinja: Unexpected end of template"),
     ],
 )
-def test_a_template_that_fails_is_refused_before_a_device_is_taken(
+def test_a_failing_template_is_rejected_before_a_device_is_used(
     tmp_path: Path, template: str, words: str, is_alike: bool
 ) -> None:
-    """Also where the model has the policy's tokens and its template is only asked where a response ends."""
+    """Also where the model has the policy's tokens and its template is only used to find where a response ends."""
     folder = tiny_models.save_scoring(tmp_path / "model")
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
     policy = folder if is_alike else tiny_models.QUICKSTART_MODEL
     with pytest.raises(ConfigurationError, match=rf"{FIELD}.*chat template rejects .* user.*{words}"):
-        asked(folder, policy=policy)
+        uses_tokens(folder, policy=policy)
 
 
 def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
@@ -153,17 +154,17 @@ def test_damaged_files_of_a_reward_model_are_named(tmp_path: Path) -> None:
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(content)
         with pytest.raises(ConfigurationError, match=FIELD + ".*" + message):
-            asked(folder)
+            uses_tokens(folder)
         (folder / name).write_bytes(whole)
-    assert asked(folder)
+    assert uses_tokens(folder)
 
 
-def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_path: Path) -> None:
-    """Their tokenizers are the same; the policy's embeddings are longer."""
+def test_a_model_that_lacks_tokens_of_the_policy_is_rejected(tmp_path: Path) -> None:
+    """Their tokenizers are the same; the policy's embeddings have more rows."""
     folder = tiny_models.save_scoring(tmp_path / "model", vocab_size=63)
     message = r"source: .* has 63 tokens \(vocab_size\), .* 64; choose"
     with pytest.raises(ConfigurationError, match=FIELD.removesuffix("source: ") + message):
-        asked(folder)
+        uses_tokens(folder)
     spec = RLJob.from_wire(
         training_runs.small_job(algorithm={"type": "PPO"}, critic={"model": {"source": str(folder)}})
     ).spec
@@ -171,7 +172,7 @@ def test_a_model_that_lacks_tokens_which_the_policy_may_generate_is_refused(tmp_
         critic_model(spec, tiny_models.QUICKSTART_MODEL, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
-def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
+def test_a_critic_with_other_tokens_is_rejected(tmp_path: Path) -> None:
     folder = with_other_token(tiny_models.save_scoring(tmp_path / "critic"))
     critic = {"model": {"source": str(folder)}}
     spec = RLJob.from_wire(training_runs.small_job(algorithm={"type": "PPO"}, critic=critic)).spec
@@ -182,7 +183,7 @@ def test_a_critic_with_other_tokens_is_refused(tmp_path: Path) -> None:
         critic_model(spec, tiny_models.QUICKSTART_MODEL, PROMPTS, ParallelLayout.of(1), tmp_path, tmp_path)
 
 
-def test_a_critic_that_reads_only_shorter_rows_is_refused(tmp_path: Path) -> None:
+def test_a_critic_that_reads_only_shorter_rows_is_rejected(tmp_path: Path) -> None:
     folder = tiny_models.save_scoring(tmp_path / "critic", max_position_embeddings=8)
     critic = {"model": {"source": str(folder)}}
     spec = RLJob.from_wire(training_runs.small_job(algorithm={"type": "PPO"}, critic=critic)).spec
@@ -191,7 +192,7 @@ def test_a_critic_that_reads_only_shorter_rows_is_refused(tmp_path: Path) -> Non
 
 
 class Group:
-    """Four responses; functions give 1 to each, the model the first token of what it is given."""
+    """Four responses; functions give 1 to each, the model gives the first token of its input."""
 
     def __init__(self) -> None:
         self.given: list[list[int]] = []
@@ -231,10 +232,10 @@ class Group:
 @pytest.mark.parametrize(
     ("num_ranks", "num_rows", "given"), [(1, 4, [0, 1, 2, 3]), (2, 4, [1, 0, 3, 2]), (2, 5, [0, 1, 2, 3, 4])]
 )
-def test_rows_are_dealt_out_evenly_and_scores_come_back_in_their_order(
+def test_rows_are_distributed_evenly_and_scores_come_back_in_order(
     monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_rows: int, given: list[int]
 ) -> None:
-    """6 and 1, 5 and 2 tokens. Rows that do not divide go as they come."""
+    """6 and 1, 5 and 2 tokens. Rows that do not divide evenly keep their order."""
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
     group = Group()
     model = ModelReward(group, (TOKENS, PROMPT_TEXTS, PLAIN_TURN_BEGINNINGS), num_ranks)

@@ -1,7 +1,5 @@
-"""Prompts that are chats: what they become, and which are refused, by row and column and in the template's own words.
-
-The tokenizer is the quick start's: it knows digits and `>`.
-"""
+"""Prompts that are chats: how they are rendered, and which are rejected with row, column and the template's own
+message. The tokenizer is the quickstart's: it knows digits and `>`."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from rljob_trainer.models.tokenizer import ChatMessage, Tokenizer
 WHERE = "spec.training.dataset"
 MODEL = Path(str(files("rljob_trainer"))) / "assets/sort_digits/model"
 PLAIN = "{% for message in messages %}>{{ message.content }}>{% endfor %}{% if add_generation_prompt %}8{% endif %}"
-"""Every message between `>`s, and an 8 where the assistant begins."""
+"""Every message is between `>`s, and the assistant's turn begins with an 8."""
 USERS_ONLY = "{% for m in messages %}{% if m.role == 'user' %}>{{ m.content }}{% endif %}{% endfor %}8"
-"""Leaves out roles that it does not know, as many templates do."""
+"""Drops roles that it does not know, as many templates do."""
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('System role not\n  supported') }}{% endif %}" + PLAIN
 )
@@ -39,26 +37,26 @@ USER: ChatMessage = {"role": "user", "content": "1"}
 
 
 def tokenizer_with(template: object, folder: Path) -> Tokenizer:
-    """The quick start's, with a chat template of any type in tokenizer_config.json."""
+    """The quickstart's tokenizer with a chat template of any type in tokenizer_config.json."""
     shutil.copytree(MODEL, folder)
     tiny_models.change_json(folder / "tokenizer_config.json", chat_template=template)
     return Tokenizer(folder)
 
 
 def loaded(tmp_path: Path, template: object, *prompts: object, **fields: object) -> list[PromptRow]:
-    """Rows of a file chats.jsonl with these prompts."""
+    """Loads rows of a file chats.jsonl with these prompts."""
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     dataset = Dataset.model_validate({"type": DatasetType.FILE, "file": FileDataset(path="chats.jsonl"), **fields})
     return load_prompts(dataset, tokenizer_with(template, tmp_path / "model"), tmp_path, WHERE)
 
 
 @pytest.mark.parametrize("applies", [True, False])
-def test_chats_go_through_the_template_whatever_apply_chat_template_says(tmp_path: Path, applies: bool) -> None:
+def test_chats_use_the_template_whatever_apply_chat_template_is(tmp_path: Path, applies: bool) -> None:
     [row] = loaded(tmp_path, PLAIN, [SYSTEM, {"role": "user", "content": "2"}], apply_chat_template=applies)
     assert (row.prompt, row.source_prompt, row.token_ids) == (">1>>2>8", "1\n2", (2, 4, 2, 2, 5, 2, 11))
 
 
-def test_earlier_turns_of_the_assistant_are_part_of_the_prompt(tmp_path: Path) -> None:
+def test_earlier_assistant_turns_are_part_of_the_prompt(tmp_path: Path) -> None:
     [row] = loaded(tmp_path, PLAIN, [USER, ASSISTANT, {"role": "user", "content": "3"}])
     assert row.prompt == ">1>>2>>3>8"
 
@@ -84,7 +82,7 @@ def test_earlier_turns_of_the_assistant_are_part_of_the_prompt(tmp_path: Path) -
         (5, [USER], r"TypeError: Can't compile non template nodes"),
     ],
 )
-def test_what_a_template_raises_is_a_mistake_of_the_job(
+def test_an_error_of_the_template_is_a_configuration_error(
     tmp_path: Path, template: object, messages: list[ChatMessage], words: str
 ) -> None:
     good = [] if len(messages) == 1 else [[USER]]
@@ -93,17 +91,17 @@ def test_what_a_template_raises_is_a_mistake_of_the_job(
         loaded(tmp_path, template, *good, messages)
 
 
-def test_a_template_named_default_counts(tmp_path: Path) -> None:
+def test_a_template_named_default_is_used(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": PLAIN}]
     assert loaded(tmp_path, templates, [USER])[0].prompt == ">1>8"
 
 
-def test_prompt_template_goes_around_a_text_within_the_chat_template(tmp_path: Path) -> None:
+def test_prompt_template_is_applied_before_the_chat_template(tmp_path: Path) -> None:
     [row] = loaded(tmp_path, PLAIN, "3", apply_chat_template=True, prompt_template="{prompt}7")
     assert (row.prompt, row.source_prompt, row.messages) == (">37>8", "3", ({"role": "user", "content": "37"},))
 
 
-def test_a_text_that_the_template_refuses_is_named_like_a_chat(tmp_path: Path) -> None:
+def test_a_text_that_the_template_rejects_is_named_like_a_chat(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"chats\.jsonl, line 1: .*column 'prompt' .*\(roles: user\): .*failed: no;"):
         loaded(tmp_path, "{{ raise_exception('no') }}", "1", apply_chat_template=True)
 
@@ -116,7 +114,7 @@ def test_a_text_that_the_template_refuses_is_named_like_a_chat(tmp_path: Path) -
         ([USER, ASSISTANT, USER], r"message 2 of column 'prompt' \(role 'assistant': '2'\)"),
     ],
 )
-def test_a_message_that_the_template_leaves_out_is_no_silent_loss(
+def test_a_message_that_the_template_drops_is_an_error(
     tmp_path: Path, messages: list[ChatMessage], left_out: str
 ) -> None:
     with pytest.raises(DatasetError, match=r"line 2: the model's chat template ignores " + left_out):
@@ -146,7 +144,7 @@ def test_a_template_may_read_only_one_end_of_a_message(tmp_path: Path, template:
         ("prefix", False, r"\(False\)"),
     ],
 )
-def test_a_key_of_a_message_that_would_be_dropped_is_refused_by_name(
+def test_a_message_key_that_would_be_dropped_is_rejected_by_name(
     tmp_path: Path, key: str, value: object, seen: str
 ) -> None:
     unread = rf"^\S*chats\.jsonl, line 2: in the chat of column 'prompt' message 2 has the key '{key}' {seen}, which "
@@ -154,14 +152,14 @@ def test_a_key_of_a_message_that_would_be_dropped_is_refused_by_name(
         loaded(tmp_path, PLAIN, [USER], [USER, {**ASSISTANT, key: value}, USER])
 
 
-def test_keys_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+def test_empty_keys_are_ignored(tmp_path: Path) -> None:
     nothing = {"name": None, "tool_calls": [], "reasoning_content": "", "extra": {}, "weight": 0}
     [row] = loaded(tmp_path, PLAIN, [{**USER, **nothing}])
     assert (row.prompt, row.messages) == (">1>8", (USER,))
 
 
 @pytest.mark.parametrize("messages", [[USER, ASSISTANT], [ASSISTANT]])
-def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, messages: list[ChatMessage]) -> None:
+def test_a_chat_that_ends_with_an_assistant_turn_is_rejected(tmp_path: Path, messages: list[ChatMessage]) -> None:
     with pytest.raises(
         DatasetError, match=r"line 2: the chat in column 'prompt' ends with an assistant's turn \('2'\)"
     ):
@@ -187,12 +185,12 @@ def test_a_chat_that_ends_with_an_assistants_turn_is_refused(tmp_path: Path, mes
         (None, r"contains a NoneType \(None\)"),
     ],
 )
-def test_what_is_no_chat_is_named(tmp_path: Path, value: object, message: str) -> None:
+def test_an_invalid_chat_is_named(tmp_path: Path, value: object, message: str) -> None:
     with pytest.raises(DatasetError, match=r"chats\.jsonl, line 2: column 'prompt' " + r".*" + message):
         loaded(tmp_path, PLAIN, [USER], value)
 
 
-def test_prompt_template_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
+def test_prompt_template_is_rejected_where_it_would_be_ignored(tmp_path: Path) -> None:
     message = rf"{WHERE}\.promptTemplate: would be ignored, because .*chats\.jsonl, line 2 has chat messages"
     with pytest.raises(DatasetError, match=message):
         loaded(tmp_path, PLAIN, "1", [USER], prompt_template="{prompt}7")

@@ -1,4 +1,4 @@
-"""The order of prompts: each epoch whole, new orders, and a resumed run that goes on exactly."""
+"""The order of prompts: every epoch is complete, orders differ between epochs, and a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cursor(num_rows: int, seed: int = 0, shuffle: bool = True) -> PromptCursor[i
     return PromptCursor(range(num_rows), seed=seed, shuffle=shuffle, digest="any")
 
 
-def test_without_shuffling_rows_come_in_their_order_over_and_over() -> None:
+def test_without_shuffling_rows_come_in_order_again_and_again() -> None:
     batches = cursor(5, shuffle=False)
     assert [batches.next_batch(3) for _ in range(4)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
 
@@ -26,7 +26,7 @@ def test_a_batch_may_be_larger_than_the_data() -> None:
 
 
 def test_the_order_for_a_seed_never_changes() -> None:
-    # Written down once: runs that resume under a newer NumPy must see the same stream.
+    # Recorded once: runs that resume under a newer NumPy must see the same stream.
     assert cursor(8, seed=3).next_batch(16) == [6, 1, 5, 2, 7, 4, 3, 0, 7, 3, 5, 6, 4, 0, 2, 1]
 
 
@@ -77,14 +77,14 @@ def test_the_state_is_plain_json() -> None:
         (cursor(10, shuffle=False), r"saved with shuffle True, but now it is False"),
     ],
 )
-def test_a_state_of_other_data_is_refused(other: PromptCursor[int], message: str) -> None:
+def test_a_state_of_other_data_is_rejected(other: PromptCursor[int], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         other.restore(cursor(10).state())
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 10, 24])
-def test_what_is_given_back_was_never_drawn(num_rows: int) -> None:
-    """Also for the state of a checkpoint: the first 20 rows end an epoch, and the next one has not begun."""
+def test_returned_rows_are_drawn_again(num_rows: int) -> None:
+    """Also for the state in a checkpoint: the first 20 rows end an epoch, and the next one has not begun."""
     rows = cursor(10)
     rows.next_batch(20)
     before = rows.state()
@@ -102,10 +102,8 @@ def test_what_is_given_back_was_never_drawn(num_rows: int) -> None:
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     given_back=st.integers(0, 12),
 )
-def test_rows_that_are_left_out_change_nothing_else(
-    shuffle: bool, unusable: set[int], sizes: list[int], given_back: int
-) -> None:
-    """The stream is that of all rows without them; what is given back was never drawn; a resumed cursor goes on."""
+def test_skipped_rows_change_nothing_else(shuffle: bool, unusable: set[int], sizes: list[int], given_back: int) -> None:
+    """The stream is that of all rows without them; returned rows count as never drawn; a resumed cursor continues."""
 
     def leaving_out() -> PromptCursor[int]:
         def are_usable(rows: Sequence[int]) -> list[bool]:
@@ -128,7 +126,7 @@ def test_rows_that_are_left_out_change_nothing_else(
     assert rows.num_left_out == num_left_out + resumed.num_left_out
 
 
-def test_the_first_rows_are_given_back_with_what_was_left_out_before_them() -> None:
+def test_the_first_rows_are_returned_with_the_skipped_rows_before_them() -> None:
     rows = PromptCursor(
         range(4), seed=0, shuffle=False, digest="any", are_usable=lambda rows: [row > 1 for row in rows]
     )
@@ -139,22 +137,22 @@ def test_the_first_rows_are_given_back_with_what_was_left_out_before_them() -> N
     assert (rows.state(), rows.num_left_out) == (before, 0)
 
 
-def test_a_stream_of_which_all_rows_are_left_out_ends() -> None:
+def test_a_stream_whose_rows_are_all_skipped_ends() -> None:
     rows = PromptCursor(range(4), seed=0, shuffle=True, digest="any", are_usable=lambda rows: [False for _ in rows])
     with pytest.raises(DatasetError, match="no row is usable"):
         rows.next_batch(3)
 
 
-def test_other_data_of_as_many_rows_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    def told(digest: str) -> PromptCursor[int]:
+def test_other_data_with_as_many_rows_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def cursor_for(digest: str) -> PromptCursor[int]:
         return PromptCursor(range(10), seed=0, shuffle=True, digest=digest)
 
-    told("a").restore(told("a").state())
+    cursor_for("a").restore(cursor_for("a").state())
     assert caplog.text == ""
-    told("b").restore(told("a").state())
+    cursor_for("b").restore(cursor_for("a").state())
     assert "the prompts differ from those of the checkpoint's run" in caplog.text
 
 
-def test_no_rows_are_refused() -> None:
+def test_an_empty_dataset_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="no rows are left to train on"):
         cursor(0)

@@ -1,4 +1,4 @@
-"""Files of rows that are damaged or hold what cannot be used: each is a mistake of the data, with file, row, column."""
+"""Dataset files that are damaged or hold unusable values: each is a data error with file, row and column."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_folder(folder: Path, **fields: object) -> list[RawRow]:
 
 
 def strings(*values: bytes) -> pyarrow.Array:
-    """A column of strings, of which nothing checks that they are UTF-8."""
+    """A column of strings that are not checked to be UTF-8."""
     binary = pyarrow.array(values, pyarrow.binary())
     return pyarrow.Array.from_buffers(pyarrow.string(), len(values), binary.buffers())
 
@@ -58,7 +58,7 @@ def timestamps(*seconds: int) -> pyarrow.Array:
         ({"day": timestamps(0, 2**50, 0)}, "row 2: column 'day' cannot be read .*OverflowError"),
     ],
 )
-def test_a_parquet_value_that_python_cannot_hold_is_named(
+def test_a_parquet_value_that_python_cannot_represent_is_named(
     tmp_path: Path, columns: dict[str, pyarrow.Array], message: str
 ) -> None:
     pyarrow.parquet.write_table(table(3, **columns), tmp_path / "rows.parquet")
@@ -66,7 +66,7 @@ def test_a_parquet_value_that_python_cannot_hold_is_named(
         read(tmp_path / "rows.parquet")
 
 
-def test_the_first_row_is_named_where_columns_fail_in_different_ways(tmp_path: Path) -> None:
+def test_the_first_row_is_named_if_columns_fail_in_different_ways(tmp_path: Path) -> None:
     """The library fails at the first column, in row 2; row 1 has another fault."""
     columns = {"day": timestamps(0, 10**15), "prompt": strings(NOT_UTF8, b"2")}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
@@ -76,7 +76,7 @@ def test_the_first_row_is_named_where_columns_fail_in_different_ways(tmp_path: P
         read(tmp_path / "rows.parquet")
 
 
-def test_rows_are_counted_over_what_is_read_at_once(tmp_path: Path) -> None:
+def test_rows_are_counted_across_record_batches(tmp_path: Path) -> None:
     texts = [b"1"] * 3000
     texts[2500] = NOT_UTF8
     pyarrow.parquet.write_table(table(3000, other=strings(*texts)), tmp_path / "rows.parquet")
@@ -84,12 +84,12 @@ def test_rows_are_counted_over_what_is_read_at_once(tmp_path: Path) -> None:
         read(tmp_path / "rows.parquet")
 
 
-def test_parquet_pages_that_are_damaged_are_found_while_reading(tmp_path: Path) -> None:
+def test_damaged_parquet_pages_are_found_while_reading(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(table(5000), file, compression="snappy")
     content = bytearray(file.read_bytes())
-    for place in range(200, len(content) - 2000, 97):
-        content[place] ^= 0xFF
+    for position in range(200, len(content) - 2000, 97):
+        content[position] ^= 0xFF
     file.write_bytes(content)
     with pytest.raises(DatasetError, match=r"rows\.parquet: not a readable Parquet file \(.*\); write the file again"):
         read(file)
@@ -104,7 +104,7 @@ def test_parquet_pages_that_are_damaged_are_found_while_reading(tmp_path: Path) 
 )
 @pytest.mark.parametrize("field", ["prompt_field", "answer_field"])
 def test_bytes_as_prompt_or_answer_are_named_as_such(tmp_path: Path, value: object, kind: str, field: str) -> None:
-    """They were left out, and the column was said to be missing."""
+    """They used to be dropped, and the column was reported as missing."""
     pyarrow.parquet.write_table(pyarrow.table({"text": ["1"], "picture": [value]}), tmp_path / "rows.parquet")
     assert [row.columns for row in read(tmp_path / "rows.parquet")] == [{"text": "1"}]
     with pytest.raises(DatasetError, match=rf"rows\.parquet, row 1: column 'picture' contains {kind}.*prompts and ans"):
@@ -125,18 +125,18 @@ def test_bytes_as_prompt_or_answer_are_named_as_such(tmp_path: Path, value: obje
         (b'{"prompt": "1"}\nnull\n', r"line 2: not a JSON object but a NoneType"),
     ],
 )
-def test_lines_that_are_no_json_objects_in_utf8(tmp_path: Path, content: bytes, message: str) -> None:
+def test_lines_that_are_not_json_objects_in_utf8_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(DatasetError, match=r"rows\.jsonl, " + message):
         read(tmp_path / "rows.jsonl")
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes('\ufeff{"prompt": "é"}\n'.encode())
     assert [row.columns for row in read(tmp_path / "rows.jsonl")] == [{"prompt": "é"}]
 
 
-def test_a_disk_that_fails_is_no_mistake_of_the_data(tmp_path: Path) -> None:
+def test_a_failing_disk_is_not_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").symlink_to("/proc/self/mem")
     with pytest.raises(ResourceError, match=r"rows\.jsonl: cannot be read \(Input/output error\); check the disk"):
         read(tmp_path / "rows.jsonl")
@@ -149,7 +149,7 @@ def any_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.lists(st.one_of(st.binary(max_size=20), st.just(b"\n"), st.sampled_from([b'{"a": 1}', b'{"a":', b"[]"]))))
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_are_rows_or_a_mistake_with_a_line(any_file: Path, parts: list[bytes]) -> None:
+def test_any_bytes_are_rows_or_an_error_with_a_line(any_file: Path, parts: list[bytes]) -> None:
     any_file.write_bytes(b"".join(parts))
     try:
         message, rows = "", read(any_file)
@@ -170,7 +170,7 @@ def test_any_bytes_are_rows_or_a_mistake_with_a_line(any_file: Path, parts: list
         ("picture.png", b"no picture", r"huggingFace: row 0 of .* cannot be read .*UnidentifiedImageError"),
     ],
 )
-def test_damaged_files_of_a_hugging_face_folder(
+def test_damaged_files_of_a_hugging_face_folder_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, message: str
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -192,11 +192,11 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 class ReadTimeout(Exception):
-    """As httpx calls it."""
+    """Has the name of httpx's exception."""
 
 
 class HTTPStatusError(Exception):
-    """Of a request that was answered."""
+    """An error of a request that got a response."""
 
 
 ReadTimeout.__module__ = HTTPStatusError.__module__ = "httpx"
@@ -211,10 +211,10 @@ ReadTimeout.__module__ = HTTPStatusError.__module__ = "httpx"
         (caused(datasets.exceptions.DatasetGenerationError("failed"), ValueError("bad")), DatasetError),
     ],
 )
-def test_a_network_that_fails_is_no_mistake_of_the_data(
+def test_a_failing_network_is_not_a_data_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, kind: type[Exception]
 ) -> None:
-    """Else a cluster would not retry."""
+    """Otherwise the operator would not retry."""
 
     def load_dataset(*_args: object, **_settings: object) -> None:
         raise error

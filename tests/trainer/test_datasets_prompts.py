@@ -1,4 +1,4 @@
-"""From dataset blocks to prompts with tokens: every source, every complaint. The tokenizer is the quick start's."""
+"""From dataset blocks to prompts with tokens: every source and every error. The tokenizer is the quickstart's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The same with a chat template: every message between `>`s, and an 8 where the assistant begins."""
+    """The same with a chat template: every message is between `>`s, and the assistant's turn begins with an 8."""
     folder = tmp_path_factory.mktemp("chat_model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((MODEL / name).read_text())
@@ -66,7 +66,7 @@ def test_json_lines_become_prompts(tmp_path: Path, tokenizer: Tokenizer) -> None
     ]
 
 
-def test_columns_and_template_are_those_of_the_job(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_columns_and_template_follow_the_job(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write_lines(tmp_path / "a.jsonl", '{"q": "12", "a": "3"}')
     dataset = file_dataset("a.jsonl", prompt_field="q", answer_field="a", prompt_template="0{prompt}>")
     (row,) = load_prompts(dataset, tokenizer, tmp_path, WHERE)
@@ -78,7 +78,7 @@ def test_a_row_without_an_answer_has_none(tmp_path: Path, tokenizer: Tokenizer) 
     assert load_prompts(file_dataset("a.jsonl"), tokenizer, tmp_path, WHERE)[0].answer is None
 
 
-def test_an_answer_column_that_the_job_names_must_be_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_answer_column_that_the_job_names_must_exist(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write_lines(tmp_path / "rows.jsonl", '{"prompt": "1", "solution": "2"}')
     dataset = file_dataset("rows.jsonl", answer_field="solutoin")
     message = r"rows\.jsonl, line 1: no column 'solutoin' \(.*answerField\); the columns are: prompt, solution"
@@ -104,7 +104,7 @@ VERL_ROWS = [
 ]
 
 
-def test_files_of_verl_work_as_they_are(tmp_path: Path, chat_tokenizer: Tokenizer) -> None:
+def test_files_of_verl_are_read_unchanged(tmp_path: Path, chat_tokenizer: Tokenizer) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(VERL_ROWS), tmp_path / "train.parquet")
     dataset = file_dataset("train.parquet", prompt_field="prompt", answer_field="reward_model.ground_truth")
     rows = load_prompts(dataset, chat_tokenizer, tmp_path, WHERE)
@@ -122,10 +122,10 @@ def test_files_of_verl_work_as_they_are(tmp_path: Path, chat_tokenizer: Tokenize
         ("dotted.name", "dotted.other.name", "7", "8"),
     ],
 )
-def test_fields_may_lie_in_dictionaries_and_lists(
+def test_fields_may_be_nested_in_dictionaries_and_lists(
     tmp_path: Path, tokenizer: Tokenizer, prompt_field: str, answer_field: str, prompt: str, answer: object
 ) -> None:
-    """A column whose name has the dots in it comes first."""
+    """A column whose name contains the dots takes precedence."""
     row = {**VERL_ROWS[0], "dotted": {"name": "9"}, "dotted.name": "7", "dotted.other.name": "8"}
     write_lines(tmp_path / "a.jsonl", json.dumps(row))
     dataset = file_dataset("a.jsonl", prompt_field=prompt_field, answer_field=answer_field)
@@ -150,7 +150,7 @@ def test_fields_may_lie_in_dictionaries_and_lists(
         ),
     ],
 )
-def test_a_nested_field_that_is_not_there_says_what_is(
+def test_a_missing_nested_field_error_lists_what_exists(
     tmp_path: Path, tokenizer: Tokenizer, field: str, message: str
 ) -> None:
     write_lines(tmp_path / "a.jsonl", json.dumps(VERL_ROWS[0]))
@@ -160,12 +160,14 @@ def test_a_nested_field_that_is_not_there_says_what_is(
     ):
         with pytest.raises(DatasetError) as caught:
             load_prompts(file_dataset("a.jsonl", **fields), tokenizer, tmp_path, WHERE)
-        said = message.replace("(F)", f"({WHERE}.{name})")
-        said = said.replace(": G", ": ground_truth, style").replace(", R", ", ability, reward_model, extra_info")
-        assert str(caught.value) == f"{tmp_path}/a.jsonl, line 1: {said}"
+        expected = message.replace("(F)", f"({WHERE}.{name})")
+        expected = expected.replace(": G", ": ground_truth, style").replace(
+            ", R", ", ability, reward_model, extra_info"
+        )
+        assert str(caught.value) == f"{tmp_path}/a.jsonl, line 1: {expected}"
 
 
-def test_numbers_of_a_file_arrive_as_numbers_and_decimals_in_digits(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_numbers_of_a_file_are_read_as_numbers_and_decimals_as_digits(tmp_path: Path, tokenizer: Tokenizer) -> None:
     numbers = ("1e-05", "1E16", "72", "-0.5", "12345678901234567890")
     write_lines(tmp_path / "a.jsonl", *(f'{{"prompt": "1", "answer": {number}}}' for number in numbers))
     answers = [row.answer for row in load_prompts(file_dataset("a.jsonl"), tokenizer, tmp_path, WHERE)]
@@ -187,7 +189,7 @@ def test_numbers_of_a_file_arrive_as_numbers_and_decimals_in_digits(tmp_path: Pa
         assert [type(row.answer) for row in rows] == [type(value) for value in expected]
 
 
-def test_chat_messages_and_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
+def test_chat_messages_use_the_chat_template(tmp_path: Path, tokenizer: Tokenizer, chat_tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
     write_lines(tmp_path / "a.jsonl", json.dumps({"prompt": messages}), '{"prompt": "3"}')
     dataset = file_dataset("a.jsonl", apply_chat_template=True)
@@ -238,7 +240,7 @@ def test_text_that_is_not_utf8_is_named_by_line(tmp_path: Path, tokenizer: Token
         load_prompts(file_dataset("bad.jsonl"), tokenizer, tmp_path, WHERE)
 
 
-def test_overlong_prompts_are_left_out_when_the_job_says_so(
+def test_overlong_prompts_are_skipped_if_the_job_says_so(
     tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_lines(tmp_path / "a.jsonl", '{"prompt": "1234"}', '{"prompt": "12"}')
@@ -263,7 +265,7 @@ def test_overlong_prompts_are_left_out_when_the_job_says_so(
         ("package://rljob_trainer/assets/sort_digits/trian.jsonl", r"has no 'assets.*train\.jsonl"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, tokenizer: Tokenizer, path: str, message: str) -> None:
+def test_unreadable_files_are_named(tmp_path: Path, tokenizer: Tokenizer, path: str, message: str) -> None:
     for name in ("table.csv", "empty.jsonl", "fake.parquet"):
         (tmp_path / name).write_text("" if name == "empty.jsonl" else "a,b\n")
     (tmp_path / "folder.jsonl").mkdir()
@@ -304,7 +306,7 @@ def test_parquet_rows_are_plain_values(tmp_path: Path, tokenizer: Tokenizer) -> 
         load_prompts(file_dataset("b.parquet"), tokenizer, tmp_path, WHERE)
 
 
-def test_a_local_folder_in_hugging_face_layout(
+def test_a_local_folder_in_hugging_face_layout_is_read(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -325,10 +327,10 @@ def test_a_local_folder_in_hugging_face_layout(
         load_prompts(missing, tokenizer, tmp_path, WHERE)
 
 
-def test_reasoning_gym_rows_depend_on_task_seed_and_settings_only(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_reasoning_gym_rows_depend_only_on_task_seed_and_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     def load(seed: int, size: int = 5) -> list[PromptRow]:
         gym = ReasoningGymDataset(task="leg_counting", seed=seed, size=size, config={"max_animals": 3})
-        # Field names of the job mean nothing here.
+        # Field names of the job have no effect here.
         dataset = Dataset(type=DatasetType.REASONING_GYM, reasoning_gym=gym, prompt_field="x", answer_field="y")
         return load_prompts(dataset, tokenizer, tmp_path, WHERE)
 
@@ -336,7 +338,7 @@ def test_reasoning_gym_rows_depend_on_task_seed_and_settings_only(tmp_path: Path
     assert len(rows) == 5
     assert rows == load(1)
     assert rows[:3] == load(1, size=3)
-    # Neighbouring seeds share all rows but one: without the check for held-out prompts they would leak into training.
+    # Neighbouring seeds share all rows but one: without the check, held-out prompts would leak into training.
     assert [row.prompt for row in load(2)[:4]] == [row.prompt for row in rows[1:]]
     first = rows[0]
     assert (first.prompt, first.answer) == (first.row["question"], first.row["answer"])
@@ -346,7 +348,7 @@ def test_reasoning_gym_rows_depend_on_task_seed_and_settings_only(tmp_path: Path
     assert int(str(first.answer)) == metadata["total_legs"]
 
 
-def test_an_unknown_task_suggests_near_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_unknown_task_gets_suggestions(tmp_path: Path, tokenizer: Tokenizer) -> None:
     gym = ReasoningGymDataset(task="leg_count")
     dataset = Dataset(type=DatasetType.REASONING_GYM, reasoning_gym=gym)
     with pytest.raises(
@@ -368,7 +370,7 @@ def test_held_out_prompts_are_kept_out_of_training_whatever_their_template_and_s
     assert without_held_out(training, []) == (training, 0)
 
 
-def test_the_tokenizer_knows_its_ends(tokenizer: Tokenizer, chat_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_tokenizer_knows_its_end_tokens(tokenizer: Tokenizer, chat_tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == (1,)
     assert tokenizer.decode([4, 5, 2, 1]) == "12>"
     assert tokenizer.encode("12>") == [4, 5, 2]
@@ -381,10 +383,10 @@ def test_the_tokenizer_knows_its_ends(tokenizer: Tokenizer, chat_tokenizer: Toke
     assert Tokenizer(tmp_path).eos_token_ids == (7, 1)
 
 
-def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.training\.model\.source: no tokenizer can be read from "):
         Tokenizer(tmp_path)
-    # transformers makes one up here, of special tokens only.
+    # transformers would create one here, of special tokens only.
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ConfigurationError, match=r"has no tokenizer vocabulary; copy the model's tokenizer files"):
         Tokenizer(tmp_path)

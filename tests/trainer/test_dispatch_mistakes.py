@@ -1,4 +1,5 @@
-"""Mistakes in workers and modes are refused where they are made, and named; and what few ranks run is still right."""
+"""Mistakes in worker classes and dispatch modes are rejected where they are made, by name. Also: modes that run on few
+ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_rank_zero_alone_keeps_all_of_its_rows(num_rows: int, num_ranks: int, ex
     assert gathered["x"].tolist() == expected
 
 
-def test_rank_zero_alone_in_the_last_share_gives_back_what_was_added() -> None:
+def test_rank_zero_alone_in_the_last_share_drops_the_padding() -> None:
     last_first = [MeshPosition(1, 2, is_collected=True), MeshPosition(0, 2, is_collected=True)]
     mode = dispatch_mode(Dispatch.DP_COMPUTE_PROTO)
     call = mode.split(last_first, (DataProto({"x": torch.arange(3)}),)).only_rank_zero()
@@ -43,7 +44,7 @@ def test_rank_zero_alone_in_the_last_share_gives_back_what_was_added() -> None:
 
 
 @pytest.mark.parametrize("dispatch", [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_METRIC, Dispatch.DP_COMPUTE])
-def test_rank_zero_alone_answers_though_a_peer_would_for_all(dispatch: Dispatch) -> None:
+def test_rank_zero_alone_returns_although_a_peer_collects_for_all(dispatch: Dispatch) -> None:
     sizes = {"pp": 2, "dp": 2}
     of_ranks = [mesh_position(rank, sizes, answers={"pp": 1}) for rank in range(4)]
     call = SplitCall(((1,), (2,)), {0: 0})
@@ -59,7 +60,7 @@ def test_rank_zero_alone_answers_though_a_peer_would_for_all(dispatch: Dispatch)
         assert gathered == ({"loss": 3.0} if dispatch == Dispatch.DP_COMPUTE_METRIC else ["answer"])
 
 
-def test_execute_may_be_a_text() -> None:
+def test_execute_may_be_a_string() -> None:
     class Some(Worker):
         @register(execute="RANK_ZERO")  # type: ignore[arg-type]
         def method(self) -> None: ...
@@ -101,17 +102,17 @@ def ordinary(self: object) -> None: ...
         (ordinary, {"dispatch": 5}, r"ordinary: unknown dispatch mode '5'"),
     ],
 )
-def test_what_register_refuses(method: object, options: dict[str, object], problem: str) -> None:
+def test_register_rejects_unusable_methods(method: object, options: dict[str, object], problem: str) -> None:
     with pytest.raises(DispatchError, match=problem):
         register(**options)(method)  # type: ignore[arg-type]
 
 
-def test_register_without_parentheses_is_refused() -> None:
+def test_register_without_parentheses_is_rejected() -> None:
     with pytest.raises(DispatchError, match=r"ordinary: write @register\(.*parentheses"):
         register(ordinary)  # type: ignore[arg-type]
 
 
-def test_wrappers_that_hide_a_method_are_refused_with_the_class() -> None:
+def test_wrappers_that_hide_a_method_are_rejected_with_the_class() -> None:
     def wrapped(wrapper: object) -> None:
         registered = register()(lambda self: self)
         type("Hidden", (Worker,), {"method": wrapper(registered)})  # type: ignore[operator]
@@ -139,14 +140,14 @@ def test_an_override_has_to_be_registered_too() -> None:
                 return 2
 
 
-def test_a_method_can_be_taken_away() -> None:
+def test_a_method_can_be_removed() -> None:
     class Without(Base):
         method = None  # type: ignore[assignment]
 
     assert registrations(Without) == {}
 
 
-def test_what_is_no_mode_is_refused() -> None:
+def test_an_invalid_mode_is_rejected() -> None:
     for name in ("", 5):
         with pytest.raises(DispatchError, match="name of a mode must be a string"):
             register_dispatch_mode(name, split_one_to_all, gather_list)  # type: ignore[arg-type]
@@ -162,12 +163,12 @@ def test_what_is_no_mode_is_refused() -> None:
         (SplitCall(((),), {0: 0, 1: 1}), r"share indices \[1\] \(there are 1 "),
     ],
 )
-def test_a_split_that_cannot_be_is_refused(call: SplitCall, problem: str) -> None:
+def test_an_invalid_split_is_rejected(call: SplitCall, problem: str) -> None:
     with pytest.raises(DispatchError, match=problem):
         call.check(2)
 
 
-def test_meshes_that_cannot_be_are_refused() -> None:
+def test_invalid_meshes_are_rejected() -> None:
     with pytest.raises(DispatchError, match="dimension 'tp' must be 1 or more \\(seen: 0\\)"):
         mesh_position(0, {"dp": 2, "tp": 0}, answers={})
     with pytest.raises(DispatchError, match="remove 'dp' from `answers`"):

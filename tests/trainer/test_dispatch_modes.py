@@ -1,4 +1,4 @@
-"""What `@register` means: arguments to ranks, results to the caller. No processes are involved."""
+"""What `@register` does: arguments to ranks, results to the caller. No processes are involved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_trainer.errors import DispatchError
 
 DATA_PARALLEL = [MeshPosition(rank, 2, is_collected=True) for rank in range(2)]
 TENSOR_PARALLEL = [MeshPosition(rank // 2, 2, is_collected=rank % 2 == 0) for rank in range(4)]
-"""Four ranks: 0 and 1 are tensor-parallel peers, 2 and 3 too."""
+"""Four ranks: 0 and 1 are tensor-parallel peers, and so are 2 and 3."""
 
 
 def batch(*values: int) -> DataProto:
@@ -42,20 +42,20 @@ def gather(dispatch: str, positions: list[MeshPosition], call: SplitCall, *resul
     return dispatch_mode(dispatch).gather(positions, call, results)
 
 
-def test_every_worker_gets_everything_in_one_to_all() -> None:
+def test_one_to_all_gives_everything_to_every_worker() -> None:
     call = split(Dispatch.ONE_TO_ALL, DATA_PARALLEL, 1, "a")
     assert by_rank(call) == [(1, "a"), (1, "a")]
     assert len(call.shares) == 1
     assert gather(Dispatch.ONE_TO_ALL, DATA_PARALLEL, call, "r0", "r1") == ["r0", "r1"]
 
 
-def test_only_rank_zero_runs_in_rank_zero() -> None:
+def test_rank_zero_runs_only_rank_zero() -> None:
     call = split(Dispatch.RANK_ZERO, DATA_PARALLEL, 5)
     assert call.share_of_rank == {0: 0}
     assert gather(Dispatch.RANK_ZERO, DATA_PARALLEL, call, "answer") == "answer"
 
 
-def test_all_to_all_takes_one_element_per_worker() -> None:
+def test_all_to_all_gives_one_element_to_each_worker() -> None:
     call = split(Dispatch.ALL_TO_ALL, TENSOR_PARALLEL, [*"abcd"], (1, 2, 3, 4))
     assert by_rank(call) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
     with pytest.raises(DispatchError, match=r"argument 2 must be a list of 4 elements, one per worker \(seen: 3 elem"):
@@ -64,7 +64,7 @@ def test_all_to_all_takes_one_element_per_worker() -> None:
         split(Dispatch.ALL_TO_ALL, TENSOR_PARALLEL, "abcd")
 
 
-def test_dp_compute_takes_one_element_per_data_rank() -> None:
+def test_dp_compute_gives_one_element_to_each_data_rank() -> None:
     call = split(Dispatch.DP_COMPUTE, TENSOR_PARALLEL, ["a", "b"])
     assert by_rank(call) == [("a",), ("a",), ("b",), ("b",)]
     assert gather(Dispatch.DP_COMPUTE, TENSOR_PARALLEL, call, "A", None, "B", None) == ["A", "B"]
@@ -72,7 +72,7 @@ def test_dp_compute_takes_one_element_per_data_rank() -> None:
         split(Dispatch.DP_COMPUTE, TENSOR_PARALLEL, ["a"])
 
 
-def test_batches_are_split_in_order_and_put_together_again() -> None:
+def test_batches_are_split_in_order_and_concatenated_again() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2, 3, 4), "both")
     assert rows_by_rank(call) == [[1, 2], [3, 4]]
     assert [arguments[1] for arguments in by_rank(call)] == ["both", "both"]
@@ -80,7 +80,7 @@ def test_batches_are_split_in_order_and_put_together_again() -> None:
     assert values(result) == [10, 20, 30, 40]
 
 
-def test_padding_is_added_for_the_workers_and_taken_off_the_result() -> None:
+def test_padding_is_added_for_the_workers_and_removed_from_the_result() -> None:
     caller_batch = batch(1, 2, 3)
     call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, caller_batch)
     assert rows_by_rank(call) == [[1, 2], [3, 3]]
@@ -89,14 +89,14 @@ def test_padding_is_added_for_the_workers_and_taken_off_the_result() -> None:
     assert values(caller_batch) == [1, 2, 3]
 
 
-def test_one_row_for_many_workers() -> None:
+def test_one_row_can_be_split_across_many_workers() -> None:
     positions = [MeshPosition(rank, 4, is_collected=True) for rank in range(4)]
     call = split(Dispatch.DP_COMPUTE_PROTO, positions, batch(7))
     assert rows_by_rank(call) == [[7], [7], [7], [7]]
     assert values(gather(Dispatch.DP_COMPUTE_PROTO, positions, call, *[batch(rank) for rank in range(4)])) == [0]
 
 
-def test_padding_that_cannot_be_taken_off_is_an_error() -> None:
+def test_padding_that_cannot_be_removed_is_an_error() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2, 3))
     with pytest.raises(DispatchError, match=r"1 padding rows .* \[1, 2\] rows"):
         gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, batch(1), batch(2, 2))
@@ -104,7 +104,7 @@ def test_padding_that_cannot_be_taken_off_is_an_error() -> None:
     assert values(gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, even, batch(1), batch(2, 3))) == [1, 2, 3]
 
 
-def test_tensor_parallel_peers_share_a_part_and_one_of_them_answers() -> None:
+def test_tensor_parallel_peers_share_a_part_and_one_of_them_returns_it() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO, TENSOR_PARALLEL, batch(1, 2))
     assert rows_by_rank(call) == [[1], [1], [2], [2]]
     assert len(call.shares) == 2
@@ -119,7 +119,7 @@ def test_results_are_ordered_by_data_rank_not_by_rank() -> None:
     assert values(gather(Dispatch.DP_COMPUTE_PROTO, swapped, call, batch(20), batch(10))) == [10, 20]
 
 
-def test_a_function_goes_to_everybody() -> None:
+def test_a_function_goes_to_all_workers() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, DATA_PARALLEL, len, batch(1, 2))
     assert [arguments[0] for arguments in by_rank(call)] == [len, len]
     assert [values(arguments[1]) for arguments in by_rank(call)] == [[1], [2]]
@@ -133,7 +133,7 @@ def test_metrics_are_reduced_by_their_names() -> None:
     assert gather(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, call, *metrics) == {"loss": 1.5, "diff_max": 5.0}
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_arguments_that_cannot_be_split_are_rejected() -> None:
     with pytest.raises(DispatchError, match=r"same length \(seen: \[1, 2\]\)"):
         split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2), batch(1))
     with pytest.raises(DispatchError, match="a batch without rows cannot be split"):
@@ -142,7 +142,7 @@ def test_what_cannot_be_split_is_refused() -> None:
         split(Dispatch.DP_COMPUTE_METRIC, DATA_PARALLEL, batch(1, 2, 3))
 
 
-def test_results_of_the_wrong_kind_are_refused() -> None:
+def test_results_of_the_wrong_kind_are_rejected() -> None:
     call = split(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, batch(1, 2))
     with pytest.raises(DispatchError, match=r"must return a DataProto \(got int\)"):
         gather(Dispatch.DP_COMPUTE_PROTO, DATA_PARALLEL, call, 1, 2)
@@ -174,14 +174,14 @@ class Example:
         return value
 
     def plain(self) -> None:
-        """Not for the controller."""
+        """A method that the controller does not call."""
 
 
 class Derived(Example):
     pass
 
 
-def test_registrations_are_found_through_inheritance_and_only_where_made() -> None:
+def test_registrations_are_found_through_inheritance_only() -> None:
     assert registrations(Derived).keys() == {"registered"}
     found = registration_of(Derived, "registered")
     assert (found.dispatch, found.execute, found.blocking, found.mesh) == ("ONE_TO_ALL", "RANK_ZERO", False, "dp")
@@ -195,7 +195,7 @@ def test_a_registered_method_is_still_an_ordinary_method() -> None:
     assert Example().registered(4) == 4
 
 
-def test_mistakes_are_refused_where_the_class_is_defined() -> None:
+def test_mistakes_are_rejected_where_the_class_is_defined() -> None:
     with pytest.raises(DispatchError, match=r"Wrong\.method: unknown dispatch mode 'DP_COMPUT' \(there are: ONE_T"):
 
         class Wrong:
@@ -216,7 +216,7 @@ def test_mistakes_are_refused_where_the_class_is_defined() -> None:
             return value
 
 
-def test_positions_in_a_mesh_of_four_dimensions() -> None:
+def test_a_mesh_of_four_dimensions_has_the_right_positions() -> None:
     sizes = {"pp": 2, "dp": 2, "sp": 1, "tp": 2}
     positions = [mesh_position(rank, sizes, answers={"pp": 1}) for rank in range(8)]
     assert [position.data_rank for position in positions] == [0, 0, 1, 1, 0, 0, 1, 1]
@@ -230,7 +230,7 @@ def test_positions_in_a_mesh_of_four_dimensions() -> None:
         mesh_position(0, sizes, answers={"tp": 2})
 
 
-def test_a_mesh_whose_ranks_disagree_is_refused() -> None:
+def test_a_mesh_whose_ranks_disagree_is_rejected() -> None:
     with pytest.raises(DispatchError, match=r"actor: the ranks disagree .* \(\[2, 3\]\)"):
         check_positions("actor", [MeshPosition(0, 2, is_collected=True), MeshPosition(1, 3, is_collected=True)])
     with pytest.raises(DispatchError, match=r"one rank .* each of 2 .* \(seen: \[0, 0\]\)"):

@@ -1,5 +1,5 @@
-"""Dynamic sampling: which groups a step takes, where the stream of prompts stands after it, and a batch that is not
-full. Responses lie where nobody can fetch them."""
+"""Dynamic sampling: which groups a step uses, the position in the stream of prompts afterwards, and a batch that is not
+full. Responses are remote and cannot be fetched."""
 
 from __future__ import annotations
 
@@ -49,21 +49,22 @@ class Nowhere(ShardReference):
 
 @dataclass
 class World:
-    """A dataset of which some prompts have groups that differ, its stream, and a generator of responses to it."""
+    """A dataset in which some prompts have groups with different scores, its stream, and a generator of responses."""
 
     num_prompts: int
     differs: Callable[[int], bool]
-    """By the prompt's row: in the score. In the reward `right`, every third of these does not."""
+    """By the prompt's row: whether its group differs in the score. In the reward `right`, every third of these does
+    not."""
     shuffle: bool = False
     rounds: list[list[int]] = field(default_factory=list)
-    """What was asked for, by rows."""
+    """The requested prompts of each round, by row."""
 
     def __post_init__(self) -> None:
         rows = [PromptRow(index, f"p{index}", "", (1,), None, {}) for index in range(self.num_prompts)]
         self.cursor = PromptCursor(rows, seed=3, shuffle=self.shuffle, digest="any")
 
     def generate(self, prompts: Sequence[PromptRow], num_drawn: int) -> Rollout:
-        """Scores 0 and 1 where a group differs, else 0; the tokens stay where they are."""
+        """Scores 0 and 1 for a group that differs, else 0; the tokens stay remote."""
         self.rounds.append([prompt.index for prompt in prompts])
         rows = [prompt.index for prompt in prompts for _ in range(GROUP_SIZE)]
         scores_B = torch.tensor([float(self.differs(row) and i % GROUP_SIZE) for i, row in enumerate(rows)])
@@ -84,7 +85,7 @@ class World:
         num_updates: int = 1,
         num_workers: int = 1,
     ) -> StepRows:
-        """The next step's groups."""
+        """The groups of the next step."""
         settings = DynamicSamplingSpec(max_rounds=max_rounds, on_max_rounds=policy, reward=reward)
         sampling = DynamicSampling(plan_of(settings, num_wanted // num_updates, num_workers), self.cursor)
         return sampling.filled(self.cursor.next_batch(num_wanted), 4, self.generate)
@@ -107,16 +108,16 @@ def plan_of(settings: DynamicSamplingSpec, groups_per_update: int, num_workers: 
 
 
 def rows_of(rollout: Rollout) -> list[int]:
-    """The prompts' rows, one for each group."""
+    """The rows of the prompts, one for each group."""
     found = [prompt.index for prompt in rollout.prompts]
     assert found[::GROUP_SIZE] == found[1::GROUP_SIZE]
     return found[::GROUP_SIZE]
 
 
-def test_the_first_groups_that_differ_are_taken_and_the_prompts_behind_them_come_again() -> None:
+def test_the_first_differing_groups_are_used_and_later_prompts_are_returned() -> None:
     world = World(20, lambda row: row in (1, 4, 5, 6, 7, 11))
     found = world.filled(4)
-    # One of four is kept; 1.25 x 3 x 4 prompts should do, and a round has at most four.
+    # One of four is kept; 1.25 x 3 x 4 prompts should be enough, and a round has at most four.
     assert world.rounds == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert found.everything is not None
     assert rows_of(found.rollout) == [1, 4, 5, 6]
@@ -140,7 +141,7 @@ def test_the_first_groups_that_differ_are_taken_and_the_prompts_behind_them_come
     assert [row.index for row in world.cursor.next_batch(3)] == [7, 8, 9]
 
 
-def test_a_batch_that_is_full_at_once_takes_one_round() -> None:
+def test_a_batch_that_is_full_at_once_needs_one_round() -> None:
     world = World(8, lambda _row: True)
     assert world.filled(4).sampling_metrics["dynamic_sampling/rounds"] == 1.0
     assert world.rounds == [[0, 1, 2, 3]]
@@ -153,7 +154,7 @@ def test_a_batch_that_is_full_at_once_takes_one_round() -> None:
     num_workers=st.sampled_from([1, 3, 8]),
     shuffle=st.booleans(),
 )
-def test_a_step_takes_what_drawing_one_by_one_would_and_so_does_a_resumed_one(
+def test_a_step_uses_the_same_groups_as_drawing_one_by_one_also_when_resumed(
     differing: list[bool], batch_sizes: list[int], num_workers: int, shuffle: bool
 ) -> None:
     world = World(len(differing), lambda row: differing[row], shuffle)
@@ -176,14 +177,14 @@ def test_a_step_takes_what_drawing_one_by_one_would_and_so_does_a_resumed_one(
     assert later[0] == later[1]
 
 
-def test_a_reward_that_is_named_must_differ_too() -> None:
-    # Of `right` row 3 has equal scores; of the sums rows 1 and 2, whatever `right` says.
+def test_a_named_reward_must_differ_too() -> None:
+    # Row 3 has equal scores of `right`; rows 1 and 2 have equal sums, whatever `right` is.
     world = World(12, lambda row: row not in (1, 2))
     found = world.filled(4, reward="right").rollout
     assert rows_of(found) == [4, 5, 7, 8]
 
 
-def test_a_batch_that_is_never_full_is_one_clear_error() -> None:
+def test_a_batch_that_never_fills_is_one_clear_error() -> None:
     world = World(40, lambda row: row == 5)
     with pytest.raises(BatchNotFullError) as error:
         world.filled(4, max_rounds=3)
@@ -197,7 +198,7 @@ def test_a_batch_that_is_never_full_is_one_clear_error() -> None:
         World(4, lambda _row: False).filled(2, reward="right")
 
 
-def test_fewer_groups_are_spread_over_the_updates_and_others_only_hold_their_places() -> None:
+def test_fewer_groups_are_spread_over_the_updates_and_others_are_placeholders() -> None:
     world = World(40, lambda row: row in (2, 3, 9))
     found = world.filled(4, max_rounds=3, policy=FEWER, num_updates=2)
     assert rows_of(found.rollout) == [2, 9, 3, 0]
@@ -217,9 +218,9 @@ def test_updates_differ_by_one_kept_group_at_most(
     num_kept = data.draw(st.integers(0, num_wanted))
     is_kept_G = torch.zeros(num_wanted + data.draw(st.integers(0, 9)), dtype=torch.bool)
     is_kept_G[torch.tensor(data.draw(st.permutations(range(len(is_kept_G))))[:num_kept], dtype=torch.int64)] = True
-    taken = spread_groups(is_kept_G, num_wanted, groups_per_update)
-    assert len(set(taken.tolist())) == num_wanted
-    by_update = is_kept_G[taken].view(num_updates, groups_per_update).sum(dim=1).tolist()
+    selected = spread_groups(is_kept_G, num_wanted, groups_per_update)
+    assert len(set(selected.tolist())) == num_wanted
+    by_update = is_kept_G[selected].view(num_updates, groups_per_update).sum(dim=1).tolist()
     assert sum(by_update) == num_kept
     assert max(by_update) - min(by_update) <= 1
 
@@ -243,7 +244,7 @@ def test_a_stop_between_rounds_ends_the_step() -> None:
     [
         (32, 0, 32, 1, 32),
         (32, 1, 32, 1, 32),
-        (32, 24, 32, 1, 14),  # 8 are missing, 3 of 4 are kept: 10.7, and a quarter more 13.3
+        (32, 24, 32, 1, 14),  # 8 are missing, 3 of 4 are kept: 10.7, and a quarter more is 13.3
         (32, 31, 32, 1, 2),
         (32, 31, 64, 1, 3),
         (32, 24, 32, 4, 16),
@@ -251,15 +252,15 @@ def test_a_stop_between_rounds_ends_the_step() -> None:
         (6, 1, 6, 3, 6),
     ],
 )
-def test_a_round_draws_what_should_fill_the_batch(
+def test_a_round_draws_enough_to_fill_the_batch(
     num_wanted: int, num_kept: int, num_drawn: int, multiple: int, expected: int
 ) -> None:
     assert num_fresh_prompts(num_wanted, num_kept, num_drawn, multiple) == expected
 
 
 @given(num_before=st.integers(0, 300), count=st.integers(1, 300), step=st.integers(0, 1000))
-def test_a_response_has_the_same_seed_in_whatever_round_it_is(num_before: int, count: int, step: int) -> None:
+def test_a_response_has_the_same_seed_in_any_round(num_before: int, count: int, step: int) -> None:
     whole = sample_seeds(7, 0, step, num_before + count)
     assert torch.equal(sample_seeds(7, 0, step, num_before), whole[:num_before])
-    # Of 600 numbers below 2^31 two are equal by chance in one of 12,000 draws; a second round's are no repetition.
+    # Of 600 numbers below 2^31, two are equal by chance in one of 12,000 draws; a second round repeats none.
     assert len(set(whole.tolist())) >= math.floor(0.99 * len(whole))

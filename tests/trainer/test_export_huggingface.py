@@ -1,4 +1,4 @@
-"""An exported folder is loaded by `transformers` and computes the same logits as the model that was trained."""
+"""An exported folder is loaded by `transformers` and computes the same logits as the trained model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tied(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def source(tmp_path: Path, tied: bool) -> Path:
-    """The folder of the model before training, with files of a tokenizer."""
+    """The folder of the model before training, with tokenizer files."""
     folder = tmp_path / "source"
     tiny_model(tied, seed=1).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "merges.txt", "chat_template.jinja", "README.md"):
@@ -70,7 +70,7 @@ def load(folder: Path) -> torch.nn.Module:
 
 
 def checkpoint_of(folder: Path, named: Iterable[tuple[str, torch.Tensor]], num_moments: int = 100) -> Path:
-    """Of the tensors and an optimizer's moments, two ranks each with a half of the rows."""
+    """A checkpoint of the tensors and an optimizer's moments, from two ranks with half of the rows each."""
     tensors = [(f"model.{name}", tensor.detach()) for name, tensor in named]
     tensors.append(("optimizer.exp_avg.lm_head.weight", torch.ones(num_moments)))
     checkpoint = begin_save(folder, 20, 1)
@@ -110,17 +110,17 @@ def test_the_logits_of_the_loaded_folder_are_equal(tmp_path: Path, source: Path,
     assert ("lm_head.weight" in stored) is not tied
 
 
-def test_it_tells_how_far_it_is(tmp_path: Path, source: Path, tied: bool) -> None:
+def test_export_reports_its_progress(tmp_path: Path, source: Path, tied: bool) -> None:
     checkpoint = checkpoint_of(tmp_path / "checkpoints", tiny_model(tied, seed=1).named_parameters())
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def note(number: int, of: int) -> None:
-        told.append((number, of))
+        reported.append((number, of))
 
     saved = open_known_checkpoint(checkpoint)
     write_huggingface(tmp_path / "export", source, saved, "model.", torch.float32, on_progress=note)
-    assert told == [(number, len(told)) for number in range(1, len(told) + 1)]
-    assert len(told) > 10
+    assert reported == [(number, len(reported)) for number in range(1, len(reported) + 1)]
+    assert len(reported) > 10
 
 
 def test_second_names_of_tied_tensors_are_left_out(tmp_path: Path, source: Path, tied: bool) -> None:
@@ -189,7 +189,7 @@ def cut_short(trained: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         (cut_short, r"tensor model.embed_tokens.weight .* \[2, 8\], .* \[17, 8\]"),
     ],
 )
-def test_another_set_of_tensors_is_refused_and_the_former_export_stays(
+def test_a_different_set_of_tensors_is_rejected_and_the_former_export_stays(
     tmp_path: Path,
     source: Path,
     tied: bool,
@@ -211,7 +211,7 @@ def test_an_export_replaces_a_former_one(tmp_path: Path, source: Path, tied: boo
     assert not list(tmp_path.glob("export?*"))
 
 
-# What follows does not depend on tied heads.
+# The rest does not depend on tied heads.
 @pytest.fixture
 def untied(tmp_path: Path) -> Path:
     folder = tmp_path / "untied"
@@ -219,7 +219,7 @@ def untied(tmp_path: Path) -> Path:
     return folder
 
 
-def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path, untied: Path) -> None:
+def test_values_that_float16_cannot_represent_are_rejected(tmp_path: Path, untied: Path) -> None:
     trained = tiny_model(tied=False, seed=2)
     trained.get_parameter("model.norm.weight").data[3] = -70_000.0
     with pytest.raises(CheckpointError, match=r"model.norm.weight .*70000, .*float16; set"):
@@ -237,7 +237,7 @@ def test_a_checkpoint_whose_files_have_other_sizes_is_not_exported(tmp_path: Pat
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize(
-    ("said", "held", "expected"),
+    ("configured", "held", "expected"),
     [
         ("bfloat16", torch.float32, torch.bfloat16),
         ("float16", torch.float32, torch.float16),
@@ -246,9 +246,9 @@ def test_a_checkpoint_whose_files_have_other_sizes_is_not_exported(tmp_path: Pat
     ],
 )
 def test_auto_is_the_dtype_of_the_source(
-    tmp_path: Path, field: str, said: str | None, held: torch.dtype | None, expected: torch.dtype
+    tmp_path: Path, field: str, configured: str | None, held: torch.dtype | None, expected: torch.dtype
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({field: said} if said else {}))
+    (tmp_path / "config.json").write_text(json.dumps({field: configured} if configured else {}))
     if held:
         save_file(
             {"scale": torch.ones(2, dtype=torch.int8), "weight": torch.ones(2, dtype=held)}, tmp_path / "w.safetensors"
@@ -259,7 +259,7 @@ def test_auto_is_the_dtype_of_the_source(
 
 
 class WatchedReader(CheckpointReader):
-    """Counts how many of the tensors that it has given are still there when the next one is asked for."""
+    """Counts how many of the tensors that it has returned still exist when the next one is read."""
 
     given: list[weakref.ref[torch.Tensor]]
     most_at_once = 0
@@ -273,7 +273,7 @@ class WatchedReader(CheckpointReader):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_weights_are_read_once_and_held_one_at_a_time(tmp_path: Path, dtype: torch.dtype) -> None:
-    """3 MB of weights, and twice as much of the optimizer beside them in the checkpoint."""
+    """3 MB of weights, and twice as much optimizer state beside them in the checkpoint."""
     config = Qwen3Config(
         vocab_size=1000, hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, head_dim=8
     )
@@ -282,7 +282,7 @@ def test_the_weights_are_read_once_and_held_one_at_a_time(tmp_path: Path, dtype:
     num_weights = sum(parameter.numel() for parameter in trained.parameters())
     checkpoint = checkpoint_of(tmp_path / "checkpoints", trained.named_parameters(), num_moments=2 * num_weights)
     known = open_known_checkpoint(checkpoint)
-    # The first time Python reads modules, too.
+    # The first run also imports modules.
     write_huggingface(tmp_path / "export", tmp_path / "source", known, "model.", dtype)
     reader = WatchedReader(known.folder, known.manifest, compares_digests=False)
     reader.given = []
@@ -316,7 +316,7 @@ def test_experts_are_exported_one_by_one_and_read_once(
     assert all(torch.equal(loaded[key], value) for key, value in trained.named_parameters())
 
 
-def test_what_transformers_keeps_in_32_bits_is_exported_in_them(tmp_path: Path) -> None:
+def test_weights_that_transformers_keeps_in_float32_are_exported_in_float32(tmp_path: Path) -> None:
     source = tiny_models.save("deepseek_v3", tmp_path / "source")
     trained = tiny_models.make("deepseek_v3")
     once = {name for name, _ in (*trained.named_parameters(), *trained.named_buffers())}

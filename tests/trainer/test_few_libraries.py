@@ -1,4 +1,4 @@
-"""What a GPU machine without Ray and vLLM can run, runs with few libraries from the source tree."""
+"""The code that a GPU machine without Ray and vLLM can run works with few libraries from the source tree."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ runpy.run_path({str(REPOSITORY / "bench/gpu_step.py")!r}, run_name='__main__')
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where PROGRAM has run: one thread, and nothing of this environment but LIBRARIES and what they need."""
+    """Where PROGRAM has run: one thread, and an environment of only LIBRARIES and their dependencies."""
     folder = tmp_path_factory.mktemp("few")
     (folder / "program.py").write_text(PROGRAM)
     places = ("crds/src", "trainer/src", "tests/support", "bench")
     environment = inherited_environment() | {
-        "PYTHONPATH": ":".join(str(REPOSITORY / place) for place in places),
+        "PYTHONPATH": ":".join(str(REPOSITORY / folder) for folder in places),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "rljob_testing.gpu.few_libraries", LIBRARIES, "program.py"]
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_numerics_can_be_imported_and_their_tests_run_without_pytest(folder: Path) -> None:
-    """All of `tests/gpu` runs on this machine's CPU under pytest; here it is the program that is tried."""
+    """pytest runs all of `tests/gpu` on this machine's CPU; this test is about the program without pytest."""
     output = (folder / "output.txt").read_text()
     assert "No module named 'ray'" in output
     found = json.loads((folder / "tests.json").read_text())

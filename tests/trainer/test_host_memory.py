@@ -1,5 +1,5 @@
-"""The host's memory: what a container can still have, what processes that compute on CPUs keep of what tensors leave,
-and pages that are given back, as those of vLLM's KV cache."""
+"""Host memory: what a container can still allocate, what processes that compute on CPUs keep of freed tensors, and
+pages that are returned to the system, such as those of vLLM's KV cache."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from rljob_trainer.observability.memory import MEBIBYTE, process_bytes
 
 MACHINE = {"proc/meminfo": "MemTotal:  32000 kB\nMemFree: 2000 kB\nMemAvailable:   16000 kB\n"}
 SUPPORT = Path(__file__).parents[1] / "support"
-IF_ASKED = """
+ON_REQUEST = """
 from rljob_testing.process_counters import mebibytes_faulted_in
 from rljob_trainer.host_memory import HOST_MEMORY
 
 print(HOST_MEMORY.keep_freed() if {is_asked} else None, mebibytes_faulted_in())
 """
 FEW, MANY = 400, 1_000
-"""MiB that come anew in the 4,060 that are written to, where memory is kept and where it is not. Kept: 0 mostly. Not
-kept: 1,800 to 3,600, by what else lies at the end of the heap, which ends the part that goes back to the system."""
+"""MiB that are newly allocated of the 4,060 that are written to, where memory is kept and where it is not. Kept:
+mostly 0. Not kept: 1,800 to 3,600, depending on what else is at the end of the heap, which limits the part that is
+returned to the system."""
 NUM_BYTES = 64 * MEBIBYTE
 
 
@@ -43,12 +44,12 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_machine_without_limits(tmp_path: Path) -> None:
+def test_without_limits_the_machines_memory_counts(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "1\n"}
     assert HostMemory(write(tmp_path, MACHINE | files)).available_bytes() == 16_000 * 1024
 
 
-def test_the_tightest_group_above_counts_and_copies_of_files_do_not(tmp_path: Path) -> None:
+def test_the_tightest_parent_group_counts_and_page_cache_does_not(tmp_path: Path) -> None:
     files = {
         "proc/self/cgroup": "0::/pods/one\n",
         "sys/fs/cgroup/pods/one/memory.max": "9000000\n",
@@ -60,7 +61,7 @@ def test_the_tightest_group_above_counts_and_copies_of_files_do_not(tmp_path: Pa
     assert HostMemory(write(tmp_path, MACHINE | files)).available_bytes() == 3_500_000
 
 
-def test_the_first_version(tmp_path: Path) -> None:
+def test_version_1_groups_are_read(tmp_path: Path) -> None:
     files = {
         "proc/self/cgroup": "4:memory:/docker/one\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "6000000\n",
@@ -70,12 +71,12 @@ def test_the_first_version(tmp_path: Path) -> None:
     assert HostMemory(write(tmp_path, MACHINE | files)).available_bytes() == 4_500_000
 
 
-def test_nothing_says(tmp_path: Path) -> None:
+def test_without_information_nothing_is_reported(tmp_path: Path) -> None:
     assert HostMemory(tmp_path).available_bytes() is None
 
 
 def printed(program: str, variables: Mapping[str, str] | None = None) -> list[str]:
-    """By a process as the C library makes it by default, and as workers are."""
+    """Output of a process with the C library's default settings, and of one with those of workers."""
     own = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_") and "TUNABLES" not in name}
     environment = {**own, "PYTHONPATH": str(SUPPORT), "THP_MEM_ALLOC_ENABLE": "1", **(variables or {})}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
@@ -83,14 +84,14 @@ def printed(program: str, variables: Mapping[str, str] | None = None) -> list[st
     return done.stdout.split()
 
 
-def test_what_was_freed_is_used_again() -> None:
-    says, new = printed(IF_ASKED.format(is_asked=True))
+def test_freed_memory_is_reused() -> None:
+    says, new = printed(ON_REQUEST.format(is_asked=True))
     assert says == "True"
     assert int(new) < FEW
 
 
-def test_by_default_it_comes_anew() -> None:
-    _, new_by_default = printed(IF_ASKED.format(is_asked=False))
+def test_by_default_freed_memory_is_allocated_anew() -> None:
+    _, new_by_default = printed(ON_REQUEST.format(is_asked=False))
     assert int(new_by_default) > MANY
 
 
@@ -101,19 +102,19 @@ def test_by_default_it_comes_anew() -> None:
         {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"},
     ],
 )
-def test_what_the_user_has_set_stays(variables: dict[str, str]) -> None:
-    says, new = printed(IF_ASKED.format(is_asked=True), variables)
+def test_user_settings_are_kept(variables: dict[str, str]) -> None:
+    says, new = printed(ON_REQUEST.format(is_asked=True), variables)
     assert says == "False"
     assert int(new) > MANY
 
 
-def test_other_settings_of_the_user_change_nothing() -> None:
-    says, new = printed(IF_ASKED.format(is_asked=True), {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
+def test_other_user_settings_have_no_effect() -> None:
+    says, new = printed(ON_REQUEST.format(is_asked=True), {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
     assert says == "True"
     assert int(new) < FEW
 
 
-def test_what_is_free_can_go_back() -> None:
+def test_free_memory_can_be_returned() -> None:
     program = """
 import torch
 from rljob_trainer.host_memory import HOST_MEMORY
@@ -137,8 +138,8 @@ def reused_by_a_rank(_: WorkerContext) -> int:
     return process_counters.mebibytes_faulted_in()
 
 
-def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
-    """What a hybrid worker of an engine with a cache asks for: 0 stands for all that is free."""
+def returned_by_a_hybrid(context: WorkerContext) -> list[int]:
+    """What a hybrid worker returns for an engine with a cache: 0 stands for all free memory."""
     asked: list[int] = []
     HOST_MEMORY.return_free_memory = lambda: asked.append(0)
     HOST_MEMORY.return_free_memory_if_below = asked.append
@@ -147,7 +148,7 @@ def given_back_by_a_hybrid(context: WorkerContext) -> list[int]:
 
 
 class CachingEngine(HfEngine):
-    """One that says that it has a cache of 1,000 bytes while it is awake."""
+    """An engine with a cache of 1,000 bytes while it is awake."""
 
     has_cache = True
 
@@ -166,11 +167,11 @@ class CachingEngine(HfEngine):
         return RolloutMemory(super().memory.weights, 1000 if self.has_cache else 0)
 
 
-def test_workers_on_cpus_keep_it_and_a_cache_has_precedence() -> None:
+def test_cpu_workers_keep_freed_memory_unless_there_is_a_cache() -> None:
     runs = [
         gloo_ranks.RankedRun(reused_by_a_rank, 1),
-        gloo_ranks.RankedRun(given_back_by_a_hybrid, 1),
-        gloo_ranks.RankedRun(given_back_by_a_hybrid, 2),
+        gloo_ranks.RankedRun(returned_by_a_hybrid, 1),
+        gloo_ranks.RankedRun(returned_by_a_hybrid, 2),
     ]
     [new], alone, together = gloo_ranks.run_on_ranks(runs)
     assert isinstance(new, int)
@@ -180,25 +181,25 @@ def test_workers_on_cpus_keep_it_and_a_cache_has_precedence() -> None:
     assert together == [[0, 2000]] * 2
 
 
-def test_memory_goes_and_comes_back_as_zeros() -> None:
+def test_released_memory_is_zero_when_it_is_used_again() -> None:
     tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
     before = process_bytes()
     HOST_MEMORY.release_pages([tensor.untyped_storage()])
     assert before - process_bytes() > NUM_BYTES * 9 // 10
-    # The bytes beside whole pages stay.
+    # The bytes outside whole pages stay.
     assert int(tensor.count_nonzero()) < 2 * mmap.PAGESIZE
     tensor.fill_(3)
     assert int(tensor[NUM_BYTES // 2]) == 3
 
 
 @pytest.mark.parametrize("let_go", [HOST_MEMORY.release_pages, HOST_MEMORY.make_reclaimable])
-def test_less_than_a_page_stays(let_go: Callable[[Iterable[torch.UntypedStorage]], None]) -> None:
+def test_less_than_a_page_is_kept(let_go: Callable[[Iterable[torch.UntypedStorage]], None]) -> None:
     tensor = torch.full((100,), 7, dtype=torch.uint8)
     let_go([tensor.untyped_storage()])
     assert tensor.tolist() == [7] * 100
 
 
-def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
+def test_lent_memory_belongs_to_the_system_until_it_is_written_to() -> None:
     for _ in range(10):
         tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
         before = process_counters.lazily_freed_bytes()
@@ -209,13 +210,13 @@ def test_lent_memory_is_the_systems_until_it_is_written_to() -> None:
         anew = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) * mmap.PAGESIZE
         assert process_counters.lazily_freed_bytes() - before < NUM_BYTES // 10
         assert int(tensor.long().sum()) == 3 * NUM_BYTES
-        # Unless somebody wanted them in this moment they are still there.
+        # The content is still there unless another process needed the memory at this moment.
         if lent > NUM_BYTES * 9 // 10 and anew < NUM_BYTES // 2:
             return
     pytest.fail(f"of {NUM_BYTES} bytes {lent} were lent, and {anew} came anew")
 
 
-def test_where_nothing_can_be_lent_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_released_where_lending_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_FREE", 9999)
     tensor = torch.full((NUM_BYTES,), 7, dtype=torch.uint8)
     HOST_MEMORY.make_reclaimable([tensor.untyped_storage()])

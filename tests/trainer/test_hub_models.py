@@ -1,4 +1,4 @@
-"""A critic and a reward model of the hub stay at the commits at which a run took them."""
+"""A critic and a reward model of the hub stay at the commits that a run started with."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def revisions(spec: RLJobSpec) -> tuple[str | None, str | None]:
     return spec.training.critic.model.revision, judge.revision
 
 
-def place(source: str, commit: str | None) -> ModelLocation:
+def model_location(source: str, commit: str | None) -> ModelLocation:
     return ModelLocation(Model(source=source, revision=commit), Path("cache"), Path("job"))
 
 
@@ -48,18 +48,18 @@ def on_hub(_: str) -> bool:
     return False
 
 
-def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
-    asked = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
-    assert judges_at_kept_commits(asked, HubRoleModels(), on_hub) == asked
-    first = hub_role_models_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1"))
+def test_critic_and_reward_model_of_the_hub_stay_at_their_first_commits() -> None:
+    job_spec = spec({"source": CRITIC}, {"source": JUDGE, "revision": "main"})
+    assert judges_at_kept_commits(job_spec, HubRoleModels(), on_hub) == job_spec
+    first = hub_role_models_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1"))
     assert first == HubRoleModels(
         critic=HubModel(source=CRITIC, revision="c1"),
         reward_model=HubModel(source=JUDGE, requested="main", revision="j1"),
     )
-    # The branches have moved on since.
-    assert revisions(judges_at_kept_commits(asked, first, on_hub)) == ("c1", "j1")
-    assert revisions(at_commits(asked, None, first)) == ("c1", "j1")
-    assert hub_role_models_of(asked, place(CRITIC, "c1"), place(JUDGE, "j1")) == first
+    # The branches have moved since.
+    assert revisions(judges_at_kept_commits(job_spec, first, on_hub)) == ("c1", "j1")
+    assert revisions(at_commits(job_spec, None, first)) == ("c1", "j1")
+    assert hub_role_models_of(job_spec, model_location(CRITIC, "c1"), model_location(JUDGE, "j1")) == first
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_judges_of_the_hub_stay_at_their_first_commits() -> None:
         ({"source": CRITIC}, {"source": JUDGE, "revision": "main"}, lambda source: source == JUDGE, ("c1", "main")),
     ],
 )
-def test_what_the_job_has_come_to_name_counts(
+def test_the_model_that_the_job_names_now_is_used(
     critic: training_runs.Document,
     judge: training_runs.Document,
     is_local: Callable[[str], bool],
@@ -84,14 +84,14 @@ def test_what_the_job_has_come_to_name_counts(
     assert revisions(judges_at_kept_commits(spec(critic, judge), first, is_local)) == expected
 
 
-def test_local_judges_have_no_commit() -> None:
-    asked = spec({}, {"source": "/judge"})
-    found = hub_role_models_of(asked, None, place("/judge", None))
+def test_local_models_have_no_commit() -> None:
+    job_spec = spec({}, {"source": "/judge"})
+    found = hub_role_models_of(job_spec, None, model_location("/judge", None))
     assert found == HubRoleModels()
-    assert at_commits(asked, None, found) == asked
+    assert at_commits(job_spec, None, found) == job_spec
 
 
-def test_another_reward_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_reward_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     was = HubRoleModels(reward_model=HubModel(source=JUDGE, revision="j1"))
     warn_if_reward_model_changed(was, was)
     warn_if_reward_model_changed(HubRoleModels(), was)

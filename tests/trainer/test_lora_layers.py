@@ -34,7 +34,7 @@ def test_targets_are_linear_layers_of_the_decoder() -> None:
 
 
 def test_routers_that_are_linear_layers_get_no_adapters(tmp_path: Path) -> None:
-    """A router that gives its choice, too, has no product that an adapter's could be added to."""
+    """A router that also returns its choice has no product that an adapter's could be added to."""
     PhimoeConfig(**tiny_models.COMMON, num_local_experts=4, num_experts_per_tok=2).save_pretrained(tmp_path)
     model = build_on_meta(tmp_path)
     assert isinstance(model.get_submodule("model.layers.0.mlp.router"), torch.nn.Linear)

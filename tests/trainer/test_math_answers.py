@@ -1,8 +1,6 @@
-"""MathAnswer: which answer of a response is final, and what equals the row's answer.
-
-`math_answers.jsonl` holds rows as users have them: the row's answer, a response, and the score (`refused`: the row's
-answer cannot be used). Half of them were written by a reader of the documentation who had not seen the code.
-"""
+"""MathAnswer: which answer of a response is final, and which answers equal the row's. `math_answers.jsonl` holds rows
+as users have them: the row's answer, a response, and the score (`refused`: the row's answer cannot be used). Half of
+them were written by a reader of the documentation who had not seen the code."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def test_the_final_answer_is_compared_with_the_answer_of_the_row(case: dict[str,
         ("nothing", ""),
     ],
 )
-def test_what_was_found_is_said(response: str, found: str, scorer: Scorer) -> None:
+def test_the_extracted_answer_is_reported(response: str, found: str, scorer: Scorer) -> None:
     assert scored(scorer, "18", response).found == found
 
 
@@ -189,10 +187,8 @@ def seconds(scorer: Scorer, response: str) -> float:
 
 @pytest.mark.parametrize("template", ["{0}5{0}", "The answer is{0}5{0}"])
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=repr)
-def test_the_time_to_read_a_response_grows_no_faster_than_its_length(
-    fragment: str, template: str, scorer: Scorer
-) -> None:
-    """Of four times the length a quadratic search takes sixteen times as long, a linear one four times."""
+def test_the_time_to_read_a_response_is_linear_in_its_length(fragment: str, template: str, scorer: Scorer) -> None:
+    """For four times the length a quadratic search takes sixteen times as long, a linear one four times."""
     short, long = (template.format(fragment * (length // len(fragment))) for length in (5000, 20_000))
     assert any(seconds(scorer, long) < 10 * max(seconds(scorer, short), 0.1) for _ in range(3))
 
@@ -205,11 +201,11 @@ def test_the_time_to_read_a_response_grows_no_faster_than_its_length(
     ],
     ids=lambda response: f"{response[:12]!r} x {len(response)}",
 )
-def test_a_response_that_cannot_be_read_is_wrong(response: str, scorer: Scorer) -> None:
+def test_an_unreadable_response_is_wrong(response: str, scorer: Scorer) -> None:
     assert scored(scorer, "-7", response).score == 0
 
 
-def test_a_failure_while_a_response_is_read_is_no_failure_of_the_run(
+def test_an_error_while_reading_a_response_does_not_fail_the_run(
     scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -224,7 +220,7 @@ def test_a_failure_while_a_response_is_read_is_no_failure_of_the_run(
 @pytest.mark.parametrize(
     "answer", ["", "N/A", "null", None, True, [1], {"ground_truth": "72"}, float("nan"), "\\frac{1"]
 )
-def test_an_answer_that_cannot_be_scored_is_refused_whatever_the_response(answer: object, scorer: Scorer) -> None:
+def test_an_unscorable_answer_is_rejected_whatever_the_response(answer: object, scorer: Scorer) -> None:
     for response in ("", "5"):
         with pytest.raises(ValueError, match="the row's answer"):
             scored(scorer, answer, response)

@@ -1,4 +1,5 @@
-"""Micro-batches: within the token budget, similar lengths together, equally many everywhere; rows flat or padded."""
+"""Micro-batches: within the token budget, similar lengths together, the same number on every rank; rows flat or
+padded."""
 
 from __future__ import annotations
 
@@ -37,20 +38,22 @@ def test_missing_micro_batches_are_added_empty(is_padded: bool) -> None:
 
 
 @either_form
-def test_a_row_longer_than_the_budget_is_refused(is_padded: bool) -> None:
+def test_a_row_longer_than_the_budget_is_rejected(is_padded: bool) -> None:
     with pytest.raises(ConfigurationError, match=r"maxTokensPerMicroBatch.*17 tokens, limit 16"):
         plan_micro_batches([1, 17], 16, same, is_padded=is_padded)
 
 
 @either_form
 @given(lengths=st.lists(st.integers(0, 50), max_size=40), budget=st.integers(50, 200))
-def test_every_row_that_is_read_once_and_no_batch_over_budget(is_padded: bool, lengths: list[int], budget: int) -> None:
+def test_every_row_is_in_one_batch_and_no_batch_exceeds_the_budget(
+    is_padded: bool, lengths: list[int], budget: int
+) -> None:
     plan = plan_micro_batches(lengths, budget, same, is_padded=is_padded)
     assert sorted(row for rows in plan for row in rows) == [row for row, length in enumerate(lengths) if length]
     assert all(plan)
     for rows in plan:
         of_rows = [lengths[row] for row in rows]
-        # Of a single row that is its own length, which the budget admits or `plan_micro_batches` refuses.
+        # For a single row that is its own length, which the budget admits or `plan_micro_batches` rejects.
         assert (len(rows) * max(of_rows) if is_padded else sum(of_rows)) <= budget
     in_order = [lengths[row] for rows in plan for row in rows]
     assert in_order == sorted(in_order, reverse=True)

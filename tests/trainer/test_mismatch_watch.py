@@ -1,4 +1,4 @@
-"""When a run says that the rollout engine and the trainer disagree."""
+"""When a run warns that the rollout engine and the trainer disagree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SYNC = {_T + "rollout.syncEverySteps": 4, "spec.checkpoint.everySteps": 4}
 def warnings_of(
     caplog: pytest.LogCaptureFixture, differences: list[float], staleness: float = 0.0, **edits: object
 ) -> list[str]:
-    """Of a run in 32 bits whose steps have these mean differences."""
+    """The warnings of a float32 run whose steps have these mean differences."""
     caplog.clear()
     edits = {_T + "model.dtype": "Float32", **edits}
     watch = MismatchWatch(RLJob.from_wire(valid_job(edits)).spec)
@@ -37,7 +37,7 @@ def warnings_of(
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_difference_is_said_and_again_when_it_has_doubled(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_difference_is_logged_and_again_when_it_has_doubled(caplog: pytest.LogCaptureFixture) -> None:
     first, second = warnings_of(caplog, [1e-6, 9e-4, 2e-3, 3.9e-3, 4.1e-3, math.nan, 5e-3])
     assert first.startswith("step 3: ")
     assert "0.002 nats" in first
@@ -53,7 +53,7 @@ def test_older_weights_are_expected_to_differ(caplog: pytest.LogCaptureFixture) 
     assert warnings_of(caplog, [1.0], staleness=1.0) == []
 
 
-def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejecting_most_of_a_step_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     watch = MismatchWatch(RLJob.from_wire(valid_job({_T + "model.dtype": "Float32"})).spec)
     for step, rejected in enumerate([0.5, 0.6, 0.7, 1.0], 1):
         watch.step_done(step, {REJECTED_FRACTION: rejected})
@@ -65,7 +65,7 @@ def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize(
-    ("edits", "said"),
+    ("edits", "expected"),
     [
         (_SYNC, "training.algorithm.rolloutCorrection: {type"),
         ({**_SYNC, _T + "rollout.topP": 0.9}, "topP: 1 and topK: 0"),
@@ -74,11 +74,11 @@ def test_rejecting_most_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({}, None),
     ],
 )
-def test_old_weights_without_correction_are_said(
-    caplog: pytest.LogCaptureFixture, edits: dict[str, object], said: str | None
+def test_old_weights_without_correction_are_logged(
+    caplog: pytest.LogCaptureFixture, edits: dict[str, object], expected: str | None
 ) -> None:
     caplog.set_level(logging.WARNING)
     check_algorithm(RLJob.from_wire(valid_job(edits)).spec)
     found = [record.getMessage() for record in caplog.records if "syncEverySteps" in record.getMessage()]
-    assert len(found) == (said is not None)
-    assert all(said is not None and said in each for each in found)
+    assert len(found) == (expected is not None)
+    assert all(expected is not None and expected in each for each in found)

@@ -1,4 +1,4 @@
-"""Damaged files of a model's folder: the error is the job's, and names the file or the field of it."""
+"""Damaged files of a model's folder: the error is a configuration error and names the file or its field."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG: dict[str, object] = json.loads((MODEL / "config.json").read_text())
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The quick start's model."""
+    """The quickstart's model."""
     return Path(shutil.copytree(MODEL, tmp_path / "model"))
 
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
         (b"null", r" contains null, not a JSON object"),
     ],
 )
-def test_a_file_that_is_no_json_object_is_named(folder: Path, name: str, content: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_json_object_is_named(folder: Path, name: str, content: bytes, message: str) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(ConfigurationError, match=WHERE + ".*/" + name.replace(".", r"\.") + message):
         Tokenizer(folder)
@@ -69,7 +69,7 @@ def test_end_tokens_of_another_type_are_named(folder: Path, value: object) -> No
 
 
 @pytest.mark.parametrize("value", [None, [], 1, [1, 2]])
-def test_end_tokens_of_the_right_type_are_taken(folder: Path, value: object) -> None:
+def test_end_tokens_of_the_right_type_are_accepted(folder: Path, value: object) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     expected = value if isinstance(value, list) and value else [1]
     assert Tokenizer(folder).eos_token_ids == tuple(expected)
@@ -90,9 +90,7 @@ def any_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.sampled_from([*sorted(CONFIG), "rope_scaling", "text_config"]), ODD_VALUES)
 @settings(max_examples=150, deadline=None)
-def test_whatever_stands_in_config_json_is_taken_or_a_mistake_of_the_job(
-    any_folder: Path, name: str, value: object
-) -> None:
+def test_any_config_json_is_accepted_or_a_configuration_error(any_folder: Path, name: str, value: object) -> None:
     (any_folder / "config.json").write_text(json.dumps(CONFIG | {name: value}))
     try:
         config = read_config(any_folder)

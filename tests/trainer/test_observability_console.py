@@ -39,7 +39,7 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     ]
 
 
-def test_a_run_goes_on_when_nobody_reads_its_output_any_more() -> None:
+def test_a_run_continues_when_its_output_is_closed() -> None:
     program = (
         "import sys\n"
         "from rich.text import Text\n"
@@ -94,11 +94,11 @@ def test_text_is_made_printable(text: str, shown: str) -> None:
     assert printable(text, 100) == shown
 
 
-def test_long_text_is_cut_and_says_so() -> None:
+def test_long_text_is_shortened_with_a_note() -> None:
     assert printable("abcdef", 4) == "abcd... (2 more characters)"
 
 
-def test_log_lines_are_bounded_and_escaped_and_not_doubled() -> None:
+def test_log_lines_are_bounded_escaped_and_not_duplicated() -> None:
     stream = io.StringIO()
     set_up_logging(stream=stream)
     set_up_logging(stream=stream)

@@ -34,7 +34,7 @@ def test_metrics_are_on_disk_as_soon_as_they_are_written(tmp_path: Path) -> None
     sink.close()
 
 
-def test_a_resumed_run_drops_the_rows_that_it_does_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_the_rows_that_it_repeats(tmp_path: Path) -> None:
     first = JsonlSink(tmp_path, None, wall_clock)
     for step in (1, 2, 3):
         first.write(step, {"actor/pg_loss": float(step)})
@@ -63,12 +63,12 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         list(read_rows(path))
 
 
-def test_cutting_back_a_missing_file_does_nothing(tmp_path: Path) -> None:
+def test_truncating_a_missing_file_does_nothing(tmp_path: Path) -> None:
     assert cut_back(tmp_path / "none.jsonl", 3) == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_character_survives_the_file(tmp_path: Path) -> None:
+def test_an_unpaired_surrogate_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     writer = JsonlWriter(path)
     writer.append({"step": 1, "text": "a\ud800b"})
@@ -131,7 +131,7 @@ def test_samples_are_logged_and_shown_without_control_characters(tmp_path: Path)
     assert row.replace("│", " ").split()[-3:] == ["0.5", "0.75", "-2.5"]
 
 
-def test_what_rewards_found_in_a_response_is_logged_and_shown(tmp_path: Path) -> None:
+def test_extracted_answers_are_logged_and_shown(tmp_path: Path) -> None:
     log = SampleLog(tmp_path, None)
     found = [{"a": "17"}, {"a": ""}, {}, {"a": "17", "b": "[/red]"}]
     samples = [Sample(1, SampleKind.TRAIN, "p", "r", "18", 0.0, {"a": 0.0}, each) for each in found]
@@ -172,10 +172,10 @@ def test_plots_are_drawn_from_metrics_alone(tmp_path: Path) -> None:
     assert not list((tmp_path / "plots").glob("*.tmp"))
 
 
-def test_the_moving_average_looks_back_only() -> None:
+def test_the_moving_average_only_looks_back() -> None:
     assert moving_average([(1, 2.0), (2, 4.0), (3, 9.0)], window=2) == [(1, 2.0), (2, 3.0), (3, 6.5)]
 
 
-def test_plotting_a_folder_without_metrics_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plotting_a_folder_without_metrics_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "metrics.jsonl: no such file" in capsys.readouterr().err

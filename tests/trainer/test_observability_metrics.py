@@ -11,7 +11,7 @@ from rljob_trainer.observability.timing import PhaseTimer, RemainingTime
 
 
 class ManualClock:
-    """A clock that only moves when told."""
+    """A clock that only moves when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -39,7 +39,7 @@ def save_fails(clock: ManualClock) -> None:
         ("actor/climax", Reduction.MEAN),
     ],
 )
-def test_the_end_of_a_name_decides_how_workers_are_reduced(name: str, expected: Reduction) -> None:
+def test_the_suffix_of_a_name_decides_how_workers_are_reduced(name: str, expected: Reduction) -> None:
     assert reduction_of(name) is expected
 
 
@@ -70,7 +70,7 @@ def test_spread_gives_mean_max_and_min() -> None:
     assert spread("critic/rewards", []) == {}
 
 
-def test_phases_add_up_and_taking_them_starts_anew() -> None:
+def test_phases_add_up_and_are_reset_when_taken() -> None:
     clock = ManualClock()
     timer = PhaseTimer(clock)
     with timer.phase("rollout"):

@@ -1,4 +1,4 @@
-"""RunState on disk: complete at every moment, versioned, and true."""
+"""RunState on disk: complete at every moment, versioned, and correct."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_first_state_is_written_at_once_with_its_version(tmp_path: Path) -> 
     }
 
 
-def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
+def test_a_run_from_resume_to_the_end_is_reported(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
     found = CheckpointStatus(step=4, uri="file:checkpoints/4", digest="sha256:0", saved_at="2023-11-14T22:13:00Z")
@@ -70,7 +70,7 @@ def test_a_run_from_resume_to_the_end(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_failure_is_told_in_bounds(tmp_path: Path) -> None:
+def test_a_failure_message_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     run = reporter(path, WallClock())
     run.step_done(1, {"critic/rewards/mean": 0.5})
@@ -85,7 +85,7 @@ def test_a_failure_is_told_in_bounds(tmp_path: Path) -> None:
     assert len(state.error.message) <= 4096
 
 
-def test_a_failure_of_a_worker_says_where_and_of_the_controller_it_does_not(tmp_path: Path) -> None:
+def test_a_failure_of_a_worker_names_its_location_and_one_of_the_controller_does_not(tmp_path: Path) -> None:
     run = reporter(tmp_path / "state.json", WallClock())
     error: WorkerError | ConfigurationError = WorkerError("actor.update_policy: worker rank 3, pod p-3, node n-1: boom")
     error.worker = FailedWorker("actor", 3, "p-3", "n-1")
@@ -127,36 +127,36 @@ def test_an_error_is_read_by_a_program_that_does_not_know_its_cause() -> None:
     assert RunError.from_wire(error).cause == "DiskSpaceOfANewerTrainer"
 
 
-def test_what_takes_long_is_told_now_and_then(tmp_path: Path) -> None:
+def test_slow_work_is_reported_at_intervals(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.json", WallClock()
     run = reporter(path, clock)
 
-    def told() -> tuple[str | None, str]:
+    def activity() -> tuple[str | None, str]:
         state = RunState.model_validate_json(path.read_text())
         return state.activity, state.written_at[-9:]
 
     run.doing("loads the data")
-    assert told() == ("loads the data", "22:13:20Z")
-    # Before training there are few such things, and each may be the one that takes long.
+    assert activity() == ("loads the data", "22:13:20Z")
+    # Before training there are few reports, and each may be about the slow one.
     run.doing("loads models")
-    assert told() == ("loads models", "22:13:20Z")
+    assert activity() == ("loads models", "22:13:20Z")
     run.training_started(0)
-    assert told() == (None, "22:13:20Z")
+    assert activity() == (None, "22:13:20Z")
     clock.now += 9.0
     run.in_phase("rollout")
-    assert told() == (None, "22:13:20Z")
+    assert activity() == (None, "22:13:20Z")
     clock.now += 1.0
     run.in_phase("rollout")
-    assert told() == ("generates responses", "22:13:30Z")
+    assert activity() == ("generates responses", "22:13:30Z")
     clock.now += 10.0
     run.in_phase("update_actor")
-    assert told() == ("updates the actor", "22:13:40Z")
+    assert activity() == ("updates the actor", "22:13:40Z")
     clock.now += 10.0
     run.report_progress("worker-1: 3 of 8 micro-batches")
-    assert told() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
-    # Set back.
+    assert activity() == ("updates the actor; worker-1: 3 of 8 micro-batches", "22:13:50Z")
+    # The clock was set back.
     clock.now -= 3610.0
     run.doing("evaluates")
-    assert told() == ("evaluates", "21:13:40Z")
+    assert activity() == ("evaluates", "21:13:40Z")
     run.step_done(1, {})
-    assert told() == (None, "21:13:40Z")
+    assert activity() == (None, "21:13:40Z")

@@ -1,4 +1,4 @@
-"""State that leaves the device: the same training to the last bit, and nothing stays that should have gone."""
+"""Offloading: the training is bitwise the same, and nothing stays on the device that should have left."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from rljob_testing.messages import Mentions
 from rljob_testing.training import gloo_ranks, offload_runs
 from rljob_trainer.engines.train.offload import HostedGradients
 
@@ -19,10 +20,13 @@ UPDATE = ["forward_backward", "optimizer_step"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[offload_runs.OffloadRun]]:
-    """By number of ranks."""
+    """Runs, by number of ranks."""
     roots: dict[int, Path] = {num_ranks: tmp_path_factory.mktemp(f"ranks-{num_ranks}") for num_ranks in RANKS}
     found = gloo_ranks.run_on_ranks(
-        [gloo_ranks.RankedRun(partial(offload_runs.everything, roots[num_ranks]), num_ranks) for num_ranks in RANKS]
+        [
+            gloo_ranks.RankedRun(partial(offload_runs.measure_offload, roots[num_ranks]), num_ranks)
+            for num_ranks in RANKS
+        ]
     )
     return {
         num_ranks: [run for run in each if isinstance(run, offload_runs.OffloadRun)]
@@ -35,11 +39,11 @@ def all_of(runs: dict[int, list[offload_runs.OffloadRun]]) -> list[offload_runs.
 
 
 def bytes_of(marks: offload_runs.Marks, owner: str) -> dict[str, int]:
-    """At each boundary; where it comes twice, at the later one."""
+    """Bytes at each boundary; if a boundary occurs twice, at the later one."""
     return {boundary: values[owner] for boundary, values in marks}
 
 
-def test_training_is_the_same_to_the_last_bit(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_training_is_bitwise_the_same(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     assert [len(runs[num_ranks]) for num_ranks in RANKS] == list(RANKS)
     assert all(run.is_equal for run in all_of(runs))
 
@@ -48,13 +52,13 @@ def test_checkpoints_do_not_depend_on_what_is_offloaded(runs: dict[int, list[off
     assert all(run.is_resumed_equal for run in all_of(runs))
 
 
-def test_the_boundaries_of_a_step_come_in_their_order(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_the_boundaries_of_a_step_come_in_order(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):
             assert [name for name, _ in marks] == [*ROLLOUT, "old_logprobs", "ref_logprobs", *UPDATE, *UPDATE, "update"]
 
 
-def test_parameters_are_away_while_responses_are_generated(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_parameters_are_offloaded_while_responses_are_generated(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         found = bytes_of(run.step, "parameters")
         whole = run.num_parameter_bytes
@@ -64,7 +68,7 @@ def test_parameters_are_away_while_responses_are_generated(runs: dict[int, list[
         assert set(bytes_of(run.plain_step, "parameters").values()) == {whole}
 
 
-def test_moments_are_there_in_optimizer_steps_alone(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_moments_are_on_the_device_in_optimizer_steps_only(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         found = bytes_of(run.step, "optimizer")
         assert found.pop("optimizer_step") == 2 * run.num_parameter_bytes
@@ -72,7 +76,9 @@ def test_moments_are_there_in_optimizer_steps_alone(runs: dict[int, list[offload
         assert set(bytes_of(run.plain_step, "optimizer").values()) == {2 * run.num_parameter_bytes}
 
 
-def test_gradients_are_there_between_backward_and_update_alone(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_gradients_are_on_the_device_between_backward_and_update_only(
+    runs: dict[int, list[offload_runs.OffloadRun]],
+) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):
             found = bytes_of(marks, "gradients")
@@ -81,7 +87,7 @@ def test_gradients_are_there_between_backward_and_update_alone(runs: dict[int, l
             assert found["optimizer_step"] == run.num_parameter_bytes
 
 
-def test_sums_of_gradients_are_away_while_the_next_micro_batch_is_computed(
+def test_gradient_sums_are_offloaded_while_the_next_micro_batch_is_computed(
     runs: dict[int, list[offload_runs.OffloadRun]],
 ) -> None:
     for run in all_of(runs):
@@ -90,7 +96,7 @@ def test_sums_of_gradients_are_away_while_the_next_micro_batch_is_computed(
         assert set(run.plain_gradients_in_passes) == {0, run.num_parameter_bytes}
 
 
-def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_the_reference_is_offloaded_unless_it_scores(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         assert set(bytes_of(run.step, "reference").values()) == {0}
         assert set(bytes_of(run.plain_step, "reference").values()) == {run.num_parameter_bytes}
@@ -98,13 +104,15 @@ def test_the_reference_is_away_unless_it_scores(runs: dict[int, list[offload_run
         assert during - after >= run.num_parameter_bytes
 
 
-def test_checkpoints_leave_nothing_of_what_is_offloaded(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_checkpoints_leave_nothing_of_offloaded_state_on_the_device(
+    runs: dict[int, list[offload_runs.OffloadRun]],
+) -> None:
     for run in all_of(runs):
         assert list(run.at_rest) == ["sizes", "save", "load", "step"]
         assert all(each == {"actor's moments": 0, "critic": 0} for each in run.at_rest.values())
 
 
-def test_nothing_is_whole_when_generation_begins(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_nothing_is_unsharded_when_generation_begins(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         for marks in (run.step, run.plain_step):
             other = bytes_of(marks, "other")
@@ -112,13 +120,13 @@ def test_nothing_is_whole_when_generation_begins(runs: dict[int, list[offload_ru
 
 
 def test_no_step_leaves_anything_behind(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
-    """By all storages that some tensor of the process refers to: buckets, whole parameters, gradients, copies."""
+    """Counts all storages that a tensor of the process refers to: buckets, whole parameters, gradients, copies."""
     for run in all_of(runs):
         _, second, third = run.live_bytes
         assert abs(third - second) < run.num_parameter_bytes // 50
 
 
-def test_metrics_tell_the_largest_values(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_metrics_report_the_largest_values(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     for run in all_of(runs):
         whole = run.num_parameter_bytes
         assert run.metrics["memory/parameters_bytes_max"] == whole
@@ -129,20 +137,17 @@ def test_metrics_tell_the_largest_values(runs: dict[int, list[offload_runs.Offlo
         assert run.metrics["memory/process_bytes_max"] > weights
 
 
-def test_too_little_memory_is_said_before_the_first_step(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
+def test_too_little_memory_is_reported_before_the_first_step(runs: dict[int, list[offload_runs.OffloadRun]]) -> None:
     [alone], [first, second] = runs[1], runs[2]
-    # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; on two ranks of one machine likewise.
+    # 119 thousand parameters: moments of 0.9 MiB, gradients of half of that; the same on two ranks of one machine.
     for run in (alone, first, second):
-        assert (
-            "spec.training.model.offload: the host has too little memory for the actor's gradients and "
-            "optimizer (on " in (run.refusals["offload"])
+        offload, moments = run.memory_errors["offload"], run.memory_errors["moments"]
+        assert offload == Mentions(
+            "spec.training.model.offload:", "too little memory", "actor's gradients and optimizer"
         )
-        assert ": 1.4 MiB needed, 1.0 MiB available); increase the pool's memory" in run.refusals["offload"]
-        assert (
-            "spec.training.rollout.cpuKvCache: there is too little memory for the optimizer's moments"
-            in (run.refusals["moments"])
-        )
-        assert ": 0.9 MiB needed, 0.5 MiB available); reduce it" in run.refusals["moments"]
+        assert offload == Mentions("1.4 MiB needed, 1.0 MiB available", "increase the pool's memory")
+        assert moments == Mentions("spec.training.rollout.cpuKvCache:", "too little memory", "optimizer's moments")
+        assert moments == Mentions("0.9 MiB needed, 0.5 MiB available", "reduce")
 
 
 def test_one_reduction_per_update_keeps_whole_gradients_until_then(
@@ -154,8 +159,8 @@ def test_one_reduction_per_update_keeps_whole_gradients_until_then(
             assert run.deferred_peak - run.plain_peak == whole - run.num_parameter_bytes
 
 
-def test_sums_of_layers_that_some_micro_batches_do_not_pass_are_whole() -> None:
-    """As of experts that are modules of their own."""
+def test_sums_of_layers_that_some_micro_batches_skip_are_whole() -> None:
+    """Experts that are modules of their own are such layers."""
     always, sometimes = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     hosted = HostedGradients([always, sometimes])
     for in_micro_batches in ([True, False, False], [False, True, False], [False, True, True], [False, False, True]):
@@ -164,8 +169,8 @@ def test_sums_of_layers_that_some_micro_batches_do_not_pass_are_whole() -> None:
                 if adds:
                     parameter.grad = torch.full((2,), float(number)) + (0 if parameter.grad is None else parameter.grad)
             hosted.after_micro_batch(is_first=number == 1, is_last=number == len(in_micro_batches))
-        right = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
-        for parameter, value in ((always, 6), (sometimes, right)):
+        expected = sum(number for number, is_passed in enumerate(in_micro_batches, 1) if is_passed)
+        for parameter, value in ((always, 6), (sometimes, expected)):
             assert parameter.grad is not None
             assert parameter.grad.tolist() == [value, value]
             parameter.grad = None

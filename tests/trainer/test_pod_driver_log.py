@@ -1,4 +1,4 @@
-"""What drivers print, as the second container of the head pod shows and keeps it."""
+"""The driver log as the second container of the head pod prints and stores it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lines_are_printed_when_they_are_complete(folder: Path) -> None:
     assert output.getvalue() == b"one\ntwo\nthree\n"
 
 
-def test_a_line_without_an_end_is_not_kept(folder: Path) -> None:
+def test_an_endless_line_is_not_kept_in_memory(folder: Path) -> None:
     output = io.BytesIO()
     logs = DriverLogs(folder, output, None)
     path = folder / "job-driver-a-1-1.log"
@@ -59,10 +59,10 @@ def test_a_line_without_an_end_is_not_kept(folder: Path) -> None:
     assert output.getvalue() == b"x" * 65_536 + b"yz\nnext\n"
 
 
-def test_submissions_follow_each_other(folder: Path) -> None:
+def test_submissions_are_printed_one_after_the_other(folder: Path) -> None:
     output = io.BytesIO()
     logs = DriverLogs(folder, output, None)
-    # Two are there already; names sort the other way round than their times.
+    # Two exist already; sorted by name they are in the opposite order of their times.
     add(folder / "job-driver-b.log", "first\n")
     add(folder / "job-driver-a.log", "second\n")
     os.utime(folder / "job-driver-b.log", (1000, 1000))
@@ -73,7 +73,7 @@ def test_submissions_follow_each_other(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["replaced", "cut", "gone for a while"])
-def test_a_file_that_begins_anew_is_read_from_its_beginning(folder: Path, how: str) -> None:
+def test_a_truncated_file_is_read_from_its_beginning(folder: Path, how: str) -> None:
     output = io.BytesIO()
     logs = DriverLogs(folder, output, None)
     path = folder / "job-driver-a.log"
@@ -82,7 +82,7 @@ def test_a_file_that_begins_anew_is_read_from_its_beginning(folder: Path, how: s
     if how == "replaced":
         add(path, "old two\n")
         add(folder / "new", "new\n")
-        # The old file's last lines are still read through the handle.
+        # The last lines of the old file are still read through the open handle.
         (folder / "new").replace(path)
         expected = b"old one\nold two\nnew\n"
     elif how == "cut":
@@ -99,7 +99,7 @@ def test_a_file_that_begins_anew_is_read_from_its_beginning(folder: Path, how: s
 
 
 def test_another_session_of_ray_is_followed(tmp_path: Path) -> None:
-    # The head's container is started again: the name of the newest session leads elsewhere.
+    # The head's container restarts: the link to the newest session points elsewhere.
     output = io.BytesIO()
     logs = DriverLogs(tmp_path / "session_latest" / "logs", output, None)
     add(tmp_path / "session_1" / "logs" / "job-driver-a-1-1.log", "one\n")
@@ -123,10 +123,10 @@ def test_the_copy_is_the_file_byte_for_byte(folder: Path, tmp_path: Path) -> Non
     assert (tmp_path / "run" / "logs" / "attempt-1" / "driver.log").read_text() == text
 
 
-def test_a_restart_prints_all_and_copies_nothing_twice(folder: Path, tmp_path: Path) -> None:
+def test_a_restart_prints_everything_and_copies_nothing_twice(folder: Path, tmp_path: Path) -> None:
     add(folder / "job-driver-a.log", "one\ntwo\n")
     DriverLogs(folder, io.BytesIO(), tmp_path).print_new()
-    # The container is killed here, and later starts again.
+    # The container is killed here, and starts again later.
     add(folder / "job-driver-a.log", "three\n")
     output = io.BytesIO()
     DriverLogs(folder, output, tmp_path).print_new()
@@ -136,7 +136,7 @@ def test_a_restart_prints_all_and_copies_nothing_twice(folder: Path, tmp_path: P
     }
 
 
-def test_the_log_of_a_job_that_was_made_again_does_not_mix_with_the_former(folder: Path, tmp_path: Path) -> None:
+def test_the_log_of_a_recreated_job_does_not_mix_with_the_former(folder: Path, tmp_path: Path) -> None:
     copies = tmp_path / "logs" / "attempt-7"
     add(copies / "driver.log", "of the former job, and longer\n")
     add(folder / "job-driver-a-7-1.log", "of this job\n")
@@ -179,7 +179,7 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch:
     copy.write(text[23:].encode())
     expected = {"driver.first.log": "00,0", "driver.part-3.log": "10,11,12,1", "driver.log": "3,"}
     assert kept() == expected
-    # Between two of the steps by which a part ends.
+    # Between two of the operations that finish a part.
     (path.parent / "driver.log").unlink()
     LogCopy(path, source).write(text.encode())
     assert kept() == expected
@@ -188,7 +188,7 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch:
     assert kept() == {"driver.old.log": "3,", "driver.part-0.log": "another jo", "driver.log": "b's"}
 
 
-def test_printing_goes_on_where_no_copy_can_be_written(
+def test_printing_continues_where_no_copy_can_be_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").write_text("a file where a folder should be")
@@ -198,8 +198,8 @@ def test_printing_goes_on_where_no_copy_can_be_written(
         add(folder / "job-driver-a.log", line)
         logs.print_new()
     assert output.getvalue() == b"one\ntwo\n"
-    said = capsys.readouterr().err
-    assert len(re.findall("cannot write the copy of the driver's log", said)) == 1
+    printed = capsys.readouterr().err
+    assert len(re.findall("cannot write the copy of the driver's log", printed)) == 1
 
 
 PROGRAM = """
@@ -212,8 +212,8 @@ sys.exit(driver_log.main())
 """
 
 
-def test_the_program_ends_on_sigterm_after_what_is_still_there(folder: Path, tmp_path: Path) -> None:
-    # Port 1: nobody listens, as after the end of the head's container.
+def test_the_program_prints_remaining_lines_and_ends_on_sigterm(folder: Path, tmp_path: Path) -> None:
+    # Nothing listens on port 1, as after the end of the head's container.
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), "1"],
         env={"RLJOB_RUN_FOLDER": str(tmp_path / "run"), "RLJOB_GRACE_SECONDS": "600"},
@@ -224,7 +224,7 @@ def test_the_program_ends_on_sigterm_after_what_is_still_there(folder: Path, tmp
     assert process.stdout.readline() == b"one\n"
     add(folder / "job-driver-a.log", "two")
     process.send_signal(signal.SIGTERM)
-    # It is not the grace that it waits for.
+    # It does not wait for the grace period.
     assert process.communicate(timeout=300) == (b"two\n", None)
     assert process.returncode == 0
     assert (tmp_path / "run" / "logs" / "driver-a.log").read_text() == "one\ntwo"

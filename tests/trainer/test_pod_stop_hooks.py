@@ -1,4 +1,4 @@
-"""The stop hooks of head and worker pods: they wait for the trainer, and for nothing else, and not for ever."""
+"""The stop hooks of head and worker pods: they wait for the trainer only, and for a bounded time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "right"
 
 @dataclass
 class Clock:
-    """In place of the module `time`: sleeping takes no time, and what is due by then happens."""
+    """Replaces the module `time`: sleeping takes no time, and events that are due by then happen."""
 
     seconds: float = 0.0
     due: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class StandInDashboard(ThreadingHTTPServer):
         self.num_refusals = 0
         """How many stops are answered with false, as while a job has no process yet."""
         self.num_failures = 0
-        """How many requests are answered with 500."""
+        """How many requests are answered with status 500."""
 
     def answer(self, method: str, path: str) -> tuple[int, object]:
         if self.num_failures > 0:
@@ -122,40 +122,40 @@ def test_a_running_job_is_stopped_once_and_waited_for(dashboard: StandInDashboar
     assert dashboard.states == {"a-1-1": "FAILED", "a-1-2": "STOPPED"}
 
 
-def test_nothing_that_runs_takes_no_time(dashboard: StandInDashboard, clock: Clock) -> None:
+def test_without_a_running_job_the_hook_returns_at_once(dashboard: StandInDashboard, clock: Clock) -> None:
     dashboard.states = {"a-1-1": "SUCCEEDED", "a-1-2": "STOPPED", "a-1-3": "FAILED"}
     assert stop_jobs(jobs_of(dashboard), 30)
     assert clock.seconds == 0
     assert dashboard.stops == []
 
 
-def test_a_stop_that_did_not_take_is_asked_for_again(dashboard: StandInDashboard) -> None:
+def test_a_stop_without_effect_is_requested_again(dashboard: StandInDashboard) -> None:
     dashboard.states, dashboard.num_refusals = {"a-1-1": "PENDING"}, 1
     assert stop_jobs(jobs_of(dashboard), 30)
     assert dashboard.stops == ["a-1-1"]
 
 
-def test_errors_are_waited_out(dashboard: StandInDashboard, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_retried(dashboard: StandInDashboard, capsys: pytest.CaptureFixture[str]) -> None:
     dashboard.states, dashboard.num_failures = {"a-1-1": "RUNNING"}, 2
     assert stop_jobs(jobs_of(dashboard), 30)
     assert dashboard.stops == ["a-1-1"]
     assert capsys.readouterr().err.count("returned 500") == 2
 
 
-def test_the_time_is_bounded(dashboard: StandInDashboard, clock: Clock) -> None:
+def test_the_hook_is_bounded_in_time(dashboard: StandInDashboard, clock: Clock) -> None:
     dashboard.states, dashboard.polls_until_stopped = {"a-1-1": "RUNNING"}, 1000
     assert not stop_jobs(jobs_of(dashboard), 30)
     assert 29 < clock.seconds <= 30
     assert dashboard.stops == ["a-1-1"]
 
 
-@pytest.mark.parametrize(("token", "said"), [(None, "no token"), ("wrong", "wrong token")])
-def test_a_refused_token_is_said(dashboard: StandInDashboard, token: str | None, said: str) -> None:
-    with pytest.raises(RayJobsError, match=rf"GET /api/jobs/ returned 403 \({said}\)"):
+@pytest.mark.parametrize(("token", "message"), [(None, "no token"), ("wrong", "wrong token")])
+def test_a_rejected_token_is_logged(dashboard: StandInDashboard, token: str | None, message: str) -> None:
+    with pytest.raises(RayJobsError, match=rf"GET /api/jobs/ returned 403 \({message}\)"):
         jobs_of(dashboard, token).unfinished()
 
 
-def test_a_head_that_is_gone_is_not_waited_for(clock: Clock) -> None:
+def test_a_deleted_head_is_not_waited_for(clock: Clock) -> None:
     assert not stop_jobs(RayJobs(1, TOKEN), 30)
     assert clock.seconds == 0
 
@@ -177,27 +177,27 @@ def test_only_the_trainers_workers_are_waited_for(tmp_path: Path) -> None:
     assert worker_processes(tmp_path) == [8, 17]
 
 
-def test_without_workers_a_pod_may_go_at_once(tmp_path: Path, clock: Clock) -> None:
+def test_a_pod_without_workers_stops_at_once(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 9, "ray::IDLE")
     assert wait_for_workers(30, tmp_path)
     assert clock.seconds == 0
 
 
-def test_a_pod_goes_when_its_last_worker_has_ended(tmp_path: Path, clock: Clock) -> None:
+def test_a_pod_stops_when_its_last_worker_has_ended(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
     clock.due.append((7.0, (tmp_path / "8" / "cmdline").unlink))
     assert wait_for_workers(30, tmp_path)
     assert 7 <= clock.seconds < 8
 
 
-def test_workers_that_stay_are_waited_for_in_bounds(tmp_path: Path, clock: Clock) -> None:
+def test_workers_that_stay_are_waited_for_a_bounded_time(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 8, "ray::RayWorker")
     assert not wait_for_workers(30, tmp_path)
     assert 29 < clock.seconds <= 30
 
 
 @pytest.mark.parametrize("program", ["driver_log", "stop_driver", "wait_for_workers"])
-def test_the_programs_load_nothing_heavy(program: str) -> None:
+def test_the_programs_import_nothing_heavy(program: str) -> None:
     code = f"import sys, rljob_trainer.pod.{program}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(output.split()) - sys.stdlib_module_names

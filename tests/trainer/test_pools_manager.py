@@ -1,4 +1,4 @@
-"""From pools and roles to the roles that share processes."""
+"""From pools and roles to the groups of roles that share processes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def groups(plan_of: dict[str, str | None], *apart: list[str]) -> list[tuple[str,
     return [(group.pool, list(group.roles)) for group in plan_roles(pools, plan_of, apart).groups]
 
 
-def test_roles_on_one_pool_share_processes_in_the_order_of_building() -> None:
+def test_roles_on_one_pool_share_processes_in_build_order() -> None:
     assert groups({"actor": "main", "ref": "main", "rollout": "main"}) == [("main", ["actor", "ref", "rollout"])]
 
 
-def test_roles_on_two_pools_are_apart() -> None:
+def test_roles_on_two_pools_are_separate() -> None:
     roles: dict[str, str | None] = {"actor": "left", "critic": "right", "ref": "left", "reward": "right"}
     assert groups(roles) == [("left", ["actor", "ref"]), ("right", ["critic", "reward"])]
 
 
-def test_some_roles_of_a_pool_can_be_apart() -> None:
+def test_some_roles_of_a_pool_can_be_separate() -> None:
     roles: dict[str, str | None] = {"actor": "a", "critic": "b", "ref": "a", "reward": "a", "judge": "a"}
     assert groups(roles, ["reward", "judge"], ["ref"]) == [
         ("a", ["actor"]),
@@ -51,7 +51,7 @@ def test_some_roles_of_a_pool_can_be_apart() -> None:
     ]
 
 
-def test_a_plan_knows_who_shares_processes_and_devices() -> None:
+def test_a_plan_knows_which_roles_share_processes_and_devices() -> None:
     plan = plan_roles(["a", "b"], {"actor": "a", "rollout": "a", "reward": "a", "critic": "b"}, [["reward"]])
     assert plan.group_of("rollout") == FusedRoles("a", ("actor", "rollout"))
     assert plan.group_of("reward") == FusedRoles("a", ("reward",))
@@ -93,12 +93,12 @@ def test_a_plan_knows_who_shares_processes_and_devices() -> None:
         ),
     ],
 )
-def test_mistakes_name_the_field(roles: dict[str, str | None], apart: list[list[str]], message: str) -> None:
+def test_errors_name_the_field(roles: dict[str, str | None], apart: list[list[str]], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{message}$"):
         plan_roles(["main", "more"], roles, apart)
 
 
-def test_a_role_that_is_asked_for_and_has_no_pool_is_named() -> None:
+def test_a_role_without_a_pool_is_named() -> None:
     plan = plan_roles(["main"], {"actor": "main", "ref": "main"})
     with pytest.raises(ConfigurationError) as raised:
         plan.group_of("critic")
@@ -106,7 +106,7 @@ def test_a_role_that_is_asked_for_and_has_no_pool_is_named() -> None:
     assert "actor, ref" in str(raised.value)
 
 
-def test_a_jobs_pools_and_roles(tmp_path: Path) -> None:
+def test_a_jobs_pools_and_roles_are_planned(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     spec = load_job_file(tmp_path / "job.yaml").spec
     assert spec.placed_roles() == {

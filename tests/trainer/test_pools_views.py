@@ -1,4 +1,4 @@
-"""Ranks of pools, and views of them: parts, several as one, shares of devices."""
+"""Ranks of pools, and views of them: parts, merged pools, shares of devices."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def reserved(address: str, node_id: str) -> ReservedNode:
 
 
 def pool(*addresses: str, settings: PoolSettings = SETTINGS) -> ResourcePool:
-    """On nodes whose ids are their addresses."""
+    """A pool on nodes whose ids are their addresses."""
     return ResourcePool(settings, nodes=[reserved(address, address) for address in addresses])
 
 
-def places(pool: ResourcePool) -> list[tuple[int, int, int, str, int]]:
+def slots_of(pool: ResourcePool) -> list[tuple[int, int, int, str, int]]:
     return [(slot.rank, slot.node_rank, slot.local_rank, slot.address, slot.bundle_index) for slot in pool.slots()]
 
 
-def test_ranks_follow_the_numbers_of_the_addresses() -> None:
-    assert places(pool("10.0.0.10", "10.0.0.9")) == [
+def test_ranks_follow_numeric_addresses() -> None:
+    assert slots_of(pool("10.0.0.10", "10.0.0.9")) == [
         (0, 0, 0, "10.0.0.9", 0),
         (1, 0, 1, "10.0.0.9", 1),
         (2, 0, 2, "10.0.0.9", 2),
@@ -39,7 +39,7 @@ def test_ranks_follow_the_numbers_of_the_addresses() -> None:
     ]
 
 
-def test_two_nodes_of_one_address_are_two() -> None:
+def test_two_nodes_with_one_address_are_two() -> None:
     nodes = [reserved("10.0.0.1", "z"), reserved("10.0.0.1", "a")]
     slots = ResourcePool(SETTINGS, nodes=nodes).slots()
     assert [slot.node_id for slot in slots] == ["a", "a", "a", "z", "z", "z"]
@@ -47,24 +47,24 @@ def test_two_nodes_of_one_address_are_two() -> None:
     assert slots[0].group.id == nodes[1].group.id
 
 
-def test_a_split_has_consecutive_ranks_that_count_anew() -> None:
+def test_a_split_has_consecutive_ranks_that_start_at_zero() -> None:
     whole = pool("a", "b")
     small, large = whole.split([2, 4])
-    assert places(small) == [(0, 0, 0, "a", 0), (1, 0, 1, "a", 1)]
-    assert places(large) == [(0, 0, 0, "a", 2), (1, 1, 0, "b", 0), (2, 1, 1, "b", 1), (3, 1, 2, "b", 2)]
+    assert slots_of(small) == [(0, 0, 0, "a", 0), (1, 0, 1, "a", 1)]
+    assert slots_of(large) == [(0, 0, 0, "a", 2), (1, 1, 0, "b", 0), (2, 1, 1, "b", 1), (3, 1, 2, "b", 2)]
     assert [slot.group.id for slot in [*small.slots(), *large.slots()]] == [slot.group.id for slot in whole.slots()]
     assert (small.settings.name, large.settings.name) == ("main[0-1]", "main[2-5]")
     assert (small.world_size, large.world_size, whole.world_size) == (2, 4, 6)
 
 
 @pytest.mark.parametrize("sizes", [[2, 3], [6, 1], [6, 0], [7, -1], []])
-def test_a_split_that_is_none_is_refused(sizes: list[int]) -> None:
+def test_an_invalid_split_is_rejected(sizes: list[int]) -> None:
     with pytest.raises(ResourceError, match=r"pool main: cannot be split into .* \(it has 6\); give sizes"):
         pool("a", "b").split(sizes)
 
 
 @pytest.mark.parametrize("num_shares", [2, 3, 6, 7, 64])
-def test_shares_together_are_not_more_than_the_device(num_shares: int) -> None:
+def test_shares_do_not_exceed_the_device(num_shares: int) -> None:
     settings = replace(SETTINGS, memory_bytes_per_device=1000, custom_resources={"disk": 0.5})
     views = pool("a", "b", settings=settings).shares(num_shares)
     assert len(views) == num_shares
@@ -94,7 +94,7 @@ def test_a_process_of_a_pool_has_a_whole_device() -> None:
     assert pool("a", "b", settings=replace(SETTINGS, use_gpu=False)).process_resources.num_gpus == 0
 
 
-def test_what_a_bundle_asks_for() -> None:
+def test_a_bundle_requests_its_resources() -> None:
     settings = replace(
         SETTINGS,
         memory_bytes_per_device=2**30,
@@ -109,7 +109,7 @@ def test_what_a_bundle_asks_for() -> None:
         "accelerator_type:A100": 0.001,
         "disk": 0.5,
     }
-    # Of a node there is three times as much, and one object store.
+    # A node provides three times as much, and one object store.
     assert settings.need.per_node["GPU"] == 3
     assert settings.need.per_node["object_store_memory"] == 5
     assert replace(SETTINGS, use_gpu=False).bundle == {"CPU": 1}
@@ -130,12 +130,12 @@ def test_what_a_bundle_asks_for() -> None:
         ({"custom_resources": {"CPU": 1}}, r"CPU is not a custom resource"),
     ],
 )
-def test_settings_that_nothing_can_have_are_refused(wrong: dict[str, object], problem: str) -> None:
+def test_impossible_settings_are_rejected(wrong: dict[str, object], problem: str) -> None:
     with pytest.raises(ResourceError, match=problem):
         replace(SETTINGS, **wrong)  # type: ignore[arg-type]
 
 
-def test_parts_that_ray_does_not_know_are_refused() -> None:
+def test_fractions_that_ray_does_not_support_are_rejected() -> None:
     for num_shares in (0, 20_000):
         with pytest.raises(ResourceError, match=rf"cannot be shared by {num_shares} processes; .* 0.0001"):
             pool("10.0.0.1").shares(num_shares)
@@ -144,19 +144,19 @@ def test_parts_that_ray_does_not_know_are_refused() -> None:
 def test_pools_and_parts_of_pools_are_merged() -> None:
     first, second = pool("b"), pool("a", settings=replace(SETTINGS, name="other"))
     merged = ResourcePool.merged("all", [first, second])
-    assert places(merged) == [
+    assert slots_of(merged) == [
         *((rank, 0, rank, "a", rank) for rank in range(3)),
         *((3 + rank, 1, rank, "b", rank) for rank in range(3)),
     ]
     assert (merged.settings.name, merged.group_ids, merged.world_size) == ("all", [], 6)
     whole = pool("a", "b")
     parts = whole.split([1, 4, 1])
-    assert places(ResourcePool.merged("again", parts[::-1])) == places(whole)
+    assert slots_of(ResourcePool.merged("again", parts[::-1])) == slots_of(whole)
     ends = ResourcePool.merged("ends", [parts[0], parts[2]])
-    assert places(ends) == [(0, 0, 0, "a", 0), (1, 1, 0, "b", 2)]
+    assert slots_of(ends) == [(0, 0, 0, "a", 0), (1, 1, 0, "b", 2)]
 
 
-def test_pools_that_cannot_be_one_are_refused() -> None:
+def test_pools_that_cannot_be_merged_are_rejected() -> None:
     whole = pool("a")
     with pytest.raises(ResourceError, match="pool none: there is no pool to merge"):
         ResourcePool.merged("none", [])

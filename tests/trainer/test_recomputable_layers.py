@@ -1,4 +1,5 @@
-"""Which models can compute activations again, and in which layers. That it changes no number: `tests/gpu`."""
+"""Which models can recompute activations, and in which layers. That recomputation changes no number is tested in
+`tests/gpu`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def recomputed(model: torch.nn.Module) -> list[int]:
-    """Of its layers."""
+    """Which of the model's layers are recomputed."""
     layers = transformer_layers(model)
     return [
         number
@@ -36,7 +37,7 @@ def recomputed(model: torch.nn.Module) -> list[int]:
 
 
 @pytest.mark.parametrize(("every", "layers"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 3]), (4, [0])])
-def test_every_nth_layer_from_the_first_one_on(every: int, layers: list[int], folder: Path) -> None:
+def test_every_nth_layer_from_the_first_is_recomputed(every: int, layers: list[int], folder: Path) -> None:
     model = build_on_meta(folder)
     assert recomputed(model) == []
     recompute_activations(model, every)
@@ -44,7 +45,7 @@ def test_every_nth_layer_from_the_first_one_on(every: int, layers: list[int], fo
     check_recomputation(folder, every)
 
 
-def test_more_than_the_model_has_are_refused(folder: Path) -> None:
+def test_more_layers_than_the_model_has_are_rejected(folder: Path) -> None:
     wrong = r"gradientCheckpointingEveryNthLayer: the model has 4 layers \(seen: 5\)"
     with pytest.raises(ConfigurationError, match=wrong):
         check_recomputation(folder, 5)
@@ -55,8 +56,8 @@ def test_more_than_the_model_has_are_refused(folder: Path) -> None:
         check_recomputation(folder, 3)
 
 
-def test_models_that_cannot_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of transformers can; others are played by what they lack."""
+def test_models_without_recomputable_layers_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of transformers are supported; the others here lack what is needed."""
     model = build_on_meta(folder)
     assert isinstance(model, PreTrainedModel)
     monkeypatch.setattr(model, "supports_gradient_checkpointing", False)

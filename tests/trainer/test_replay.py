@@ -1,4 +1,4 @@
-"""`tools/replay.py` finds the first difference between two runs, and none where there is none."""
+"""`tools/replay.py` finds the first difference between two runs, and none between equal runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_equal_runs_have_no_difference(tmp_path: Path) -> None:
     assert compared(tmp_path, **{"timing_s/step": 2.0, "perf/throughput": 3.0, "memory/x": 1.0, "wall_time": 9.0}) == []
 
 
-def test_the_first_difference_comes_first(tmp_path: Path) -> None:
+def test_the_first_difference_is_reported_first(tmp_path: Path) -> None:
     found = compared(tmp_path, loss=0.75, weight=1.5, cursor=128)
     assert found == [
         "step 2: actor/pg_loss: 0.5 in BASE, 0.75 in HEAD, by 0.25",
@@ -66,12 +66,12 @@ def test_one_bit_of_one_number_is_a_difference() -> None:
         (None, torch.zeros(2)),
     ],
 )
-def test_another_kind_of_value_is_a_difference(old: replay.Value | None, new: replay.Value | None) -> None:
+def test_another_type_of_value_is_a_difference(old: replay.Value | None, new: replay.Value | None) -> None:
     base, head = (replay.Results({1: {} if each is None else {"x": each}}) for each in (old, new))
     assert len(differences(base, head, Allowed())) == 1
 
 
-def test_a_name_of_one_tree_only_is_a_difference_unless_it_is_named(tmp_path: Path) -> None:
+def test_a_name_in_one_tree_only_is_a_difference_unless_it_is_listed(tmp_path: Path) -> None:
     base = run_folder(tmp_path / "base", **{"actor/old": 1.0})
     head = run_folder(tmp_path / "head", **{"actor/new": 1.0})
     found = [str(each) for each in differences(base, head, Allowed())]
@@ -93,21 +93,21 @@ def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["no-such-revision", "HEAD"], "neither a folder nor a revision"),
+        (["no-such-revision", "HEAD"], "neither a folder nor a git revision"),
         (["{folder}", "{folder}"], "imported"),
     ],
 )
-def test_wrong_calls_end_with_2(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_exits_with_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The folder has no sources, so the installed code would run in its place.
+    # The folder has no sources, so the installed code would run instead.
     assert replay.main([each.format(folder=tmp_path) for each in arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_the_jobs_are_the_examples_made_short() -> None:
+def test_the_jobs_are_shortened_examples() -> None:
     examples = Path(replay.__file__).parents[1] / "examples"
     jobs = {name: json.loads(replay.short_job(name, examples))["spec"] for name in replay.EXAMPLES}
     kinds = [job["training"]["algorithm"]["type"] for job in jobs.values()]

@@ -1,4 +1,4 @@
-"""Patterns that no response can match, and models whose responses never end: found before a device is taken."""
+"""Patterns that no response can match, and models whose responses never end: found before a device is used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def row(beginning: str = "", *, is_chat: bool = False) -> PromptRow:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """By whether the tags are special tokens."""
+    """Models, by whether the tags are special tokens."""
     template = chat_models.TEMPLATES["ChatML, thinking"]
     return {
         each: chat_models.save(tmp_path_factory.mktemp("model"), template, are_special=each) for each in (True, False)
@@ -63,7 +63,7 @@ def test_the_documented_pattern_can_match(
         (r"(?=.*<d>)(?>1<e>)", "'<d>'"),
     ],
 )
-def test_a_tag_that_the_tokenizer_does_not_give_back(pattern: str, lost: str) -> None:
+def test_a_tag_that_the_tokenizer_does_not_decode_is_reported(pattern: str, lost: str) -> None:
     where = r"^spec\.training\.rewards\[0\]\.format\.pattern \(reward score\): .* can never match, .*"
     with pytest.raises(ConfigurationError, match=where + lost):
         check_responses(training(pattern), DIGITS, [row()])
@@ -72,7 +72,7 @@ def test_a_tag_that_the_tokenizer_does_not_give_back(pattern: str, lost: str) ->
 @pytest.mark.parametrize(
     "pattern", [r"\d+", r"(<a>)?1", r"(?:<a>){0,2}1", "<a>|1", "(?!<a>)1", "[<a>]+", r"(?i:<a>)", "(?i)<a>", "<(a|b)>"]
 )
-def test_a_pattern_that_needs_no_tag_is_left_alone(pattern: str) -> None:
+def test_a_pattern_that_needs_no_tag_is_accepted(pattern: str) -> None:
     check_responses(training(pattern), DIGITS, [row()])
 
 
@@ -84,10 +84,10 @@ def test_a_tag_that_the_template_writes_needs_no_token(caplog: pytest.LogCapture
         check_responses(training(pattern), DIGITS, [row("<think>"), row()])
 
 
-def test_ends_and_stop_texts_are_in_no_response(models: dict[bool, Path]) -> None:
+def test_end_tokens_and_stop_texts_are_in_no_response(models: dict[bool, Path]) -> None:
     with pytest.raises(ConfigurationError, match=r"'</s>': the tokenizer .*''; use"):
         check_responses(training("4</s>"), models[True], [row()])
-    # It is left out at the end of a response only.
+    # It is removed only at the end of a response.
     check_responses(training(r"4<\|im_end\|>.*"), models[True], [row()])
     cause = r"'</answer>': it is in spec\.training\.rollout\.stop, .*; remove it"
     with pytest.raises(ConfigurationError, match=f"can never match, .* {cause}"):
@@ -133,7 +133,7 @@ def test_a_tag_that_only_the_template_writes_may_be_followed_by_others() -> None
         ("2+2?[THINK]", "", r"(\[THINK\])?.*\[/THINK\].*", None),
     ],
 )
-def test_a_pattern_that_begins_with_what_ends_the_prompt_is_warned_of(
+def test_a_pattern_that_begins_with_the_end_of_the_prompt_is_warned_of(
     models: dict[bool, Path],
     prompt: str,
     beginning: str,
@@ -148,7 +148,7 @@ def test_a_pattern_that_begins_with_what_ends_the_prompt_is_warned_of(
     assert all(f"{pattern!r} begins with {tag}, " in message for message in seen)
 
 
-def test_a_beginning_of_the_turn_that_the_pattern_excludes_is_warned_of(
+def test_a_start_of_the_turn_that_the_pattern_excludes_is_warned_of(
     models: dict[bool, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     for pattern, is_warned in (("<answer>.*", True), ("^<think>\n", False), ("<think>", False), (".*</think>", False)):
@@ -169,7 +169,7 @@ def test_a_beginning_of_the_turn_that_the_pattern_excludes_is_warned_of(
         ("a?(?<=b)c*?d{2,}+", ["b", "d"], ""),
     ],
 )
-def test_the_texts_of_a_pattern_that_every_match_has(pattern: str, texts: list[str], beginning: str) -> None:
+def test_the_texts_that_every_match_contains_are_found(pattern: str, texts: list[str], beginning: str) -> None:
     seen: list[str] = []
     assert lost_part(pattern, lambda text: seen.append(text)) is None
     assert seen[: len(texts)] == texts
@@ -177,7 +177,7 @@ def test_the_texts_of_a_pattern_that_every_match_has(pattern: str, texts: list[s
 
 
 def without_end(folder: Path, **files: dict[str, object]) -> Path:
-    """A model of which no file names an end token but those that are given."""
+    """A model whose files name no end token except the given ones."""
     chat_models.save(folder, chat_models.CHATML.replace("BEGINNING", ""), eos_token=None)
     for name, document in files.items():
         file = folder / f"{name}.json"
@@ -191,12 +191,12 @@ def without_end(folder: Path, **files: dict[str, object]) -> Path:
     [
         {},
         {"generation_config": {"eos_token_id": None}},
-        # No token of the model's.
+        # Not a token of the model.
         {"config": {"eos_token_id": 100_000}},
     ],
     ids=["nowhere", "null", "unknown"],
 )
-def test_a_model_without_an_end_token_cannot_mask_what_is_cut_off(
+def test_a_model_without_an_end_token_cannot_mask_truncated_responses(
     tmp_path: Path, files: dict[str, dict[str, object]], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = without_end(tmp_path, **files)
@@ -212,7 +212,7 @@ def test_a_model_without_an_end_token_cannot_mask_what_is_cut_off(
     check_responses(training(".*", masks=True, stop=("\n",)), folder, [row()])
 
 
-def test_a_stop_text_that_the_tokens_cannot_make_ends_nothing(tmp_path: Path) -> None:
+def test_a_stop_text_that_the_tokens_cannot_spell_ends_nothing(tmp_path: Path) -> None:
     for file in DIGITS.iterdir():
         if file.suffix == ".json":
             document = json.loads(file.read_text())
@@ -223,7 +223,7 @@ def test_a_stop_text_that_the_tokens_cannot_make_ends_nothing(tmp_path: Path) ->
     check_responses(training(".*", masks=True, stop=("END", "12")), tmp_path, [row()])
 
 
-def test_a_template_that_ends_turns_with_no_end_token_is_warned_of(
+def test_a_template_that_ends_turns_without_an_end_token_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     chat_models.save(tmp_path, chat_models.CHATML.replace("BEGINNING", ""))

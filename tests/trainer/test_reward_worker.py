@@ -1,4 +1,4 @@
-"""Several rewards of one worker: by name, side by side, while the process does something else. Real processes."""
+"""Several rewards of one worker: by name, concurrently, while the process does something else. Real processes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def responses(*texts: str) -> DataProto:
 
 
 class OneWorker:
-    """A group of one RewardWorker, and a generator whose responses are there already."""
+    """A group of one RewardWorker, and a generator whose responses are ready."""
 
     def __init__(self, worker: RewardWorker, *texts: str) -> None:
         self.worker, self.texts = worker, texts
@@ -143,7 +143,7 @@ class OneWorker:
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no object store."""
+    """Replaces the object store."""
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
 
 
@@ -183,8 +183,8 @@ def test_rewards_are_columns_metrics_and_samples_by_name_and_their_weighted_sum_
 
 
 @pytest.mark.usefixtures("in_place")
-def test_what_a_reward_found_is_in_the_samples_by_its_name(tmp_path: Path) -> None:
-    """Of those that say it, and of responses that were scored; at a bounded length."""
+def test_the_extracted_answer_of_a_reward_is_in_the_samples_by_its_name(tmp_path: Path) -> None:
+    """For rewards that report one, and for responses that were scored; with bounded length."""
     tolerant = function("last_digit", on_error=ErrorPolicy.SCORE)
     with worker_of(tmp_path, tolerant, FORM) as worker:
         phase = phase_of(OneWorker(worker, "a1b2", "none", "bad", "long"))
@@ -197,7 +197,7 @@ def test_what_a_reward_found_is_in_the_samples_by_its_name(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("in_place")
-def test_rewards_and_samples_have_the_beginning_of_the_turn_in_the_response_and_not_in_the_prompt(
+def test_rewards_and_samples_have_the_start_of_the_turn_in_the_response_and_not_in_the_prompt(
     tmp_path: Path,
 ) -> None:
     thought = Reward(name="form", type=RewardType.FORMAT, format=FormatReward(pattern="<think>.*</think>.*"))
@@ -238,7 +238,7 @@ def test_failures_are_counted_for_each_reward(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_place")
-def test_a_failure_that_is_not_tolerated_names_its_reward_unless_a_stop_was_asked_for(tmp_path: Path) -> None:
+def test_a_failure_beyond_the_limit_names_its_reward_unless_a_stop_was_requested(tmp_path: Path) -> None:
     stop = StopRequest()
     with worker_of(tmp_path, function("length"), FORM) as worker:
         phase = phase_of(OneWorker(worker, "bad", "a", "a", "a"), stop)
@@ -248,15 +248,15 @@ def test_a_failure_that_is_not_tolerated_names_its_reward_unless_a_stop_was_aske
         stop.is_requested = True
         with pytest.raises(StepAbandonedError):
             phase.scored(unscored)
-        # What was given up is not in the way.
+        # Work that was abandoned is not in the way.
         stop.is_requested = False
         phase = phase_of(OneWorker(worker, *TEXTS))
         begun(phase)
         assert phase.scored(begun(phase)).named_rewards_B["form"].tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
-def test_rewards_are_scored_side_by_side_while_the_process_works(tmp_path: Path) -> None:
-    """Two rewards of two processes each, which wait for each other, before anybody waits for their scores."""
+def test_rewards_are_scored_concurrently_while_the_process_works(tmp_path: Path) -> None:
+    """Two rewards of two processes each, which wait for each other before their scores are requested."""
     (tmp_path / "met").mkdir()
     again = function("meets", timeout_seconds=60.0)
     other = ScorerSettings(again.reward.model_copy(update={"name": "other"}), again.where, again.scorer, 2)
@@ -264,7 +264,7 @@ def test_rewards_are_scored_side_by_side_while_the_process_works(tmp_path: Path)
         receipt = worker.start_scoring(responses("a", "b"))
         give_up_at = time.monotonic() + 60
         while len(list((tmp_path / "met").iterdir())) < 4:
-            assert time.monotonic() < give_up_at, "one waits for another"
+            assert time.monotonic() < give_up_at, "one reward waits for another"
             time.sleep(0.01)
         scores = worker.finish_scoring(receipt)
     assert scores[score_column("meets")].tolist() == scores[score_column("other")].tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Scoring processes that are killed, and what is taken for a score: neither costs a response that has done nothing."""
+"""Scoring processes that are killed, and what is accepted as a score: neither makes an innocent response fail."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def begun(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_process_that_somebody_else_kills_costs_no_response(folder: Path) -> None:
+def test_a_process_killed_from_outside_fails_no_response(folder: Path) -> None:
     with pool_in(folder) as pool:
         scored = pool.submit(requests("number 1", "waits 2", "number 3", "number 4"))
         give_up_at = time.monotonic() + 60
@@ -100,8 +100,8 @@ def test_a_process_that_somebody_else_kills_costs_no_response(folder: Path) -> N
     assert begun(folder).count("waits 2") == 2
 
 
-def test_processes_that_are_killed_twice_at_a_response_are_told_apart_from_a_reward_that_fails(folder: Path) -> None:
-    """Exit codes, other signals and a connection that the reward closes are its own doing."""
+def test_processes_killed_twice_at_a_response_are_distinguished_from_a_failing_reward(folder: Path) -> None:
+    """Exit codes, other signals and a connection that the reward closes are failures of the reward."""
     with pool_in(folder, num_processes=2) as pool:
         outcomes = run(pool, "dies", "number 2", "dies_once 3", "closes", "exits_then", "number 4")
     assert [outcome.score for outcome in outcomes] == [0.0, 2.0, 3.0, 0.0, 0.0, 4.0]
@@ -132,14 +132,14 @@ def test_a_kill_never_becomes_a_score(policy: ErrorPolicy) -> None:
     assert "numProcesses" in lines[-1]
 
 
-def test_a_process_that_is_killed_while_it_loads_is_no_fault_of_the_job(folder: Path) -> None:
+def test_a_process_killed_while_loading_is_no_configuration_error(folder: Path) -> None:
     (folder / "large_rewards.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with pool_in(folder, path="large_rewards:score") as pool, pytest.raises(ResourceError, match="out of memory"):
         pool.wait_until_ready()
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_what_a_reward_writes_is_not_taken_for_a_score(folder: Path, forged: str) -> None:
+def test_output_of_a_reward_is_not_taken_for_a_score(folder: Path, forged: str) -> None:
     with pool_in(folder) as pool:
         outcomes = run(pool, "number 2", f"forges {forged}", "number 3", "number 4")
         later = run(pool, "number 5")
@@ -162,7 +162,7 @@ def circular() -> object:
 
 
 @pytest.mark.parametrize("value", [nested(5000), circular(), 10**5000], ids=["deep", "circular", "digits"])
-def test_a_row_that_json_cannot_carry_is_refused_by_name(folder: Path, value: object) -> None:
+def test_a_row_that_json_cannot_represent_is_rejected_by_name(folder: Path, value: object) -> None:
     with pool_in(folder) as pool:
         with pytest.raises(RewardError, match=r"a dataset row cannot be sent to the reward: .*; use only strings"):
             pool.submit([RewardRequest("p", "number 1", None, {"odd": value})])

@@ -1,4 +1,4 @@
-"""Which scorer a job gets, and what is said when it cannot be had. Scorers are loaded in this process here."""
+"""Which scorer a job gets, and the errors when it cannot be loaded. Scorers are loaded in this process here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE_DATASET = Dataset(type=DatasetType.FILE, file=FileDataset(path="x.jsonl"))
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of this test's own, importable."""
+    """An importable module of this test."""
     name = f"rewards_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(
         "def exact(prompt, response, answer, row):\n"
@@ -88,7 +88,7 @@ def test_a_function_gets_its_arguments_by_name(module: str) -> None:
         ("needy_{module}:f", r"(?s)importing needy_{module}:f failed.*No module named 'library_that_is_not_installed'"),
     ],
 )
-def test_a_function_that_cannot_be_used_is_refused(module: str, path: str, message: str) -> None:
+def test_an_unusable_function_is_rejected(module: str, path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("{module}", module)) as caught:
         FunctionScorer(path.replace("{module}", module), WHERE).load()
     assert str(caught.value).startswith(f"{WHERE}: ")
@@ -102,7 +102,7 @@ def test_a_function_that_cannot_be_used_is_refused(module: str, path: str, messa
         ("pydantic/rewards.py", "pydantic.rewards:score", "pydantic"),
     ],
 )
-def test_a_file_that_an_installed_package_hides_is_refused_by_name(
+def test_a_file_hidden_by_an_installed_package_is_rejected_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, path: str, named: str
 ) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ def test_a_file_that_an_installed_package_hides_is_refused_by_name(
     assert f"(seen: {path!r}); rename" in message
 
 
-def test_an_installed_package_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pydantic").mkdir()
     (tmp_path / "pydantic" / "rows.jsonl").write_text("{}")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -124,7 +124,7 @@ def test_an_installed_package_may_be_meant(tmp_path: Path, monkeypatch: pytest.M
     assert find_named("pydantic.fields:Field", WHERE) is pydantic.Field
 
 
-def test_a_file_that_hides_what_the_trainer_needs_is_named_when_an_import_fails(
+def test_a_file_that_hides_a_dependency_of_the_trainer_is_named_when_an_import_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "typer.py"
@@ -146,7 +146,7 @@ def error_of(program: str) -> Exception:
         exec(program, {})
     except Exception as error:
         return error
-    raise AssertionError("nothing was raised")
+    raise AssertionError("no error was raised")
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_reasoning_gym_needs_its_dataset() -> None:
         ("", 0.0),
     ],
 )
-def test_a_form_is_of_the_whole_response(response: str, score: float) -> None:
+def test_a_format_pattern_matches_the_whole_response(response: str, score: float) -> None:
     scorer = FormatScorer("<think>.*</think><answer>.*</answer>", WHERE).load()
     assert scorer(RewardRequest("", response, None, {})) == score
 
 
-def test_a_pattern_of_another_python_is_refused() -> None:
+def test_a_pattern_of_another_python_version_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match=r"\(reward style\): '\(a' .*regular expression .*missing \)"):
         FormatScorer("(a", WHERE).load()
 
@@ -244,7 +244,7 @@ def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
     row = {"question": "88 + 94", "answer": "182", "metadata": {"source_dataset": "basic_arithmetic"}}
     assert scorer(RewardRequest("", "88 + 94 = 182\nand 7", "182", row)) == Scored(1.0, "182")
     assert scorer(RewardRequest("", "88 + 94 = 181", "182", row)) == Scored(0.0, "181")
-    # Half of `12` is right for basic_arithmetic; spell_backward wants all of it.
+    # Half of `12` is right for basic_arithmetic; spell_backward requires all of it.
     assert scorer(RewardRequest("", "12", "2", {**row, "answer": "2"})) == Scored(0.5, "12")
     other = {"question": "2", "answer": "2", "metadata": {"source_dataset": "spell_backward"}}
     assert scorer(RewardRequest("", "12", "2", other)) == Scored(0.0, "12")
@@ -259,6 +259,6 @@ def test_reasoning_gym_scores_by_the_task_of_the_row() -> None:
         ("basic_arithmetic", {"min_terms": -1}, r"rejects the settings .*: min_terms must be positive"),
     ],
 )
-def test_unknown_tasks_and_settings_are_refused(task: str, config: dict[str, object], message: str) -> None:
+def test_unknown_tasks_and_settings_are_rejected(task: str, config: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ReasoningGymScorer(task, config, WHERE).load()

@@ -1,4 +1,4 @@
-"""Scoring processes: order, limits, crashes, and that none is left behind. Real processes, user code from a file."""
+"""Scoring processes: order, limits, crashes, and cleanup. Real processes, user code from a file."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_outcomes_come_in_the_order_of_the_requests(pool: ScorerPool) -> None:
     assert pool.submit([]).result(timeout=60) == []
 
 
-def test_a_hanging_scorer_costs_its_own_response_only_and_dies_with_its_children(folder: Path) -> None:
+def test_a_hanging_scorer_fails_only_its_own_response_and_dies_with_its_children(folder: Path) -> None:
     with make_pool(folder, timeout_seconds=0.5) as pool:
         pool.wait_until_ready()
         started = time.monotonic()
@@ -191,13 +191,13 @@ def test_a_hanging_scorer_costs_its_own_response_only_and_dies_with_its_children
     assert is_gone(grandchild(folder))
 
 
-def test_a_stop_signal_ends_no_scoring_and_still_ends_what_user_code_started(pool: ScorerPool) -> None:
+def test_a_stop_signal_ends_no_scoring_and_still_ends_processes_of_user_code(pool: ScorerPool) -> None:
     outcomes = run(pool, "terminated", "terminates", "terminated")
     assert statuses(outcomes) == "OOO"
     assert [outcome.score for outcome in outcomes] == [1.0, 1.0, 1.0]
 
 
-def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(pool: ScorerPool) -> None:
+def test_a_dying_scorer_fails_only_its_own_response_and_the_end_of_its_output_is_kept(pool: ScorerPool) -> None:
     outcomes = run(pool, "number 1", "exit", "number 2", "crash", "exit_with_child", *["number 3"] * 8)
     assert statuses(outcomes) == "OEOEE" + "O" * 8
     assert "ended its process (exit code 7)" in outcomes[1].detail
@@ -209,7 +209,7 @@ def test_a_dying_scorer_costs_its_own_response_only_and_its_last_words_are_kept(
 
 
 @pytest.mark.parametrize("how", ["scribble", "flood"])
-def test_a_scorer_that_writes_where_its_scores_go_costs_its_own_response_only(pool: ScorerPool, how: str) -> None:
+def test_a_scorer_that_writes_to_the_score_channel_fails_only_its_own_response(pool: ScorerPool, how: str) -> None:
     outcomes = run(pool, "number 1", how, "number 3", "number 4")
     assert [outcome.score for outcome in outcomes] == [1.0, 0.0, 3.0, 4.0]
     assert outcomes[1].detail.startswith("wrote into the connection")
@@ -226,8 +226,8 @@ def test_errors_name_the_exception_and_the_line(pool: ScorerPool) -> None:
     assert left.detail.startswith("raised SystemExit: 0")
 
 
-def test_values_that_are_no_scores_are_errors_of_their_responses(pool: ScorerPool) -> None:
-    """One process scores all of them: none dies of one."""
+def test_invalid_scores_are_errors_of_their_responses(pool: ScorerPool) -> None:
+    """One process scores all of them: no value kills it."""
     beginnings = {
         "large": "returned a int (1000",
         "digits": "returned a int (its repr raises ValueError)",
@@ -257,19 +257,19 @@ def test_a_reward_may_print_any_response(folder: Path) -> None:
     assert "\\u4f60\\u597d" in "".join(log.read_text() for log in (folder / "logs").iterdir())
 
 
-def test_scoring_processes_are_light_and_see_only_what_they_may(pool: ScorerPool) -> None:
+def test_scoring_processes_are_light_and_see_only_allowed_variables(pool: ScorerPool) -> None:
     outcomes = run(pool, "modules", "environment SECRET", "environment JUDGE", "environment OMP_NUM_THREADS")
     assert [outcome.score for outcome in outcomes] == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_rows_arrive_whole_and_large(pool: ScorerPool) -> None:
+def test_large_rows_arrive_complete(pool: ScorerPool) -> None:
     row = pool.submit([RewardRequest("p", "row", {"x": None}, {"pair": (1, 2)})]).result(timeout=60)
     assert row[0].score == 1.0
     large = pool.submit([RewardRequest("p" * 500_000, "big", None, {}) for _ in range(6)]).result(timeout=60)
     assert [outcome.score for outcome in large] == [500_000.0] * 6
 
 
-def test_a_row_that_cannot_be_sent_is_refused_at_once(pool: ScorerPool) -> None:
+def test_a_row_that_cannot_be_sent_is_rejected_at_once(pool: ScorerPool) -> None:
     with pytest.raises(RewardError, match=r"cannot be sent to the reward: .*bytes"):
         pool.submit([RewardRequest("p", "row", None, {"image": b"\0"})])
 
@@ -282,7 +282,7 @@ def test_a_scorer_that_cannot_be_loaded_is_reported_before_any_work(folder: Path
             pool.submit([RewardRequest("p", "number 1", None, {})])
 
 
-def test_a_module_that_ends_or_blocks_the_process_is_reported(folder: Path) -> None:
+def test_a_module_that_exits_or_blocks_the_process_is_reported(folder: Path) -> None:
     with (
         make_pool(folder, "broken_rewards:score") as pool,
         pytest.raises(RewardError, match=r"(?s)broken_rewards:score ended its process \(exit code 5\).*loading"),
@@ -296,14 +296,14 @@ def test_a_module_that_ends_or_blocks_the_process_is_reported(folder: Path) -> N
 
 
 @pytest.mark.parametrize("spec", [MathAnswerScorer("here"), FormatScorer("x", "here")])
-def test_a_scorer_of_ours_that_is_killed_while_it_loads_is_no_fault_of_the_job(folder: Path, spec: ScorerSpec) -> None:
+def test_a_built_in_scorer_killed_while_loading_is_no_configuration_error(folder: Path, spec: ScorerSpec) -> None:
     (folder / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     message = rf"(?s)^here: {re.escape(spec.name)} ended its process \(signal SIGKILL\).*\n.* out of memory$"
     with make_pool(folder, spec=spec) as pool, pytest.raises(ResourceError, match=message):
         pool.wait_until_ready()
 
 
-def test_closing_kills_the_processes_and_fails_what_is_not_finished(folder: Path) -> None:
+def test_closing_kills_the_processes_and_fails_unfinished_requests(folder: Path) -> None:
     with make_pool(folder) as pool:
         pool.wait_until_ready()
         process_ids = pool.process_ids()
@@ -339,11 +339,11 @@ def test_nothing_outlives_a_killed_parent(folder: Path) -> None:
     assert all(is_gone(process_id) for process_id in process_ids)
 
 
-def test_hundreds_of_easy_responses_cost_milliseconds(pool: ScorerPool) -> None:
+def test_hundreds_of_easy_responses_take_milliseconds(pool: ScorerPool) -> None:
     pool.wait_until_ready()
     requests = [RewardRequest("p" * 50, "number 1", "182", {"prompt": "p" * 50, "answer": "182"})] * 512
     seconds = [math.inf]
-    # About 20 ms on two idle cores; a machine that is busy now is not so at all times.
+    # About 20 ms on two idle cores; a machine that is busy now is not busy all the time.
     while min(seconds) >= 0.4 and len(seconds) <= 50:
         started = time.monotonic()
         pool.submit(requests).result(timeout=60)
@@ -360,7 +360,7 @@ def wait_for(ask: Callable[[], Found]) -> Found:
 
 
 def grandchild(folder: Path) -> int:
-    """The process that the hanging scorer has started, as it printed it."""
+    """The process that the hanging scorer has started, as printed by it."""
     logs = folder / "logs"
     found = wait_for(lambda: re.search(r"grandchild (\d+)\n", "".join(path.read_text() for path in logs.iterdir())))
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""What counts as a score, what is scored of a response, and what failures do to the job."""
+"""What counts as a score, which part of a response is scored, and what failures do to the job."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from rljob_trainer.workers.reward import apply_error_policies
         *[(Fraction(1, 4), 0.25), (float(np.finfo(np.float32).max), 3.4028234663852886e38), (10**30, 1e30)],
     ],
 )
-def test_numbers_and_truth_values_are_scores(value: object, score: float) -> None:
+def test_numbers_and_booleans_are_scores(value: object, score: float) -> None:
     assert as_score(value) == score
 
 
 class Unconvertible(Fraction):
-    """A number that is none after all."""
+    """A number that cannot be converted."""
 
     def __float__(self) -> float:
         raise KeyError("float")
 
 
 class Unshown:
-    """What cannot even be shown."""
+    """An object without a string form."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -60,13 +60,13 @@ class Unshown:
         (torch.tensor(1.0), "returned a Tensor (tensor(1.)); return a finite number (int, float, True or False)"),
     ],
 )
-def test_anything_else_is_refused_saying_what_it_was(value: object, text: str) -> None:
+def test_other_values_are_rejected_with_the_value_seen(value: object, text: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         as_score(value)
     assert str(caught.value) == text
 
 
-def test_a_score_may_say_what_was_found() -> None:
+def test_a_score_may_include_the_extracted_answer() -> None:
     assert (as_score(Scored(0.5, "18")), as_found(Scored(0.5, "18"))) == (0.5, "18")
     assert as_found(Scored(0.0, "")) == ""
     assert as_found(1.0) is None
@@ -91,13 +91,13 @@ def test_a_score_may_say_what_was_found() -> None:
     ],
     ids=["int", "fraction", "unconvertible", "longdouble", "float", "float64"],
 )
-def test_numbers_beyond_32_bits_are_refused(value: object, seen: str) -> None:
+def test_numbers_beyond_float32_are_rejected(value: object, seen: str) -> None:
     with pytest.raises(ValueError, match=f"^returned {re.escape(seen)}"):
         as_score(value)
 
 
 @pytest.mark.parametrize("value", [Decimal("1e400"), Decimal("0.5"), Unshown()])
-def test_what_is_no_real_number_is_refused_however_it_shows_itself(value: object) -> None:
+def test_values_that_are_not_real_numbers_are_rejected_whatever_their_string_form(value: object) -> None:
     seen = "its repr raises RuntimeError" if isinstance(value, Unshown) else repr(value)
     with pytest.raises(TypeError, match=re.escape(f"returned a {type(value).__name__} ({seen}); return a finite")):
         as_score(value)
@@ -126,7 +126,7 @@ def test_what_is_no_real_number_is_refused_however_it_shows_itself(value: object
         ("<think>is it 3? <answer>3</answer>", "3", ""),
     ],
 )
-def test_the_scored_part_of_a_response(response: str, expected: str | None, found: str) -> None:
+def test_the_scored_part_of_a_response_is_found(response: str, expected: str | None, found: str) -> None:
     assert find_answer(response, expected) == found
 
 
@@ -160,7 +160,7 @@ def test_the_scored_part_of_a_response(response: str, expected: str | None, foun
         ("18", "18.0", 0.0),
     ],
 )
-def test_the_one_right_spelling(response: str, answer: object, score: float) -> None:
+def test_a_number_has_one_accepted_spelling(response: str, answer: object, score: float) -> None:
     assert exact_match("p", response, answer, {}) == score
 
 
@@ -193,7 +193,7 @@ FINAL_MESSAGES = {
     "<think>20</think>18<|im_end|><think>": "",
     "18<|endoftext|>Question 2": "18\nQuestion 2",
     "<answer>18</answer><|eom|>": "<answer>18</answer>",
-    # These are none.
+    # These have none.
     "E<|x|>": "E<|x|>",
     "0 <|x| and |y|> 2": "0 <|x| and |y|> 2",
     "[INST] 18 [/INST]": "[INST] 18 [/INST]",
@@ -213,18 +213,18 @@ def test_the_final_message_has_no_thinking_and_no_special_tokens(response: str) 
     assert final_message(response).strip() == FINAL_MESSAGES[response]
 
 
-def test_every_reward_that_looks_for_an_answer_reads_the_final_message() -> None:
+def test_every_reward_that_extracts_an_answer_reads_the_final_message() -> None:
     score = MathAnswerScorer("spec.training.rewards[0]").load()
-    said_18 = [response for response, message in FINAL_MESSAGES.items() if message in ("18", "It is 18")]
-    said_nothing = [response for response, message in FINAL_MESSAGES.items() if message == ""]
-    assert len(said_18) >= 11
-    assert len(said_nothing) >= 4
-    assert {score(RewardRequest("", response, "18", {})) for response in said_18} == {Scored(1.0, "18")}
-    assert {score(RewardRequest("", response, "18", {})) for response in said_nothing} == {Scored(0.0, "")}
-    assert {find_answer(response, "18") for response in said_18} == {"18"}
-    assert {find_answer(response, "18") for response in said_nothing} == {""}
-    assert {exact_match("", response, FINAL_MESSAGES[response], {}) for response in said_18} == {1.0}
-    assert {exact_match("", response, "18", {}) for response in said_nothing} == {0.0}
+    with_18 = [response for response, message in FINAL_MESSAGES.items() if message in ("18", "It is 18")]
+    without_answer = [response for response, message in FINAL_MESSAGES.items() if message == ""]
+    assert len(with_18) >= 11
+    assert len(without_answer) >= 4
+    assert {score(RewardRequest("", response, "18", {})) for response in with_18} == {Scored(1.0, "18")}
+    assert {score(RewardRequest("", response, "18", {})) for response in without_answer} == {Scored(0.0, "")}
+    assert {find_answer(response, "18") for response in with_18} == {"18"}
+    assert {find_answer(response, "18") for response in without_answer} == {""}
+    assert {exact_match("", response, FINAL_MESSAGES[response], {}) for response in with_18} == {1.0}
+    assert {exact_match("", response, "18", {}) for response in without_answer} == {0.0}
 
 
 WHERE = "spec.training.rewards[1]"
@@ -245,7 +245,7 @@ def test_tolerated_failures_get_the_error_score() -> None:
     assert scores == (0.75, -1.0, -1.0)
 
 
-def test_an_error_that_is_not_tolerated_names_everything_needed_to_mend_it() -> None:
+def test_an_error_beyond_the_limit_names_everything_needed_to_fix_it() -> None:
     with pytest.raises(RewardError) as caught:
         apply_error_policies(reward(ErrorPolicy.FAIL, ErrorPolicy.SCORE), WHERE, "my.module:score", REQUESTS, OUTCOMES)
     *lines, advice = str(caught.value).splitlines()
@@ -259,12 +259,12 @@ def test_an_error_that_is_not_tolerated_names_everything_needed_to_mend_it() -> 
     assert "set spec.training.rewards[1].onError: Score" in advice
 
 
-def test_a_timeout_that_is_not_tolerated_names_its_own_switch() -> None:
+def test_a_timeout_beyond_the_limit_names_its_own_setting() -> None:
     with pytest.raises(RewardError, match=r"(?s)ran longer than 2 s.*'response 2'.*onTimeout: Score"):
         apply_error_policies(reward(ErrorPolicy.SCORE, ErrorPolicy.FAIL), WHERE, "f", REQUESTS, OUTCOMES)
 
 
-def test_long_texts_are_cut_in_the_middle() -> None:
+def test_long_texts_are_shortened_in_the_middle() -> None:
     assert excerpt("a" * 6 + "b" * 6, 4) == "aa ... (8 characters) ... bb"
     assert excerpt("short", 5) == "short"
 
@@ -282,11 +282,11 @@ def test_long_texts_are_cut_in_the_middle() -> None:
         {"__pairs__": {"__tuple__": [(1,)]}, "other": 1},
     ],
 )
-def test_values_arrive_as_they_were_sent(value: object) -> None:
+def test_values_are_received_as_they_were_sent(value: object) -> None:
     assert decode(encode(value)) == value
 
 
-def test_errors_survive_the_way_between_processes() -> None:
+def test_errors_survive_the_transfer_between_processes() -> None:
     for kind in (RewardError, DatasetError, ConfigurationError):
         copy = pickle.loads(pickle.dumps(kind("where: what")))
         assert type(copy) is kind

@@ -1,4 +1,4 @@
-"""The time limit of a response is of time in which this machine runs."""
+"""The time limit of a response counts only time in which this machine runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def score(prompt, response, answer, row):
 
 
 class ChangedClock:
-    """The pool's: it jumps at each wait of its thread, or between two of them."""
+    """The pool's clock: it jumps at each wait of its thread, or between two of them."""
 
     def __init__(self) -> None:
         self.seconds_ahead = 0.0
@@ -56,7 +56,7 @@ class ChangedClock:
                 return found
 
             def modify(self, *arguments: Any) -> selectors.SelectorKey:
-                """The last that the pool does before it waits again."""
+                """The last call of the pool before it waits again."""
                 clock.seconds_ahead += next(clock.jumps_after_wait, 0.0)
                 return super().modify(*arguments)
 
@@ -90,7 +90,7 @@ def waiting_reward(folder: Path) -> Iterator[Future[list[RewardOutcome]]]:
         yield scored
 
 
-def test_a_machine_that_stood_still_has_cost_no_response(tmp_path: Path, clock: ChangedClock) -> None:
+def test_a_suspended_machine_fails_no_response(tmp_path: Path, clock: ChangedClock) -> None:
     with waiting_reward(tmp_path) as scored:
         clock.jumps_in_wait, waits_then = iter([1000.0]), clock.num_waits
         wait_until(lambda: clock.num_waits > waits_then + 10)
@@ -100,8 +100,8 @@ def test_a_machine_that_stood_still_has_cost_no_response(tmp_path: Path, clock: 
 
 
 @pytest.mark.parametrize(("where", "num_limits"), [("jumps_in_wait", 2), ("jumps_after_wait", 1)])
-def test_a_slow_pool_ends_a_reward_that_hangs(tmp_path: Path, clock: ChangedClock, where: str, num_limits: int) -> None:
-    """Its thread gets a core every twenty seconds. In a wait that looks as if the machine had stood still."""
+def test_a_slow_pool_ends_a_hanging_reward(tmp_path: Path, clock: ChangedClock, where: str, num_limits: int) -> None:
+    """Its thread gets a core every twenty seconds. During a wait that looks like a suspended machine."""
     with waiting_reward(tmp_path) as scored:
         began = clock.monotonic()
         setattr(clock, where, itertools.repeat(20.0))
@@ -109,7 +109,7 @@ def test_a_slow_pool_ends_a_reward_that_hangs(tmp_path: Path, clock: ChangedCloc
         setattr(clock, where, iter(()))
         seconds = clock.monotonic() - began
     assert outcome.status == "TIMEOUT"
-    # What it waited in truth is as long as the test takes on this machine.
+    # The real waiting time is as long as the test takes on this machine.
     assert num_limits * 300 - 30 < seconds < num_limits * 300 + 150
 
 
@@ -130,7 +130,7 @@ def score(prompt, response, answer, row):
 """
 
 
-def test_the_time_limit_does_not_count_what_other_processes_took_of_the_cores(tmp_path: Path) -> None:
+def test_the_time_limit_does_not_count_core_time_of_other_processes(tmp_path: Path) -> None:
     """A reward that needs 0.4 s of a core shares it with three others, so it takes four times as long."""
     (tmp_path / "busy.py").write_text(BUSY_REWARD)
     with ScorerPool(

@@ -1,4 +1,4 @@
-"""Which rows a model is too short for, by its configuration and the job's length fields."""
+"""Which rows exceed a model's positions, by its configuration and the job's length fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS: dict[str, tuple[PreTrainedConfig, int | None]] = {
     "a window": (tiny_models.FLAT["mistral"](), 128),
     "no positions": (MptConfig(), None),
     "linear": (scaled("linear"), 256),
-    # As in vLLM and transformers: max_position_embeddings is what it has been stretched to.
+    # As in vLLM and transformers: max_position_embeddings is the extended length.
     "YaRN": (scaled("yarn", original_max_position_embeddings=16), 64),
     "Llama 3": (
         scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
@@ -40,7 +40,7 @@ LIMITS: dict[str, tuple[PreTrainedConfig, int | None]] = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_the_limit_of_a_model_is_that_of_its_positions(name: str) -> None:
+def test_the_limit_of_a_model_is_its_number_of_positions(name: str) -> None:
     config, limit = LIMITS[name]
     assert position_limit(config) == limit
 
@@ -59,8 +59,8 @@ def prompts(longest: int, longest_held_out: int = 1) -> Prompts:
 
 
 @pytest.mark.parametrize("engine", [RolloutEngine.VLLM, RolloutEngine.HUGGING_FACE])
-def test_a_row_beyond_the_positions_is_refused_at_the_length_fields(tmp_path: Path, engine: RolloutEngine) -> None:
-    """Real rows count, not maxPromptTokens: this job's evaluation has 99."""
+def test_a_row_beyond_the_positions_is_rejected_by_the_length_fields(tmp_path: Path, engine: RolloutEngine) -> None:
+    """Real rows count, not maxPromptTokens: the longest row of this job's evaluation has 99 tokens."""
     LlamaConfig(max_position_embeddings=64).save_pretrained(tmp_path)
     check_row_lengths(tmp_path, training(engine), prompts(44, 44))
     message = (
@@ -74,7 +74,7 @@ def test_a_row_beyond_the_positions_is_refused_at_the_length_fields(tmp_path: Pa
         check_row_lengths(tmp_path, training(engine), prompts(45, 46))
 
 
-def test_too_many_new_tokens_are_refused_before_the_data_is_loaded(tmp_path: Path) -> None:
+def test_too_many_new_tokens_are_rejected_before_the_data_is_loaded(tmp_path: Path) -> None:
     LlamaConfig(max_position_embeddings=64).save_pretrained(tmp_path)
     check_row_lengths(tmp_path, training(RolloutEngine.VLLM, 63))
     with pytest.raises(ConfigurationError, match=r"maxNewTokens \(64\): a prompt of one token .* 65 tokens, .*64"):
@@ -82,8 +82,8 @@ def test_too_many_new_tokens_are_refused_before_the_data_is_loaded(tmp_path: Pat
 
 
 @pytest.mark.parametrize("engine", [RolloutEngine.VLLM, RolloutEngine.HUGGING_FACE])
-def test_rows_that_would_change_the_rotary_frequencies_are_refused(tmp_path: Path, engine: RolloutEngine) -> None:
-    """The training engine cannot follow them, whatever generates."""
+def test_rows_that_would_change_the_rotary_frequencies_are_rejected(tmp_path: Path, engine: RolloutEngine) -> None:
+    """The training engine cannot follow them, whatever the rollout engine is."""
     scaled("dynamic").save_pretrained(tmp_path)
     check_row_lengths(tmp_path, training(engine), prompts(44))
     with pytest.raises(ConfigurationError, match=r"may have 65 tokens, .* 64 \(.* rotary freq"):

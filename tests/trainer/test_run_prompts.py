@@ -1,4 +1,4 @@
-"""What is trained on and what is held out."""
+"""Which prompts are trained on and which are held out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
     assert str(prompts) == "1 training prompts, 1 held-out prompts, 1 training rows removed because they are held out"
 
 
-def test_rows_of_which_some_have_no_answer_are_refused(tmp_path: Path) -> None:
+def test_rows_with_some_missing_answers_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": "2>"}\n')
     with pytest.raises(
@@ -56,8 +56,8 @@ def test_a_mathematical_reward_needs_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ['{"ground_truth": "1", "style": "rule"}', '["1"]', "true", "NaN", '"N/A"', '""'])
-def test_a_mathematical_reward_takes_strings_and_numbers(answer: str, tmp_path: Path) -> None:
-    """Another one takes anything."""
+def test_a_mathematical_reward_accepts_strings_and_numbers(answer: str, tmp_path: Path) -> None:
+    """Another reward accepts any value."""
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"prompt": "1>", "answer": 1e-05}}\n\n{{"prompt": "2>", "answer": {answer}}}\n')
     with pytest.raises(
@@ -69,7 +69,7 @@ def test_a_mathematical_reward_takes_strings_and_numbers(answer: str, tmp_path: 
 
 
 def test_held_out_answers_are_checked_too(tmp_path: Path) -> None:
-    """Of the prompts that the evaluation uses."""
+    """Those of the prompts that the evaluation uses."""
     path, evaluation = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
     path.write_text('{"prompt": "1>", "answer": 1}\n')
     evaluation.write_text('{"prompt": "2>", "answer": "-"}\n')

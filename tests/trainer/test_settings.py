@@ -1,4 +1,4 @@
-"""The trainer's environment: numbers that are refused, and what is known where the rest cannot be read."""
+"""The trainer's environment variables: invalid numbers, and what is known when the rest cannot be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLJOB_SPEC", "{}")
 
 
-def test_the_start_number_is_the_attempt_where_nobody_counts_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_number_is_the_attempt_if_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (read_settings().attempt, read_settings().start_number) == (1, 1)
     monkeypatch.setenv("RLJOB_ATTEMPT", "3")
     assert (read_settings().attempt, read_settings().start_number) == (3, 3)
@@ -53,13 +53,13 @@ def test_the_start_number_is_the_attempt_where_nobody_counts_starts(monkeypatch:
 
 @pytest.mark.parametrize("name", ["RLJOB_ATTEMPT", "RLJOB_START_NUMBER", "OMP_NUM_THREADS"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "two", "2147483648", "٣"])
-def test_numbers_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_invalid_numbers_are_rejected(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=rf"^{name}: .*1 to 2147483647 \(seen: "):
         read_settings()
 
 
-def test_the_state_file_is_known_where_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_file_is_known_when_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_state_target() is None
     monkeypatch.setenv("RLJOB_RUN_STATE_FILE", "/logs/state.json")
     assert run_state_target() == (Path("/logs/state.json"), 1)
@@ -69,14 +69,14 @@ def test_the_state_file_is_known_where_nothing_else_is(monkeypatch: pytest.Monke
     assert run_state_target() == (Path("/logs/state.json"), 1)
 
 
-def test_threads_that_ray_has_set_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_set_by_ray_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert (read_settings().num_threads, read_settings().is_ray_job) == (1, False)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert (read_settings().num_threads, read_settings().is_ray_job) == (1, True)
 
 
-def test_workers_get_a_number_of_threads_only_where_one_was_chosen() -> None:
+def test_workers_get_a_number_of_threads_only_if_one_was_chosen() -> None:
     assert worker_environment("cpu", 3)["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in worker_environment("cpu", None)
 
@@ -90,11 +90,11 @@ def test_workers_get_a_number_of_threads_only_where_one_was_chosen() -> None:
         ({"RLJOB_CACHE": "/cache", "HF_HUB_CACHE": "/mine"}, "/mine"),
     ],
 )
-def test_downloads_go_into_the_cache_that_is_named(
+def test_downloads_go_into_the_named_cache(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
 ) -> None:
     for name in ("RLJOB_CACHE", "HF_HOME", "HF_HUB_CACHE"):
-        # Set first, so that the test's end takes away what is set meanwhile.
+        # Set first, so that the fixture removes at the end what is set meanwhile.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in given.items():
@@ -104,7 +104,7 @@ def test_downloads_go_into_the_cache_that_is_named(
     assert worker_environment("cpu", None).get("HF_HUB_CACHE") == expected
 
 
-def test_programs_beside_the_trainer_take_whatever_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_beside_the_trainer_accept_any_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_pod_settings() == PodSettings(60.0, None, None)
     for name, value in {"RLJOB_GRACE_SECONDS": "115", "RLJOB_RUN_FOLDER": "/run", "RAY_AUTH_TOKEN": "t"}.items():
         monkeypatch.setenv(name, value)
@@ -113,8 +113,8 @@ def test_programs_beside_the_trainer_take_whatever_they_are_told(monkeypatch: py
     assert read_pod_settings().grace_seconds == 60.0
 
 
-def test_a_process_that_ray_started_in_advance_takes_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ray has put the copy of the job's folder there; its place is before what the controller found by its own.
+def test_a_process_that_ray_prestarted_adopts_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray has put the copy of the job's folder there; it comes before the paths that the controller found itself.
     monkeypatch.setenv("PYTHONPATH", "/copy:/both")
     monkeypatch.setattr(sys, "path", ["/script", "/copy", "/both", "/standard-library"])
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
@@ -124,7 +124,7 @@ def test_a_process_that_ray_started_in_advance_takes_on_the_environment(monkeypa
     assert sys.path == ["/script", "/copy", "/both", "/controller", "/standard-library"]
 
 
-def test_an_environment_without_a_python_path_leaves_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_a_python_path_keeps_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/own")
     monkeypatch.setattr(sys, "path", ["/script", "/own"])
     set_environment({"OMP_NUM_THREADS": "2"})
@@ -135,7 +135,7 @@ def test_an_environment_without_a_python_path_leaves_that_of_the_process(monkeyp
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"main": 0}', '{"main": "2"}', '{"main": true}', '{"main": 1.5}'])
-def test_nodes_that_are_no_numbers_by_pools_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_numbers_of_nodes_by_pool_are_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("RLJOB_POOL_NODES", text)
     with pytest.raises(ConfigurationError, match=r"^RLJOB_POOL_NODES: must be a JSON object"):
         read_settings()

@@ -13,7 +13,7 @@ from rljob_trainer.groups.shared_folders import UnseenFiles, check_shared, unsee
 
 
 class Node:
-    """Sees the real folders under the names of its own mounts."""
+    """A node that sees the real folders under the names of its own mounts."""
 
     def __init__(self, address: str, mounts: dict[Path, Path]) -> None:
         self.address = address
@@ -29,7 +29,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_folders, "WAIT_SECONDS", 0.3)
 
 
-def test_folders_that_are_shared(tmp_path: Path) -> None:
+def test_unshared_folders_are_named(tmp_path: Path) -> None:
     run, checkpoints = tmp_path / "run", tmp_path / "checkpoints"
     check_shared(
         {"run folder": run, "checkpoint folder": checkpoints}, [Node("a", {run: run, checkpoints: checkpoints})]

@@ -1,4 +1,4 @@
-"""The stacks of other processes, whatever they are doing, and nothing else of them."""
+"""The stacks of other processes, whatever they are doing, without disturbing them."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ globals()[sys.argv[2]]()
 
 
 PRINTS = 'print("there", flush=True)'
-"""What it has not always left when the other side reads it."""
+"""A line where the program may still be when the other side reads its output."""
 
 Start = Callable[[str], subprocess.Popen[str]]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts the program in one of its ways; the run's folder is the test's."""
+    """Starts the program in one of its modes; the run's folder is the test's."""
     started: list[subprocess.Popen[str]] = []
     (tmp_path / "program.py").write_text(PROGRAM)
 
@@ -110,7 +110,7 @@ def taken(folder: Path, seconds: float = 300.0) -> list[Stacks]:
         ("in_c_with_the_lock", 'ctypes.PyDLL(None).read(os.pipe()[0], b" ", 1)'),
     ],
 )
-def test_where_a_process_stands_that_never_comes_back(tmp_path: Path, start: Start, way: str, line: str) -> None:
+def test_a_hanging_process_shows_where_it_hangs(tmp_path: Path, start: Start, way: str, line: str) -> None:
     process = start(way)
     [stacks] = taken(tmp_path)
     while stacks.innermost_frame.rpartition(":")[2] == f"{line_of(way, PRINTS)} {way}":
@@ -127,7 +127,7 @@ def line_of(way: str, line: str) -> int:
     return lines.index(f"    {line}", lines.index(f"def {way}():")) + 1
 
 
-def test_it_goes_on_and_is_asked_again(tmp_path: Path, start: Start) -> None:
+def test_a_process_continues_and_can_be_asked_again(tmp_path: Path, start: Start) -> None:
     process = start("counting")
     seen = [len(each.text) for _ in range(5) for each in taken(tmp_path)]
     assert len(seen) == 5
@@ -137,14 +137,14 @@ def test_it_goes_on_and_is_asked_again(tmp_path: Path, start: Start) -> None:
     assert process.stdout.readline() == "sums are right\n"
 
 
-def test_the_main_thread_is_told_from_others(tmp_path: Path, start: Start) -> None:
+def test_the_main_thread_is_distinguished_from_others(tmp_path: Path, start: Start) -> None:
     start("beside_a_thread")
     [stacks] = taken(tmp_path)
     assert stacks.text.count("most recent call first") == 2
     assert stacks.innermost_frame.endswith(" sleeping")
 
 
-def test_what_was_forked_has_stacks_of_its_own(tmp_path: Path, start: Start) -> None:
+def test_a_forked_process_has_stacks_of_its_own(tmp_path: Path, start: Start) -> None:
     process = start("forked")
     both = taken(tmp_path)
     assert {each.process_id: each.innermost_frame.rpartition(" ")[2] for each in both} == {
@@ -153,7 +153,7 @@ def test_what_was_forked_has_stacks_of_its_own(tmp_path: Path, start: Start) -> 
     }
 
 
-def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start: Start) -> None:
+def test_a_stopped_process_is_neither_waited_for_nor_signalled(tmp_path: Path, start: Start) -> None:
     process = start("sleeping")
     os.kill(process.pid, signal.SIGSTOP)
     while not traced_stopped(process.pid):
@@ -166,17 +166,17 @@ def test_a_stopped_process_is_not_waited_for_and_not_asked(tmp_path: Path, start
     assert stacks.innermost_frame.startswith("unknown: the process is stopped by a signal")
 
 
-def test_what_begins_or_ends_and_has_no_handler_is_left_alone(tmp_path: Path, start: Start) -> None:
+def test_processes_that_start_or_end_without_a_handler_are_not_signalled(tmp_path: Path, start: Start) -> None:
     process = start("ending")
     [stacks] = taken(tmp_path)
     assert stacks.innermost_frame.startswith("unknown: the process is starting or exiting")
-    # Also where the handler goes between the look and the signal.
+    # Also if the handler disappears between the check and the signal.
     os.kill(process.pid, DUMP_SIGNAL)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
 
 
-def test_what_has_just_taken_its_role_is_not_waited_for(tmp_path: Path, start: Start) -> None:
+def test_a_process_that_just_took_its_role_is_not_waited_for(tmp_path: Path, start: Start) -> None:
     process = start("becoming_another")
     found = traced_processes(tmp_path)
     os.kill(process.pid, signal.SIGUSR1)
@@ -190,7 +190,7 @@ def test_what_has_just_taken_its_role_is_not_waited_for(tmp_path: Path, start: S
     assert [(each.role, each.rank) for each in taken(tmp_path)] == [("second_role", 4)]
 
 
-def test_processes_of_other_runs_and_dead_ones_are_left_alone(tmp_path: Path, start: Start) -> None:
+def test_processes_of_other_runs_and_dead_ones_are_not_signalled(tmp_path: Path, start: Start) -> None:
     process = start("sleeping")
     assert traced_processes(tmp_path / "other") == []
     found = traced_processes(tmp_path)

@@ -1,4 +1,4 @@
-"""A step's calls that do not depend on each other are all begun before the first of them is waited for: else roles on
+"""A step starts all calls that do not depend on each other before it waits for the first of them; otherwise roles on
 pools of their own would wait for each other."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from rljob_testing.training import stub_step
 from rljob_trainer.workers.protocols import PendingResult
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result_co = TypeVar("Result_co", covariant=True)
 
 AFTER_ROLLOUT = {"start_scoring", "compute_scores", "compute_logprobs", "compute_ref_logprobs", "compute_values"}
@@ -21,15 +21,17 @@ UPDATES = {"update_critic", "update_policy"}
 
 @dataclass
 class Calls:
-    """Of one step, by name."""
+    """The calls of one step, by name."""
 
     begun: list[str] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)
 
-    def of(self, method: Callable[Given, PendingResult[Result_co]], peers: set[str]) -> Callable[Given, Due[Result_co]]:
-        """The method, whose result may be asked for once all of its peers are begun."""
+    def of(
+        self, method: Callable[Arguments, PendingResult[Result_co]], peers: set[str]
+    ) -> Callable[Arguments, Due[Result_co]]:
+        """The method, whose result may be requested once all of its peers have started."""
 
-        def begin(*arguments: Given.args, **named: Given.kwargs) -> Due[Result_co]:
+        def begin(*arguments: Arguments.args, **named: Arguments.kwargs) -> Due[Result_co]:
             self.begun.append(method.__name__)
             return Due(self, method.__name__, peers, method(*arguments, **named).result())
 
@@ -38,7 +40,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Due(Generic[Result_co]):
-    """A result that fails where it is asked for too early."""
+    """A result that fails the test if it is requested too early."""
 
     calls: Calls
     name: str
@@ -52,7 +54,7 @@ class Due(Generic[Result_co]):
         return self.value
 
 
-def test_what_does_not_depend_on_each_other_is_begun_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_independent_calls_are_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
     reference, critic, model, calls = stub_step.Reference(), stub_step.Critic(), stub_step.RewardModel(), Calls()
     wire: dict[str, object] = {"type": "PPO", "kl": {"coefficient": 0.1, "placement": "Reward"}}

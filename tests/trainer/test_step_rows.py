@@ -1,4 +1,4 @@
-"""How a step's rows reach the workers of actor and critic: whoever has how many, each row is learned from once, in the
+"""How a step's rows reach the workers of actor and critic: for any number of workers, each row is used once, in the
 update that it belongs to."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def plan_of(num_ranks: int, num_critic_ranks: int) -> StepPlan:
 
 
 def updates_of(rows_B: torch.Tensor, num_ranks: int) -> list[list[int]]:
-    """The numbers that each update learns from, whoever computes them."""
+    """The row numbers that each update uses, whichever worker computes them."""
     by_rank = rows_B.view(num_ranks, NUM_UPDATES, -1)
     return [sorted(by_rank[:, update].flatten().tolist()) for update in range(NUM_UPDATES)]
 
@@ -49,7 +49,7 @@ def updates_of(rows_B: torch.Tensor, num_ranks: int) -> list[list[int]]:
     num_ranks=SHARES,
     num_critic_ranks=SHARES,
 )
-def test_actor_and_critic_learn_from_the_same_rows_in_each_update(
+def test_actor_and_critic_use_the_same_rows_in_each_update(
     lengths: list[int], drawn: list[int] | None, num_ranks: int, num_critic_ranks: int
 ) -> None:
     plan, lengths_B = plan_of(num_ranks, num_critic_ranks), torch.tensor(lengths)

@@ -1,6 +1,7 @@
-"""What a step asks of generator, rewards and actor, and which rows of it reach advantages and update: by hand.
+"""What a step requests from generator, rewards and actor, and which rows of it reach advantages and update: by hand.
+Nothing is generated or trained: the groups are fakes that record their arguments.
 
-Nothing is generated or trained: the groups are fakes that note what they are given. Legend: B responses.
+Legend: B responses.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from rljob_trainer.workers.rollout import RolloutWorker
 
 @pytest.fixture(autouse=True)
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no object store."""
+    """Replaces the object store."""
     monkeypatch.setattr("rljob_trainer.controller.rollout_phase.stored", lambda batch: batch)
 
 
-def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it() -> None:
+def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_train_on_it() -> None:
     found = stub_step.step_of({"type": "ReMax"}, {"score": 2.0}, {"score": [1, 2, 3, 4, 5, 6, 0.5, 1.5, 2.5]})
     rollout, metrics = found.step.run(stub_step.PROMPTS, 0)
     [request] = found.generator.requests
@@ -49,12 +50,12 @@ def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it()
     assert request[IS_GREEDY].tolist() == [False] * 6 + [True] * 3
     assert request[SAMPLE_SEEDS][6:].tolist() == [0, 0, 0]
     assert len(set(request[SAMPLE_SEEDS][:6].tolist())) == 6
-    [asked] = found.rewards.asked
-    assert asked.object_column(ANSWERS)[6:] == ("answer 0", "answer 1", "answer 2")
+    [scored] = found.rewards.asked
+    assert scored.object_column(ANSWERS)[6:] == ("answer 0", "answer 1", "answer 2")
     assert len(rollout.prompts) == len(rollout.batch) == 6
     assert rollout.greedy_rewards_B is not None
     assert rollout.greedy_rewards_B.tolist() == [1, 1, 3, 3, 5, 5]
-    # Of the responses that are learned from alone.
+    # Only of the responses that are trained on.
     assert (metrics[REWARD_MEAN], metrics[REWARD_MAX]) == (7, 12)
     [update] = found.actor.updates
     assert [row.tolist()[2:] for row in update.ragged_column(TOKENS).row_tensors()] == [[row, row] for row in range(6)]
@@ -69,20 +70,21 @@ def test_remax_has_a_greedy_response_to_each_prompt_and_does_not_learn_from_it()
         (1e30, 1e9, r"rewards \(weighted sum of all rewards\): .*e\+3[89] .*'p1'"),
     ],
 )
-@pytest.mark.parametrize("place", [3, 7])
-def test_a_score_that_is_no_number_of_32_bits_is_refused_and_named(
-    weight: float, score: float, message: str, place: int
+@pytest.mark.parametrize("index", [3, 7])
+def test_a_score_that_is_not_finite_in_float32_is_rejected_and_named(
+    weight: float, score: float, message: str, index: int
 ) -> None:
-    """Of a model nobody else asks, and of a function 1e39 is finite in 64 bits. Row 7 is prompt 1's greedy response."""
+    """From a model that nothing else calls, and from a function: 1e39 is finite in 64 bits. Row 7 is prompt 1's greedy
+    response."""
     scores = [0.0] * 9
-    scores[place] = score
+    scores[index] = score
     found = stub_step.step_of({"type": "ReMax"}, {"score": weight}, {"score": scores})
     with pytest.raises(RewardError, match=rf"spec\.training\.{message}"):
         found.step.run(stub_step.PROMPTS, 0)
     assert found.actor.updates == []
 
 
-def test_others_have_no_greedy_responses() -> None:
+def test_other_advantages_have_no_greedy_responses() -> None:
     found = stub_step.step_of({}, {"score": 1.0}, {"score": [0, 1] * 3})
     rollout, _ = found.step.run(stub_step.PROMPTS, 0)
     [request] = found.generator.requests
@@ -94,12 +96,12 @@ def test_others_have_no_greedy_responses() -> None:
 @pytest.mark.parametrize(
     ("placement", "passes"),
     [
-        # Of steps in which the critic learns alone, and of others.
+        # Of steps in which only the critic trains, and of others.
         ("Loss", [(0, 0), (0, 0), (1, 1)]),
         ("Reward", [(1, 1), (2, 2), (3, 3)]),
     ],
 )
-def test_what_an_update_reads_alone_is_not_computed_while_the_critic_learns_alone(
+def test_inputs_of_the_actor_update_are_not_computed_while_only_the_critic_trains(
     placement: str, passes: list[tuple[int, int]]
 ) -> None:
     reference = stub_step.Reference()
@@ -116,7 +118,7 @@ def test_what_an_update_reads_alone_is_not_computed_while_the_critic_learns_alon
     assert len(found.actor.updates) == 1
 
 
-def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:
+def test_the_generator_is_greedy_in_the_marked_rows() -> None:
     class Engine:
         memory = None
 
@@ -138,14 +140,14 @@ def test_the_generator_is_greedy_in_the_rows_that_say_so() -> None:
     assert [each.seed for each in engine.requests] == [3, 0]
 
 
-# The second prompt's totals are equal, though each of its rewards tells the two apart; the third's are equal in both.
+# The second prompt's totals are equal, though each of its rewards differs; the third's are equal in both.
 NAMED = {"right": [1.0, 0.0, 0.5, 0.0, 0.0, 0.0], "form": [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]}
 WITH_EQUALS = {"right": [1.0, 0.0, 0.5, 0.0, 0.5, 0.5], "form": [0.0, 1.0, 0.0, 1.0, 1.0, 1.0]}
 WEIGHTS = {"right": 1.0, "form": 0.5}
 GDPO: dict[str, object] = {"advantage": {"type": "GDPO"}, "dropZeroVarianceGroups": True}
 
 
-def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gdpo_gets_each_reward_of_the_kept_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stub_step.step_of(GDPO, WEIGHTS, WITH_EQUALS)
     seen: list[ResponseInputs] = []
 
@@ -165,9 +167,9 @@ def test_gdpo_gets_each_reward_of_the_groups_that_are_kept(monkeypatch: pytest.M
     assert inputs.lengths_B.tolist() == [2] * 4
 
 
-def test_gdpo_by_hand() -> None:
-    """Each reward of a group of two that tells them apart is 1 / sqrt(2) to both sides; so are the sums then, by their
-    weights 1 - 1/2 and 1/2: alike, also where the totals are, and whitened over 12 tokens 1 / sqrt(12 / 11)."""
+def test_gdpo_matches_a_case_by_hand() -> None:
+    """Each reward of a group of two that differs is 1 / sqrt(2) to both sides; so are the sums then, by their weights 1
+    - 1/2 and 1/2: the same, also if the totals are equal, and whitened over 12 tokens 1 / sqrt(12 / 11)."""
     found = stub_step.step_of(GDPO, WEIGHTS, NAMED)
     rollout, _ = found.step.run(stub_step.PROMPTS, 0)
     assert rollout.rewards_B.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
@@ -178,7 +180,7 @@ def test_gdpo_by_hand() -> None:
     assert rollout.batch[RESPONSE_LENGTHS].tolist() == [2] * 6
 
 
-def test_one_reward_is_not_given_by_name_to_whom_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_advantages_that_ask_for_rewards_get_them_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stub_step.step_of({}, WEIGHTS, NAMED)
     seen: list[ResponseInputs] = []
     estimator = found.step.advantages.for_responses
@@ -193,10 +195,10 @@ def test_one_reward_is_not_given_by_name_to_whom_does_not_ask(monkeypatch: pytes
     assert (seen[0].named_rewards, seen[0].reward_weights, seen[0].greedy_rewards_B) == ({}, {}, None)
 
 
-def test_responses_that_were_cut_off_count_in_their_group_alone() -> None:
-    """Rewards less 0.5 x KL: 1 and -1, -2 and 0, 0 and 1, of which the third is not learned from; its KL of 6 is left
-    out of the step's, too. 5 of 10 responses of the horizon move the coefficient by half of the error, which is
-    (0 + 2 + 2 + 1 + 0) / 10 tokens by 0.625, less 1."""
+def test_truncated_responses_count_only_in_their_group() -> None:
+    """Rewards minus 0.5 x KL: 1 and -1, -2 and 0, 0 and 1. The third is not trained on, and its KL of 6 is left out of
+    the step's, too. 5 of 10 responses of the horizon move the coefficient by half of the error, which is (0 + 2 + 2 + 1
+    + 0) / 10 tokens by 0.625, minus 1."""
     kl = {"coefficient": 0.5, "placement": "Reward"}
     kl["controller"] = {"type": "Adaptive", "adaptive": {"target": 0.625, "horizon": 10}}
     advantage = {"type": "GroupRelative", "groupRelative": {"normalizeByStd": False}}
@@ -212,9 +214,9 @@ def test_responses_that_were_cut_off_count_in_their_group_alone() -> None:
     assert found.step.kl_coefficient.value == pytest.approx(0.5 * (1 - 0.2 / 2), rel=1e-12)
 
 
-def test_responses_that_were_cut_off_have_no_part_in_the_whitening() -> None:
-    """Less the means of their groups 1/2, -1/2, 1/2, -1/2, 0 and 0, of which the third is not learned from: the mean of
-    the others is -1/10, the variance over their ten tokens 2 (0.36 + 2 x 0.16 + 2 x 0.01) / 9."""
+def test_truncated_responses_are_left_out_of_whitening() -> None:
+    """Minus the means of their groups: 1/2, -1/2, 1/2, -1/2, 0 and 0. The third is not trained on: the mean of the
+    others is -1/10, the variance over their ten tokens 2 (0.36 + 2 x 0.16 + 2 x 0.01) / 9."""
     wire: dict[str, object] = {"advantage": {"type": "ReinforcePlusPlusBaseline"}, "maskTruncatedResponses": True}
     found = stub_step.step_of(wire, {"score": 1.0}, {"score": [1, 0, 1, 0, 0.5, 0.5]})
     found.generator.cut_off = frozenset([2])

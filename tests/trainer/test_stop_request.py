@@ -1,4 +1,4 @@
-"""A stop that arrives while Python runs a callback, whose exceptions it drops, comes again."""
+"""A stop that arrives while Python runs a callback, which drops exceptions, is raised again later."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A disk or a file system that fails, or is full, is no mistake of the job: another attempt may succeed.
-
-/proc/self/mem stands for a file on a failing disk: it can be opened, and reading from it gives EIO.
-"""
+"""A disk or a file system that fails, or is full, is no configuration error: another attempt may succeed.
+/proc/self/mem plays a file on a failing disk: it can be opened, and reading from it gives EIO."""
 
 from __future__ import annotations
 
@@ -61,17 +59,17 @@ def raised(error: Exception, cause: Exception | None = None, context: Exception 
         (raised(ValueError("x"), cause=of(errno.EISDIR), context=ValueError("5")), None),
     ],
 )
-def test_failures_of_the_storage_are_told_from_other_errors(error: Exception, failure: str | None) -> None:
+def test_storage_failures_are_distinguished_from_other_errors(error: Exception, failure: str | None) -> None:
     found = storage_failure(error)
     assert found is None if failure is None else found is not None and found.startswith(failure)
 
 
-def test_errors_that_lead_to_themselves_come_to_an_end() -> None:
+def test_cyclic_errors_terminate() -> None:
     error = ValueError("x")
     assert storage_failure(raised(error, cause=raised(KeyError("y"), cause=error))) is None
 
 
-def test_our_own_errors_pass() -> None:
+def test_own_errors_are_passed_through() -> None:
     with pytest.raises(DatasetError, match=r"^as it was$"), storage_checked("here"):
         raise DatasetError("as it was") from of(errno.EIO)
 
@@ -80,7 +78,7 @@ def read(dataset: Dataset, folder: Path) -> list[RawRow]:
     return list(read_rows(dataset, folder, "spec.training.dataset"))
 
 
-def test_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_files_are_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["1"]}), tmp_path / "rows.parquet")
     dataset = Dataset(type=DatasetType.FILE, file=FileDataset(path="rows.parquet"))
 
@@ -107,7 +105,7 @@ def hugging_face(folder: Path) -> list[RawRow]:
         OSError("Not enough disk space. Needed: 9 GiB (download: 1 GiB, generated: 8 GiB)"),
     ],
 )
-def test_datasets_of_hugging_face_while_they_are_loaded(
+def test_hugging_face_datasets_are_covered_while_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def load_dataset(*_args: object, **_settings: object) -> None:
@@ -118,7 +116,7 @@ def test_datasets_of_hugging_face_while_they_are_loaded(
         hugging_face(tmp_path)
 
 
-def test_datasets_of_hugging_face_while_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_datasets_are_covered_while_reading_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows() -> Iterator[dict[str, str]]:
         yield {"prompt": "1"}
         raise of(errno.EIO)
@@ -128,7 +126,7 @@ def test_datasets_of_hugging_face_while_rows_are_read(tmp_path: Path, monkeypatc
         hugging_face(tmp_path)
 
 
-def test_tasks_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_gym_tasks_are_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Task:
         def __iter__(self) -> Iterator[dict[str, object]]:
             yield {"question": "1", "answer": "2"}
@@ -142,7 +140,7 @@ def test_tasks_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The quick start's model."""
+    """The quickstart's model."""
     return Path(shutil.copytree(MODEL, tmp_path / "model"))
 
 
@@ -152,13 +150,13 @@ def fail(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-def test_the_files_of_a_tokenizer(folder: Path, name: str) -> None:
+def test_tokenizer_files_are_covered(folder: Path, name: str) -> None:
     fail(folder / name)
     with pytest.raises(ResourceError, match=r"^spec\.training\.model\.source: .*model.* failed \(.*Input/output error"):
         Tokenizer(folder)
 
 
-def test_the_configuration_of_a_model(folder: Path) -> None:
+def test_the_model_configuration_is_covered(folder: Path) -> None:
     fail(folder / "config.json")
     with pytest.raises(ResourceError, match=r"^spec\.training\.model\.source: .*model.* failed \(.*Input/output error"):
         read_config(folder)
@@ -168,7 +166,7 @@ def test_the_configuration_of_a_model(folder: Path) -> None:
         fingerprint(folder)
 
 
-def test_what_a_library_makes_of_it(folder: Path) -> None:
+def test_wrapped_library_errors_are_covered(folder: Path) -> None:
     with pytest.raises(ResourceError, match="file system"), reading_model(folder, "what", "advice"):
         raise TypeError("the library's own") from of(errno.EIO)
     with (
@@ -178,7 +176,7 @@ def test_what_a_library_makes_of_it(folder: Path) -> None:
         raise of(errno.ENOENT, path="not there")
 
 
-def test_files_of_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_files_are_covered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rljob_trainer.engines.train import weight_loading
     from rljob_trainer.engines.train.model import build_on_meta
 
@@ -191,7 +189,7 @@ def test_files_of_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         weight_loading.load_weights(model, model, folder, "")
 
 
-def test_conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversions_are_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def convert_gguf(_file: Path, folder: Path) -> None:
         folder.mkdir()
         raise RuntimeError("cannot write") from of(errno.ENOSPC)
@@ -206,8 +204,8 @@ def test_conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         converted_gguf(tmp_path / "small.gguf", tmp_path / "cache")
 
 
-def test_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the job may not use the hub: it was the model's name then."""
+def test_downloads_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the job may not use the hub: the error used to be about the model's name."""
     found: list[Exception] = [of(errno.ENOSPC)]
 
     def snapshot_download(*_args: object, **_settings: object) -> str:

@@ -1,4 +1,4 @@
-"""Spans, and the file that a timeline is."""
+"""Spans, and the file of a timeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_spans_nest_and_are_taken_once() -> None:
     assert recorder.take() == []
 
 
-def test_what_raises_is_noted() -> None:
+def test_a_span_that_raises_is_marked() -> None:
     recorder = SpanRecorder()
     with pytest.raises(ValueError, match="no"), recorder.span("fails"):
         raise ValueError("no")
@@ -41,7 +41,7 @@ def test_what_raises_is_noted() -> None:
     assert span.name == "fails"
 
 
-def test_the_oldest_spans_are_forgotten() -> None:
+def test_the_oldest_spans_are_dropped() -> None:
     recorder = SpanRecorder()
     for number in range(MAX_KEPT + 1):
         with recorder.span(str(number)):
@@ -71,7 +71,7 @@ def test_the_file_has_a_row_per_process_and_microseconds_from_the_first_span(tmp
     assert spans[1]["cat"] == "hybrid"
 
 
-def test_counts_are_counters_at_their_moment(tmp_path: Path) -> None:
+def test_counts_are_counters_at_their_time(tmp_path: Path) -> None:
     counts = Counts("memory (MiB)", 100.75, "generate", {"parameters": 3.0, "kv_cache": 0.5})
     write_timeline(tmp_path / "one.json", [ProcessSpans("main, rank 0", [counts, Span("generate", 100.0, 101.0, 8)])])
     *_, counter = json.loads((tmp_path / "one.json").read_text())["traceEvents"]
@@ -86,7 +86,7 @@ def test_counts_are_counters_at_their_moment(tmp_path: Path) -> None:
     }
 
 
-def test_memory_is_read_from_the_first_process_that_tells_of_it(tmp_path: Path) -> None:
+def test_memory_is_taken_from_the_first_process_that_reports_it(tmp_path: Path) -> None:
     recorder = SpanRecorder()
     for after, num_parameters, peak in (("sleep", 4.0, 9.0), ("update", 2.0, 6.0)):
         recorder.count(MEMORY_TRACK, after, {"parameters": num_parameters, "gradients": 1.0})
@@ -102,12 +102,12 @@ def test_memory_is_read_from_the_first_process_that_tells_of_it(tmp_path: Path) 
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_happened(tmp_path: Path) -> None:
+def test_an_empty_timeline_is_valid(tmp_path: Path) -> None:
     write_timeline(tmp_path / "empty.json", [ProcessSpans("controller", [])])
     assert len(json.loads((tmp_path / "empty.json").read_text())["traceEvents"]) == 2
 
 
-def test_a_file_that_cannot_be_put_in_place_leaves_no_part_of_it(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "step.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         write_timeline(tmp_path / "step.json", [ProcessSpans("controller", [])])

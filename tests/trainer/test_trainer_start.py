@@ -43,7 +43,7 @@ def test_a_file_that_hides_a_module_of_the_trainer_is_a_configuration_error(
     assert json.loads(state.read_text())["error"]["message"].startswith(problem)
 
 
-def test_standard_output_takes_all_characters() -> None:
+def test_standard_output_accepts_all_characters() -> None:
     program = "import sys\nfrom rljob_trainer.__main__ import main\ncode = main()\nprint('中')\nsys.exit(code)\n"
     environment = {name: value for name, value in inherited_environment().items() if name != "RLJOB_SPEC"}
     environment["PYTHONIOENCODING"] = "ascii"

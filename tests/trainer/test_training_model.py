@@ -23,12 +23,12 @@ from rljob_trainer.errors import ConfigurationError
 from rljob_trainer.models.model_files import INDEX_FILE, SINGLE_FILE
 
 
-def test_every_dropout_is_switched_off() -> None:
+def test_every_dropout_is_disabled() -> None:
     config = without_dropout(GPT2Config(resid_pdrop=0.1, embd_pdrop=0.2, attn_pdrop=0.3, n_layer=2, n_embd=8, n_head=2))
     assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, 0.0)
 
 
-def test_a_model_is_built_without_memory_and_without_dropout(tmp_path: Path) -> None:
+def test_a_model_is_built_on_the_meta_device_without_dropout(tmp_path: Path) -> None:
     GPT2Config(n_layer=3, n_embd=8, n_head=2, vocab_size=16).save_pretrained(tmp_path)
     model = build_on_meta(tmp_path)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
@@ -42,14 +42,14 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         build_on_meta(tmp_path)
 
 
-def test_quantised_weights_are_refused_by_the_configuration(tmp_path: Path) -> None:
+def test_quantised_weights_are_rejected_by_the_configuration(tmp_path: Path) -> None:
     GPT2Config(quantization_config={"quant_method": "fp8"}).save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match=r"\(quantization_config of config\.json: fp8\)"):
         build_on_meta(tmp_path)
 
 
 def loaded(folder: Path, **tensors: Tensor | None) -> PreTrainedModel:
-    """A small Llama from files in which these tensors (`.` written as `__`) are others, or not there."""
+    """Loads a small Llama from files in which these tensors (`.` written as `__`) are replaced or missing."""
     config = LlamaConfig(
         vocab_size=16,
         hidden_size=8,
@@ -87,14 +87,16 @@ UP = "model__layers__0__mlp__up_proj__weight"
         ),
     ],
 )
-def test_tensors_that_are_no_weights_of_the_model(
+def test_tensors_that_do_not_fit_the_model_are_named(
     tmp_path: Path, tensors: dict[str, Tensor | None], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         loaded(tmp_path, **tensors)
 
 
-def test_a_tied_tensor_may_be_there_twice_and_others_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tied_tensor_may_occur_twice_and_other_extra_ones_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     embeddings = loaded(tmp_path).state_dict()["lm_head.weight"].clone()
     assert caplog.text == ""
     loaded(tmp_path, lm_head__weight=embeddings)
@@ -103,7 +105,7 @@ def test_a_tied_tensor_may_be_there_twice_and_others_are_told(tmp_path: Path, ca
     assert "1 tensors that a 'llama' model does not have, such as scales" in caplog.text
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     whole = (tmp_path / SINGLE_FILE).read_bytes()
     for damaged in (b"", whole[:100], whole[:-1]):
@@ -119,7 +121,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_weights(model, model, tmp_path, "")
 
 
-def test_the_single_file_counts_where_there_is_an_index_too(tmp_path: Path) -> None:
+def test_the_single_file_is_used_even_if_there_is_an_index(tmp_path: Path) -> None:
     """As in `from_pretrained`."""
     loaded(tmp_path)
     (tmp_path / INDEX_FILE).write_text('{"weight_map": {}}')
@@ -131,8 +133,8 @@ def test_the_single_file_counts_where_there_is_an_index_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("has_units", [True, False])
-def test_a_gpu_that_only_imitates_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch, has_units: bool) -> None:
-    """torch, too, calls bfloat16 supported where it is imitated, unless it is asked about units alone."""
+def test_a_gpu_that_only_emulates_bfloat16_is_rejected(monkeypatch: pytest.MonkeyPatch, has_units: bool) -> None:
+    """torch also reports bfloat16 as supported where it is emulated, unless it is asked about hardware units only."""
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")

@@ -1,4 +1,4 @@
-"""The controller's view of a role is exactly what its worker class registers."""
+"""The controller's protocol of a role is exactly what its worker class registers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROLES = [
 
 
 @pytest.mark.parametrize(("protocol", "worker"), ROLES)
-def test_methods_and_parameters_agree(protocol: type, worker: type) -> None:
+def test_methods_and_parameters_match(protocol: type, worker: type) -> None:
     assert set(protocol_methods(protocol)) == registrations(worker).keys()
     check_protocol(protocol, worker)
 
 
 @pytest.mark.parametrize(("protocol", "worker"), ROLES)
-def test_types_agree_as_the_mode_says(protocol: type, worker: type) -> None:
+def test_types_match_the_dispatch_mode(protocol: type, worker: type) -> None:
     for name, registration in registrations(worker).items():
         seen = dict(inspect.signature(getattr(protocol, name)).parameters)
         of_worker = dict(inspect.signature(getattr(worker, name)).parameters)
@@ -46,8 +46,11 @@ def test_types_agree_as_the_mode_says(protocol: type, worker: type) -> None:
         whole = f"list[{result}]" if is_per_worker else result
         assert returned == (whole if registration.blocking else f"PendingResult[{whole}]"), name
         for parameter in list(seen)[1:]:
-            taken = str(of_worker[parameter].annotation)
-            assert seen[parameter].annotation == (f"list[{taken}]" if is_split else taken), (name, parameter)
+            annotation = str(of_worker[parameter].annotation)
+            assert seen[parameter].annotation == (f"list[{annotation}]" if is_split else annotation), (
+                name,
+                parameter,
+            )
 
 
 class Counter(Worker):
@@ -74,7 +77,7 @@ class Wrong(Good, Protocol):
     def marked(self, rows: DataProto) -> DataProto: ...
 
 
-def test_a_protocol_may_have_some_of_the_methods() -> None:
+def test_a_protocol_may_have_only_some_methods() -> None:
     check_protocol(Good, Counter)
 
 

@@ -1,4 +1,4 @@
-"""CPU threads of the workers: what somebody chose counts, what Ray sets for its own reasons does not."""
+"""CPU threads of the workers: a user's setting counts, Ray's own default does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(*variables: JsonValue) -> TrainerJob:
         ({"OMP_NUM_THREADS": "4", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, [FROM_A_SECRET], 4),
     ],
 )
-def test_threads_are_chosen_by_people(
+def test_only_user_settings_of_threads_count(
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
     variables: list[JsonValue],

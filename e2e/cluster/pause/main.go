@@ -1,5 +1,5 @@
-// The program of a pod's sandbox container: holds the pod's namespaces until it is told to end. Where the pod's processes
-// share its process namespace it is process 1, so it also collects what orphans leave behind.
+// The program of a pod's sandbox container: holds the pod's namespaces until it receives a signal. In a pod with a shared
+// process namespace it is process 1, so it also reaps orphaned processes.
 package main
 
 import (

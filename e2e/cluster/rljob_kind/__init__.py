@@ -1,1 +1,2 @@
-"""Makes the kind cluster of the end-to-end tests: `__main__.py`, then `cluster.py`, `images.py`, `kuberay.py`."""
+"""Creates the kind cluster of the end-to-end tests. Read `__main__.py` first, then `cluster.py`, `images.py`,
+`kuberay.py`."""

@@ -1,4 +1,4 @@
-"""`python -m rljob_kind`: brings the cluster of the end-to-end tests up and down, and its parts one by one."""
+"""`python -m rljob_kind`: creates and deletes the cluster of the end-to-end tests, as a whole or in parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob_kind.images import ensure_base_image
 from rljob_kind.installation import ensure_own_images, install
 from rljob_kind.kuberay import bring_up
 from rljob_kind.loading import load_image
-from rljob_kind.locking import cluster_for_oneself
+from rljob_kind.locking import cluster_lock
 from rljob_kind.processes import run
 from rljob_kind.progress import Progress
 from rljob_kind.settings import cluster_folder, kubeconfig_file, program_folder
@@ -20,7 +20,7 @@ from rljob_testing.cluster.go_programs import BuildError
 
 
 def main() -> int:
-    """Runs one command; returns the exit code."""
+    """Runs one command and returns the exit code."""
     arguments = _parser().parse_args()
     progress = Progress(cluster_folder() / "timings" / f"{arguments.command}.json")
     try:
@@ -39,15 +39,15 @@ def _run_command(arguments: argparse.Namespace, progress: Progress) -> None:
             ensure_host(progress)
             ensure_base_image(progress)
         case "up" | "install":
-            with cluster_for_oneself(progress):
+            with cluster_lock(progress):
                 bring_up(progress)
                 if arguments.command == "install":
                     install(ensure_own_images(progress), progress)
             progress.say(
-                "done; by hand: eval $(PYTHONPATH=e2e/cluster:tests/support .venv/bin/python -m rljob_kind env)"
+                "done; for a shell: eval $(PYTHONPATH=e2e/cluster:tests/support .venv/bin/python -m rljob_kind env)"
             )
         case "down":
-            with cluster_for_oneself(progress):
+            with cluster_lock(progress):
                 ensure_host(progress)
                 ensure_tools(progress)
                 delete_cluster(progress)
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("up", help="make the cluster and KubeRay run")
     commands.add_parser("install", help="the same, with our images and the operator's chart")
     down = commands.add_parser("down", help="remove the cluster; images and programs stay")
-    down.add_argument("--docker", action="store_true", help="also stop the Docker daemon that was started from here")
+    down.add_argument("--docker", action="store_true", help="also stop the Docker daemon if this program started it")
     load = commands.add_parser("load", help="bring images of the Docker daemon onto a node")
     load.add_argument("image", nargs="+")
     load.add_argument("--node", default=GPU_NODE)

@@ -1,4 +1,4 @@
-"""The kind cluster: one control plane, a GPU node whose GPUs are only counted, and a node without GPUs."""
+"""The kind cluster: a control plane, a GPU node whose GPUs exist only as numbers, and a node without GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from string import Template
 
 from rljob_kind.host import check_free_disk
 from rljob_kind.images import content_hash
-from rljob_kind.network import connect_nodes, let_names_resolve
+from rljob_kind.network import connect_nodes, disable_dns_forwarding
 from rljob_kind.node_image import NodeImage
 from rljob_kind.processes import run, run_logged, succeeds
 from rljob_kind.progress import Progress
@@ -20,14 +20,14 @@ CLUSTER = "rljob"
 GPU_NODE = f"{CLUSTER}-worker"
 CPU_NODE = f"{CLUSTER}-worker2"
 NODE_LABEL = "rljob.dev/node"
-"""On the workers, `gpu` or `cpu`."""
+"""Label of the worker nodes: `gpu` or `cpu`."""
 NUM_GPUS = 4
 READY_SECONDS = 180
 CLUSTER_DISK_GIB = 6.0
 
 
 def ensure_tools(progress: Progress) -> None:
-    """Puts kind, kubectl and helm first on the PATH of the programs started here, built first where missing."""
+    """Builds kind, kubectl and helm if missing, and puts them first on the PATH of the programs started from here."""
     program_folder().mkdir(parents=True, exist_ok=True)
     with progress.stage("kind, kubectl and helm", "6 min the first time"):
         for name in ("kind", "kubectl", "helm"):
@@ -39,7 +39,8 @@ def ensure_tools(progress: Progress) -> None:
 
 
 def ensure_cluster(node_image: NodeImage, progress: Progress) -> bool:
-    """Makes the cluster run; returns whether it was made now. One that runs and is of the same make is left alone."""
+    """Creates the cluster if needed and returns whether it was created now. A running cluster with the same
+    configuration is kept."""
     configuration = _configuration(node_image)
     marker = cluster_folder() / "cluster.hash"
     if marker.is_file() and marker.read_text() == content_hash([], configuration) and is_running():
@@ -55,7 +56,7 @@ def ensure_cluster(node_image: NodeImage, progress: Progress) -> bool:
     with progress.stage("nodes ready"):
         if not node_image.is_published:
             connect_nodes(node_names())
-            let_names_resolve()
+            disable_dns_forwarding()
         run(["kubectl", "wait", "node", "--all", "--for=condition=Ready", f"--timeout={READY_SECONDS}s"])
     set_gpus(GPU_NODE, NUM_GPUS)
     marker.write_text(content_hash([], configuration))
@@ -63,7 +64,7 @@ def ensure_cluster(node_image: NodeImage, progress: Progress) -> bool:
 
 
 def is_running() -> bool:
-    """Whether every node runs and the API server answers."""
+    """Whether every node runs and the API server responds."""
     command = ["docker", "ps", "--quiet", "--filter", f"label=io.x-k8s.kind.cluster={CLUSTER}"]
     if len(run(command).split()) != 3:
         return False
@@ -71,7 +72,7 @@ def is_running() -> bool:
 
 
 def delete_cluster(progress: Progress) -> None:
-    """Removes the cluster and whatever is left of its nodes; nothing happens if there is none."""
+    """Deletes the cluster and the remains of its nodes. Does nothing if there is none."""
     command = ["docker", "ps", "--all", "--quiet", "--filter", f"label=io.x-k8s.kind.cluster={CLUSTER}"]
     (cluster_folder() / "cluster.hash").unlink(missing_ok=True)
     if not run(command).strip():
@@ -81,7 +82,7 @@ def delete_cluster(progress: Progress) -> None:
 
 
 def node_names() -> list[str]:
-    """The names of the cluster's nodes, which are those of their containers."""
+    """The names of the cluster's nodes, which are also the names of their containers."""
     return run(["kubectl", "get", "nodes", "--output", "jsonpath={.items[*].metadata.name}"]).split()
 
 
@@ -93,19 +94,19 @@ def set_gpus(node: str, num_gpus: int) -> None:
 
 
 def on_node(node: str, command: Sequence[str], text: str | None = None) -> str:
-    """Runs a program inside a node, as its root; returns what it prints."""
+    """Runs a program as root inside a node and returns what it prints."""
     return run(["docker", "exec", "--interactive", node, *command], text=text)
 
 
 def audit_log() -> Path:
-    """The API server's audit log, one JSON object per line; it begins with the cluster."""
+    """The API server's audit log, one JSON object per line. It starts when the cluster is created."""
     return cluster_folder() / "audit" / "requests.jsonl"
 
 
 def make_volume(name: str, namespace: str) -> Path:
-    """Makes a claim of that name on an empty ReadWriteMany volume, in a namespace that does not have it yet.
+    """Creates a claim with this name for an empty ReadWriteMany volume, in a namespace that does not have it yet.
 
-    Returns the volume's folder on this machine, which every node sees.
+    Returns the volume's folder on this machine, which is mounted into every node.
     """
     volume = f"{namespace}-{name}"
     run(["kubectl", "delete", "persistentvolume", volume, "--ignore-not-found"])
@@ -119,8 +120,8 @@ def make_volume(name: str, namespace: str) -> Path:
 
 
 def make_namespace(name: str) -> None:
-    """Makes an empty namespace that admits restricted pods only and puts them on the GPU node, the one that has the
-    trainer's image. One of that name is removed first, with everything in it."""
+    """Creates an empty namespace that admits only restricted pods and schedules them on the GPU node, which has the
+    trainer's image. An existing namespace with this name is deleted first, with everything in it."""
     run(["kubectl", "delete", "namespace", name, "--ignore-not-found", f"--timeout={READY_SECONDS}s"])
     template = Template((data_folder() / "namespace.yaml").read_text())
     run(["kubectl", "apply", "--filename", "-"], text=template.safe_substitute(NAME=name))
@@ -130,13 +131,15 @@ def _configuration(node_image: NodeImage) -> str:
     template = Template((data_folder() / "kind.yaml").read_text())
     without_cni = "false" if node_image.is_published else "true"
     text = template.safe_substitute(IMAGE=node_image.tag, WITHOUT_CNI=without_cni, FOLDER=str(cluster_folder()))
-    if node_image.is_published:  # it brings images in that folder, and does not tidy up after an earlier cluster
+    # The published image has its own images in that folder, and does not clean up after an earlier cluster.
+    if node_image.is_published:
         text = "".join(line for line in text.splitlines(keepends=True) if "/var/lib/containerd" not in line)
     return text
 
 
 def _prepare_folders() -> None:
-    """The folders that are mounted into nodes. Images of an earlier cluster's nodes stay, its logs do not."""
+    """Creates the folders that are mounted into nodes. Images from an earlier cluster are kept, its logs are
+    deleted."""
     images = [f"containerd/{name}" for name in ("control-plane", "gpu", "cpu")]
     for name in ("audit", "audit-policy", "shared", *images):
         (cluster_folder() / name).mkdir(parents=True, exist_ok=True)

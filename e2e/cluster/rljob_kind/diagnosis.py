@@ -1,4 +1,4 @@
-"""What a person would look at first when a test on the cluster failed."""
+"""Collects what a person would look at first after a failed test on the cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DRIVER_LOGS = "tail -n 80 /tmp/ray/session_latest/logs/job-driver-*.log"
 
 
 def diagnosis(namespace: str) -> list[tuple[str, str]]:
-    """(title, text) of pods, jobs, events and logs of a namespace and of the operators. Raises nothing: what cannot be
-    had is said instead."""
+    """(title, text) of pods, jobs, events and logs of a namespace and of the operators. Never raises: an error is
+    reported in the text."""
     here = ["kubectl", "--namespace", namespace]
     looks: list[tuple[str, Sequence[str]]] = [
         ("pods", ["kubectl", "get", "pods", "--all-namespaces", "--output=wide"]),
@@ -40,7 +40,7 @@ def _log_of(namespace: str, deployment: str) -> list[str]:
 
 
 def _warnings(log: str) -> str:
-    """KubeRay tells of each of its steps, and of errors with their whole stack."""
+    """Lines with warnings and errors only: KubeRay logs each of its steps, and errors with a full stack trace."""
     return "\n".join(line[:400] for line in log.splitlines() if '"level":"info"' not in line)
 
 

@@ -1,4 +1,4 @@
-"""The error hierarchy of the cluster provider."""
+"""The exceptions of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class KindError(Exception):
-    """The cluster, or something that it needs, could not be made; the text says what to do."""
+    """The cluster, or something that it needs, could not be created; the message says what to do."""
 
 
 class CommandError(KindError):

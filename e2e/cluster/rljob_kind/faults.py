@@ -1,4 +1,4 @@
-"""What breaks in a cluster, done on purpose."""
+"""Injects faults into the cluster."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ READY_SECONDS = 180
 
 
 def kill_operator() -> None:
-    """Kills the operator's process without a warning and waits until another one is ready."""
+    """Kills the operator's process and waits until a new one is ready."""
     _kill_deployment(NAMESPACE, f"app.kubernetes.io/instance={RELEASE}")
 
 
 def kill_kuberay() -> None:
-    """The same with KubeRay's operator."""
+    """Kills the process of KubeRay's operator and waits until a new one is ready."""
     _kill_deployment(KUBERAY_NAMESPACE, "app.kubernetes.io/component=kuberay-operator")
 
 
 def kill_api_server() -> None:
-    """Kills the API server's process; its kubelet starts another one. Waits until that answers."""
+    """Kills the API server's process and waits until the one that its kubelet starts responds."""
     node, container = _container("kube-system", "component=kube-apiserver")
     _kill_container(node, container)
     deadline = time.monotonic() + READY_SECONDS
     while not succeeds(["kubectl", "get", "nodes", "--request-timeout=5s"]):
         if time.monotonic() > deadline:
-            raise CommandError(["kubectl", "get", "nodes"], 1, f"no answer within {READY_SECONDS} s")
+            raise CommandError(["kubectl", "get", "nodes"], 1, f"the API server is down after {READY_SECONDS} s")
         time.sleep(1)
 
 
 @contextmanager
 def stopped_node(node: str) -> Iterator[None]:
-    """A node without power, which has it again at the end."""
+    """Stops a node, as after a power failure, and starts it at the end of the context."""
     run(["docker", "stop", "--time", "0", node])
     try:
         yield
@@ -49,7 +49,7 @@ def stopped_node(node: str) -> Iterator[None]:
 
 @contextmanager
 def paused_node(node: str) -> Iterator[None]:
-    """A node on which nothing runs, and everything goes on at the end as if nothing had happened."""
+    """Pauses all processes of a node and lets them continue at the end of the context."""
     run(["docker", "pause", node])
     try:
         yield
@@ -60,25 +60,26 @@ def paused_node(node: str) -> Iterator[None]:
 def _kill_deployment(namespace: str, selector: str) -> None:
     node, container = _container(namespace, selector)
     _kill_container(node, container)
-    # In place the kubelet would wait longer with every kill; a new pod starts at once.
+    # If the container were restarted in place, the kubelet would wait longer after every kill. A new pod starts at
+    # once.
     pods = [f"--selector={selector}", "--force", "--grace-period=0"]
     run(["kubectl", "--namespace", namespace, "delete", "pods", *pods])
-    # The status of the Deployment may still be that of the pod before.
+    # The status of the Deployment may still describe the previous pod.
     deadline = time.monotonic() + READY_SECONDS
     while container in (found := _ready_containers(namespace, selector)) or not found:
         if time.monotonic() > deadline:
-            raise CommandError(["kubectl", "get", "pods"], 1, f"{selector}: none is ready within {READY_SECONDS} s")
+            raise CommandError(["kubectl", "get", "pods"], 1, f"{selector}: no ready pod after {READY_SECONDS} s")
         time.sleep(0.5)
 
 
 def _container(namespace: str, selector: str) -> tuple[str, str]:
-    """The node and the id of the only container that is ready."""
+    """The node and the id of the only ready container."""
     [(container, node)] = _ready_containers(namespace, selector).items()
     return node, container
 
 
 def _ready_containers(namespace: str, selector: str) -> dict[str, str]:
-    """Their ids, and the nodes of their pods."""
+    """The ids of the ready containers, and the nodes of their pods."""
     command = ["kubectl", "--namespace", namespace, "get", "pods", f"--selector={selector}", "--output=json"]
     return {
         status["containerID"].removeprefix("containerd://"): pod["spec"]["nodeName"]

@@ -1,6 +1,6 @@
-"""What the machine must have: a Docker daemon that can run kind's nodes, and a command line with BuildKit.
+"""Prepares the machine: a Docker daemon that can run kind's nodes, and a Docker command line with BuildKit.
 
-A daemon that answers is used as it is. Otherwise, as root on Debian, Docker is installed and started from here.
+A running daemon is used as it is. Otherwise, as root on Debian, Docker is installed and started from here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rljob_kind.settings import cluster_folder, command_environment, data_folder
 DAEMON_START_SECONDS = 60.0
 CAP_SYS_RESOURCE = 24
 LAST_CLI_WITH_OWN_BUILDKIT = 22
-"""Later command lines need the buildx plugin for it."""
+"""Later versions of the command line need the buildx plugin for BuildKit."""
 RUNTIME_NAME = "within-bounds"
 
 
 def ensure_host(progress: Progress) -> None:
-    """Makes `docker` work. Raises KindError if it cannot, saying what is missing."""
+    """Makes `docker` work. Raises KindError that says what is missing if it cannot."""
     if not _daemon_answers():
         with progress.stage("docker daemon"):
             _install_packages(progress)
@@ -37,13 +37,13 @@ def ensure_host(progress: Progress) -> None:
 def ensure_packages(programs: dict[str, str], progress: Progress) -> None:
     """Installs the Debian package of each program (program -> package) that is not on PATH.
 
-    Raises KindError where that is not possible.
+    Raises KindError if it cannot.
     """
     missing = sorted({package for program, package in programs.items() if _find(program) is None})
     if not missing:
         return
     if os.geteuid() != 0 or _find("apt-get") is None:
-        raise KindError(f"host: these packages are missing: {' '.join(missing)}; install them, or be root on Debian")
+        raise KindError(f"host: missing packages: {' '.join(missing)}; install them, or run this as root on Debian")
     progress.say(f"Debian packages: {' '.join(missing)}")
     logs = cluster_folder() / "logs"
     run_logged(["apt-get", "update", "-qq"], logs / "apt-update.log")
@@ -52,20 +52,20 @@ def ensure_packages(programs: dict[str, str], progress: Progress) -> None:
 
 
 def check_free_disk(needed_gib: float, purpose: str) -> None:
-    """Raises KindError if the file system of Docker's data, or of the cache, has less space than that."""
+    """Raises KindError if the file system of Docker's data, or of the cache, has less free space."""
     root = Path(run(["docker", "info", "--format", "{{.DockerRootDir}}"]).strip())
     for folder in (root, cluster_folder()):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free_gib = shutil.disk_usage(existing).free / 2**30
         if free_gib < needed_gib:
             raise KindError(
-                f"host: {purpose} needs {needed_gib:.0f} GiB below {folder} ({free_gib:.1f} GiB are free); free "
+                f"host: {purpose} needs {needed_gib:.0f} GiB free in {folder}, which has {free_gib:.1f} GiB; free "
                 f"some (docker system prune; {cluster_folder()} while no cluster runs), or set RLJOB_CACHE elsewhere"
             )
 
 
 def stop_daemon() -> None:
-    """Stops the daemon that was started from here, if there is one; one that was there before is left alone."""
+    """Stops the Docker daemon if it was started from here."""
     pid_file = _daemon_folder() / "dockerd.pid"
     if not pid_file.is_file():
         return
@@ -87,10 +87,10 @@ def _install_packages(progress: Progress) -> None:
 
 
 def _start_daemon() -> None:
-    """Starts dockerd in a session of its own, so that it outlives this process."""
+    """Starts dockerd in its own session, so that it outlives this process."""
     if os.geteuid() != 0:
         raise KindError("host: no Docker daemon answers; start one, or run this as root on Debian to have one started")
-    if succeeds(["docker", "version"], timeout_seconds=30):  # the package's own service may have started it
+    if succeeds(["docker", "version"], timeout_seconds=30):  # The package's own service may have started it.
         return
     folder = _daemon_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,10 +113,10 @@ def _start_daemon() -> None:
 
 
 def _daemon_configuration(folder: Path) -> Path:
-    """dockerd's configuration; with our runtime only where kind's privileged containers could not start without."""
+    """dockerd's configuration. It uses our runtime only if kind's privileged containers could not start otherwise."""
     configuration: dict[str, object] = {"log-driver": "json-file", "log-opts": {"max-size": "20m", "max-file": "2"}}
     if not _has_capability(CAP_SYS_RESOURCE):
-        # A copy: the daemon outlives this checkout.
+        # A copy, because the daemon outlives this checkout.
         runtime = shutil.copy2(data_folder() / "runtime" / "runc-within-bounds", folder)
         configuration |= {"runtimes": {RUNTIME_NAME: {"path": str(runtime)}}, "default-runtime": RUNTIME_NAME}
     path = folder / "daemon.json"
@@ -131,7 +131,7 @@ def _has_capability(number: int) -> bool:
 
 
 def _link_docker() -> None:
-    """Links the first `docker` on PATH that can use BuildKit; several may be installed, and not all can."""
+    """Links the first `docker` on PATH that can use BuildKit. There may be several, and not all can."""
     candidates = [folder / "docker" for folder in search_path() if (folder / "docker").exists()]
     usable = next((path for path in candidates if path.parent != program_folder() and _can_build(path)), None)
     if usable is None:
@@ -151,7 +151,7 @@ def _can_build(docker: Path) -> bool:
 
 
 def _find(program: str) -> str | None:
-    """Like `which`, also in the folders of administrators' programs."""
+    """Like `which`, but also searches the folders of administrators' programs."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
 
 

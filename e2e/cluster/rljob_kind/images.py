@@ -1,4 +1,4 @@
-"""Container images on a machine that may not reach a registry: present, else pulled, else built."""
+"""Container images on a machine that may not reach a registry: used if present, otherwise pulled, otherwise built."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ UNNEEDED_IN_BASE = ("usr/share/doc", "usr/share/man", "usr/share/info", "var/cac
 
 
 def image_id(tag: str) -> str | None:
-    """The ID of an image of the Docker daemon; None if it has none of that name."""
+    """The ID of an image in the Docker daemon; None if it does not exist."""
     command = ["docker", "image", "inspect", "--format", "{{.Id}}", tag]
     return run(command).strip() if succeeds(command) else None
 
 
 def present_or_pulled(tag: str, progress: Progress) -> bool:
-    """Whether the daemon has the image, after an attempt to pull it."""
+    """Whether the daemon has the image, after an attempt to pull it if needed."""
     if image_id(tag) is not None:
         return True
     if not succeeds(["docker", "manifest", "inspect", tag], timeout_seconds=REGISTRY_ANSWER_SECONDS):
@@ -44,14 +44,14 @@ def present_or_pulled(tag: str, progress: Progress) -> bool:
 
 
 def ensure_base_image(progress: Progress) -> None:
-    """Makes `debian:bookworm-slim` available: the image that every Dockerfile here starts from.
+    """Provides `debian:bookworm-slim`, the base of every Dockerfile here.
 
-    Where it cannot be pulled, it is put together from Debian's packages. Raises KindError if that is impossible too.
+    If it cannot be pulled, it is built from Debian packages. Raises KindError if that is not possible either.
     """
     if present_or_pulled(BASE_IMAGE, progress):
         return
     if os.geteuid() != 0:
-        raise KindError(f"{BASE_IMAGE}: cannot be pulled, and building it with debootstrap needs root")
+        raise KindError(f"{BASE_IMAGE} cannot be pulled, and building it with debootstrap needs root")
     with progress.stage(f"build {BASE_IMAGE}", "about 70 s"):
         ensure_packages({"debootstrap": "debootstrap"}, progress)
         with scratch_folder("base") as folder:
@@ -69,13 +69,13 @@ def build_image(
 ) -> None:
     """Builds an image with BuildKit and the host's network.
 
-    The machine's package index and certificate authorities reach the build as secrets, which leave nothing in the
-    image: a RUN that installs packages mounts both and reads the first, which is empty where nothing is set:
+    The machine's package index and certificate authorities are passed to the build as secrets, which leave nothing in
+    the image. A RUN that installs packages mounts both and sources the first, which is empty if nothing is configured:
 
-        RUN --mount=type=secret,id=package-index --mount=type=secret,id=certificates \\
+        RUN --mount=type=secret,id=package-index --mount=type=secret,id=certificates \
             set -a; . /run/secrets/package-index; set +a; pip install ...
 
-    Raises CommandError with the end of the build's output; all of it is in the cache folder under `logs`.
+    Raises CommandError with the end of the build's output. The complete output is in the cache folder under `logs`.
     """
     name = tag.partition(":")[0].replace("/", "_") + (f"-{target}" if target is not None else "")
     with scratch_folder("secrets") as folder:
@@ -86,14 +86,14 @@ def build_image(
         command += ["--secret", f"id=certificates,src={_certificates() or index}"]
         for argument, value in (build_args or {}).items():
             command += ["--build-arg", f"{argument}={value}"]
-        for variable in proxy_variables():  # Docker knows these names and keeps their values out of the image
+        for variable in proxy_variables():  # Docker knows these names and keeps their values out of the image.
             command += ["--build-arg", variable]
         command += ["--target", target] if target is not None else []
         run_logged([*command, str(context)], cluster_folder() / "logs" / f"build-{name}.log")
 
 
 def remove_other_tags(repository: str, kept: str) -> None:
-    """Removes the images of a repository (a name without a tag) except one; those that are in use stay."""
+    """Removes the images of a repository (a name without a tag) except one. Images in use stay."""
     listing = run(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository])
     for tag in listing.split():
         if tag != kept:
@@ -101,18 +101,18 @@ def remove_other_tags(repository: str, kept: str) -> None:
 
 
 def import_image(folder: Path, tag: str, changes: Sequence[str]) -> None:
-    """Makes a folder the only layer of an image; `changes` are Dockerfile instructions such as `USER 1000`."""
+    """Imports a folder as the only layer of an image. `changes` are Dockerfile instructions such as `USER 1000`."""
     options = [word for change in changes for word in ("--change", change)]
     pipe(["tar", "-C", str(folder), "--numeric-owner", "-c", "."], ["docker", "import", *options, "-", tag])
 
 
 def content_hash(paths: Sequence[Path], *values: str) -> str:
-    """Twelve hexadecimal digits that change with any of the values or files; of a folder, with all files below that are
-    not made by Python. Raises KindError if one is missing."""
+    """Twelve hexadecimal digits that change with each value and file. A folder counts with all files below it except
+    Python's caches. Raises KindError if a path does not exist."""
     digest = hashlib.sha256(json.dumps(values).encode())
     for path in paths:
         if not path.exists():
-            raise KindError(f"{path}: missing, and an image is made from it; restore it from the repository")
+            raise KindError(f"{path} is missing, but an image is built from it; restore it from the repository")
         for file in sorted([path] if path.is_file() else filter(_counts, path.rglob("*"))):
             digest.update(f"{file.relative_to(path.parent)} {file.stat().st_mode & 0o111}\n".encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())
@@ -126,7 +126,8 @@ def _counts(path: Path) -> bool:
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """A folder on the cache's file system, where there is room and programs may be linked, removed at the end."""
+    """A folder on the cache's file system, which has enough space and allows links to programs. It is deleted at the
+    end."""
     parent = cluster_folder() / "scratch"
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=parent))
@@ -137,14 +138,14 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 
 def remove_stale_scratch() -> None:
-    """Removes scratch folders that a process left a day ago or earlier, because it was killed."""
+    """Deletes scratch folders that a killed process left at least a day ago."""
     for folder in (cluster_folder() / "scratch").glob("*"):
         if time.time() - folder.stat().st_mtime > SECONDS_PER_DAY:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _bootstrap(folder: Path) -> None:
-    """A minimal Debian from the mirror that this machine uses, with nothing that the published image does not have."""
+    """Installs a minimal Debian from this machine's mirror, with no more packages than the published image."""
     repositories = _debian_repositories()
     mirror = next((address for address, suite in repositories if suite == BASE_SUITE), None)
     command = ["debootstrap", "--variant=minbase", BASE_SUITE, str(folder), *([mirror] if mirror else [])]
@@ -160,14 +161,14 @@ def _bootstrap(folder: Path) -> None:
         "path-exclude /usr/share/doc/*\npath-exclude /usr/share/man/*\npath-exclude /usr/share/info/*\n"
         "path-include /usr/share/doc/*/copyright\n"
     )
-    # Services cannot start while an image is built.
+    # Prevents services from starting while the image is built.
     policy = folder / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
 
 
 def _debian_repositories() -> list[tuple[str, str]]:
-    """(address, suite) of the Debian archives that this machine's apt reads for the base image's release."""
+    """(address, suite) of the Debian archives from which this machine's apt reads the base image's release."""
     if shutil.which("apt-get") is None:
         return []
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
@@ -178,7 +179,7 @@ def _debian_repositories() -> list[tuple[str, str]]:
 
 
 def _package_index_text() -> str:
-    """Shell assignments for pip and uv inside a build; empty where this machine needs none."""
+    """Shell assignments that configure pip and uv inside a build; empty if this machine needs none."""
     lines = []
     index = package_index() or _pip_setting("global.index-url")
     if index is not None:

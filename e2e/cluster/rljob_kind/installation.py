@@ -1,4 +1,4 @@
-"""Our own images and chart on the cluster, built from this checkout under tags that say their content."""
+"""Builds our images from this checkout, tags them by their content, and installs them with the chart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATOR = "rljob-e2e/operator"
 TRAINER = "rljob-e2e/trainer"
 DEPENDENCIES = "rljob-e2e/trainer-dependencies"
 DEPENDENCIES_DISK_GIB = 25.0
-"""Docker's image, its build cache, and the node's copy, packed and unpacked."""
+"""Docker's image and build cache, and the node's copies, packed and unpacked."""
 INSTALL_SECONDS = 180
 
 _BUILD = ("images/with-package-index", "constraints/bootstrap.txt", "constraints/build.txt")
@@ -34,9 +34,9 @@ class OwnImages:
 
 
 def ensure_own_images(progress: Progress) -> OwnImages:
-    """The operator's and the trainer's image, built where the Docker daemon does not have them.
+    """Builds the operator's and the trainer's image if the Docker daemon does not have them.
 
-    The trainer's dependencies (several GB) are an image of their own, so that a change of code is a small layer.
+    The trainer's dependencies (several GB) are a separate image, so that a change of code only changes a small layer.
     """
     operator = _tag(OPERATOR, "images/operator", "constraints/operator.txt", "operator/pyproject.toml", "operator/src")
     _ensure_image(operator, "operator", progress, {}, expected="2 min the first time")
@@ -52,7 +52,7 @@ def ensure_own_images(progress: Progress) -> OwnImages:
 
 
 def install(images: OwnImages, progress: Progress) -> None:
-    """Loads the images on the nodes that use them and installs the chart with Helm, or upgrades it.
+    """Loads the images on the nodes that use them, and installs or upgrades the chart with Helm.
 
     Raises CommandError if the operator does not become ready.
     """
@@ -73,7 +73,7 @@ def install(images: OwnImages, progress: Progress) -> None:
 
 
 def _label_namespace() -> None:
-    """The operator must run where only restricted pods are admitted."""
+    """Enforces restricted pods in the operator's namespace, because the operator must run under that rule."""
     manifest = (
         f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}, "
         "labels: {pod-security.kubernetes.io/enforce: restricted}}}"
@@ -82,7 +82,8 @@ def _label_namespace() -> None:
 
 
 def _forget_interrupted_install() -> None:
-    """Helm refuses to go on after an operation that was killed. Nobody else works on the cluster now."""
+    """Deletes Helm's record of a killed operation, after which Helm rejects further ones. Nobody else uses the cluster
+    now."""
     listing = run(["helm", "list", "--pending", "--namespace", NAMESPACE, "--short"])
     if RELEASE in listing.split():
         run(["helm", "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"])

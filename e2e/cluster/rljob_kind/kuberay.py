@@ -1,5 +1,4 @@
-"""KubeRay: the operator that makes Ray clusters, installed from the manifests of its own module; and the whole way to a
-cluster that has it. Nothing is repeated that is there already."""
+"""Installs KubeRay from the manifests of its Go module. `bring_up` also creates the cluster, and skips what exists."""
 
 from __future__ import annotations
 
@@ -32,9 +31,9 @@ READY_SECONDS = 180
 
 
 def bring_up(progress: Progress) -> bool:
-    """Makes the cluster run, with KubeRay in it; returns whether it was made now.
+    """Creates the cluster with KubeRay and returns whether the cluster was created now.
 
-    Raises KindError or BuildError, saying what is missing.
+    Raises KindError or BuildError that says what is missing.
     """
     ensure_host(progress)
     remove_stale_scratch()
@@ -48,7 +47,7 @@ def bring_up(progress: Progress) -> bool:
 
 
 def ensure_kuberay(progress: Progress) -> None:
-    """Installs KubeRay and waits until its operator is ready. Raises KindError or BuildError if it cannot be."""
+    """Installs KubeRay and waits until its operator is ready. Raises KindError or BuildError."""
     if not present_or_pulled(IMAGE, progress):
         _build_image(progress)
     load_image(IMAGE, CPU_NODE, progress)
@@ -69,7 +68,7 @@ def _build_image(progress: Progress) -> None:
 
 
 def _manifests() -> str:
-    """KubeRay's default installation, changed by `_kustomization`; kept in the cache, because it is four megabytes."""
+    """KubeRay's default installation, changed by `_kustomization`. Cached, because it has four megabytes."""
     kustomization = json.dumps(_kustomization())
     cached = cluster_folder() / f"kuberay-{content_hash([], KUBERAY_VERSION, kustomization)}.yaml"
     if not cached.is_file():
@@ -84,8 +83,9 @@ def _manifests() -> str:
 
 
 def _kustomization() -> dict[str, object]:
-    """A namespace of its own, the CPU node, a faster start, and without two things that make it restart on a busy
-    machine: the limit of a tenth of a core, and a lease though it is the only one."""
+    """Puts KubeRay into its own namespace and on the CPU node, speeds up its start, and removes two settings that
+    make it restart on a busy machine: the limit of a tenth of a core, and the lease, which a single replica does
+    not need."""
     container = "/spec/template/spec/containers/0"
     changes: list[dict[str, object]] = [
         {"op": "remove", "path": f"{container}/resources/limits/cpu"},
@@ -104,5 +104,5 @@ def _kustomization() -> dict[str, object]:
 
 
 def _relative(path: Path, start: Path) -> str:
-    """kustomize takes no absolute paths."""
+    """kustomize does not accept absolute paths."""
     return os.path.relpath(path.resolve(), start.resolve())

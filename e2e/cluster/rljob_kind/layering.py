@@ -1,7 +1,7 @@
-"""Sends a node only the layers that it lacks, of an image that was built on one it has.
+"""Writes an image for a node without the layers that the node already has from an older image.
 
-`docker save` writes whole images: minutes for the trainer's, whose last layer is all that a change of code changes. An
-OCI archive may leave out what its reader has already, so one is put together here from the daemon's own folders.
+`docker save` writes whole images, which takes minutes for the trainer's, although a change of code changes only its
+last layer. An OCI archive may leave out layers that its reader has, so one is built here from the daemon's own folders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 
 MAX_COPIED_BYTES = 2**30
-"""Above, `docker save` is faster: here layers are copied twice."""
+"""For more data `docker save` is faster, because here layers are copied twice."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class KnownLayers:
     """Layers that a node has, lowest first."""
 
     layers: list[Json]
-    """Their descriptors."""
+    """The descriptors of the layers."""
     diff_ids: list[str]
-    """The digests of their uncompressed archives."""
+    """The digests of the layers' uncompressed archives."""
 
     def common_with(self, diff_ids: list[str]) -> KnownLayers:
-        """Those with which an image of these layers begins too."""
+        """The lowest layers that an image with these digests shares."""
         number = 0
         while number < min(len(self.diff_ids), len(diff_ids)) and self.diff_ids[number] == diff_ids[number]:
             number += 1
@@ -48,7 +48,7 @@ class KnownLayers:
 
 
 def known_layers(manifest: str, configuration: str) -> KnownLayers:
-    """Reads an image's manifest and the configuration that it names, both as JSON."""
+    """Parses an image's manifest and the configuration to which it refers, both JSON."""
     rootfs = cast(Json, json.loads(configuration)["rootfs"])
     return KnownLayers(cast(list[Json], json.loads(manifest)["layers"]), cast(list[str], rootfs["diff_ids"]))
 
@@ -59,10 +59,10 @@ def layer_digests(tag: str) -> list[str]:
 
 
 def layer_folders(tag: str, num_known: int) -> list[Path] | None:
-    """The daemon's folders of an image's layers, lowest first, without the lowest ones that are known.
+    """The daemon's folders of an image's layers, lowest first, without the lowest known ones.
 
-    None where they cannot stand for the layers: another storage driver, not readable, large, or files of lower layers
-    are removed (which is written differently in folders and in archives).
+    None if the folders cannot replace the layers: the storage driver is another one, they are not readable or too
+    large, or they remove files of lower layers (which folders and archives represent differently).
     """
     driver = cast(Json, _inspected(tag).get("GraphDriver") or {})
     if driver.get("Name") != "overlay2":
@@ -74,8 +74,8 @@ def layer_folders(tag: str, num_known: int) -> list[Path] | None:
 
 
 def write_archive(archive: Path, name: str, tag: str, known: KnownLayers, folders: list[Path]) -> None:
-    """Writes an OCI archive of the image `tag` under the full name `name`: known layers by reference only, and above
-    them one layer from each folder."""
+    """Writes an OCI archive of the image `tag` under the full name `name`: known layers only by reference, and above
+    them one layer per folder."""
     with tarfile.open(archive, "w") as output, scratch_folder("layers") as scratch:
         layers, diff_ids = list(known.layers), list(known.diff_ids)
         for number, folder in enumerate(folders):
@@ -109,7 +109,7 @@ def _inspected(tag: str) -> Json:
 
 
 def _are_plain(folders: list[Path]) -> bool:
-    """Whether the folders are small and hide nothing below them."""
+    """Whether the folders are small and remove nothing from layers below them."""
     num_bytes = 0
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
@@ -120,7 +120,7 @@ def _are_plain(folders: list[Path]) -> bool:
 
 
 def _hides(path: Path) -> bool:
-    """Overlay folders hide what is below them with character devices 0/0, and with a mark on folders."""
+    """Whether an overlay entry removes something from lower layers: a character device 0/0, or a mark on a folder."""
     status = path.lstat()
     if stat.S_ISCHR(status.st_mode):
         return status.st_rdev == 0

@@ -1,4 +1,4 @@
-"""Brings images of the Docker daemon onto nodes."""
+"""Loads images of the Docker daemon on nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ID_LABEL = "rljob.dev/docker-id"
 
 
 def load_image(tag: str, node: str, progress: Progress) -> None:
-    """Makes an image of the Docker daemon available to pods on a node; nothing happens if the node has that very image.
+    """Makes an image of the Docker daemon available to pods on a node. Does nothing if the node already has it.
 
-    Layers that the node has from another image are not sent again, where they can be left out. Raises KindError if the
-    daemon has no such image.
+    Layers that the node has from another image are not sent again if possible. Raises KindError if the daemon has no
+    such image.
     """
     wanted = image_id(tag)
     if wanted is None:
-        raise KindError(f"{tag}: the Docker daemon has no such image; build or pull it first")
+        raise KindError(f"{tag}: the Docker daemon does not have this image; build or pull it first")
     name = full_name(tag)
     images = _images_on(node)
     if name in images and images[name].docker_id == wanted:
@@ -43,7 +43,7 @@ def load_image(tag: str, node: str, progress: Progress) -> None:
 
 
 def remove_other_images(tag: str, node: str) -> None:
-    """Removes from a node the images of the tag's repository that have other tags, and all that have no name."""
+    """Removes a node's images of the tag's repository that have other tags, and all images without a name."""
     repository = full_name(tag).rpartition(":")[0]
     images = _images_on(node)
     kept = {name for name in images if name == full_name(tag) or name.rpartition(":")[0] != repository}
@@ -66,13 +66,13 @@ def full_name(tag: str) -> str:
 @dataclass(frozen=True)
 class _Image:
     manifest: str
-    """Its digest."""
+    """Digest of the manifest."""
     docker_id: str | None
-    """The Docker daemon's ID, if it came from there."""
+    """The Docker daemon's ID of the image, if it came from there."""
 
 
 def _images_on(node: str) -> dict[str, _Image]:
-    """The images that a node has, by full name; Kubernetes gives each a second one, which is a digest."""
+    """The images on a node, by full name. Kubernetes adds a second name to each, which is a digest."""
     images = {}
     for line in on_node(node, [*_CTR, "images", "list"]).splitlines()[1:]:
         words = line.split()  # name, type, digest, size, unit, platforms, labels
@@ -86,12 +86,12 @@ def _is_unnamed(name: str) -> bool:
 
 
 def _most_known(tag: str, node: str, images: dict[str, _Image]) -> KnownLayers:
-    """The longest run of lowest layers that the image shares with one on the node."""
+    """The longest sequence of lowest layers that the image shares with one on the node."""
     digests = layer_digests(tag)
     most = KnownLayers([], [])
     for image in images.values():
         if image.docker_id is None:
-            continue  # another image's layers may be compressed, or not all there
+            continue  # The layers of another image may be compressed, or incomplete.
         manifest = on_node(node, [*_CTR, "content", "get", image.manifest])
         configuration = on_node(node, [*_CTR, "content", "get", json.loads(manifest)["config"]["digest"]])
         most = max(

@@ -1,7 +1,7 @@
-"""A pod network and a name service for nodes that do not bring their own.
+"""A pod network and DNS for nodes whose image does not contain them.
 
-Every node gives its pods addresses from its own range and knows over which node the other ranges are reached: what
-kind's own plugin does, from Debian's plugins. It enforces no NetworkPolicy.
+Every node assigns pod addresses from its own range and has routes to the ranges of the other nodes. That is what kind's
+own plugin does; here Debian's plugins do it. NetworkPolicies are not enforced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from rljob_kind.processes import run
 
 
 def connect_nodes(nodes: Sequence[str]) -> None:
-    """Writes each node's network configuration and its routes to the others' pods; both outlive a restart of it."""
+    """Writes each node's network configuration and its routes to the pods of other nodes. Both survive a restart of the
+    node."""
     ranges = {node: _of_node(node, "{.spec.podCIDR}") for node in nodes}
     addresses = {node: _of_node(node, '{.status.addresses[?(@.type=="InternalIP")].address}') for node in nodes}
     for node in nodes:
@@ -24,9 +25,9 @@ def connect_nodes(nodes: Sequence[str]) -> None:
         _write(node, "/etc/cni/net.d/10-pods.conflist", json.dumps(_network(ranges[node])))
 
 
-def let_names_resolve() -> None:
-    """Takes out of CoreDNS what asks servers outside: a node's own server is not reachable from pods, and offline there
-    is nothing to ask. With them it finds itself in a loop and stops."""
+def disable_dns_forwarding() -> None:
+    """Removes the forwarding of queries from CoreDNS: pods cannot reach a node's DNS server, and a machine may be
+    offline. With forwarding CoreDNS detects a loop and stops."""
     command = ["kubectl", "--namespace", "kube-system", "get", "configmap", "coredns", "--output", "json"]
     corefile = json.loads(run(command))["data"]["Corefile"]
     patch = json.dumps({"data": {"Corefile": without_forwarding(corefile)}})

@@ -1,4 +1,4 @@
-"""The image of the cluster's nodes: the published one where it can be had, else one built from Go and Debian."""
+"""The image of the cluster's nodes: the published one if it can be pulled, otherwise one built from Go and Debian."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PROGRAMS_IN_IMAGE = (*NODE_PROGRAMS, *CONTROL_PLANE_PROGRAMS, "kube-proxy", "cor
 
 @dataclass(frozen=True)
 class NodeImage:
-    """What nodes are made from. A published image brings its own pod network and name service, ours does not."""
+    """The image of the nodes. A published image contains a pod network and DNS, ours does not."""
 
     tag: str
     is_published: bool
 
 
 def ensure_node_image(progress: Progress) -> NodeImage:
-    """The node image, pulled or built first where it is missing. Raises KindError or BuildError if neither works."""
+    """Pulls or builds the node image if it is missing. Raises KindError or BuildError if both fail."""
     tag = f"{OWN_NODE_IMAGE}:{KUBERNETES_VERSION}-{_recipe_hash()}"
     if image_id(tag) is not None:
         return NodeImage(tag, is_published=False)
@@ -48,7 +48,7 @@ def ensure_node_image(progress: Progress) -> NodeImage:
 
 
 def _programs(progress: Progress) -> dict[str, Path]:
-    """Every program of a node, built where the cache does not have it."""
+    """Builds every program of a node that is not in the cache."""
     with progress.stage("programs of Kubernetes", "12 min the first time"):
         found = {name: ensure_program(name) for name in PROGRAMS_IN_IMAGE}
         found["pause"] = ensure_local_program("pause", _pause_source())
@@ -56,7 +56,7 @@ def _programs(progress: Progress) -> dict[str, Path]:
 
 
 def _recipe_hash() -> str:
-    """Changes with anything that the image is made from."""
+    """A hash of all inputs of the image."""
     data = data_folder()
     recipes = [PROGRAMS[name].recipe() for name in PROGRAMS_IN_IMAGE]
     return content_hash([data / "node", data / "kube-proxy", _pause_source()], *recipes)
@@ -87,19 +87,20 @@ def _build(tag: str, programs: dict[str, Path]) -> None:
 
 
 def _component_images(kubeadm: Path) -> dict[str, str]:
-    """The image names that kubeadm writes into its manifests, by the last part without the tag, such as `etcd`."""
+    """The image names in kubeadm's manifests, by their last part without the tag, such as `etcd`."""
     listing = run([str(kubeadm), "config", "images", "list", "--kubernetes-version", KUBERNETES_VERSION])
     return {line.split("/")[-1].split(":")[0]: line for line in listing.split()}
 
 
 def _import_program(program: Path, tag: str) -> None:
-    """An image of one static program: on PATH, as kubeadm's manifests call it, and as entry point of the others."""
+    """Creates an image of one static program, which is on PATH for kubeadm's manifests and is the entry point for the
+    others."""
     with scratch_folder("component") as folder:
         shutil.copy2(program, folder / program.name)
         import_image(folder, tag, ["ENV PATH=/", f'ENTRYPOINT ["/{program.name}"]'])
 
 
 def _save(archive: Path, tags: list[str]) -> None:
-    """Writes images into an archive, and beside it what tells whether a node has them already."""
+    """Writes images into an archive, and next to it the record by which a node knows whether it has them already."""
     run(["docker", "save", "--output", str(archive), *tags])
     archive.with_suffix(".hash").write_text("\n".join(f"{tag} {image_id(tag)}" for tag in tags) + "\n")

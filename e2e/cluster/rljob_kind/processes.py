@@ -11,9 +11,9 @@ from rljob_kind.settings import command_environment
 
 
 def run(command: Sequence[str], *, text: str | None = None, timeout_seconds: float | None = None) -> str:
-    """Runs a program and returns its standard output; `text` goes to its standard input.
+    """Runs a program and returns its standard output; `text` is its standard input.
 
-    Raises CommandError if it fails or takes longer than the timeout.
+    Raises CommandError if it fails or exceeds the timeout.
     """
     result = _completed(command, text, timeout_seconds)
     if result.returncode != 0:
@@ -30,7 +30,7 @@ def succeeds(command: Sequence[str], *, timeout_seconds: float | None = None) ->
 
 
 def run_logged(command: Sequence[str], log: Path) -> None:
-    """Runs a long program at low priority with its output in a file. Raises CommandError with the end of it."""
+    """Runs a long program at low priority with its output in a file. Raises CommandError with the end of the output."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         result = subprocess.run(
@@ -46,7 +46,7 @@ def run_logged(command: Sequence[str], log: Path) -> None:
 
 
 def pipe(source: Sequence[str], sink: Sequence[str]) -> None:
-    """Feeds the output of one program to another. Raises CommandError if either fails."""
+    """Pipes the output of one program into another. Raises CommandError if either fails."""
     environment = command_environment()
     with (
         subprocess.Popen(source, env=environment, stdout=subprocess.PIPE) as first,
@@ -55,7 +55,7 @@ def pipe(source: Sequence[str], sink: Sequence[str]) -> None:
         ) as second,
     ):
         if first.stdout is not None:
-            first.stdout.close()  # so that the first one learns it when the second one ends early
+            first.stdout.close()  # Lets the first program fail with SIGPIPE when the second one ends early.
         output, _ = second.communicate()
     for command, process in ((sink, second), (source, first)):
         if process.returncode != 0:

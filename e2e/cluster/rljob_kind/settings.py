@@ -1,4 +1,4 @@
-"""The environment and the folders of this package, in one place."""
+"""All environment variables and folders of this package."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS
 
 
 def data_folder() -> Path:
-    """The files of this package that are not Python: Dockerfiles, units, configurations."""
+    """The files of this package that are not Python: Dockerfiles, systemd units, configurations."""
     return Path(__file__).parents[1]
 
 
 def repository() -> Path:
-    """The checkout that this package lies in: what its images and its chart are made from."""
+    """The checkout of this package, from which images and chart are built."""
     return Path(__file__).parents[3]
 
 
 def cluster_folder() -> Path:
-    """Everything that is kept on this machine for clusters; safe to delete when no cluster runs."""
+    """Everything that is kept on this machine for clusters. It may be deleted while no cluster runs."""
     return cache_folder() / "cluster"
 
 
 def program_folder() -> Path:
-    """Folder with links to the docker, kind, kubectl and helm that are used; it comes first on PATH."""
+    """Folder with links to docker, kind, kubectl and helm. It comes first on PATH."""
     return cluster_folder() / "bin"
 
 
 def kubeconfig_file() -> Path:
-    """Credentials of the cluster: a file of its own, so that nobody's default cluster changes."""
+    """Credentials of the cluster, in a separate file, so that nobody's default cluster changes."""
     return cluster_folder() / "kubeconfig"
 
 
 def command_environment() -> dict[str, str]:
-    """The environment of every program started here: this process's, with our programs, cluster and BuildKit."""
+    """The environment of every program started here: that of this process, plus our programs, cluster and BuildKit."""
     return dict(os.environ) | {
         "PATH": f"{program_folder()}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "KUBECONFIG": str(kubeconfig_file()),
@@ -55,7 +55,7 @@ def keep_cluster() -> bool:
 
 
 def certificate_bundle() -> Path | None:
-    """Certificate authorities that programs on this machine are told to trust, where a variable names them."""
+    """Certificate authorities that an environment variable names; None if none does."""
     for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
         chosen = os.environ.get(name)
         if chosen and Path(chosen).is_file():
@@ -64,7 +64,7 @@ def certificate_bundle() -> Path | None:
 
 
 def package_index() -> str | None:
-    """Address of the Python package index, where a variable names one (it may hold a password)."""
+    """Address of the Python package index that an environment variable names (it may contain a password)."""
     return os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("PIP_INDEX_URL") or None
 
 

@@ -1,1 +1,1 @@
-"""What the tests share: real servers to test against, and builders for programs that have to be built first."""
+"""Support code that the tests, e2e, bench and proof share: servers to test against, fakes, builders of inputs."""

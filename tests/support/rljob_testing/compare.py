@@ -1,4 +1,4 @@
-"""Whether two runs gave the same numbers."""
+"""Checks whether two runs computed the same numbers."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from rljob_trainer.observability.metrics import (
 
 RELATIVE = 1e-5
 CANCELLING = (POLICY_LOSS, PPO_KL, KL_LOSS, ADVANTAGE_MEAN)
-"""In which numbers of about 1 cancel: their rounding is seen beside 1, not beside what is left."""
+"""Metrics that are small differences of numbers near 1. Their rounding error is relative to 1, not to the result."""
 OF_WORKERS = (TOKEN_IMBALANCE, TOKEN_IMBALANCE_BEFORE)
-"""Metrics that are about the number of workers."""
+"""Metrics that depend on the number of workers."""
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def difference(found: Tensors, right: Tensors) -> float:
-    """Norm of the difference of all tensors together, as a share of the norm of the right ones."""
+def relative_difference(found: Tensors, right: Tensors) -> float:
+    """Norm of the difference of all tensors together, relative to the norm of the expected ones."""
     assert found.keys() == right.keys()
     norm = _norm(right)
     assert norm > 0
     return _norm({name: found[name] - right[name] for name in right}) / norm
 
 
-def assert_bitwise(found: Tensors, right: Tensors) -> None:
-    """Equal to the last bit."""
+def assert_bitwise_equal(found: Tensors, right: Tensors) -> None:
+    """Asserts that all tensors are equal bit by bit."""
     assert found.keys() == right.keys()
     assert [name for name in right if not torch.equal(found[name], right[name])] == []
 
 
 def assert_same_metrics(found: Mapping[str, float], right: Mapping[str, float]) -> None:
-    """Equal to five digits, but for what is about the number of workers, and for seconds."""
+    """Asserts that all metrics agree to five digits, except times and metrics that depend on the number of workers."""
     assert found.keys() == right.keys()
     for name in right.keys() - OF_WORKERS:
         if name.startswith(TIMING_PREFIX):

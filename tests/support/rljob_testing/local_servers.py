@@ -1,6 +1,7 @@
-"""Ports and HTTP servers of tests.
+"""Free ports and HTTP servers for tests.
 
-A port that a test takes may be used again after a restart: nobody else takes it meanwhile."""
+A test may use its port again after it restarts a server: no other test takes the port in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-# Ray gives its workers ports below it.
+# Ray assigns ports below this one to its workers.
 FIRST = 20_000
 PORTS_PER_BLOCK = 100
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -22,14 +23,16 @@ _held: list[socket.socket] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens, outside those that the system gives away. No other call returns them while this
-    process lives, in whatever process of this machine. Raises OSError where there are none left."""
+    """Ports that nobody listens on, outside the system's ephemeral range.
+
+    While this process lives, no other call on this machine returns them. Raises OSError if none is left.
+    """
     with _lock:
         return list(itertools.islice(_ports, count))
 
 
 def free_port() -> int:
-    """One of them."""
+    """One port, as `free_ports` returns it."""
     [port] = free_ports(1)
     return port
 
@@ -43,7 +46,8 @@ def _all_ports() -> Iterator[int]:
 
 
 def _is_ours(block: int) -> bool:
-    """Whether nobody else has this block: whoever has it holds a Unix socket without a file, which ends with him."""
+    """Tries to reserve a block of ports for this process. The holder of a block binds an abstract Unix socket, which
+    the kernel releases when the process ends."""
     holder = socket.socket(socket.AF_UNIX)
     try:
         holder.bind(f"\0rljob-tests-ports-{block}")
@@ -56,7 +60,7 @@ def _is_ours(block: int) -> bool:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # What has just ended there does not keep a server from it.
+        # Connections in TIME_WAIT must not make a port look used.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -80,8 +84,18 @@ def running_http_server(server: ThreadingHTTPServer) -> Iterator[None]:
         server.server_close()
 
 
+def shut_down(connection: socket.socket) -> None:
+    """Breaks a connection, also one that another thread reads from.
+
+    SSLSocket.shutdown would drop the encryption first, so that the reader would get ciphertext.
+    """
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
 class QuietHandler(BaseHTTPRequestHandler):
-    """Writes no log, and takes it as it is when a client goes away: a traceback would land in another test's output."""
+    """A request handler without a log. It ignores clients that disconnect: the traceback would appear in another test's
+    output."""
 
     protocol_version = "HTTP/1.1"
 

@@ -1,4 +1,4 @@
-"""Compares a message by what it mentions, so that rewording the message breaks no test."""
+"""Compares a message by the facts in it, so that rewording the message breaks no test."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 class Mentions:
-    """Equal to each string that contains all of these parts as whole words, and none of `without`. Example:
-    `Mentions("spec.pools", "seen: 3")`; "10 steps" is not in "110 steps".
+    """Equal to every string that contains all parts as whole words, and none of `without`.
 
-    Parts are facts (a path, a name, a value) or the one word of advice that matters, not sentences.
+    Example: `Mentions("spec.pools", "seen: 3")`. "10 steps" is not found in "110 steps". Parts are facts (a path, a
+    name, a value) or the one word of advice that matters, not sentences.
     """
 
     def __init__(self, *parts: str, without: Sequence[str] = ()) -> None:

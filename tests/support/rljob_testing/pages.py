@@ -1,7 +1,7 @@
-"""The pages of the documentation as data: their code, and their commands with what these print.
+"""The pages of the documentation as data: code blocks, and commands with the output that the page shows.
 
-A block of the language `console` holds commands after `$`, and below each one what it prints. `...` stands for lines
-that are left out. A block after a line with "save this as `NAME`" is a file.
+A `console` block has commands after `$`, each followed by its output. `...` stands for lines that are omitted. A block
+after a line with "save this as `NAME`" is a file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _VARYING = (
     (re.compile(r"\d[\d,.]*"), "N"),
     (re.compile(r"[━─ ]+"), " "),
 )
-"""What differs between two runs of the same command, or between two terminals."""
+"""Patterns of text that differs between runs of the same command, or between terminals."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code. `section` is the heading that it stands below, `file` the name that it is to be saved under."""
+    """A block of code. `section` is the heading above it, `file` the name under which a reader saves it."""
 
     language: str
     section: str
@@ -38,22 +38,22 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A command of a page, and what the page says that it prints."""
+class ShownCommand:
+    """A command of a page and the output that the page shows."""
 
     command: str
     output: tuple[str, ...]
 
 
-def pages() -> list[Path]:
-    """All pages: those of the repository's top, of docs/, and beside programs."""
+def all_pages() -> list[Path]:
+    """All pages: at the top of the repository, in docs/, and next to programs."""
     folders = ("docs", "e2e", "examples", "bench", "charts", "images")
     below = (path for name in folders for path in sorted((REPOSITORY / name).rglob("*.md")))
     return [*sorted(REPOSITORY.glob("*.md")), *below]
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """The blocks of a page in one language, in order."""
+    """The code blocks of a page in one language, in order."""
     found: list[Block] = []
     section, file, language_of_block = "", None, None
     lines: list[str] = []
@@ -77,28 +77,28 @@ def saved_files(page: Path) -> dict[str, str]:
     return {block.file: block.text for name in ("python", "yaml") for block in blocks(page, name) if block.file}
 
 
-def shown_commands(page: Path, section: str) -> list[Shown]:
+def shown_commands(page: Path, section: str) -> list[ShownCommand]:
     """The commands in the console blocks of a section, in order."""
     found = []
     for block in blocks(page, "console"):
         if block.section == section:
             for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
                 command, *output = part.rstrip("\n").split("\n")
-                found.append(Shown(command, tuple(output)))
+                found.append(ShownCommand(command, tuple(output)))
     return found
 
 
 def shape(line: str) -> str:
-    """A line without numbers, times, folders and widths of columns."""
+    """A line without numbers, times, folders and column widths."""
     for pattern, replacement in _VARYING:
         line = pattern.sub(replacement, line)
     return line.strip()
 
 
-def first_missing(shown: Shown, printed: str) -> str | None:
-    """The first line of the page that the command did not print, after those before it; None if all are there.
+def first_line_not_printed(shown: ShownCommand, printed: str) -> str | None:
+    """The first line on the page that the command did not print after the lines before it; None if all were printed.
 
-    Lines follow each other as on the page, and others may stand between two of them only where the page says `...`.
+    Lines must follow each other as on the page; other lines may come between two of them only at `...`.
     """
     rest = [shape(line) for line in printed.splitlines() if line.strip()]
     may_skip = False
@@ -110,11 +110,12 @@ def first_missing(shown: Shown, printed: str) -> str | None:
             if not places or (places[0] > 0 and not may_skip):
                 return line
             rest, may_skip = rest[places[0] + 1 :], False
-    return None if not rest or may_skip else f"(the end; but the command goes on: {rest[0]})"
+    return None if not rest or may_skip else f"(the end; the command also printed: {rest[0]})"
 
 
-def update_output(page: Path, shown: Shown, printed: str) -> None:
-    """Writes what a command prints now into the page. Lines that differ only in numbers, times or folders stay."""
+def update_output(page: Path, shown: ShownCommand, printed: str) -> None:
+    """Writes the current output of a command into the page. Lines that differ only in numbers, times or folders
+    stay."""
     known = {shape(line): line for line in shown.output}
     now = re.sub(r"\bteam-\w+", "team-a", printed).rstrip("\n").split("\n")
     lines = [known.get(shape(line), line.rstrip()) for line in now]

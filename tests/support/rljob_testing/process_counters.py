@@ -1,5 +1,5 @@
-"""What the kernel counts of this process: bytes that it reads, and memory of the host that comes anew or is lent to
-the system (MADV_FREE)."""
+"""Counters of the kernel for this process: bytes read, memory faulted in, and memory that the kernel may reclaim
+(MADV_FREE)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 @dataclass
 class BytesRead:
-    """Of a block; known after it."""
+    """The bytes read within a `bytes_read` block; set at its end."""
 
     count: int = 0
 
@@ -35,18 +35,20 @@ def _count() -> int:
 
 
 MEBIBYTES = (3, 20, 30, 30, 30, 30, 30, 30)
-"""Of the tensors of a round."""
+"""Sizes of the tensors of one round."""
 NUM_FIRST_ROUNDS, NUM_ROUNDS = 6, 20
 _PR_SET_THP_DISABLE = 41
 
 
 def mebibytes_faulted_in() -> int:
-    """Pages that came in `NUM_ROUNDS` rounds, after `NUM_FIRST_ROUNDS` others, of `sum(MEBIBYTES)` that each writes to.
+    """MiB of host memory that was faulted in during `NUM_ROUNDS` rounds, each of which writes `sum(MEBIBYTES)` MiB.
 
-    The heap grows in some of the first rounds: a block is asked for with room to align it, and does not fit where one
-    like it was until there are several such places. Which rounds these are follows from what else lies there. A process
-    that was forked also copies what it shared until then."""
-    # No large pages, whatever the machine does: they would make few faults of much memory.
+    `NUM_FIRST_ROUNDS` rounds run before, because the heap grows in the first rounds: the allocator requests a block
+    with extra room for alignment, which does not fit into the place of an earlier block until there are several such
+    places. Which rounds these are depends on the rest of the heap. A forked process also copies the pages that it
+    shared.
+    """
+    # No transparent huge pages, whatever the machine's setting: they would make few faults of much memory.
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     _rounds(NUM_FIRST_ROUNDS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -61,6 +63,6 @@ def _rounds(number: int) -> None:
 
 
 def lazily_freed_bytes() -> int:
-    """Of this process, what the system may take."""
+    """Bytes of this process that the kernel may reclaim."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("LazyFree:"))

@@ -1,4 +1,4 @@
-"""Who started whom, from /proc; and processes that do not outlive who started them."""
+"""Finds parents and children of processes in /proc, and starts processes that do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Process:
-    """A process; the start time tells it from a later one with the same number."""
+    """A process. The start time distinguishes it from a later process with the same pid."""
 
     pid: int
     started: int
@@ -23,7 +23,7 @@ class Process:
 
 
 def descendants(pid: int) -> set[Process]:
-    """All processes below a process, at this moment."""
+    """All current descendants of a process."""
     parents: dict[int, int] = {}
     known: dict[int, Process] = {}
     for folder in Path("/proc").iterdir():
@@ -40,7 +40,7 @@ def descendants(pid: int) -> set[Process]:
 
 
 def processes_with_variable(name: str, value: str) -> set[Process]:
-    """All processes that were started with this variable in their environment, whoever their parents are now."""
+    """All processes that were started with this environment variable, whichever parent they have now."""
     mark = f"{name}={value}".encode()
     found = set()
     for folder in Path("/proc").iterdir():
@@ -53,24 +53,24 @@ def processes_with_variable(name: str, value: str) -> set[Process]:
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it still runs; a zombie does not."""
+    """Whether the process still runs; a zombie does not."""
     entry = _read(Path("/proc") / str(process.pid))
     return entry is not None and entry[0].started == process.started
 
 
 def signal_when_parent_dies(number: signal.Signals) -> Callable[[], object]:
-    """For `preexec_fn`: the new process is sent this signal when the thread that has started it is gone, also where a
-    test run is killed and puts nothing in order. Only Linux can do that."""
+    """For `preexec_fn`: sends the new process this signal when the thread that started it ends, also when the test run
+    is killed and cannot clean up. Linux only."""
     if sys.platform != "linux":
         return lambda: None
-    # Loaded here: between fork and exec it could wait for a lock that a thread of the parent held.
+    # Loaded before the fork: between fork and exec it could wait for a lock that another thread of the parent held.
     return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, int(number))
 
 
 def _read(folder: Path) -> tuple[Process, int] | None:
-    """The process and its parent; None for one that is gone or a zombie."""
+    """The process and its parent's pid; None if it has ended or is a zombie."""
     try:
-        # pid (name) state parent ...; the name may hold anything, parentheses too. Field 22 is the start time.
+        # Format: pid (name) state parent ... The name may contain parentheses. Field 22 is the start time.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:

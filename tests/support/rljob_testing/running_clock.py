@@ -1,4 +1,4 @@
-"""Limits of time that a machine which stands still, or is short of cores, does not use up."""
+"""A clock for timeouts that does not count the time in which the machine stands still or is short of cores."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ NUMBER = struct.Struct("d")
 
 
 class RunningClock:
-    """Counts the seconds in which this process runs, and not those in which the machine stands still. Other processes
-    can read it from `file`, if one is given."""
+    """Counts the seconds in which this process runs. If `file` is given, other processes can read the clock from it."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.seconds = 0.0
@@ -26,8 +25,8 @@ class RunningClock:
             self._page = _mapped(file)
         threading.Thread(target=self._tick, daemon=True).start()
 
-    def pass_by(self, seconds: float) -> None:
-        """Time that nobody waits for."""
+    def advance(self, seconds: float) -> None:
+        """Advances the clock without waiting."""
         with self._lock:
             self.seconds += seconds
             if self._page is not None:
@@ -37,18 +36,18 @@ class RunningClock:
         while True:
             began = time.monotonic()
             time.sleep(0.1)
-            self.pass_by(min(0.5, time.monotonic() - began))
+            self.advance(min(0.5, time.monotonic() - began))
 
 
 def clock_in(file: Path) -> Callable[[], float]:
-    """The clock of another process."""
+    """Reads the clock of another process."""
     page = _mapped(file)
     return lambda: float(NUMBER.unpack_from(page)[0])
 
 
 @functools.cache
 def clock_of_this_process() -> RunningClock:
-    """For limits of time, by differences."""
+    """The clock of this process. Use differences for timeouts."""
     return RunningClock()
 
 

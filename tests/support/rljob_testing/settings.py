@@ -1,4 +1,4 @@
-"""The environment that test support reads, in one place."""
+"""All environment variables that the test support reads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where built programs are kept between runs: `RLJOB_CACHE`, else `~/.cache/rljob`."""
+    """Folder in which built programs are kept between runs: `RLJOB_CACHE`, otherwise `~/.cache/rljob`."""
     chosen = os.environ.get("RLJOB_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "rljob"
 
 
 def kubebuilder_assets() -> Path | None:
-    """Folder with ready-made `etcd` and `kube-apiserver`: `KUBEBUILDER_ASSETS`, as envtest of Kubernetes names it."""
+    """Folder with the programs `etcd` and `kube-apiserver`: `KUBEBUILDER_ASSETS`, the variable of Kubernetes'
+    envtest."""
     chosen = os.environ.get("KUBEBUILDER_ASSETS")
     return Path(chosen) if chosen else None
 
@@ -32,7 +33,7 @@ def inherited_python_path() -> list[str]:
 
 @contextmanager
 def first_in_python_path(folder: Path) -> Iterator[None]:
-    """For child processes that begin within the context."""
+    """Puts a folder first in the PYTHONPATH of child processes that start within the context."""
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *inherited_python_path()])
     try:
@@ -42,6 +43,6 @@ def first_in_python_path(folder: Path) -> Iterator[None]:
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:
-    """Gives this process another environment: for a child that was forked instead of executed."""
+    """Replaces the environment of this process: for a child that was forked and did not exec."""
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""The repository's own rules about source text. Each gate takes files and returns one line per violation."""
+"""The repository's rules for source text. Each gate takes files and returns one line per violation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Source:
 
 
 def sources_below(root: Path) -> list[Source]:
-    """All Python files below a source folder (one that stands on the import path)."""
+    """All Python files below a folder that is on the import path."""
     return [_source(root, path) for path in sorted(root.rglob("*.py"))]
 
 
@@ -76,12 +76,16 @@ def long_functions(sources: Iterable[Source]) -> list[str]:
 
 
 def vague_names(sources: Iterable[Source]) -> list[str]:
-    """Modules and packages with a name that says nothing."""
-    return [f"{source.path}: say what is in it" for source in sources if VAGUE_NAMES & set(source.module.split("."))]
+    """Modules and packages whose name does not say what they contain."""
+    return [
+        f"{source.path}: the name must say what the module contains"
+        for source in sources
+        if VAGUE_NAMES & set(source.module.split("."))
+    ]
 
 
 def undocumented(sources: Iterable[Source]) -> list[str]:
-    """Modules with content, public classes and public functions without a docstring."""
+    """Non-empty modules, public classes and public functions without a docstring."""
     found = []
     for source in sources:
         tree = source.tree
@@ -106,7 +110,7 @@ def _is_overload(node: _Function | ast.ClassDef) -> bool:
 
 
 def misplaced_imports(sources: Iterable[Source], places: Mapping[str, Sequence[str]]) -> list[str]:
-    """Imports of a third-party package outside the modules (or packages) where it belongs."""
+    """Imports of a third-party package outside the modules or packages that may import it."""
     found = []
     for source in sources:
         for name, line in _imported_names(source):
@@ -117,7 +121,7 @@ def misplaced_imports(sources: Iterable[Source], places: Mapping[str, Sequence[s
 
 
 def environment_reads(sources: Iterable[Source]) -> list[str]:
-    """Uses of the process environment outside a module called `settings`."""
+    """Uses of environment variables outside modules called `settings`."""
     found = []
     for source in sources:
         if source.module.split(".")[-1] == "settings":
@@ -135,7 +139,7 @@ def environment_reads(sources: Iterable[Source]) -> list[str]:
 
 
 def unsafe_code(sources: Iterable[Source]) -> list[str]:
-    """Ways to run code that comes as data: pickle and its kin, torch.load, eval, shells."""
+    """Ways to run code that arrives as data: pickle and similar modules, torch.load, eval, shells."""
     found = []
     for source in sources:
         for name, line in _imported_names(source):
@@ -152,7 +156,7 @@ def unsafe_code(sources: Iterable[Source]) -> list[str]:
 
 
 def import_time_work(sources: Iterable[Source]) -> list[str]:
-    """Statements that do something when a module is imported: bare calls, loops, with-blocks. `__main__` may."""
+    """Statements that do something at import: bare calls, loops, with-blocks. `__main__` modules may."""
     found = []
     for source in sources:
         for node in source.tree.body:
@@ -163,7 +167,7 @@ def import_time_work(sources: Iterable[Source]) -> list[str]:
 
 
 def repeated_constants(sources: Iterable[Source]) -> list[str]:
-    """Names in capitals that a module gives a value twice."""
+    """Names in capitals to which a module assigns twice."""
     found = []
     for source in sources:
         seen: set[str] = set()
@@ -172,13 +176,13 @@ def repeated_constants(sources: Iterable[Source]) -> list[str]:
             for target in node.targets if isinstance(node, ast.Assign) else single:
                 if isinstance(target, ast.Name) and target.id.isupper():
                     if target.id in seen:
-                        found.append(f"{source.path}:{node.lineno}: {target.id} is there already")
+                        found.append(f"{source.path}:{node.lineno}: {target.id} is assigned twice")
                     seen.add(target.id)
     return found
 
 
 def import_cycles(sources: Sequence[Source]) -> list[str]:
-    """Groups of modules that import each other in a circle; imports inside functions and for types count."""
+    """Groups of modules that import each other in a cycle. Imports inside functions and for type checking count."""
     modules = {source.module for source in sources}
     graph = {source.module: _imported_modules(source, modules) for source in sources}
     return [" <-> ".join(sorted(group)) for group in _circles(graph)]
@@ -195,8 +199,8 @@ def crowded_folders(sources: Iterable[Source]) -> list[str]:
 
 
 def long_import_chains(sources: Sequence[Source]) -> list[str]:
-    """Modules of one folder of which the first imports the second, that one the third, and so on, more than 9 in all.
-    Modules must not import each other in a circle."""
+    """Import chains of more than 9 modules within one folder: the first imports the second, that one the third, and so
+    on. Modules must not import each other in a cycle."""
     folders = {source.module: source.path.parent for source in sources if not source.is_package}
     graph = {
         source.module: [
@@ -219,7 +223,7 @@ def long_import_chains(sources: Sequence[Source]) -> list[str]:
 
 
 def forbidden_text(files: Iterable[Path], patterns: Mapping[str, str]) -> list[str]:
-    """Lines of text files that match one of the patterns (meaning -> regular expression)."""
+    """Lines of text files that match a pattern (meaning -> regular expression)."""
     compiled = {meaning: re.compile(pattern) for meaning, pattern in patterns.items()}
     found = []
     for path in files:
@@ -251,7 +255,8 @@ def _absolute(source: Source, node: ast.ImportFrom) -> str:
 
 
 def _imported_modules(source: Source, modules: set[str]) -> set[str]:
-    """Those of `modules` that the file needs. `from package import module` needs the module, not the package."""
+    """The members of `modules` that the file imports. `from package import module` counts for the module, not the
+    package."""
     found = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -266,7 +271,7 @@ def _imported_modules(source: Source, modules: set[str]) -> set[str]:
 
 
 def _circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
-    """Strongly connected groups of more than one module: those that reach each other."""
+    """Strongly connected components of more than one module: modules that reach each other."""
     reach = {module: _reachable(graph, module) for module in graph}
     groups: list[set[str]] = []
     for module in graph:

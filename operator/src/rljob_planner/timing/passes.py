@@ -8,7 +8,7 @@ Floating-point operations, as bench/rljob_bench/model_shape.py counts them:
 - gradient checkpointing: the forward pass of recomputed layers once more (trainer, engines/train/sharded_model.py)
 - tiled logits: the forward pass of the head once more (trainer, engines/train/token_logprobs.py)
 
-docs/planning.md explains the share of a GPU's speed that is reached.
+docs/architecture/planner-formulas.md explains the share of a GPU's speed that is reached.
 
 All-gathers run while the GPU computes, so the longer of the two counts. Workers have equal numbers of rows and nearly
 equal numbers of tokens (controller/balanced_order.py). If each has few rows, all wait for the longest row.
@@ -119,8 +119,8 @@ def imbalance(rows: Rows, num_ranks: int) -> float:
 
 
 def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
-    """Micro-batches of each worker. Rows of similar length fill a micro-batch while they fit (engines/train/micro_batching.py);
-    half a row of it stays empty on average."""
+    """Micro-batches of each worker. Rows of similar length fill a micro-batch while they fit
+    (engines/train/micro_batching.py); half a row of it stays empty on average."""
     budget = max_tokens * layout.sequence_parallel
     rows_per_rank = math.ceil(rows.count / layout.num_data_ranks)
     mean = max(1.0, rows.prompt + rows.response)

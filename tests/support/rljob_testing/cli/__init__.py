@@ -1,1 +1,1 @@
-"""What tests of the command line share."""
+"""Support for the tests of the `rljob` command."""

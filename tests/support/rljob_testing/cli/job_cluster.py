@@ -1,6 +1,6 @@
-"""A namespace on a real API server, with jobs, pods, events and a stand-in kubelet for logs.
+"""A namespace on a real API server, with jobs, pods and events, and a stand-in kubelet that serves logs.
 
-Nothing acts on what is written there: tests write what the operator, the scheduler and the kubelet would.
+No controller runs. Tests write what the operator, the scheduler and the kubelet would write.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class JobCluster(JobNamespace):
-    """One namespace of its own, with a kubeconfig that names it."""
+    """A namespace that no other test uses, and a kubeconfig that selects it."""
 
     kubeconfig: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process whose commands find this namespace."""
+        """Environment variables of a process whose `kubectl` and `rljob` commands use this namespace."""
         return inherited_environment() | {"KUBECONFIG": str(self.kubeconfig)}
 
     def account_token(self, role: Mapping[str, object] | None = None) -> str:
-        """A token of a new service account, `visitor`. `role`: a Role that is made and bound to it."""
+        """Creates a service account called `visitor` and returns a token of it. `role`: a Role to create and to bind to
+        it."""
         account, accounts = "visitor", f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
         self.http.post(accounts, json={"metadata": {"name": account}}).raise_for_status()
         if role is not None:
@@ -62,13 +63,13 @@ class JobCluster(JobNamespace):
         return str(answer.raise_for_status().json()["status"]["token"])
 
     def create_job(self, job: Mapping[str, object]) -> Json:
-        """Stores a job."""
+        """Creates a job on the API server and returns the stored object."""
         answer = self.http.post(self.jobs, params={"fieldValidation": "Strict"}, json=job)
         assert answer.status_code == 201, answer.text
         return _object(answer.json())
 
     def create_small_job(self, more: str = "", num_nodes: int = 1) -> Json:
-        """Stores the job of SMALL_JOB, on so many nodes and with these lines more."""
+        """Creates the job of SMALL_JOB with this number of nodes. `more`: YAML lines that are added at its end."""
         text = SMALL_JOB.replace("nodes: 1", f"nodes: {num_nodes}") + more
         return self.create_job(YAML(typ="safe", pure=True).load(text))
 
@@ -94,18 +95,18 @@ class JobCluster(JobNamespace):
         self.write_pod_status(name, status)
 
     def write_pod_status(self, name: str, status: Mapping[str, object]) -> None:
-        """Merges into a pod's status."""
+        """Merges these fields into a pod's status."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
         answer = self.http.patch(path, json={"status": status})
         assert answer.status_code == 200, answer.text
 
     def delete_pod(self, name: str) -> None:
-        """Deletes a pod at once."""
+        """Deletes a pod without a grace period."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
         self.http.delete(path, params={"gracePeriodSeconds": "0"}).raise_for_status()
 
     def warn(self, kind: str, name: str, reason: str, message: str, *, count: int, seen: str) -> None:
-        """Stores a Warning event about an object."""
+        """Creates a Warning event about an object."""
         about = {"kind": kind, "name": name, "namespace": self.namespace}
         event = {
             "metadata": {"generateName": "e-"},
@@ -121,7 +122,7 @@ class JobCluster(JobNamespace):
 
 
 def new_namespace(server: ApiServer, folder: Path) -> JobCluster:
-    """A fresh namespace and a kubeconfig for it in the folder."""
+    """Creates a namespace, and a kubeconfig for it in `folder`."""
     name = f"team-{next(_NUMBERS)}"
     server.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
     kubeconfig = folder / "kubeconfig"
@@ -134,16 +135,16 @@ class StandInKubelet:
     """Serves container logs to the API server, which passes them on."""
 
     logs: dict[str, list[bytes]] = field(default_factory=dict)
-    """`namespace/pod/container` to the pieces that it is sent in."""
+    """Log text by `namespace/pod/container`, in the pieces in which it is sent."""
     asked: list[tuple[str, dict[str, list[str]]]] = field(default_factory=list)
-    """Path and query of every request."""
+    """Path and query of every request, in order."""
     more: threading.Event = field(default_factory=threading.Event)
-    """Followers get the last piece only when this is set."""
+    """A request with `follow` gets the last piece only when this event is set."""
 
 
 @contextmanager
 def running_kubelet(server: ApiServer, folder: Path) -> Iterator[StandInKubelet]:
-    """A node whose kubelet is a small HTTPS server in this process."""
+    """Registers a node whose kubelet is an HTTPS server in this process."""
     kubelet = StandInKubelet()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_certificate(folder / "kubelet.pem"))
@@ -190,7 +191,7 @@ def _handler(kubelet: StandInKubelet) -> type[BaseHTTPRequestHandler]:
 
 
 def _certificate(path: Path) -> Path:
-    """A file with a key and a certificate that the key signed itself; the API server trusts any kubelet here."""
+    """Writes a key and a self-signed certificate into one file. The API server of these tests trusts any kubelet."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NODE)])
     today = datetime.datetime.now(datetime.UTC)

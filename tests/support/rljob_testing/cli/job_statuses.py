@@ -1,4 +1,4 @@
-"""Statuses of jobs as the operator writes them, for commands that read them."""
+"""Job statuses as the operator writes them, for tests of commands that read them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from rljob_testing.cli.job_cluster import Json
 
 
 def condition(kind: str, status: str, reason: str, since: str, message: str = "") -> Json:
-    """One condition of a job."""
+    """One condition of a job's status."""
     return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
 
 
 def full_status() -> Json:
-    """The status of a job that trains: step 12 of 80 at 12:29:50."""
+    """The status of a job in training: step 12 of 80, written at 12:29:50."""
     day = "2026-01-31T"
     return {
         "observedGeneration": 1,

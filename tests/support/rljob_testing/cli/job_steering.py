@@ -1,4 +1,4 @@
-"""The commands that steer a job, with a clock of the test's own."""
+"""Runs the commands suspend, resume, stop and retry with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = "2026-01-31T12:30:00.250000Z"
 def steer(
     cluster: JobCluster, command: str, steps: Sequence[Step] | None = None, kubeconfig: Path | None = None
 ) -> tuple[int, list[str]]:
-    """Exit code and lines of a command; with `steps` it waits, and each look is followed by the next of them."""
+    """Runs a command; returns exit code and output lines. With `steps` it waits, and one step runs after each poll."""
     output, left = io.StringIO(), list(steps or ())
     seconds = 0.0
 
@@ -47,7 +47,7 @@ def steer(
 
 
 def operator_writes(cluster: JobCluster, **status: object) -> Step:
-    """The operator writes a status; None takes a field away."""
+    """Returns a step in which the operator writes these status fields; None removes a field."""
     return lambda: cluster.write_status("small", status)
 
 

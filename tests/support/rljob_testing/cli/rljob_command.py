@@ -1,4 +1,4 @@
-"""The `rljob` command as a process of its own, in a folder with a job file."""
+"""Runs the `rljob` command as a process, in a folder with a job file."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class JobFolder:
 
     @property
     def job_file(self) -> Path:
-        """The job."""
+        """Path of the job file."""
         return self.folder / "job.yaml"
 
     @property
     def run_folder(self) -> Path:
-        """Where its results go."""
+        """The run folder of the job `small`."""
         return self.folder / "runs" / "small"
 
     def command(self, *arguments: str, mode: str = "finish", **variables: str) -> subprocess.Popen[str]:
@@ -56,7 +56,7 @@ class JobFolder:
         return self.command("run", "job.yaml", "--code", "code", *arguments, mode=mode, **variables)
 
     def run(self, *arguments: str, mode: str = "finish", **variables: str) -> tuple[int, str]:
-        """Runs it to its end; exit code and output."""
+        """Runs `rljob run job.yaml` to its end and returns exit code and output."""
         process = self.start(*arguments, mode=mode, **variables)
         output, _ = process.communicate(timeout=60)
         return process.returncode, output

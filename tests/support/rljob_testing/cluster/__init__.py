@@ -1,1 +1,1 @@
-"""A real API server, what is built and installed for it, and its clients."""
+"""A real API server, the programs that are built for it, its clients, and the Helm chart."""

@@ -1,7 +1,7 @@
-"""A real kube-apiserver with its etcd, for the length of a test session; and who waits for a change of its objects.
+"""A real kube-apiserver with etcd for the length of a test session, and watches that wake a waiting test.
 
-No controllers, no kubelets: objects are stored, validated, defaulted and served exactly as on a cluster, and nothing
-acts on them. Everything lives in a temporary folder and on loopback ports.
+No controllers and no kubelets run: objects are stored, validated, defaulted and served exactly as on a cluster, and
+nothing acts on them. All files are in a temporary folder, and all ports are on the loopback interface.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rljob_testing.cluster.go_programs import BuildError, ensure_program
-from rljob_testing.local_servers import free_ports
+from rljob_testing.local_servers import free_ports, shut_down
 from rljob_testing.process_tree import signal_when_parent_dies
 from rljob_testing.settings import kubebuilder_assets
 
 START_DEADLINE_SECONDS = 60.0
 STOP_DEADLINE_SECONDS = 10.0
 WATCH_AGAIN_SECONDS = 0.2
-"""Until a watch that has ended begins anew: a server may go away, and a kind may not be there."""
+"""Pause before a watch is restarted. A watch ends when the server stops or its resource is not served."""
 EVERYWHERE = ""
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -51,19 +51,19 @@ class ApiServer:
     url: str
     token: str
     certificate: Path
-    """The server's own certificate, which is also the one to trust."""
+    """The server's own certificate, which is also the one that clients trust."""
     http: httpx.Client
-    """Sends the token and trusts the certificate; paths are relative to `url`. A patch is a merge patch."""
+    """Client that sends the token and trusts the certificate. Paths are relative to `url`; a patch is a merge patch."""
     program: Program
-    """The server itself, which a test may stop and start again; what is stored stays."""
+    """The server process. A test may stop and restart it; stored objects stay."""
 
     def kubeconfig(self, *, url: str | None = None, token: str | None = None, namespace: str = "default") -> str:
-        """The text of a kubeconfig for an administrator of this server, but for what is named otherwise."""
+        """A kubeconfig (text) for an administrator of this server. Arguments replace its values."""
         return kubeconfig_text(url or self.url, self.certificate, token or self.token, namespace)
 
 
 def kubeconfig_text(url: str, certificate: Path | None, token: str, namespace: str = "default") -> str:
-    """A kubeconfig with one context, called `here`. JSON is YAML. `certificate`: None for plain HTTP."""
+    """A kubeconfig (text) with one context, `here`, written as JSON. `certificate`: None for plain HTTP."""
     trusted = {"certificate-authority": str(certificate)} if certificate is not None else {}
     context = {"cluster": "here", "user": "me", "namespace": namespace}
     return json.dumps(
@@ -147,20 +147,20 @@ def _apiserver_command(program: Path, folder: Path, etcd_url: str, port: int, to
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
-        # Without the controller that makes the default service account, this plugin would refuse every pod.
+        # Without the controller that creates the default service account, this plugin would reject every pod.
         "--disable-admission-plugins=ServiceAccount",
         "--service-cluster-ip-range=10.0.0.0/24",
     ]
 
 
 def _certificate(folder: Path) -> Path:
-    """Where the server writes the certificate that it signs for itself."""
+    """Path at which the server writes its self-signed certificate."""
     return folder / "certificates" / "apiserver.crt"
 
 
 @contextmanager
 def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[httpx.Client]:
-    """A client that trusts the server, once it has written its certificate: the file is there before its content."""
+    """A client that trusts the server. Waits for the certificate: its file exists before it has content."""
     deadline = time.monotonic() + START_DEADLINE_SECONDS
     while not _certificate(folder).is_file() or not _certificate(folder).stat().st_size:
         program.check(deadline)
@@ -173,13 +173,13 @@ def _client(program: Program, folder: Path, url: str, token: str) -> Iterator[ht
 
 
 def _make_merge_patch(request: httpx.Request) -> None:
-    """A patch without a type of its own; the server knows no other that is plain JSON."""
+    """Makes a patch without its own content type a merge patch, the only type that the server accepts as plain JSON."""
     if request.method == "PATCH" and request.headers["Content-Type"] == "application/json":
         request.headers["Content-Type"] = "application/merge-patch+json"
 
 
 def wait_until_ready(program: Program, http: httpx.Client) -> None:
-    """Waits until the server says that it is ready. Raises ServerError."""
+    """Waits until `/readyz` succeeds. Raises ServerError."""
     deadline = time.monotonic() + START_DEADLINE_SECONDS
     while True:
         program.check(deadline)
@@ -192,26 +192,26 @@ def wait_until_ready(program: Program, http: httpx.Client) -> None:
 
 
 def install_definition(http: httpx.Client, definition: Mapping[str, Any]) -> None:
-    """Makes a CustomResourceDefinition, where there is none, and waits until its resource is served."""
+    """Creates a CustomResourceDefinition if it does not exist, and waits until its resource is served."""
     answer = http.post(DEFINITIONS, params={"fieldValidation": "Strict"}, json=definition)
     assert answer.status_code in (201, 409), answer.text
     spec = definition["spec"]
     path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
     deadline = time.monotonic() + START_DEADLINE_SECONDS
     while http.get(path).status_code != 200:
-        assert time.monotonic() < deadline, f"{path}: is not served after {START_DEADLINE_SECONDS:g} s"
+        assert time.monotonic() < deadline, f"{path} is not served after {START_DEADLINE_SECONDS:g} s"
         time.sleep(0.05)
 
 
 def create_namespace(server: ApiServer) -> str:
-    """Creates a namespace with a name that no other has; returns it."""
+    """Creates a namespace with a new name and returns the name."""
     answer = server.http.post("/api/v1/namespaces", json={"metadata": {"generateName": "jobs-"}})
     assert answer.status_code == 201, answer.text
     return str(answer.json()["metadata"]["name"])
 
 
 class Program:
-    """A server process that writes to a log, and can be started again."""
+    """A server process that writes to a log file and can be restarted."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._command = command
@@ -219,7 +219,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it; does not wait for anything."""
+        """Starts the process without waiting for anything."""
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
@@ -230,7 +230,7 @@ class Program:
             )
 
     def stop(self) -> None:
-        """Stops it, and kills it if it does not stop."""
+        """Terminates the process, and kills it if it does not end in time."""
         if self._process is None:
             return
         self._process.terminate()
@@ -241,13 +241,14 @@ class Program:
             self._process.wait()
 
     def kill(self) -> None:
-        """Ends it at once, without a word to its clients."""
+        """Kills the process at once; clients see their connections break."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def check(self, deadline: float) -> None:
-        """Raises ServerError, with the end of the log, if it has ended or the deadline (monotonic) has passed."""
+        """Raises ServerError with the end of the log if the process has ended or `deadline` (time.monotonic) has
+        passed."""
         exit_code = self._process.poll() if self._process is not None else None
         if exit_code is not None or time.monotonic() > deadline:
             name = Path(self._command[0]).name
@@ -255,8 +256,10 @@ class Program:
 
 
 class ObjectChanges:
-    """Watches all objects at some paths, and wakes who waits for a change, so that nobody need ask over and over.
-    `watch` and `stop` are for its owner; the others for any thread."""
+    """Watches all objects below some API paths and wakes waiting threads at each change, so that nobody polls.
+
+    Only the owner calls `watch` and `stop`; any thread may call the other methods.
+    """
 
     def __init__(self, http: httpx.Client, paths: Sequence[str]) -> None:
         self._http = http
@@ -267,32 +270,30 @@ class ObjectChanges:
         self._threads = [threading.Thread(target=self._watch, args=(path,), daemon=True) for path in paths]
 
     def watch(self) -> None:
-        """Begins to watch; does not wait."""
+        """Starts the watches without waiting for them."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Ends all watches: a server waits for them when it stops."""
+        """Ends all watches. A server that stops would wait for them."""
         self._stopped.set()
         for each in list(self._sockets.values()):
-            # Not SSLSocket's own form: it forgets the encryption first, and what is read then is ciphertext.
-            with suppress(OSError):
-                socket.socket.shutdown(each, socket.SHUT_RDWR)
-        self.tell(EVERYWHERE)
+            shut_down(each)
+        self.notify(EVERYWHERE)
 
-    def tell(self, namespace: str) -> None:
-        """There is a change."""
+    def notify(self, namespace: str) -> None:
+        """Records a change in a namespace and wakes all waiting threads."""
         with self._told:
             self._numbers.update({namespace, EVERYWHERE})
             self._told.notify_all()
 
-    def number(self, namespace: str) -> int:
-        """Of the changes in a namespace, or everywhere, until now."""
+    def count(self, namespace: str) -> int:
+        """Number of changes until now, in a namespace or EVERYWHERE."""
         with self._told:
             return self._numbers[namespace]
 
     def wait(self, namespace: str, number: int, seconds: float) -> None:
-        """Until there are more than `number`, or the time is over."""
+        """Waits until there were more than `number` changes, at most `seconds`."""
         with self._told:
             self._told.wait_for(lambda: self._numbers[namespace] > number, seconds)
 
@@ -307,5 +308,5 @@ class ObjectChanges:
                 for line in answer.iter_lines():
                     if answer.status_code != 200 or self._stopped.is_set():
                         break
-                    self.tell(json.loads(line)["object"].get("metadata", {}).get("namespace", EVERYWHERE))
+                    self.notify(json.loads(line)["object"].get("metadata", {}).get("namespace", EVERYWHERE))
             self._stopped.wait(WATCH_AGAIN_SECONDS)

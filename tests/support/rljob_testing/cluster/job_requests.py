@@ -1,4 +1,4 @@
-"""RLJobs on an API server, with plain HTTP: what the tests send and how they read the answer."""
+"""Plain HTTP requests for RLJobs on an API server: how tests send them and read the responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 @dataclass(frozen=True)
 class JobNamespace:
-    """The jobs of one namespace, for an administrator."""
+    """The jobs of one namespace, as an administrator accesses them."""
 
     server: ApiServer
     namespace: str
@@ -29,11 +29,11 @@ class JobNamespace:
 
     @property
     def jobs(self) -> str:
-        """Path of the jobs."""
+        """API path of the jobs."""
         return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs"
 
     def job(self, name: str) -> dict[str, Any]:
-        """A stored job."""
+        """Returns a stored job."""
         found: dict[str, Any] = self.http.get(f"{self.jobs}/{name}").raise_for_status().json()
         return found
 
@@ -47,49 +47,49 @@ class JobNamespace:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The server's verdict on one request."""
+class Response:
+    """The server's response to one request."""
 
     status: int
     body: Mapping[str, object]
 
     @property
     def message(self) -> str:
-        """The text of a refusal; empty when accepted."""
+        """The error message of a rejected request; empty if the request was accepted."""
         return str(self.body.get("message", "")) if self.status >= 400 else ""
 
     def at(self, *path: str) -> object:
-        """The value at a path of the object that came back."""
+        """The value at a path of the returned object."""
         value: object = self.body
         for part in path:
-            assert isinstance(value, dict), f"{part} of {value!r}"
+            assert isinstance(value, dict), f"{part} is not in {value!r}"
             value = value[part]
         return value
 
 
-def create(http: httpx.Client, job: Mapping[str, object], *, keep: bool = False) -> Answer:
-    """Creates a job with strict field validation; unless `keep`, only as a dry run that stores nothing."""
+def create(http: httpx.Client, job: Mapping[str, object], *, keep: bool = False) -> Response:
+    """Creates a job with strict field validation. Without `keep` it is a dry run that stores nothing."""
     parameters = {"fieldValidation": "Strict"} | ({} if keep else {"dryRun": "All"})
     answer = http.post(JOBS, params=parameters, json=job)
-    return Answer(answer.status_code, answer.json())
+    return Response(answer.status_code, answer.json())
 
 
-def merge(http: httpx.Client, name: str, patch: Mapping[str, object], subresource: str = "") -> Answer:
+def merge(http: httpx.Client, name: str, patch: Mapping[str, object], subresource: str = "") -> Response:
     """Sends a merge patch to a stored job, or to one of its subresources (`/status`)."""
     answer = http.patch(f"{JOBS}/{name}{subresource}", json=patch, params={"fieldValidation": "Strict"})
-    return Answer(answer.status_code, answer.json())
+    return Response(answer.status_code, answer.json())
 
 
 def get_table(http: httpx.Client, name: str) -> tuple[list[str], list[object]]:
-    """Column names and the cells of a job's row, as `kubectl get` asks for them."""
+    """Column names and cells of a job's row, in the form that `kubectl get` requests."""
     answer = http.get(f"{JOBS}/{name}", headers={"Accept": TABLE}).raise_for_status().json()
     return [column["name"] for column in answer["columnDefinitions"]], answer["rows"][0]["cells"]
 
 
 def delete(http: httpx.Client, name: str, deadline_seconds: float = 10.0) -> None:
-    """Deletes a stored job and waits until it is gone."""
+    """Deletes a stored job and waits until it no longer exists."""
     http.delete(f"{JOBS}/{name}").raise_for_status()
     deadline = time.monotonic() + deadline_seconds
     while http.get(f"{JOBS}/{name}").status_code != 404:
-        assert time.monotonic() < deadline, f"{name} is still there"
+        assert time.monotonic() < deadline, f"job {name} still exists"
         time.sleep(0.05)

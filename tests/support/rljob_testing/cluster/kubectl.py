@@ -1,4 +1,4 @@
-"""kubectl as the tests on a real cluster use it, and a recorder of everything that a job's status ever said."""
+"""Runs kubectl for the tests on a real cluster, and records every status of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SeenT = TypeVar("SeenT")
 
 
 class CommandFailed(Exception):
-    """kubectl ended with an error; the text is what it printed."""
+    """kubectl failed; the text is what it printed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Kubectl:
     namespace: str
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = 120.0) -> str:
-        """What the command prints. Raises CommandFailed."""
+        """Runs a kubectl command and returns what it prints. Raises CommandFailed."""
         result = subprocess.run(
             self.command(*arguments),
             input=stdin,
@@ -46,54 +46,55 @@ class Kubectl:
         return result.stdout
 
     def command(self, *arguments: str) -> list[str]:
-        """The whole command line."""
+        """The complete command line."""
         return [str(self.program), f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *arguments]
 
     def names(self, kind: str, selector: str = "") -> list[str]:
-        """`kind/name` of everything of that kind."""
+        """`kind/name` of all objects of a kind."""
         return self("get", kind, "-o", "name", *([f"--selector={selector}"] if selector else [])).split()
 
     def status(self, job: str) -> RLJobStatus:
-        """The job's status; empty before the operator has seen it."""
+        """The job's status; empty before the operator has processed the job."""
         found = json.loads(self("get", "rljob", job, "-o", "json"))
         return RLJobStatus.from_wire(found.get("status", {}))
 
 
 def wait_for(look: Callable[[], SeenT | None], what: str, timeout_seconds: float, every_seconds: float = 1.0) -> SeenT:
-    """The first thing that `look` returns which is neither None nor False nor empty. Raises AssertionError."""
+    """Calls `look` until it returns something other than None, False or empty, and returns that. Raises AssertionError
+    after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         seen = look()
         if seen:
             return seen
-        assert time.monotonic() < deadline, f"not within {timeout_seconds:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"timed out after {timeout_seconds:.0f} s: {what}"
         time.sleep(every_seconds)
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """A status, and when it was seen."""
+    """A status and the time at which it arrived."""
 
     at: float
-    """Seconds since 1970."""
+    """Unix time in seconds."""
     status: RLJobStatus
 
 
 @dataclass
 class StatusRecording:
-    """Every status of a job in the order in which the API server sent them."""
+    """All statuses of a job, in the order in which the API server sent them."""
 
     sightings: list[Sighting] = field(default_factory=list)
 
     def when(self, condition: str, status: str = "True") -> float | None:
-        """When a condition was first seen with this status; None for never."""
+        """Time at which a condition first had this status (Unix time); None if it never had."""
         for sighting in self.sightings:
             if any(c.type == condition and c.status == status for c in sighting.status.conditions):
                 return sighting.at
         return None
 
     def first_step(self) -> float | None:
-        """When the first training step was seen in the resource."""
+        """Time at which the status first reported a completed training step; None if it never did."""
         for sighting in self.sightings:
             if sighting.status.progress and sighting.status.progress.step > 0:
                 return sighting.at
@@ -102,7 +103,7 @@ class StatusRecording:
 
 @contextmanager
 def recorded_statuses(kubectl: Kubectl, job: str) -> Iterator[StatusRecording]:
-    """Watches the job, which must exist, until the end of the context."""
+    """Records the statuses of a job, which must exist, until the end of the context."""
     recording = StatusRecording()
     command = kubectl.command("get", "rljob", job, "--watch", "--output-watch-events", "-o", "json")
     process = subprocess.Popen(

@@ -1,1 +1,1 @@
-"""Numbers that verl computed, and ours beside them."""
+"""Compares our algorithms with numbers that verl computed."""

@@ -1,7 +1,7 @@
-"""Every advantage against verl's numbers. Where verl differs on purpose, the case says so.
+"""Compares every advantage with verl's numbers. Where verl differs on purpose, the case says so.
 
-The numbers for `squares` were computed later, because no distribution has probabilities of 0.9 whose squares add up to
-0.4 (`sum_pi_squared`).
+The numbers for `squares` were computed later: no distribution can have a probability of 0.9 and a sum of squared
+probabilities of 0.4 (`sum_pi_squared`).
 
 Legend: B rows, T columns of a table, N tokens that are not masked.
 """
@@ -32,7 +32,7 @@ from rljob_trainer.algorithms.token_advantages import discounted_returns
 from rljob_trainer.algorithms.whitening import whitened
 
 OF_A_GROUP_N = verl_cases.ROWS.spread(torch.tensor([True] * 5 + [False]))
-"""The last row is a group by itself."""
+"""True for tokens of rows whose group has other rows; the last row is alone in its group."""
 OF_FIRST_GROUPS_N = verl_cases.ROWS.spread(verl_cases.GROUPS_B != 1)
 COLUMNS = {
     VALUES: verl_cases.VALUES_N,
@@ -44,7 +44,7 @@ TOKENS = TokenInputs(verl_cases.REWARDS_B, verl_cases.GROUPS_B, verl_cases.ROWS,
 
 
 def of_responses(advantage: dict[str, object]) -> Tensor:
-    """[N], by the estimator of a job."""
+    """Advantages per token, [N], of an estimator on responses, configured as in a job."""
     estimator = advantage_estimator(resolve_algorithm(Algorithm.from_wire({"advantage": advantage})))
     assert estimator.for_responses is not None
     inputs = ResponseInputs(
@@ -59,7 +59,7 @@ def of_responses(advantage: dict[str, object]) -> Tensor:
 
 
 def of_tokens(advantage: dict[str, object]) -> TokenAdvantages:
-    """By the estimator of a job."""
+    """Advantages of an estimator on tokens, configured as in a job."""
     estimator = advantage_estimator(resolve_algorithm(Algorithm.from_wire({"advantage": advantage})))
     assert estimator.for_tokens is not None
     assert estimator.needs <= set(COLUMNS)
@@ -67,7 +67,7 @@ def of_tokens(advantage: dict[str, object]) -> TokenAdvantages:
 
 
 def _case(advantage: str, name: str, **settings: object) -> verl_cases.GoldenCase:
-    """On responses; `settings` are those of the advantage's block."""
+    """A case of an advantage on responses; `settings` are the fields of the advantage's block."""
     return verl_cases.GoldenCase(advantage, name, partial(_on_responses, _wire(advantage, settings), name))
 
 
@@ -95,8 +95,8 @@ def _where_groups_have_others() -> Sequence[verl_cases.Comparison]:
 
 
 def _gpg() -> Sequence[verl_cases.Comparison]:
-    """It scales by what has a gradient, and verl by rewards other than 0: all groups can be learned from, so a factor
-    of 1; verl sees one reward of 0 among 6, so 6 / 5."""
+    """Our GPG scales by the groups that have a gradient, verl's by the nonzero rewards. Here every group has a
+    gradient, so our factor is 1; one of verl's six rewards is 0, so its factor is 6 / 5."""
     return [_close("advantages", 1.2 * of_responses({"type": "GPG"}), _golden("gpg"))]
 
 
@@ -128,7 +128,8 @@ def _optimal_token_baseline(name: str, zero_tail: bool) -> Sequence[verl_cases.C
     found_N = of_tokens(_wire("OptimalTokenBaseline", {"zeroTail": zero_tail})).advantages_N
     compared = [_close("advantages", found_N, _golden(f"tir_optimal_token_baseline | {name}"))]
     if zero_tail:
-        # The other form compares columns of the table, so that a hole moves what stands behind it, for its group, too.
+        # verl's other form works on columns of the table, so a hole in the mask moves all later tokens of its row,
+        # which changes the baseline of its whole group. That group is left out here.
         kept_N, expected_N = OF_FIRST_GROUPS_N, _golden("optimal_token_baseline | squares")
         compared.append(_close("advantages of the other form", found_N[kept_N], expected_N[kept_N]))
     return compared
@@ -153,7 +154,7 @@ ADVANTAGE_CASES = (
     _case("OPO", "opo"),
     _case("ReinforcePlusPlusBaseline", "reinforce_plus_plus_baseline"),
     _case("ReMax", "remax"),
-    # Of a single reward the weight is whitened away.
+    # With a single reward its weight has no effect, because the advantages are whitened.
     _case("GDPO", "gdpo (fallback single reward)"),
     verl_cases.GoldenCase("GPG", "gpg", _gpg),
     verl_cases.GoldenCase("GroupRelativePassAtK", "grpo_passk rows0-4", _pass_at_k),

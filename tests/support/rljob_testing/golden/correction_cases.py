@@ -1,4 +1,4 @@
-"""Weights and masks of rollout correction against verl's numbers.
+"""Compares weights and masks of rollout correction with verl's numbers.
 
 Legend: N tokens that are not masked.
 """
@@ -26,7 +26,7 @@ REJECTIONS = {
         "rs token_k1 0.5_2.0": {"level": "Token", "max": 2, "min": 0.5},
         "rs seq_mean_k3 0.1": {"level": "SequenceMean", "estimator": "K3", "max": 0.1},
         "rs seq_mean_k1 0.8_1.25": {"level": "SequenceMean", "max": 1.25, "min": 0.8},
-        # verl bounds the inverse.
+        # verl sets bounds on the inverse ratio.
         "rs token_k1 0.5_1.1": {"level": "Token", "max": 1 / 0.5, "min": 1 / 1.1},
         "rs seq_sum_k1 0.4_1.5": {"level": "SequenceSum", "max": 1 / 0.4, "min": 1 / 1.5},
         "rs seq_max_k2 0.2": {"level": "SequenceMax", "estimator": "K2", "max": 0.2},

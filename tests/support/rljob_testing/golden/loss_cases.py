@@ -1,4 +1,4 @@
-"""Every policy loss, the critic's, KL estimates and aggregations against verl's numbers.
+"""Compares policy losses, the value loss, KL estimates and aggregations with verl's numbers.
 
 Legend: B rows, T columns of a table, N tokens that are not masked.
 """
@@ -40,7 +40,7 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": LossAggregation.SEQUENCE_MEAN_TOKEN_SUM_NORM,
 }
 WHOLE = Denominators(40, 12)
-"""Of a mini-batch that two workers share."""
+"""Tokens and rows of a mini-batch that two workers share."""
 MEAN, BY_SEQUENCE = LossAggregation.TOKEN_MEAN, LossAggregation.SEQUENCE_MEAN_TOKEN_MEAN
 BOTH = {"clipRatioLow": 0.2, "clipRatioHigh": 0.2}
 CLIPPED = {"vanilla": (0.2, MEAN), "vanilla clip-higher 0.2/0.28": (0.28, MEAN),
@@ -61,7 +61,7 @@ POLICY_LOSSES: dict[str, tuple[dict[str, object], LossAggregation]] = {
     "gpg": ({"type": "GPG"}, MEAN),
     "cispo": ({"type": "CISPO", "cispo": BOTH}, MEAN),
     "cispo low=1 high=1": ({"type": "CISPO", "cispo": {"clipRatioHigh": 1}}, MEAN),
-    # verl takes the mean over rows here whatever it is told.
+    # verl averages over rows here, whatever aggregation is configured.
     "geo_mean": ({"type": "GMPO", "gmpo": {"clipLogRatioLow": 0.2, "clipLogRatioHigh": 0.2}}, BY_SEQUENCE),
     "geo_mean 0.4": ({"type": "GMPO"}, BY_SEQUENCE),
     "dro beta=0.5": ({"type": "DRO", "dro": {"beta": 0.5}}, MEAN),
@@ -73,7 +73,7 @@ POLICY_LOSSES: dict[str, tuple[dict[str, object], LossAggregation]] = {
     "clip_cov one in (0.27, 0.28)": (
         {"type": "ClipCov", "clipCov": {"covarianceLow": 0.27, "covarianceHigh": 0.28}}, MEAN),
 }  # fmt: skip
-"""Of Clip-Cov those in which verl draws no random numbers, or they do not matter."""
+"""For Clip-Cov only cases in which verl draws no random numbers, or in which the draw does not change the result."""
 SUMS_OF = {
     "actor/pg_clipfrac": {
         "GSPO": "pg_clipfrac",
@@ -83,11 +83,11 @@ SUMS_OF = {
     },
     "actor/pg_clipfrac_lower": {"DPPO": "pg_ratio_bounded"},
 }
-"""verl's metrics by our names."""
+"""Our name for each of verl's metrics, by loss."""
 
 
 def _kl(name: str) -> Sequence[verl_cases.Comparison]:
-    """With its gradient; of all tokens, as verl estimates masked ones, too."""
+    """KL estimate and its gradient, over all tokens: verl estimates masked tokens too."""
     golden = (verl_cases.GOLDEN["kl"] | verl_cases.LOSSES["kl"])[name]
     estimator, straight_through = KL_ESTIMATES[name]
     logprobs_BT = torch.tensor(verl_cases.INPUTS["log_prob"], requires_grad=True)
@@ -102,7 +102,7 @@ def _kl(name: str) -> Sequence[verl_cases.Comparison]:
 
 
 def _aggregation(name: str, case: str) -> Sequence[verl_cases.Comparison]:
-    """Unless it is told otherwise, verl takes the width of the table for the limit of new tokens."""
+    """By default verl uses the width of the table as the limit of new tokens."""
     losses_N = verl_cases.LOGPROBS_N - verl_cases.OLD_LOGPROBS_N
     width = 100 if case.endswith("scale=100") else verl_cases.WIDTH
     denominators, dp_size = (count_denominators(verl_cases.ROWS), 1) if case == "local" else (WHOLE, 2)
@@ -114,7 +114,7 @@ def _aggregation(name: str, case: str) -> Sequence[verl_cases.Comparison]:
 def _with_gradient(
     golden: dict[str, object], found: TokenLosses, logprobs_N: Tensor, aggregation: LossAggregation
 ) -> list[verl_cases.Comparison]:
-    """Of the mini-batch of all rows."""
+    """Compares the loss over all rows as one mini-batch, and its gradient."""
     loss = aggregate_loss(
         found.losses_N,
         verl_cases.ROWS,

@@ -1,1 +1,1 @@
-"""Tests of one device, with pytest and without."""
+"""Runs tests on one device, with pytest or without."""

@@ -1,6 +1,6 @@
-"""Where a test of `tests/gpu` runs: a device, this process as the only rank, a folder, and room for what is measured.
+"""What a test of `tests/gpu` receives: a device, a process group with one rank, a folder, and a place for measurements.
 
-Nothing here needs pytest: those tests run without it, too (`program`).
+Nothing here imports pytest, because these tests also run without it (`program`).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class DevicePlace:
-    """What a test is given."""
+class DeviceContext:
+    """The device and folder of a test, and the values that it measured."""
 
     context: WorkerContext
     folder: Path
-    """Of this test alone."""
+    """A folder for this test only."""
     notes: dict[str, float] = field(default_factory=dict)
-    """What was measured, by name."""
+    """Measured values by name."""
 
     @property
     def device(self) -> torch.device:
-        """Of this rank."""
+        """The device of this rank."""
         return self.context.device
 
     def note(self, name: str, value: float) -> float:
-        """The value, which is shown beside the test's result."""
+        """Records a measured value, which is printed beside the test's result, and returns it."""
         self.notes[name] = value
         return value
 
     def needs_gpu(self, reason: str) -> None:
-        """On CPUs the test ends here as skipped."""
+        """Skips the rest of the test on CPUs."""
         if self.device.type != "cuda":
             raise unittest.SkipTest(f"needs a GPU: {reason}")
 
 
 def missing_device(device_type: str) -> str | None:
-    """Why nothing can run on such a device here; None where it can."""
+    """The reason why this machine has no such device; None if it has one."""
     if device_type == "cuda" and not torch.cuda.is_available():
         return "needs a GPU: torch.cuda finds none"
     return None
@@ -54,8 +54,11 @@ def missing_device(device_type: str) -> str | None:
 
 @contextmanager
 def joined(device_type: str, folder: Path) -> Iterator[WorkerContext]:
-    """Within it this process is the only rank. `folder` must be empty. Symptom without the first line: products in 32
-    bits that are right to three digits, where somebody has allowed that (torch has not by default)."""
+    """Makes this process the only rank of a process group within the context. `folder` must be empty.
+
+    The first line turns TF32 off (torch's default). Symptom without it, where TF32 was turned on: float32 products are
+    right to three digits only.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
     with gloo_ranks.process_group_of_one(folder, device_type) as context:
         yield context

@@ -1,8 +1,8 @@
-"""Runs a program in this process as on a machine that has only some libraries: importing any other one fails.
+"""Runs a program in this process as if only some libraries were installed: importing any other one fails.
 
     python -m rljob_testing.gpu.few_libraries LIBRARY,... PROGRAM [ARGUMENT ...]
 
-The libraries come with all that they require themselves. PROGRAM is a file, or a module with a dot in its name.
+The libraries include everything that they require. PROGRAM is a file, or a module with a dot in its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OURS = ("rljob-api", "rljob-trainer")
 
 
 class Finder(Protocol):
-    """What `sys.meta_path` has."""
+    """The method that objects in `sys.meta_path` have."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = ..., /
@@ -29,7 +29,7 @@ class Finder(Protocol):
 
 
 class FewLibraries(MetaPathFinder):
-    """In the place of all finders: what they find, but for some top-level modules."""
+    """Replaces all import finders and hides some top-level modules."""
 
     def __init__(self, finders: Sequence[Finder], refused: frozenset[str]) -> None:
         self.finders = finders
@@ -38,7 +38,7 @@ class FewLibraries(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """None, which is said as `No module named ...`, for a library that is not there."""
+        """Returns None for a hidden library, which the import system reports as `No module named ...`."""
         if fullname.partition(".")[0] in self.refused:
             return None
         found = (each.find_spec(fullname, path, target) for each in self.finders)
@@ -47,13 +47,13 @@ class FewLibraries(MetaPathFinder):
     def find_distributions(
         self, context: metadata.DistributionFinder.Context | None = None
     ) -> Iterable[metadata.Distribution]:
-        """For `importlib.metadata`, which asks the finders."""
+        """Serves `importlib.metadata`, which also queries the finders."""
         chosen = metadata.DistributionFinder.Context() if context is None else context
         return metadata.MetadataPathFinder.find_distributions(chosen)
 
 
 def with_requirements(names: Sequence[str]) -> set[str]:
-    """These distributions and all that they require here, without extras."""
+    """These distributions and all that they require in this environment, without extras."""
     found: set[str] = set()
     waiting = [_normal(name) for name in names]
     while waiting:
@@ -70,7 +70,7 @@ def with_requirements(names: Sequence[str]) -> set[str]:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the program from the command line."""
     allowed = with_requirements(sys.argv[1].split(",")) | {_normal(name) for name in OURS}
     refused = {
         module

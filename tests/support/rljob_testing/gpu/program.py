@@ -1,9 +1,9 @@
-"""Runs the tests of `tests/gpu` where there is no pytest, shows what they measured, and writes it as JSON.
+"""Runs the tests of `tests/gpu` without pytest, prints what they measured, and writes it as JSON.
 
     PYTHONPATH=crds/src:trainer/src:tests/support python -m rljob_testing.gpu.program [--device cpu] [--only TEXT]
                                                                                       [--json PATH]
 
-It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml. The exit code is 1 where a test fails.
+It needs torch, transformers, safetensors, numpy, pydantic and ruamel.yaml. The exit code is 1 if a test fails.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from types import ModuleType
 
 import torch
 
-from rljob_testing.gpu.device import DEVICE_TYPES, DevicePlace, joined, missing_device
+from rljob_testing.gpu.device import DEVICE_TYPES, DeviceContext, joined, missing_device
 from rljob_trainer.dispatch.worker import WorkerContext
 
 FOLDER = Path(__file__).parents[3] / "gpu"
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "ruamel.yaml")
-Test = Callable[[DevicePlace], None]
+Test = Callable[[DeviceContext], None]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one test: `passed`, `skipped` or `failed`."""
+    """The result of one test: `passed`, `skipped` or `failed`."""
 
     name: str
     outcome: str
     seconds: float
     reason: str = ""
-    """Why it was skipped, or how it failed."""
+    """Why the test was skipped, or how it failed."""
     notes: dict[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
-        """For people."""
+        """One line for the report."""
         lines = [f"{self.outcome:8}{self.seconds:7.2f} s  {self.name}"]
         lines += [f"{'':19}{name}: {value:.3g}" for name, value in self.notes.items()]
         lines += [f"{'':19}{line}" for line in self.reason.splitlines()]
@@ -53,15 +53,17 @@ class Result:
 
 
 def main() -> int:
-    """The program."""
-    parser = argparse.ArgumentParser(description="The tests of tests/gpu, without pytest.")
+    """Runs the tests that the command line selects; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Run the tests of tests/gpu without pytest.")
     parser.add_argument("--device", choices=DEVICE_TYPES, default="cuda")
-    parser.add_argument("--only", default="", metavar="TEXT", help="tests whose name (file: function) contains it")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="run only tests whose name (file: function) contains TEXT"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     options = parser.parse_args()
     reason = missing_device(options.device)
     if reason:
-        print(f"nothing was run: {reason}; --device cpu runs what can run on a CPU")
+        print(f"no test was run: {reason}; use --device cpu for the tests that can run on a CPU")
         return 1
     print(f"{described_device(options.device)}; {', '.join(f'{name} {each}' for name, each in versions().items())}")
     results: list[Result] = []
@@ -87,7 +89,7 @@ def main() -> int:
 
 
 def described_device(device_type: str) -> str:
-    """Name and, of a GPU, memory."""
+    """Name of the device and, for a GPU, its memory."""
     if device_type == "cpu":
         return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
     properties = torch.cuda.get_device_properties(0)
@@ -95,12 +97,12 @@ def described_device(device_type: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the libraries."""
+    """Versions of Python and of the libraries."""
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
 
 
 def named_tests() -> Iterator[tuple[str, Test]]:
-    """`<file>: <function>` and the function."""
+    """Yields `<file>: <function>` and the function for each test."""
     for file in sorted(FOLDER.glob("test_*.py")):
         module = loaded(file)
         for name, each in vars(module).items():
@@ -109,14 +111,14 @@ def named_tests() -> Iterator[tuple[str, Test]]:
 
 
 def outcome(name: str, test: Test, context: WorkerContext, folder: Path) -> Result:
-    """Runs a test."""
-    place = DevicePlace(context, folder)
+    """Runs one test and returns its result."""
+    place = DeviceContext(context, folder)
     started = time.perf_counter()
     found, reason = "passed", ""
     try:
         test(place)
         if place.device.type == "cuda":
-            # What a kernel does wrong shows when it is waited for.
+            # Errors of a kernel are reported only when the device is synchronized.
             torch.cuda.synchronize()
     except unittest.SkipTest as error:
         found, reason = "skipped", str(error)
@@ -126,19 +128,19 @@ def outcome(name: str, test: Test, context: WorkerContext, folder: Path) -> Resu
 
 
 def loaded(file: Path) -> ModuleType:
-    """A file of tests as a module."""
+    """Imports a test file as a module."""
     spec = importlib.util.spec_from_file_location(f"gpu_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their own module up.
+    # Dataclasses look up their own module in sys.modules.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def made(folder: str, name: str) -> Path:
-    """A new folder."""
+    """Creates a folder for one test."""
     path = Path(folder, name)
     path.mkdir()
     return path

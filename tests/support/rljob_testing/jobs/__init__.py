@@ -1,1 +1,1 @@
-"""A small valid job, and jobs that keep or break each rule of the API."""
+"""A small valid job, and jobs that follow or break each rule of the API."""

@@ -1,4 +1,4 @@
-"""A small valid job, copies of it with values set at wire paths, and such that break a rule."""
+"""A small valid job, copies of it with changed values, and jobs that break a rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Wire = dict[str, object]
 
 
 class Remove(Enum):
-    """Instead of a value: takes the field away."""
+    """Used in place of a value: the field is removed."""
 
     FIELD = "removed"
 
@@ -23,19 +23,22 @@ REMOVED = Remove.FIELD
 
 @dataclass(frozen=True)
 class Bad:
-    """A job that breaks the rule, and where that is shown."""
+    """A job that breaks a rule, and the path at which the fault is reported."""
 
     path: str
     edits: Mapping[str, object]
     also: tuple[str, ...] = ()
-    """Other rules that the same job cannot help breaking."""
+    """Other rules that this job breaks as a consequence."""
     places: tuple[str, ...] = ()
-    """Where pydantic shows it, which can say more than the API server: each entry of a list; `path` where empty."""
+    """Paths that pydantic reports, which can be more precise than the API server: one per list entry. If empty,
+    `path`."""
 
 
 def valid_job(edits: Mapping[str, object] | None = None) -> Wire:
-    """The job that the examples change: one pool of 1 node with 2 GPUs, batches of 8 prompts, groups of 4.
-    `edits` as in `edited`."""
+    """The job that the examples change: one pool of 1 node with 2 GPUs, batches of 8 prompts in groups of 4.
+
+    `edits` as in `edited`.
+    """
     job: Wire = {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -56,8 +59,10 @@ def valid_job(edits: Mapping[str, object] | None = None) -> Wire:
 
 
 def edited(job: Wire, edits: Mapping[str, object]) -> Wire:
-    """A copy of the job with values set (or REMOVED) at wire paths such as `spec.pools[0].name`. Mappings on the way
-    are made; a list takes an index at most one past its end."""
+    """A copy of the job with values set (or REMOVED) at wire paths such as `spec.pools[0].name`.
+
+    Missing mappings on the path are created. A list index may be at most one past the end.
+    """
     result = copy.deepcopy(job)
     for path, value in edits.items():
         parts = [int(part[1:-1]) if part[0] == "[" else part for part in re.findall(r"\[\d+\]|[^.\[\]]+", path)]

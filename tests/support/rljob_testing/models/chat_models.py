@@ -1,4 +1,5 @@
-"""Tokenizers with chat templates as models have them: a token per byte, and special tokens for roles and turns."""
+"""Tokenizers with the chat templates of real models. They have one token per byte, and special tokens for roles and
+turns."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ STRUCTURE = (
     *("</s>", "<pad>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<|User|>", "<|Assistant|>"),
 )
-"""Special tokens. The first one is the end token, the second one is for padding."""
+"""Special tokens. The first is the end token, the second the padding token."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 CHATML = (
@@ -32,7 +33,7 @@ QWEN3 = (
     "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\nBEGINNING{% endif %}"
 )
-"""Thinking is taken out of turns before the last message of the user, and put into turns after it."""
+"""Removes thinking from turns before the last user message, and adds thinking to later turns."""
 LLAMA3 = (
     "{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
     "{{ message.content | trim }}<|eot_id|>{% endfor %}"
@@ -55,9 +56,9 @@ TEMPLATES = {
     "Llama 3": LLAMA3.replace("BEGINNING", ""),
     "Llama 3, thinking": LLAMA3.replace("BEGINNING", "<think>"),
     "R1": R1,
-    # DeepSeek-V3.1, which does not think: turns have the end of a thought before their content.
+    # DeepSeek-V3.1 does not think: the end of a thought comes before the content of each turn.
     "V3.1": R1.replace("<|Assistant|>{{", "<|Assistant|></think>{{").replace("<think>\n", "</think>"),
-    # An empty thought in one line, and one that begins with a line of its own.
+    # Past turns have an empty thought on one line; the generation prompt begins a thought with a line break.
     "Nemotron": R1.replace("<|Assistant|>{{", "<|Assistant|><think></think>{{"),
     "Gemma": (
         "{% for message in messages %}<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
@@ -68,20 +69,20 @@ TEMPLATES = {
         "{% for message in messages %}{% if message.role == 'assistant' %} {{ message.content }}</s>"
         "{% else %}[INST] {{ message.content }} [/INST]{% endif %}{% endfor %}"
     ),
-    # gpt-oss: what comes after the role is not the same before the model's own words and in a turn.
+    # gpt-oss: the tokens after the role differ between a generation prompt and a past turn.
     "harmony": (
         "{% for message in messages %}<|start|>{{ message.role }}"
         "{% if message.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ message.content }}<|end|>"
         "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
     ),
-    # Vicuna: a space after the colon in turns, none after the last one.
+    # Vicuna: turns have a space after the colon, the generation prompt has none.
     "colon": (
         "{% for message in messages %}{{ message.role | upper }}: {{ message.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
     ),
     "without add_generation_prompt": WITHOUT_GENERATION_PROMPT,
     "whatever is asked for": R1.replace("add_generation_prompt", "messages[-1].role != 'assistant'"),
-    # It takes no turn of the assistant at the end.
+    # Rejects a conversation that ends with an assistant turn.
     "no other assistant": (
         "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the user speaks last') }}{% endif %}"
         + CHATML.replace("BEGINNING", "<think>\n")
@@ -97,7 +98,7 @@ def save(
     eos_token: str | None = STRUCTURE[0],
     pad_token: str | None = STRUCTURE[1],
 ) -> Path:
-    """A model's folder with nothing but such a tokenizer. TAGS are special tokens of it, or ordinary added ones."""
+    """Saves such a tokenizer as a model folder. TAGS are special tokens of it, or ordinary added tokens."""
     letters = sorted(ByteLevel.alphabet())
     backend = Backend(BPE({letter: number for number, letter in enumerate(letters)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()

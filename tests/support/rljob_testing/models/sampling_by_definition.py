@@ -1,4 +1,5 @@
-"""Top-k, top-p and temperature by their definitions, token by token, and what an engine's samples must be like.
+"""Computes top-k, top-p and temperature by their definitions, one token at a time, as the reference for an engine's
+samples.
 
 Legend: V vocabulary.
 """
@@ -19,7 +20,7 @@ from rljob_trainer.engines.rollout.base import SamplingSettings
 MODEL = QUICKSTART_MODEL
 NUM_SAMPLES = 600
 PROMPT = (4, 9, 5, 12, 7)
-# vLLM takes temperatures up to 2.
+# vLLM accepts temperatures up to 2.
 SETTINGS = {
     "all tokens": SamplingSettings(2.0, 1.0, 0, 1, ()),
     "top-k": SamplingSettings(2.0, 1.0, 4, 1, ()),
@@ -28,12 +29,12 @@ SETTINGS = {
 }
 
 Sample = tuple[int, float]
-"""A token and the log-probability that the engine says it had."""
+"""A token and the log-probability that the engine reported for it."""
 
 
 @torch.no_grad()
 def distribution(sampling: SamplingSettings) -> dict[int, float]:
-    """Tokens that may follow the prompt, and their probabilities, by MODEL in 32 bits."""
+    """The probability of each token that may follow the prompt, by MODEL in float32."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     logits_V = model(torch.tensor([PROMPT])).logits[0, -1] / sampling.temperature
     ranked = sorted(enumerate(logits_V.softmax(dim=-1).tolist()), key=lambda each: -each[1])
@@ -46,9 +47,9 @@ def distribution(sampling: SamplingSettings) -> dict[int, float]:
     return {token: probability / sum(kept.values()) for token, probability in kept.items()}
 
 
-def assert_follows(samples: Sequence[Sample], right: dict[int, float]) -> None:
-    """NUM_SAMPLES tokens come as often as they should (to four standard deviations), no others come, and each had the
-    log-probability that was reported."""
+def assert_samples_follow(samples: Sequence[Sample], right: dict[int, float]) -> None:
+    """Asserts that NUM_SAMPLES samples follow a distribution: each token as often as expected (within four standard
+    deviations), no other tokens, and the log-probabilities as reported."""
     counts = Counter(token for token, _ in samples)
     assert counts.total() == NUM_SAMPLES
     for token, probability in right.items():

@@ -1,4 +1,4 @@
-"""A vLLM engine on CPUs that is small enough for a test, and what it generates beside the training engine.
+"""A vLLM engine for CPUs that is small enough for tests, and comparisons of its log-probabilities with the trainer's.
 
 Legend: R response tokens of all rows.
 """
@@ -20,13 +20,13 @@ from rljob_trainer.engines.train.engine import TrainEngine
 from rljob_trainer.engines.train.token_batch import TokenBatch
 
 PROMPTS = ((4, 9, 5), (12, 7, 30, 8, 44, 61, 19, 5, 9, 71, 33, 15, 90))
-"""Of tiny models."""
+"""Prompts for the tiny models, as token ids."""
 
 
-def started_engine(
+def start_engine(
     folder: Path, num_ranks: int, *, adapter_rank: int | None = None, dtype: torch.dtype = torch.float32
 ) -> VllmEngine:
-    """Collective over `num_ranks`, which hold one copy of the model together: rows of at most 64 tokens."""
+    """Starts an engine for rows of at most 64 tokens. Collective over `num_ranks`, which share a copy of the model."""
     return VllmEngine(
         VllmSettings(
             model_folder=folder,
@@ -45,22 +45,22 @@ def started_engine(
 
 
 def generated(vllm: VllmEngine, num_tokens: int) -> list[FinishedSequence]:
-    """Responses of up to so many tokens to PROMPTS, drawn freely, each with a seed of its own."""
+    """Samples a response of at most `num_tokens` tokens to each of PROMPTS, each with its own seed."""
     sampling = SamplingSettings(1.0, 1.0, 0, num_tokens, ())
     finished = vllm.generate(GenerationRequest(str(row), prompt, sampling, row) for row, prompt in enumerate(PROMPTS))
     return [finished[str(row)] for row in range(len(PROMPTS))]
 
 
 def logprobs_of(sequences: Sequence[FinishedSequence]) -> torch.Tensor:
-    """What vLLM says of all response tokens, [R]."""
+    """The log-probabilities that vLLM reported for all response tokens, [R]."""
     return torch.tensor([logprob for each in sequences for logprob in each.logprobs])
 
 
 def largest_logprob_difference(
     trained: TrainEngine, sequences: Sequence[FinishedSequence], *, with_adapters: bool = True
 ) -> float:
-    """The largest, of log-probabilities, in nats, between what vLLM and the trainer say of the responses to PROMPTS.
-    Collective over the ranks of the trainer."""
+    """The largest difference, in nats, between the log-probabilities of vLLM and of the trainer for the responses to
+    PROMPTS. Collective over the trainer's ranks."""
     rows = [torch.tensor([*prompt, *each.token_ids]) for prompt, each in zip(PROMPTS, sequences, strict=True)]
     masks = [torch.arange(len(row)) >= len(prompt) for prompt, row in zip(PROMPTS, rows, strict=True)]
     batch = TokenBatch(RaggedColumn.from_rows(rows), RaggedColumn.from_rows(masks), {})
@@ -70,8 +70,8 @@ def largest_logprob_difference(
 
 @contextmanager
 def model_inspection_in_process() -> Iterator[None]:
-    """Within it, vLLM looks at the class of a model that it has not seen in this process, not in one of its own: that
-    loads vLLM again, and is 10 s for each class."""
+    """Makes vLLM inspect a model class in this process. By default it starts a process that loads vLLM again, which
+    takes 10 s per class."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_run_in_subprocess", lambda function: function())
         yield

@@ -1,5 +1,5 @@
-"""Random models of two layers that fit into a test: a causal language model for each architecture, and the quick
-start's policy with the head of a sequence classifier."""
+"""Random models of two layers that are small enough for tests: a causal language model of each architecture, and the
+quickstart's model as a sequence classifier."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rljob_trainer.engines.train.output_head import VALUE_WEIGHT
 VOCABULARY = 120
 WINDOW = 8
 WEIGHT_SCALE = 0.15
-"""Standard deviation of matrices; vectors move by a third of it."""
+"""Standard deviation of weight matrices; vectors vary by a third of it."""
 
 COMMON: dict[str, int | None] = {
     "vocab_size": VOCABULARY,
@@ -120,7 +120,7 @@ FLAT: dict[str, Callable[[], PreTrainedConfig]] = {
         max_window_layers=1,
     ),
 }
-"""Architectures whose rows can be flat."""
+"""Architectures that support rows without padding (flat rows)."""
 
 PADDED: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma2": lambda: Gemma2Config(
@@ -149,7 +149,7 @@ PADDED: dict[str, Callable[[], PreTrainedConfig]] = {
         linear_value_head_dim=16,
     ),
 }
-"""Architectures that need rows padded."""
+"""Architectures that need padded rows."""
 
 ARCHITECTURES = FLAT | PADDED
 
@@ -166,17 +166,17 @@ CLASSIFIER_SIZES: dict[str, int | None] = {
     "bos_token_id": None,
     "eos_token_id": 1,
 }
-"""Of models with one number for a head."""
+"""Configuration of sequence classifiers with one output."""
 
 
 def make(name: str) -> PreTrainedModel:
-    """A model of an architecture of ARCHITECTURES; see `drawn_model`."""
+    """A model of one of ARCHITECTURES; see `make_from`."""
     return make_from(ARCHITECTURES[name]())
 
 
 @torch.no_grad()
 def make_from(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model, float32, with eager attention; the same for a configuration each time."""
+    """A float32 model with eager attention. The same configuration always gives the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -193,19 +193,19 @@ def make_from(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def save(name: str, folder: Path) -> Path:
-    """`folder`, with the model's configuration and weights."""
+    """Writes the model's configuration and weights into `folder` and returns it."""
     make(name).save_pretrained(folder)
     return folder
 
 
 def copy_tokenizer(folder: Path) -> None:
-    """Gives the model in `folder` the quickstart's tokenizer: its texts mean nothing."""
+    """Gives the model in `folder` the tokenizer of the quickstart. The decoded texts have no meaning."""
     for file in QUICKSTART_MODEL.glob("tokenizer*"):
         shutil.copy(file, folder)
 
 
 def save_deep(folder: Path, num_layers: int) -> Path:
-    """`folder`, with a Qwen3 of so many layers."""
+    """Writes a Qwen3 with `num_layers` layers into `folder` and returns it."""
     config = Qwen3Config(**{**COMMON, "num_hidden_layers": num_layers}, head_dim=HEAD_SIZE, tie_word_embeddings=True)
     make_from(config).save_pretrained(folder)
     return folder
@@ -216,7 +216,8 @@ WEIGHTS = "model.safetensors"
 
 
 def save_scoring(folder: Path, *, num_labels: int | None = 1, **config: object) -> Path:
-    """With a drawn head for so many labels, or none, and these changes of its config.json."""
+    """Writes the quickstart's model as a sequence classifier with random output weights. `num_labels` and `config`
+    change its config.json; None leaves the number of labels out."""
     shutil.copytree(QUICKSTART_MODEL, folder)
     weights = load_file(QUICKSTART_MODEL / WEIGHTS)
     if num_labels is not None:
@@ -228,5 +229,5 @@ def save_scoring(folder: Path, *, num_labels: int | None = 1, **config: object) 
 
 
 def change_json(file: Path, **changes: object) -> None:
-    """Writes the object in `file` with these fields."""
+    """Changes these fields of the JSON object in `file`."""
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

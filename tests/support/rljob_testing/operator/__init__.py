@@ -1,1 +1,1 @@
-"""The operator, and stand-ins for all that it talks to."""
+"""Support for the tests of the operator: the operator as a process, and stand-ins for all services that it calls."""

@@ -1,4 +1,4 @@
-"""Any job that the rules of the API let through, as the operator gets it."""
+"""A hypothesis strategy for the specs of all jobs that pass the API's validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESOURCES = st.fixed_dictionaries(
         "rdma/hca": _COUNTS.map(lambda count: (count, count)),
         "example.com/nic": _COUNTS.map(lambda count: (None, count)),
     },
-).map(lambda amounts: _ordered(amounts))  # Defined below.
+).map(lambda amounts: _ordered(amounts))  # A lambda, because the function is defined below.
 _TOLERATIONS = st.lists(
     st.sampled_from([{"operator": "Exists"}, {"key": "gpu", "value": "a", "effect": "NoSchedule"}]), max_size=2
 )
@@ -144,12 +144,12 @@ _EDITS = st.fixed_dictionaries(
 
 
 def any_specs() -> st.SearchStrategy[RLJobSpec]:
-    """Specs of all shapes that pass the rules."""
+    """Specs of every shape that passes validation."""
     return _EDITS.map(_spec_of)
 
 
 def _ordered(amounts: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[str, str]]:
-    """Resources of which no request is above its limit; of some only the limit is given."""
+    """Resources whose requests do not exceed their limits; some have only a limit."""
     pairs = {
         name: (request, limit) if request is None or number_of(request) <= number_of(limit) else (limit, request)
         for name, (request, limit) in amounts.items()
@@ -159,5 +159,5 @@ def _ordered(amounts: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[st
 
 
 def _spec_of(edits: dict[str, object]) -> RLJobSpec:
-    # 96 prompts x 4 responses divide by up to 4 nodes x 8 GPUs.
+    # 96 prompts x 4 responses divide over up to 4 nodes x 8 GPUs.
     return inputs.spec({**edits, "training.batchSize": 96})

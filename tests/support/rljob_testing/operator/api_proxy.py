@@ -1,7 +1,7 @@
-"""A proxy between the operator and the API server: it writes down every request, and can stop the world around one.
+"""A proxy between the operator and the API server that records every request and can act before and after each one.
 
-A test kills the operator before a write reaches the server or before its answer comes back, or answers in the server's
-place.
+With it a test kills the operator before a write reaches the server or before the response comes back, or responds
+instead of the server.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
@@ -21,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_testing.cluster.api_server import ApiServer
-from rljob_testing.local_servers import QuietHandler, running_http_server
+from rljob_testing.local_servers import QuietHandler, running_http_server, shut_down
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 CHUNK_BYTES = 65536
@@ -34,21 +33,21 @@ PATH = re.compile(
 
 @dataclass(frozen=True)
 class SeenRequest:
-    """One request, as role-based access control sees it."""
+    """One request in the terms of role-based access control."""
 
     verb: str
     group: str
     resource: str
-    """With the subresource, as in `rljobs/status`."""
+    """Resource with its subresource, such as `rljobs/status`."""
     name: str
     labels: str = ""
-    """What the objects of a listing are chosen by."""
+    """The label selector of a list request."""
     token: str = field(default="", compare=False, repr=False)
-    """Who asks."""
+    """The bearer token of the request."""
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes something."""
+        """Whether the request changes an object."""
         return self.verb in VERBS.values()
 
     def __str__(self) -> str:
@@ -57,15 +56,15 @@ class SeenRequest:
 
 @dataclass(frozen=True)
 class Fault:
-    """An answer in the server's place."""
+    """A response that the proxy sends instead of the server's."""
 
     status: int
     reason: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str | None = None
-    """A Status object where nothing is said."""
+    """Body of the response; None for a Status object."""
     num_sent: int | None = None
-    """Of the body so many bytes are sent, and then the connection ends."""
+    """The connection breaks after this number of bytes of the body; None sends all of it."""
 
 
 class _Upstream(http.client.HTTPSConnection):
@@ -73,9 +72,12 @@ class _Upstream(http.client.HTTPSConnection):
 
 
 class ApiProxy:
-    """Passes requests on. `before` and `after` are called around each one that is not a watch, `after` with the answer;
-    where `before` raises ConnectionAbortedError, the request does not reach the server. What `fault` returns is
-    answered instead. `events` makes of each event of a watch (a line) those that are passed on."""
+    """Forwards requests to the API server.
+
+    `before` and `after` are called around each request that is not a watch; `after` also gets the response. If `before`
+    raises ConnectionAbortedError, the request does not reach the server. If `fault` returns a Fault, it is sent instead
+    of the server's response. `events` maps each event of a watch (one line) to the events that are forwarded.
+    """
 
     def __init__(self, server: ApiServer) -> None:
         self._target = urlsplit(server.url)
@@ -88,7 +90,7 @@ class ApiProxy:
         self.fault: Callable[[SeenRequest], Fault | None] = lambda _: None
         self.events: Callable[[SeenRequest, bytes], Iterable[bytes]] = lambda _, event: (event,)
         self.seconds_ahead = 0.0
-        """How much later it is by the server's answers than it is."""
+        """How far the `Date` header of responses is ahead of the real time."""
         proxy = self
 
         class Handler(QuietHandler):
@@ -108,7 +110,7 @@ class ApiProxy:
             def do_GET(self) -> None:
                 if self.upstream is None:
                     self.upstream = proxy.connect()
-                proxy.pass_on(self, self.upstream)
+                proxy.forward(self, self.upstream)
 
             do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
@@ -116,16 +118,16 @@ class ApiProxy:
 
     @property
     def url(self) -> str:
-        """Plain HTTP, on this machine."""
+        """The proxy's address: plain HTTP on this machine."""
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def num_asked(self, what: str) -> int:
-        """How often something was asked for, such as `watch pods`."""
+    def num_requests(self, what: str) -> int:
+        """Number of requests with this label, such as `watch pods`."""
         with self._lock:
             return sum(str(request) == what for request in self.requests)
 
     def connect(self) -> _Upstream:
-        """A connection to the server."""
+        """Opens a connection to the server."""
         assert self._target.hostname is not None
         made = _Upstream(self._target.hostname, self._target.port, context=self._tls, timeout=400)
         with self._lock:
@@ -133,18 +135,16 @@ class ApiProxy:
         return made
 
     def cut(self) -> None:
-        """Ends all connections to the server, watches too: it waits for them when it stops."""
+        """Breaks all connections to the server, also those of watches, for which a stopping server would wait."""
         with self._lock:
             for upstream in self._upstreams:
                 upstream.is_cut = True
                 if upstream.sock is not None:
-                    # Not SSLSocket's own form: it forgets the encryption first, and what is read then is ciphertext.
-                    with suppress(OSError):
-                        socket.socket.shutdown(upstream.sock, socket.SHUT_RDWR)
+                    shut_down(upstream.sock)
             self._upstreams.clear()
 
-    def pass_on(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
-        """Serves one request."""
+    def forward(self, client: BaseHTTPRequestHandler, upstream: _Upstream) -> None:
+        """Forwards one request."""
         body = client.rfile.read(int(client.headers.get("Content-Length") or 0))
         token = (client.headers.get("Authorization") or "").rpartition(" ")[2]
         seen = seen_request(client.command, client.path, token)
@@ -161,7 +161,7 @@ class ApiProxy:
         headers = {name: value for name, value in client.headers.items() if name.lower() not in DROPPED_HEADERS}
         upstream.request(client.command, client.path, body=body or None, headers=headers)
         if upstream.is_cut:
-            raise ConnectionResetError("cut while it was made")
+            raise ConnectionResetError("the proxy closed its connections meanwhile")
         answer = upstream.getresponse()
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED_HEADERS}
         if seen is not None and seen.verb == "watch":
@@ -178,7 +178,7 @@ class ApiProxy:
 
 @contextmanager
 def running_proxy(server: ApiServer) -> Iterator[ApiProxy]:
-    """A proxy at work."""
+    """Runs a proxy until the end of the context."""
     proxy = ApiProxy(server)
     try:
         with running_http_server(proxy.server):
@@ -188,7 +188,7 @@ def running_proxy(server: ApiServer) -> Iterator[ApiProxy]:
 
 
 def seen_request(method: str, path: str, token: str = "") -> SeenRequest | None:
-    """What a request asks for; None for discovery."""
+    """Parses a request; None for API discovery."""
     url = urlsplit(path)
     found = PATH.match(url.path)
     if found is None:
@@ -201,7 +201,8 @@ def seen_request(method: str, path: str, token: str = "") -> SeenRequest | None:
 
 
 def request_label(request: SeenRequest) -> str:
-    """Verb and resource; a listing of everything begins with `list all`."""
+    """Verb and resource, such as `patch rljobs/status`. The label of a list over all namespaces begins with `list
+    all`."""
     is_of_a_job = "=" in request.labels or request.resource == "events"
     return f"list all {request.resource}" if request.verb == "list" and not is_of_a_job else str(request)
 
@@ -239,7 +240,7 @@ def _stream(
     headers: Mapping[str, str],
     events: Callable[[bytes], Iterable[bytes]],
 ) -> None:
-    """As it comes, event by event."""
+    """Forwards a watch event by event."""
     client.send_response_only(answer.status)
     for name, value in headers.items():
         client.send_header(name, value)

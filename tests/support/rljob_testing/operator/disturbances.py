@@ -1,6 +1,6 @@
-"""What may happen to a job, its pods and its dashboard, and what people may ask of it.
+"""Random changes of an observed job, its pods and its dashboard, and of what users request.
 
-Each of `DISTURBANCES` changes one thing about a moment that fits together; what it picks says how.
+Each disturbance is a function that changes one thing about a consistent observation; the random generator decides how.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rljob_testing.operator import inputs
 
 TEXTS = ("short", "short", "", "x" * 2000, "\ud800\x1b[31mred\x00" * 100, "line\n" * 300, "é" * 700, "\x00")
 REQUESTS = ("first", "second", "", "x" * 300, "a\nb")
-"""Values of annotations, which Kubernetes does not look at."""
+"""Values of annotations, which Kubernetes does not validate."""
 
 POD_PROBLEMS = (
     *(Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR, Reason.VOLUME_MOUNT_FAILED),
@@ -53,11 +53,11 @@ _ENDS = (
     *(("FAILED", "RUNTIME_ENV_SETUP_FAILURE", None), ("FAILED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT", None)),
     *(("FAILED", "JOB_SUPERVISOR_ACTOR_DIED", None), ("RUNNING", "NEW_IN_RAY", 1)),
 )
-"""Of a trainer, as Ray tells them: status, type of error, exit code."""
+"""Ends of a trainer as Ray reports them: status, error type, exit code."""
 
 
 def fitting_disturbances(seen: Observed) -> tuple[Disturbance, ...]:
-    """Those that change something about a moment; what is likely, or says much, more than once."""
+    """The disturbances that change something about this observation. Likely and revealing ones are repeated."""
     newest, ray_answers = _under_way(seen), seen.ray.reachability is Reachability.OK
     suspended = newest is None and seen.job.spec is not None and seen.job.spec.suspend
     return (
@@ -74,7 +74,7 @@ def fitting_disturbances(seen: Observed) -> tuple[Disturbance, ...]:
 
 
 def coin_flip(pick: Random) -> bool:
-    """One of two."""
+    """True or False with equal probability."""
     return pick.random() < 0.5
 
 
@@ -83,14 +83,14 @@ def _no_kuberay(_: Random, seen: Observed) -> Observed:
 
 
 def _forbidden(pick: Random, seen: Observed) -> Observed:
-    """What was seen before is still shown, or nothing is."""
+    """Kubernetes forbids a request. Earlier observations are kept, or nothing is observed."""
     text = f"pods is forbidden {pick.choice(TEXTS)}"
     seen = replace(seen, forbidden=text, ray=pick.choice([seen.ray, ObservedRay(Reachability.NOT_ASKED)]))
     return replace(seen, clusters=(), pods=()) if coin_flip(pick) else seen
 
 
 def _effect_failed(pick: Random, seen: Observed) -> Observed:
-    """Most often the effect that is due."""
+    """The operator's last action failed; mostly the action that is due."""
     newest = _under_way(seen)
     kind = pick.choice(tuple(_FAILURES))
     if newest is not None and not seen.clusters and coin_flip(pick):
@@ -102,7 +102,7 @@ def _effect_failed(pick: Random, seen: Observed) -> Observed:
 
 
 def _name_taken(pick: Random, seen: Observed) -> Observed:
-    """By the cluster of somebody else, for a while or for too long."""
+    """Another owner's cluster has the name, for a short time or for too long."""
     seen = _with_attempt(seen, name_taken_since=timestamp(inputs.at(pick.choice([-59, -60, -90]))))
     return replace(seen, failure=EffectFailure(EffectKind.CREATE_CLUSTER, Reason.NAME_CONFLICT, pick.choice(TEXTS)))
 
@@ -114,7 +114,8 @@ def _lost_pods_left(pick: Random, seen: Observed) -> Observed:
 
 
 def _cluster_changed(pick: Random, seen: Observed) -> Observed:
-    """The first that is there: gone, another one of its name, going, without its pods, pruned, complete once."""
+    """Changes the first cluster: removed, replaced under the same name, being deleted, without pods, without
+    authentication, or once ready."""
     first, *others = seen.clusters
     changed = pick.choice(
         [
@@ -133,7 +134,7 @@ def _cluster_changed(pick: Random, seen: Observed) -> Observed:
 
 
 def _cluster_left(pick: Random, seen: Observed) -> Observed:
-    """A cluster or pods of an attempt that nobody remembers, too."""
+    """Adds a cluster, or pods, of an attempt that no record mentions."""
     name = "example-990"
     if any(each.name == name for each in seen.clusters):
         return seen
@@ -145,7 +146,7 @@ def _cluster_left(pick: Random, seen: Observed) -> Observed:
 
 
 def _pod_changed(pick: Random, seen: Observed) -> Observed:
-    """The head, or another pod: gone, not ready, ended, going, stuck, on a silent node."""
+    """Changes the head pod or the last pod: removed, not ready, ended, being deleted, stuck, or on a silent node."""
     place = pick.choice([0, len(seen.pods) - 1])
     found = seen.pods[place]
     problem = PodProblem(pick.choice(POD_PROBLEMS), pick.choice(TEXTS))
@@ -168,13 +169,14 @@ def _pod_changed(pick: Random, seen: Observed) -> Observed:
 
 
 def _node_lost(_: Random, seen: Observed) -> Observed:
-    """All pods on nodes that nobody hears of."""
+    """All pods are on nodes without a heartbeat."""
     silent = tuple(replace(each, node_silent_seconds=61.0) for each in seen.pods)
     return replace(seen, pods=silent, ray=ObservedRay(Reachability.NOT_ASKED))
 
 
 def _node_lost_of_an_unfit_spec(pick: Random, seen: Observed) -> Observed:
-    """What the job asks for is not known any more, and the cluster is told about by itself."""
+    """All nodes are silent, and the spec is invalid, so that the operator knows only what the cluster itself
+    reports."""
     return _node_lost(pick, _spec_unfit(pick, seen))
 
 
@@ -185,7 +187,7 @@ def _ray_is_silent(pick: Random, seen: Observed) -> Observed:
 
 
 def _ray_lacks(pick: Random, seen: Observed) -> Observed:
-    """Nodes, GPUs, or a placement."""
+    """Ray lacks nodes or GPUs, or cannot place a group."""
     lacking = [
         replace(seen.ray, nodes=()),
         replace(seen.ray, nodes=seen.ray.nodes[:1]),
@@ -200,13 +202,13 @@ def _driver_lost(_: Random, seen: Observed) -> Observed:
 
 
 def _trainer_ended(pick: Random, seen: Observed) -> Observed:
-    """By Ray's words, and by its own where it had any; now, or a while ago."""
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    """Ray reports that the trainer has ended, now or some time ago, with or without a run state."""
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
     status, error_type, exit_code = pick.choice(_ENDS)
-    told = ObservedRayJob(seen.ray.job.submission_id, RayJobStatus(status), pick.choice(TEXTS), error_type, exit_code)
+    ended = ObservedRayJob(seen.ray.job.submission_id, RayJobStatus(status), pick.choice(TEXTS), error_type, exit_code)
     if coin_flip(pick):
         seen = _with_attempt(seen, end_reported_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
-    ray_then = replace(seen.ray, job=told, log_tail=pick.choice(TEXTS))
+    ray_then = replace(seen.ray, job=ended, log_tail=pick.choice(TEXTS))
     if pick.random() < 0.3:
         return replace(seen, ray=replace(ray_then, run_state=None))
     error = RunError(kind="Error", message=pick.choice(TEXTS).replace("\ud800", "")) if coin_flip(pick) else None
@@ -217,14 +219,14 @@ def _trainer_ended(pick: Random, seen: Observed) -> Observed:
 
 
 def _stopped_as_asked(_: Random, seen: Observed) -> Observed:
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
-    told = replace(seen.ray.job, status=RayJobStatus.STOPPED)
-    return replace(seen, ray=replace(seen.ray, job=told, run_state=inputs.run_state(RunPhase.STOPPED, step=9)))
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
+    stopped = replace(seen.ray.job, status=RayJobStatus.STOPPED)
+    return replace(seen, ray=replace(seen.ray, job=stopped, run_state=inputs.run_state(RunPhase.STOPPED, step=9)))
 
 
 def _ended_without_words(pick: Random, seen: Observed) -> Observed:
-    """A while ago, and well by Ray's words."""
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    """Ray reported success some time ago, but the trainer's final run state cannot be read."""
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
     done = replace(seen.ray.job, status=RayJobStatus.SUCCEEDED, exit_code=0)
     seen = _with_attempt(seen, end_reported_at=timestamp(inputs.at(pick.choice([-29, -30, -60]))))
     unread = pick.choice([None, "contract version 9"])
@@ -232,8 +234,8 @@ def _ended_without_words(pick: Random, seen: Observed) -> Observed:
 
 
 def _out_of_memory(pick: Random, seen: Observed) -> Observed:
-    """A pod, and the trainer with it."""
-    assert seen.ray.job is not None, "only of a trainer that Ray knows"
+    """A pod runs out of memory, and the trainer fails with it."""
+    assert seen.ray.job is not None, "needs a trainer that Ray knows"
     problem = PodProblem(Reason.OUT_OF_MEMORY, "OOMKilled")
     killed = replace(inputs.pod("killed", cluster=seen.job.status.attempts[-1].cluster), ready=False, problem=problem)
     job = pick.choice([replace(seen.ray.job, status=RayJobStatus.FAILED, exit_code=75), None])
@@ -241,7 +243,7 @@ def _out_of_memory(pick: Random, seen: Observed) -> Observed:
 
 
 def _blind_for_long(pick: Random, seen: Observed) -> Observed:
-    """Nothing is learned of a trainer that runs, for as long as the operator waits at the most, or almost."""
+    """The state of a running trainer has been unknown for about as long as the operator waits at most."""
     seen = _with_attempt(seen, state_unknown_since=timestamp(inputs.at(pick.choice([-601, -600, -599]))))
     if coin_flip(pick):
         return pick.choice([_run_state_unreadable, _forbidden])(pick, seen)
@@ -254,7 +256,7 @@ def _run_state_unreadable(pick: Random, seen: Observed) -> Observed:
 
 
 def _policy_changed(pick: Random, seen: Observed) -> Observed:
-    """Those parts of a spec that people may change."""
+    """Changes a field of the spec that users may change."""
     spec = seen.job.spec
     if spec is None:
         return seen
@@ -269,12 +271,12 @@ def _policy_changed(pick: Random, seen: Observed) -> Observed:
 
 
 def _resumed(_: Random, seen: Observed) -> Observed:
-    assert seen.job.spec is not None, "only of a job that is suspended"
+    assert seen.job.spec is not None, "needs a suspended job"
     return replace(seen, job=replace(seen.job, spec=seen.job.spec.model_copy(update={"suspend": False})))
 
 
 def _spec_unfit(pick: Random, seen: Observed) -> Observed:
-    """Unreadable for this operator, or without the storage that a cluster needs."""
+    """The spec cannot be read by this operator, or it lacks the storage that a cluster needs."""
     spec = seen.job.spec
     if spec is None or coin_flip(pick):
         policy = spec.run_policy if spec is not None and coin_flip(pick) else seen.job.readable_policy
@@ -292,12 +294,12 @@ def _retry_requested(pick: Random, seen: Observed) -> Observed:
 
 
 def _too_large(pick: Random, seen: Observed) -> Observed:
-    """Its models, for its GPUs."""
+    """The job's models do not fit into the memory of its GPUs."""
     return replace(seen, job=replace(seen.job, memory_shortage=pick.choice(TEXTS)))
 
 
 def _written_by_another_version(_: Random, seen: Observed) -> Observed:
-    """Words in the records that this version does not know."""
+    """Puts values into the records that this version does not know."""
     status = seen.job.status
     if not status.attempts:
         return replace(seen, job=replace(seen.job, unknown_fields=("spec.queue",)))
@@ -310,7 +312,7 @@ def _written_by_another_version(_: Random, seen: Observed) -> Observed:
 
 
 def _was_to_stop(pick: Random, seen: Observed) -> Observed:
-    """An attempt that has not got far was asked to stop, a while ago."""
+    """An attempt that has not come far was asked to stop some time ago."""
     newest = seen.job.status.attempts[-1]
     reason = pick.choice([Reason.STOPPED_BY_USER, Reason.SUSPENDED, Reason.STALLED])
     stop = StopRequest(reason=reason.value, requested_at=newest.started)
@@ -332,7 +334,7 @@ def _is_to_stop(seen: Observed) -> bool:
 
 
 def _with_attempt(seen: Observed, **record: object) -> Observed:
-    """Of the newest."""
+    """Changes fields of the newest attempt."""
     status = seen.job.status
     attempts = (*status.attempts[:-1], status.attempts[-1].model_copy(update=record))
     return replace(seen, job=replace(seen.job, status=status.model_copy(update={"attempts": attempts})))

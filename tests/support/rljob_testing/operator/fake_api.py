@@ -1,5 +1,7 @@
-"""A controller and its API server in this process's memory: a test changes the objects between two passes, or behind
-the back of the cache. Tests are about a job called `job`."""
+"""A controller and its API server in the memory of this process.
+
+A test changes objects between two reconcile passes, or without telling the cache. The tests use a job called `job`.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,28 @@ Json = dict[str, object]
 NAMESPACE = "team"
 KEY = JobKey("team", "job")
 CREATED = ["create secrets", "create networkpolicies", "create rayclusters"]
-LIVE = ["get rljobs", "list rayclusters", "list pods"]
-"""What is asked before something is done that cannot be undone."""
+LIVE_READS = ["get rljobs", "list rayclusters", "list pods"]
+"""Requests that are made before an action that cannot be undone."""
 
 
 class FakeApi:
-    """What `KubeObjects` does, without requests. `errors`: what a method raises for a kind, as in `list_all pods`."""
+    """Replaces `KubeObjects` without requests. `errors` has the error that a call raises, by method and kind: `list_all
+    pods`."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[ResourceType, str], Json] = {}
         self.errors: dict[str, KubeError] = {}
         self.calls: list[str] = []
         self.stored: Callable[[JsonObject], JsonObject] = lambda raw: raw
-        """What becomes of what is written: a definition may drop fields."""
+        """Changes an object before it is stored, as a definition that drops unknown fields does."""
         self.interrupted = ""
-        """A method and a kind, as in `delete rljobs`: somebody is faster than the next such call, by `in_between`."""
+        """A method and a kind, as in `delete rljobs`: before the next such call, `in_between` runs once, as a
+        concurrent client."""
         self.in_between: Callable[[], object] = lambda: None
         self._version = 100
 
     def put(self, kind: ResourceType, raw: JsonObject) -> Json:
-        """Stores an object with a version of its own."""
+        """Stores an object with a new resourceVersion."""
         self._version += 1
         made: Json = copy.deepcopy(dict(self.stored(raw)))
         metadata = made["metadata"]
@@ -128,28 +132,28 @@ class FakeApi:
             self.in_between()
 
 
-class NotedQueue(WorkQueue[JobKey]):
-    """Notes in how many seconds each key was last to come."""
+class RecordingQueue(WorkQueue[JobKey]):
+    """A work queue that records the delay until each key is due."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.5, lambda key: key.namespace)
         self.planned: dict[JobKey, float] = {}
 
     def add_after(self, key: JobKey, seconds: float) -> None:
-        """As planned, and noted."""
+        """Adds the key and records the delay."""
         self.planned[key] = min(seconds, self.planned.get(key, seconds))
         super().add_after(key, seconds)
 
 
 class ControllerOnFakeApi:
-    """A controller whose API server is in memory, and the cache that it looks at."""
+    """A controller with an API server in memory, and the controller's cache."""
 
     def __init__(self, settings: Settings) -> None:
         self.api = FakeApi()
         self.clock = manual_clock.synchronized_clock()
         self.cache = ObjectCache((None,))
         self.metrics = Metrics()
-        self.queue = NotedQueue()
+        self.queue = RecordingQueue()
         self.leads = True
         defaults = Defaults("example/trainer:1", "2.60.0", "IfNotPresent", "rljob-system", {"app": "rljob"})
         shared = OperatorContext(
@@ -170,24 +174,24 @@ class ControllerOnFakeApi:
         self._relist = Relist(shared.objects, (None,), self.cache, self.clock.ages, events, lambda: None, self.metrics)
 
     async def close(self) -> None:
-        """Nothing comes any more."""
+        """Closes the queue and the Ray client."""
         self.queue.close()
         await self._ray.__aexit__(None, None, None)
 
     def submit(self, name: str, edits: Mapping[str, object] | None = None) -> JobKey:
-        """A job as the API server has it after its creation."""
+        """Stores a job as the API server has it after its creation."""
         wire = cluster_job(name, edits)
         metadata = {"name": name, "uid": f"uid-of-{name}", "generation": 1, "creationTimestamp": "2026-01-31T12:00:00Z"}
         self.api.put(JOBS, {**wire, "metadata": metadata})
         return JobKey(NAMESPACE, name)
 
     async def relist(self) -> None:
-        """The cache learns everything."""
+        """Fills the cache with all objects."""
         await self._relist.once()
         self.api.calls.clear()
 
-    async def passes(self, key: JobKey, number: int) -> list[str]:
-        """So many passes; what they asked of the API server."""
+    async def reconcile(self, key: JobKey, number: int) -> list[str]:
+        """Runs this number of reconcile passes and returns their requests to the API server."""
         self.api.calls.clear()
         for _ in range(number):
             self.queue.planned.clear()
@@ -195,20 +199,20 @@ class ControllerOnFakeApi:
         return list(self.api.calls)
 
     def status(self, name: str) -> Json:
-        """Of a job as it is stored."""
+        """The stored status of a job."""
         status = self.api.objects[JOBS, name].get("status", {})
         assert isinstance(status, dict)
         return status
 
     def condition(self, name: str, kind: str) -> str:
-        """The reason of a condition; empty where there is none."""
+        """The reason of a condition; empty if the job does not have it."""
         conditions = self.status(name).get("conditions", [])
         assert isinstance(conditions, list)
         return next((str(each["reason"]) for each in conditions if each["type"] == kind), "")
 
 
 def controller_settings(folder: Path) -> Settings:
-    """Of an operator whose key for tokens lies in a folder, which is made there."""
+    """Settings of an operator whose token key is in `folder`, where it is created."""
     (folder / "key").write_bytes(b"0123456789abcdef")
     return parse_settings(
         {
@@ -221,7 +225,7 @@ def controller_settings(folder: Path) -> Settings:
 
 
 def run_controller(settings: Settings, test: Callable[[ControllerOnFakeApi], Coroutine[None, None, None]]) -> None:
-    """Runs a test of a controller that nothing is known to yet."""
+    """Runs a test with a controller whose cache is empty."""
 
     async def made() -> None:
         world = ControllerOnFakeApi(settings)
@@ -234,42 +238,42 @@ def run_controller(settings: Settings, test: Callable[[ControllerOnFakeApi], Cor
 
 
 async def start_first_attempt(world: ControllerOnFakeApi) -> None:
-    """A job whose first attempt is in its status."""
+    """Creates a job and its first attempt."""
     world.submit("job")
     await world.relist()
-    await world.passes(KEY, 1)
+    await world.reconcile(KEY, 1)
 
 
 async def start_until_pods_pending(world: ControllerOnFakeApi) -> None:
-    """A job whose cluster is there, and is known to be."""
+    """Creates a job whose cluster exists and is in the cache."""
     await start_first_attempt(world)
-    await world.passes(KEY, 1)
+    await world.reconcile(KEY, 1)
     await world.relist()
-    await world.passes(KEY, 1)
+    await world.reconcile(KEY, 1)
     assert world.condition("job", "ClusterReady") == "PodsPending"
 
 
 def condition_message(world: ControllerOnFakeApi, kind: str) -> str:
-    """Of a condition of the job."""
+    """The message of a condition of the job."""
     conditions = world.status("job")["conditions"]
     assert isinstance(conditions, list)
     return next(str(each["message"]) for each in conditions if each["type"] == kind)
 
 
 def writing_calls(calls: list[str]) -> list[str]:
-    """Those that change something, but for events."""
+    """The calls that change something, except the creation of events."""
     return [call for call in calls if call.split()[0] not in ("get", "list") and call != "create events"]
 
 
 def _has_labels(raw: JsonObject, selector: str) -> bool:
-    """By equality, or by existence where no value is named."""
+    """Whether an object matches a label selector of `name=value` and `name` terms."""
     labels = object_at(raw, "metadata", "labels")
     wanted = (each.partition("=") for each in selector.split(",") if each)
     return all(name in labels and (not sign or labels[name] == value) for name, sign, value in wanted)
 
 
 def _merged(old: Mapping[str, object], patch: Mapping[str, object]) -> Json:
-    """RFC 7386."""
+    """Applies a JSON merge patch (RFC 7386)."""
     result = dict(old)
     for name, value in patch.items():
         before = result.get(name)

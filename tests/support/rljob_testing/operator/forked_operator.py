@@ -1,8 +1,8 @@
-"""The operator as a process of its own, as it runs in its pod: environment, kubeconfig with a service account's token,
-probes, signals.
+"""The operator as a process, as in its pod: environment variables, a kubeconfig with a service account's token, probes,
+signals.
 
-Importing the operator takes longer than a small job, so processes are forked from one that has imported it. Their
-pauses are those of a cluster, or shorter ones.
+Importing the operator takes longer than a small job, so each process is forked from one that has imported it. Its
+pauses are those on a cluster, or shorter ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leas
 KEY = b"0123456789abcdef0123456789abcdef"
 START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
-"""For a page of an operator: only one that hangs does not answer at all."""
+"""Timeout of requests to an operator's pages. Only an operator that hangs exceeds it."""
 QUICK: Mapping[str, float] = dict.fromkeys(
     (
         *("RAY_POLL_SECONDS", "POD_POLL_SECONDS", "DASHBOARD_PAUSE_SECONDS", "AFTER_EFFECT_SECONDS"),
@@ -55,10 +55,11 @@ QUICK: Mapping[str, float] = dict.fromkeys(
     ),
     4.0,
 )
-"""Pauses between two looks and after failures, and how many times shorter they are for tests that are not about them.
-Time limits stay: a machine with much else to do would exceed them."""
+"""Pauses between polls and after failures, and the factor by which tests that are not about them shorten them. Time
+limits keep their values, because a busy machine would exceed shorter ones."""
 LONG_LEASE: Mapping[str, float] = dict.fromkeys(("LEASE_SECONDS", "RENEW_SECONDS"), 0.1)
-"""Ten times longer: no stand-still of this machine lets a leader lose its lease, and no test can wait for that."""
+"""Ten times the normal lease times, for tests that do not wait for a lease to expire: a pause of the machine then does
+not cost a leader its lease."""
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list", "watch", "delete"]},
@@ -70,19 +71,19 @@ RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
     {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "patch"]},
 )
-"""All that the operator may do in the namespaces of jobs."""
+"""All rights of the operator in the namespaces of jobs."""
 LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
 )
 NODE_LEASE_RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]},
 )
-"""In the namespace where kubelets renew theirs."""
+"""Its rights in the namespace in which kubelets renew their leases."""
 NODE_LEASES = "kube-node-lease"
 
 
 def prepare_account(server: ApiServer) -> str:
-    """Makes the operator's namespace, service account and role; returns a token of the account."""
+    """Creates the operator's namespace, service account and role, and returns a token of the account."""
     http = server.http
     _create(http, "/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
     accounts = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts"
@@ -98,7 +99,7 @@ def prepare_account(server: ApiServer) -> str:
 
 
 def account_token(http: httpx.Client, secret: str | None = None) -> str:
-    """A token of the operator's service account. `secret`: it ends with this Secret in the operator's namespace."""
+    """A token of the operator's service account. `secret`: the token becomes invalid when this Secret is deleted."""
     spec: dict[str, object] = {"expirationSeconds": 7200}
     if secret is not None:
         spec["boundObjectRef"] = {"kind": "Secret", "apiVersion": "v1", "name": secret}
@@ -111,42 +112,44 @@ def account_token(http: httpx.Client, secret: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class OperatorSetup:
-    """What all processes of one test have in common."""
+    """The settings that all operator processes of a test share."""
 
     folder: Path
     server_url: str
     certificate: Path | None
-    """None for plain HTTP."""
+    """The API server's certificate; None for plain HTTP."""
     token: str
     dashboard_url: str
     namespaces: Sequence[str]
     environment: Mapping[str, str]
-    """Further variables."""
+    """Additional environment variables."""
     account: Path | None = None
-    """A folder with `token` and `ca.crt`, as a pod has it of its service account; None for a kubeconfig."""
+    """A folder with `token` and `ca.crt`, as a pod has it for its service account; None to use a kubeconfig."""
     shorter: Mapping[str, float] = field(default_factory=dict)
-    """Names of constants in the operator's modules, and how many times shorter they are for these processes."""
+    """Constants of the operator's modules, and the factor by which they are divided in these processes."""
     clock: Path | None = None
-    """The file of the RunningClock that these processes go by; None for the machine's."""
+    """The file of the RunningClock that these processes use as their clock; None for the machine's clock."""
 
     def connection(self) -> Mapping[str, str]:
-        """The variables that say where the API server is."""
+        """The environment variables that select the API server."""
         if self.account is None:
-            # A client of plain HTTP reads all authorities of this machine, which is half of an operator's start.
+            # For plain HTTP no certificate authorities are needed; loading those of the machine takes half of the
+            # start-up time.
             trusted = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull} if self.certificate is None else {}
             return {"KUBECONFIG": str(self.kubeconfig()), **trusted}
         server = urlsplit(self.server_url)
         return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
 
     def kubeconfig(self) -> Path:
-        """A file with the account's token."""
+        """A kubeconfig file with the account's token."""
         path = self.folder / "kubeconfig.json"
         path.write_text(kubeconfig_text(self.server_url, self.certificate, self.token))
         return path
 
 
 class OperatorProcess:
-    """One process. `name` is its pod's name: a process of the same name is the same pod, restarted."""
+    """One operator process. `name` is its pod's name; a second process with that name is the same pod after a
+    restart."""
 
     def __init__(self, setup: OperatorSetup, name: str = "operator-0") -> None:
         keys = setup.folder / "token-keys"
@@ -179,14 +182,14 @@ class OperatorProcess:
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
-        """Starts it; does not wait."""
+        """Starts the process without waiting."""
         life = (self.environment, self.log_path, self._setup)
         self._process = _context().Process(target=_live, args=life, daemon=True)
         self._process.start()
 
     @contextmanager
-    def at_work(self) -> Iterator[Self]:
-        """Starts it, waits until it is healthy, and kills it at the end."""
+    def running(self) -> Iterator[Self]:
+        """Starts the process, waits until it is healthy, and kills it at the end of the context."""
         try:
             self.start()
             self.wait_until_healthy()
@@ -195,15 +198,15 @@ class OperatorProcess:
             self.kill()
 
     def wait_until_healthy(self) -> None:
-        """Waits for its probes."""
+        """Waits until the probes succeed."""
         deadline = time.monotonic() + START_SECONDS
         while self.probe("/healthz") != 200:
-            assert self.exit_code() is None, f"exit code {self.exit_code()}: {self.log()}"
+            assert self.exit_code() is None, f"the operator exited with code {self.exit_code()}: {self.log()}"
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.05)
 
     def probe(self, path: str) -> int:
-        """Status of a probe; 0 where nobody answers."""
+        """HTTP status of a probe; 0 if the process does not respond."""
         try:
             return self._page(self.health_port, path).status_code
         except httpx.TransportError:
@@ -216,30 +219,32 @@ class OperatorProcess:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def kill(self) -> None:
-        """SIGKILL: no chance to put anything in order."""
+        """Sends SIGKILL: the process cannot clean up."""
         process = self._process
         if process is not None:
             process.kill()
             process.join()
 
     def pause(self) -> None:
-        """SIGSTOP: it does nothing, and its connections stay open."""
+        """Sends SIGSTOP: the process stands still, and its connections stay open."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """SIGCONT, after `pause`."""
+    def unpause(self) -> None:
+        """Sends SIGCONT after `pause`."""
         self._signal(signal.SIGCONT)
 
     def terminate(self, deadline_seconds: float = 60.0) -> int:
-        """SIGTERM; returns the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         assert self._process is not None
         self._process.terminate()
         self._process.join(deadline_seconds)
-        assert self._process.exitcode is not None, f"still there after {deadline_seconds} s: {self.log()}"
+        assert self._process.exitcode is not None, (
+            f"the operator did not exit within {deadline_seconds} s: {self.log()}"
+        )
         return self._process.exitcode
 
     def _page(self, port: int, path: str) -> httpx.Response:
-        # By plain HTTP; else the client reads all authorities of this machine first.
+        # Without TLS verification, because the client would first load all certificate authorities of the machine.
         return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_SECONDS, trust_env=False, verify=False)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -248,41 +253,41 @@ class OperatorProcess:
         os.kill(self._process.pid, number)
 
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.is_alive()
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.exitcode if self._process is not None else None
 
     def log(self) -> str:
-        """All that it has said, over all its lives."""
+        """The log of all processes with this name."""
         return self.log_path.read_text() if self.log_path.exists() else ""
 
 
 @functools.cache
 def _context() -> ForkServerContext:
-    """With a server that has imported the operator and this module, so that no process of it imports anything."""
+    """A fork server that has imported the operator and this module, so that the forked processes import nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rljob_operator.__main__", __name__])
-    # It has no other entries of sys.path than any new process (Python 3.11).
+    # Python 3.11: its sys.path has only the entries of any new process.
     with first_in_python_path(Path(__file__).parents[2]):
         forkserver.ensure_running()
     return context
 
 
 def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> None:
-    """The life of a process."""
+    """Runs the operator in a forked process."""
     signal_when_parent_dies(signal.SIGKILL)()
     threading.Thread(target=_end_with_the_tests, daemon=True).start()
-    # Collecting what was imported would copy all of it into this process.
+    # Garbage collection would copy all shared pages of imported modules into this process.
     gc.freeze()
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     replace_environment(environment)
     if setup.account is not None:
-        # Where the kubelet puts them in every pod.
+        # The paths at which the kubelet puts these files in every pod.
         incluster_config.SERVICE_TOKEN_FILENAME = str(setup.account / "token")
         incluster_config.SERVICE_CERT_FILENAME = str(setup.account / "ca.crt")
     for name, times in setup.shorter.items():
@@ -293,7 +298,7 @@ def _live(environment: Mapping[str, str], log: Path, setup: OperatorSetup) -> No
 
 
 def _end_with_the_tests() -> None:
-    """Where these are killed: the server that forks lives as long as what it has forked."""
+    """Ends this process when the test run is killed; the fork server lives as long as its children."""
     tests = multiprocessing.parent_process()
     assert tests is not None
     tests.join()
@@ -301,7 +306,7 @@ def _end_with_the_tests() -> None:
 
 
 def _shorten(name: str, times: float) -> None:
-    """In every module of the operator that has it."""
+    """Divides a constant in every module of the operator that has it."""
     modules = [vars(module) for path, module in sys.modules.items() if path.startswith("rljob_operator.")]
     having = [module for module in modules if name in module]
     assert having, f"no module of the operator has a constant {name}"

@@ -1,6 +1,7 @@
-"""What `reconcile` is given: jobs, and what the operator sees of one at a moment. Builders by hand.
+"""Builders of the inputs of `reconcile`: jobs, and what the operator observes of a job at one moment.
 
-`inputs.moment(inputs.running(), inputs.cluster(), inputs.ready_pods())` is what `decide` is given."""
+Example: `inputs.decide(inputs.observed(inputs.running(), inputs.cluster(), inputs.ready_pods()))`.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ DEFAULTS = Defaults(
 
 
 def spec(edits: Mapping[str, object] | None = None) -> RLJobSpec:
-    """The small valid job (one node with two GPUs) with storage, edited at wire paths below `spec`."""
+    """The small valid job (one node with two GPUs) with storage, changed at wire paths below `spec`."""
     storage = {"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt"}}
     more = {f"spec.{path}": value for path, value in (edits or {}).items()}
     return RLJob.from_wire(valid_job(storage | more)).spec
@@ -73,12 +74,12 @@ START_NUMBER = int(CREATED.timestamp()) + 1
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after `NOW`."""
+    """The time `seconds` after `NOW`."""
     return NOW + timedelta(seconds=seconds)
 
 
 def job(job_spec: RLJobSpec | None = None, status: RLJobStatus | None = None) -> ObservedJob:
-    """The job `example`, by default the small one with nothing said about it yet."""
+    """The job `example`; by default the small job with an empty status."""
     return ObservedJob(
         namespace=IDENTITY.namespace,
         name=IDENTITY.name,
@@ -100,8 +101,10 @@ def attempt(
     number: int = 1,
     record: Mapping[str, object] = NOTHING,
 ) -> Attempt:
-    """An attempt, by default the first; `seen`: its cluster has been there. One that was submitted runs since then.
-    `record`: what else its record holds."""
+    """An attempt, by default the first, begun `seconds_ago`.
+
+    `seen`: its cluster was observed. An attempt with `submissions` has been running since then. `record`: other fields.
+    """
     since = timestamp(at(-seconds_ago))
     found = Attempt(
         number=number,
@@ -125,20 +128,20 @@ def condition(
     reason: Reason = Reason.READY,
     seconds_ago: float = 30,
 ) -> Condition:
-    """A condition as an earlier pass left it."""
+    """A condition as an earlier pass has written it."""
     since = timestamp(at(-seconds_ago))
     return Condition(type=kind.value, status=status, reason=reason.value, last_transition_time=since)
 
 
 def provisioning(*, seconds_ago: float = 60, seen: bool = True, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
-    """Of a job whose first attempt is under way and not submitted."""
+    """The status of a job whose first attempt has not been submitted yet."""
     return RLJobStatus(
         attempts=(attempt(seconds_ago=seconds_ago, seen=seen, record=record),), counters=Counters(attempts=1)
     )
 
 
-def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
-    """Of a job whose trainer was submitted; `record`: what else the attempt's record holds."""
+def running(seconds_ago: float = 60, *conditions: Condition, record: Mapping[str, object] = NOTHING) -> RLJobStatus:
+    """The status of a job whose trainer was submitted; `record`: other fields of the attempt."""
     return RLJobStatus(
         attempts=(attempt(seconds_ago=seconds_ago, submissions=1, record=record),),
         counters=Counters(attempts=1, start_number=START_NUMBER),
@@ -146,7 +149,7 @@ def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, obje
             condition(ConditionType.CLUSTER_READY),
             condition(ConditionType.PLACEMENT_FEASIBLE, reason=Reason.FEASIBLE),
             condition(ConditionType.JOB_SUBMITTED, reason=Reason.SUBMITTED),
-            *told,
+            *conditions,
         ),
     )
 
@@ -154,7 +157,7 @@ def running(seconds_ago: float = 60, *told: Condition, record: Mapping[str, obje
 def ended_attempt(
     reason: Reason = Reason.APPLICATION_ERROR, found: FailureClass = FailureClass.APPLICATION, *, number: int = 1
 ) -> Attempt:
-    """An attempt that ended a moment ago."""
+    """An attempt that has just ended."""
     record = {
         "state": AttemptState.ENDED.value,
         "ended": timestamp(NOW),
@@ -166,7 +169,7 @@ def ended_attempt(
 
 
 def completed_attempt() -> Attempt:
-    """The first attempt, which did all there was to do."""
+    """The first attempt, which completed the job."""
     record = {
         "state": AttemptState.ENDED.value,
         "ended": timestamp(NOW),
@@ -179,7 +182,7 @@ def completed_attempt() -> Attempt:
 def waiting_for_retry(
     seconds: float = 10, *, same_cluster: bool = False, attempts: tuple[Attempt, ...] = ()
 ) -> RLJobStatus:
-    """Of a job between two attempts; `seconds`: until the next one may begin."""
+    """The status of a job between two attempts; the next one may begin in `seconds`."""
     return RLJobStatus(
         attempts=attempts or (ended_attempt(),),
         counters=Counters(attempts=1, start_number=START_NUMBER, application_retries=1, failed_attempts=1),
@@ -218,7 +221,7 @@ def pod(
     overdue: bool = False,
     node_silent_seconds: float = 0.0,
 ) -> ObservedPod:
-    """A pod; ready unless something is said against it."""
+    """A pod; ready by default."""
     well = ready and not ended and problem is None
     return ObservedPod(
         name, cluster, group, well, deleting, ended, problem, overdue, f"node-of-{name}", node_silent_seconds
@@ -226,7 +229,7 @@ def pod(
 
 
 def ready_pods(num_workers: int = 1) -> tuple[ObservedPod, ...]:
-    """A head and workers of the pool `main`, all ready."""
+    """The head pod and ready worker pods of the pool `main`."""
     return (pod("head", HEAD_GROUP), *(pod(f"worker-{number}") for number in range(num_workers)))
 
 
@@ -238,7 +241,7 @@ def ray(
     infeasible: tuple[str, ...] = (),
     log_tail: str = "",
 ) -> ObservedRay:
-    """A dashboard that answers: a head node, and a worker node for each number of GPUs."""
+    """A dashboard that responds: one head node, and a worker node for each number in `gpus`."""
     nodes = (ObservedRayNode(True, 0), *(ObservedRayNode(False, number) for number in gpus))
     return ObservedRay(
         Reachability.OK, nodes=nodes, job=run, run_state=state, infeasible_groups=infeasible, log_tail=log_tail
@@ -248,14 +251,14 @@ def ray(
 def silent_ray(
     reachability: Reachability = Reachability.UNREACHABLE, seconds: float = 60, error: str = "timeout"
 ) -> ObservedRay:
-    """A dashboard that has not answered for so long."""
+    """A dashboard that has not responded for this number of seconds."""
     return ObservedRay(reachability, error=error, silent_seconds=seconds)
 
 
 def ray_job(
     status: RayJobStatus = RayJobStatus.RUNNING, exit_code: int | None = None, error_type: str | None = None
 ) -> ObservedRayJob:
-    """The first submission."""
+    """The first submission of the trainer."""
     return ObservedRayJob(SUBMISSION, status, "Ray's message", error_type, exit_code)
 
 
@@ -268,7 +271,7 @@ def run_state(
     error: RunError | None = None,
     export_uri: str | None = None,
 ) -> RunState:
-    """What the trainer wrote."""
+    """A run state as the trainer writes it."""
     saved = None
     if checkpoint_step is not None:
         uri = f"file:///rljob/storage/checkpoints/step_{checkpoint_step:08d}"
@@ -285,14 +288,14 @@ def run_state(
     )
 
 
-def moment(
+def observed(
     status: RLJobStatus | None = None,
     there: ObservedCluster | None = None,
     pods: tuple[ObservedPod, ...] = (),
     seen: ObservedRay | None = None,
     job_spec: RLJobSpec | None = None,
 ) -> Observed:
-    """One moment; without arguments that of a job that was just created."""
+    """What the operator observes at one moment; without arguments, of a job that was just created."""
     return Observed(
         job=job(job_spec, status),
         kuberay_installed=True,
@@ -312,11 +315,11 @@ def healthy(
 ) -> Observed:
     """A submitted job on a healthy cluster."""
     seen = ray(run or ray_job(), state, log_tail=log_tail)
-    return moment(status or running(), cluster(), ready_pods(), seen, job_spec)
+    return observed(status or running(), cluster(), ready_pods(), seen, job_spec)
 
 
 def without_retries(seen: Observed) -> Observed:
-    """The same, of a job that allows none: every failure is the end."""
+    """The same observation of a job without retries: every failure is final."""
     spec_seen = seen.job.spec
     if spec_seen is None:
         return seen
@@ -325,19 +328,19 @@ def without_retries(seen: Observed) -> Observed:
 
 
 def decide(seen: Observed, now: datetime = NOW) -> Decision:
-    """What the operator does about it. Its status is one that can be stored and read again."""
+    """What the operator decides. Checks that the new status can be stored and read again."""
     plan = reconcile(seen, now, DEFAULTS)
     assert RLJobStatus.from_wire(plan.status.to_wire()) == plan.status
     return plan
 
 
 def with_status_written(seen: Observed, plan: Decision) -> Observed:
-    """The same outside, with the plan's status written."""
+    """The same observation with the plan's status written."""
     return replace(seen, job=replace(seen.job, status=plan.status))
 
 
 def condition_of(status: RLJobStatus, kind: ConditionType) -> tuple[str, str, str] | None:
-    """Status, reason and message of a condition; None where there is none."""
+    """Status, reason and message of a condition; None if the status does not have it."""
     for each in status.conditions:
         if each.type == kind:
             return each.status.value, each.reason, each.message

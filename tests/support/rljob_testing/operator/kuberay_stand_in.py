@@ -1,7 +1,7 @@
 """Stands in for KubeRay, the scheduler, the kubelet and the garbage collector on an API server without controllers.
 
-It makes the pods of RayClusters with KubeRay's labels (from the operator's own templates, so the API server checks
-them), gives them the state that a script says, and removes what belongs to objects that are gone.
+It creates the pods of RayClusters with KubeRay's labels, from the operator's own templates, so that the API server
+validates them. It sets their status as a script says, and deletes objects whose owner was deleted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Json = dict[str, object]
 CLUSTERS = "/apis/ray.io/v1"
 JOBS = "/apis/rljob.dev/v1alpha1"
 PAUSE_SECONDS = 0.05
-"""Between two looks, however much happens."""
+"""Minimum pause between two passes."""
 LONGEST_SECONDS = 2.0
-"""Between two looks, where nothing happens."""
+"""Maximum pause between two passes."""
 OWNED_BY_JOBS = (
     (CLUSTERS, "rayclusters"),
     ("/api/v1", "secrets"),
@@ -32,12 +32,12 @@ OWNED_BY_JOBS = (
 
 
 def node_name(group: str) -> str:
-    """The node of all pods of a group."""
+    """Name of the node of all pods of a group."""
     return f"node-of-{group}"
 
 
 def install_ray_cluster_resource(http: httpx.Client) -> None:
-    """Installs a RayCluster resource that takes everything, and waits until it is served."""
+    """Installs a RayCluster resource that accepts all fields, and waits until it is served."""
     manifest = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -73,29 +73,29 @@ WATCHED = (
 
 
 class KubeRayStandIn:
-    """Works in threads of its own on all namespaces."""
+    """Serves all namespaces from threads of this process."""
 
     def __init__(self, server: ApiServer) -> None:
         self._http = server.http
         self.changes = ObjectChanges(server.http, WATCHED)
-        """Of all objects that have to do with jobs."""
+        """Changes of all objects that belong to jobs."""
         self._scripts: dict[tuple[str, str], scripts.ClusterScript] = {}
         self._applied: dict[str, scripts.PodScript] = {}
         self._noted: set[str] = set()
         self._stopped = threading.Event()
         self.failures: list[str] = []
-        """What went wrong in here; a test that looks strange looks here."""
+        """Errors of the stand-in itself: look here first when a test fails in a way that makes no sense."""
 
     def script(self, namespace: str, cluster: str, script: scripts.ClusterScript) -> None:
-        """What becomes of a cluster from now on."""
+        """Sets the script of a cluster from now on."""
         self._scripts[namespace, cluster] = script
-        self.changes.tell(namespace)
+        self.changes.notify(namespace)
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Works until `stop`."""
         self.changes.watch()
         while not self._stopped.wait(PAUSE_SECONDS):
-            number = self.changes.number(EVERYWHERE)
+            number = self.changes.count(EVERYWHERE)
             try:
                 self._look()
             except (httpx.HTTPError, KeyError, AssertionError) as error:
@@ -108,7 +108,8 @@ class KubeRayStandIn:
         self.changes.stop()
 
     def _look(self) -> None:
-        # What is owned is listed before its owners are: who comes between the two is not taken for an orphan.
+        # Owned objects are listed before their owners. Otherwise an object created between the two lists would look
+        # orphaned.
         pods = self._items("/api/v1/pods?labelSelector=ray.io/cluster")
         owned = [
             (f"{group}/namespaces/{_namespace(found)}/{plural}/{_name(found)}", found)
@@ -136,7 +137,7 @@ class KubeRayStandIn:
         return True
 
     def _tend(self, cluster: Json, pods: Mapping[str, Json]) -> None:
-        script = self._scripts.get((_namespace(cluster), _name(cluster)), scripts.HAPPY)
+        script = self._scripts.get((_namespace(cluster), _name(cluster)), scripts.HEALTHY)
         if script.invalid is not None:
             self._post_event(cluster, "RayCluster", "InvalidRayClusterSpec", script.invalid)
             return
@@ -237,7 +238,7 @@ class KubeRayStandIn:
 
 @contextmanager
 def kuberay_stand_in(server: ApiServer) -> Iterator[KubeRayStandIn]:
-    """A stand-in at work."""
+    """Runs a stand-in until the end of the context."""
     stand_in = KubeRayStandIn(server)
     thread = threading.Thread(target=stand_in.run, name="kuberay stand-in", daemon=True)
     thread.start()
@@ -249,7 +250,7 @@ def kuberay_stand_in(server: ApiServer) -> Iterator[KubeRayStandIn]:
 
 
 def _wanted_pods(cluster: Json) -> Iterator[tuple[str, int, Json]]:
-    """Group, number and template of each pod."""
+    """Group, number and template of each pod of a RayCluster."""
     spec = cluster["spec"]
     assert isinstance(spec, dict)
     yield "head", 0, spec["headGroupSpec"]["template"]

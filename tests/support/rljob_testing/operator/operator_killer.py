@@ -1,8 +1,8 @@
-"""Kills an operator around everything that it asks of the API server and of Ray's dashboards, in every state of a job.
+"""Kills an operator around each of its requests to the API server and to Ray's dashboards, in every state of a job.
 
-A point is a request, the state that the job was in, and `before` (the request does nothing) or `after` (its answer does
-not come back): the same for what only reads, so there it is `after`. Each point costs one life; in the next life the
-request goes through.
+A point is a request, the state of the job, and `before` (the request has no effect) or `after` (the response is lost).
+For reads both are the same, so only `after` is used. The operator dies once at each point; after the restart the
+request succeeds.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from rljob_testing.operator.forked_operator import OperatorProcess
 from rljob_testing.operator.testbed import Testbed
 
 SILENT_SECONDS = 0.5
-"""An operator that makes short pauses, and has asked for nothing for so long, waits for something."""
+"""The operator is waiting when it has sent no request for this time. Its pauses are shortened in these tests."""
 READS = ("get ", "list ")
 RAY_WRITES = ("ray submit", "ray stop")
 
 
 class Point(NamedTuple):
-    """Where a life ends."""
+    """The point at which an operator process is killed."""
 
     attempt: int
-    """The newest one; 0 before the first."""
+    """Number of the newest attempt; 0 before the first."""
     state: str
-    """Of that attempt, and what follows it."""
+    """State of that attempt, and the status field that follows it, such as `Ended nextAttempt`."""
     request: str
     moment: str
     detail: str = ""
-    """Of a status that is written: what it was before."""
+    """For a write of the status: the conditions before it."""
 
 
-class Killer:
-    """Kills the operator once at each point of a job's life that is `deadly`."""
+class OperatorKiller:
+    """Kills the operator once at each point of a job's life whose attempt and state are in `deadly`."""
 
     def __init__(self, place: Testbed, operator: OperatorProcess, deadly: Container[tuple[int, str]]) -> None:
-        """`deadly`: number of the newest attempt, and its state with what follows."""
+        """`deadly`: pairs of attempt number and state, as in Point."""
         self._place = place
         self.operator = operator
         self._deadly = deadly
@@ -49,12 +49,13 @@ class Killer:
         self._num_asked = 0
         self._asked_at = time.monotonic()
         self._status: Mapping[str, Any] = {}
-        """Of the job, as the operator has written it."""
+        """The job's status as the operator last wrote it."""
         self.victims: list[Point] = []
-        """In the order of their deaths."""
+        """The points at which the operator was killed, in order."""
 
     def around(self, moment: str, request: str, answer: bytes = b"{}") -> None:
-        """Called before and after each request. Raises ConnectionAbortedError where it is not to reach anybody."""
+        """Called before and after each request. Raises ConnectionAbortedError if the request must not reach the
+        server."""
         with self._lock:
             if request == "patch rljobs/status":
                 self._status = json.loads(answer).get("status", self._status)
@@ -69,12 +70,12 @@ class Killer:
                 return
             self.operator.kill()
             self.victims.append(point)
-            self._place.kuberay.changes.tell(self._place.namespace)
+            self._place.kuberay.changes.notify(self._place.namespace)
         if moment == "before":
-            raise ConnectionAbortedError(f"who asked is dead: {point}")
+            raise ConnectionAbortedError(f"the operator was killed before {point}")
 
     def revive(self) -> None:
-        """Starts the operator, if it does not run."""
+        """Starts the operator if it does not run."""
         with self._lock:
             if not self.operator.is_running():
                 self._num_asked = 0
@@ -82,7 +83,7 @@ class Killer:
                 self.operator.start()
 
     def is_done(self, num_requests: int) -> bool:
-        """Whether the operator has made so many requests in this life, and waits."""
+        """Whether the operator has made this number of requests since its start and now waits."""
         with self._lock:
             return self._num_asked >= num_requests and time.monotonic() - self._asked_at >= SILENT_SECONDS
 
@@ -102,10 +103,10 @@ class Killer:
 
 
 @contextmanager
-def killer_at_every_request(place: Testbed, deadly: Container[tuple[int, str]]) -> Iterator[Killer]:
-    """The killer of an operator that is not started yet, at the API server's door and at the dashboards'."""
+def killer_at_every_request(place: Testbed, deadly: Container[tuple[int, str]]) -> Iterator[OperatorKiller]:
+    """Puts a killer between the API server, the dashboards and an operator that has not been started."""
     with api_proxy.running_proxy(place.server) as proxy:
-        killer = Killer(place, place.through(proxy.url).operator("operator-1"), deadly)
+        killer = OperatorKiller(place, place.with_server_url(proxy.url).operator("operator-1"), deadly)
         proxy.before = lambda request: killer.around("before", api_proxy.request_label(request))
         proxy.after = lambda request, answer: killer.around("after", api_proxy.request_label(request), answer)
         place.dashboards.around[place.namespace] = killer.around
@@ -117,5 +118,5 @@ def killer_at_every_request(place: Testbed, deadly: Container[tuple[int, str]]) 
 
 
 def _is_read(request: str) -> bool:
-    """Whether it changes nothing."""
+    """Whether the request changes nothing."""
     return request.startswith(READS) or (request.startswith("ray ") and request not in RAY_WRITES)

@@ -1,6 +1,7 @@
-"""Jobs of which one part that ends in a pod may be wrong, and pods with the same parts for an API server to judge.
+"""Hypothesis strategies for one part of a job that ends up in a pod and may be invalid, and pods with the same part,
+which an API server validates.
 
-Where RLJob refuses more than the API server does (`test_pods_on_the_server.STRICTER`) nothing is made here.
+Values for which RLJob is stricter than the API server are not generated (`test_pods_on_the_server.STRICTER`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Edits = dict[str, object]
 _MANIFEST = TypeAdapter(Manifest)
 _TEMPLATE = "spec.head.template."
 _SPEC_FIELDS = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName")
-"""Of the overlay, those that stand in the pod's spec under the same name."""
+"""Fields of the pod overlay that have the same name in the pod's spec."""
 _REQUIRED, _PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
 
 NAMES = st.text("aZ0-_.", max_size=4) | st.sampled_from(["n" * 63, "n" * 64, "é", "a b", "a\n", "zone"])
@@ -36,7 +37,7 @@ LABELS = st.dictionaries(KEYS | LONG_KEYS, VALUES, max_size=2)
 
 
 def _is_doubtful(text: str) -> bool:
-    """Not a number left out, a negative zero or a long exponent, which only Kubernetes takes."""
+    """Excludes an omitted number, a negative zero and a long exponent, which only Kubernetes accepts."""
     begins = re.match(r"\+?\.?[0-9]|-\.?0*\.?0*[1-9]", text)
     return begins is not None and re.search(r"[eE][-+]?[0-9]{3}", text) is None
 
@@ -123,7 +124,7 @@ _POD_TERMS = st.fixed_dictionaries(
         "labelSelector": _SELECTORS,
         "namespaceSelector": _SELECTORS,
         "namespaces": st.lists(st.sampled_from(["team", "Team", ""]), max_size=1),
-        # The pods have a label of this name: the API server looks only at keys of labels that there are.
+        # The pods have a label with this name, because the API server ignores keys of labels that do not exist.
         "matchLabelKeys": st.sampled_from([[], ["a"]]),
         "mismatchLabelKeys": st.sampled_from([[], ["a"]]),
     },
@@ -174,18 +175,19 @@ def _secret_variable(name: str, key: str) -> Wire:
 
 
 def job_with(edits: Mapping[str, object]) -> Wire:
-    """The small valid job, with storage, edited."""
+    """The small valid job with storage, changed at wire paths."""
     return valid_job({"spec.checkpoint.storage": {"persistentVolumeClaim": "ckpt"}, **edits})
 
 
 def pods_of(spec: RLJobSpec) -> list[Manifest]:
-    """The pods that the operator's manifests make: the head's, and one of each pool."""
+    """The pods of the operator's manifests: the head and one worker of each pool."""
     maker = PodMaker(inputs.IDENTITY, spec, 1, inputs.DEFAULTS)
     return [_pod(template) for template in (maker.head(), *map(maker.worker, spec.pools))]
 
 
 def raw_pods_of(edits: Mapping[str, object]) -> list[Manifest]:
-    """The same from what RLJob refuses: the pods of the job without these parts, and the parts where they would be."""
+    """The same pods for a part that RLJob rejects: the pods of the job without the part, and the part put in its
+    place."""
     head, worker = pods_of(RLJob.from_wire(job_with({})).spec)
     for path, value in edits.items():
         wire = TypeAdapter(JsonValue).validate_python(value)

@@ -1,7 +1,8 @@
-"""Stands in for the dashboards of Ray clusters: real HTTP, real tokens, jobs whose life a script says.
+"""Stands in for the dashboards of Ray clusters: real HTTP, real tokens, and jobs whose course a script decides.
 
-One server is the dashboard of every cluster, at `/<namespace>/<cluster>`. Its answers have the form of Ray 2.60, errors
-included: an unknown job is 404, a taken id or a missing log file 500, no token 401, a wrong one 403.
+One server is the dashboard of every cluster, at `/<namespace>/<cluster>`. Its responses have the form of Ray 2.60,
+errors included: 404 for an unknown job, 500 for an id in use or a missing log file, 401 without a token, 403 for a
+wrong one.
 """
 
 from __future__ import annotations
@@ -28,57 +29,57 @@ HEAD_NODE = "head-node"
 
 @dataclass
 class ClusterDashboard:
-    """What the dashboard of one cluster has seen, and how it behaves."""
+    """How the dashboard of one cluster behaves, and the requests that it received."""
 
-    life: scripts.Life = field(default_factory=scripts.succeeding)
+    life: scripts.TrainerScript = field(default_factory=scripts.succeeding)
     delay_seconds: float = 0.0
-    """Before each answer."""
+    """Delay before each response."""
     down: bool = False
-    """It hangs up without an answer."""
+    """Closes connections without a response."""
     open: bool = False
-    """It asks nobody for a token."""
+    """Requires no token."""
     submit_error: str | None = None
-    """Why it starts no job."""
+    """The error with which it rejects submissions."""
     lose_answer: bool = False
-    """It starts the job and then hangs up."""
+    """Starts the job and then closes the connection without a response."""
     stops_late: bool = False
-    """Jobs that were asked to stop go on for as long as this is so."""
+    """While this is set, jobs that were asked to stop continue to run."""
     forgets_jobs: bool = False
-    """As after a restart of the head."""
+    """Knows no jobs, as after a restart of the head."""
     num_gpus_missing: int = 0
     infeasible: Sequence[Mapping[str, object]] = ()
     posts: list[str] = field(default_factory=list)
-    """Ids of all requests to start a job."""
+    """Submission ids of all requests to start a job."""
     posted_at: list[float] = field(default_factory=list)
-    """When each of them came."""
+    """Times of these requests (time.monotonic)."""
     started: dict[str, tuple[float, scripts.Json]] = field(default_factory=dict)
-    """When and with what environment each job was started, by id."""
+    """Start time and environment of each job, by id."""
     stopped: dict[str, float] = field(default_factory=dict)
-    num_asked: int = 0
-    """Requests of any kind."""
+    num_requests: int = 0
+    """Number of requests of any kind."""
 
-    def train_for_ever(self, step: int = 1) -> None:
-        """From now on the trainer runs and makes no progress."""
+    def train_forever(self, step: int = 1) -> None:
+        """From now on the trainer runs without progress."""
         self.life = lambda _, environment: scripts.RunMoment(run_state=scripts.run_state(environment, "Running", step))
 
     def complete_after(self, seconds: float) -> None:
-        """From now on the trainer completes so many seconds after its submission."""
+        """From now on the trainer completes this number of seconds after its submission."""
         self.life = scripts.succeeding(seconds)
 
 
 class RayDashboardStandIn:
-    """All dashboards."""
+    """The dashboards of all clusters."""
 
     def __init__(self, server: ApiServer) -> None:
         self._api = server.http
         self._clusters: dict[tuple[str, str], ClusterDashboard] = {}
         self._lock = threading.Lock()
         self._tokens: dict[str, str] = {}
-        """By the UID of a cluster: its pods have read their Secret when they began."""
+        """Tokens by the UID of a cluster: pods read their Secret when they start."""
         self.stopped = threading.Event()
         self.around: dict[str, Callable[[str, str], None]] = {}
-        """By namespace: called with `before` and `after` around each request, and with what it asks for. One that
-        raises ConnectionAbortedError before has the request do nothing."""
+        """Hooks by namespace, called with `before` or `after` and the label of each request. If the call before a
+        request raises ConnectionAbortedError, the request has no effect."""
         stand_in = self
 
         class Handler(QuietHandler):
@@ -92,21 +93,21 @@ class RayDashboardStandIn:
 
     @property
     def url_template(self) -> str:
-        """For the operator's settings."""
+        """URL of the dashboards for the operator's settings."""
         return f"http://127.0.0.1:{self.server.server_address[1]}/{{namespace}}/{{cluster}}"
 
     def cluster(self, namespace: str, name: str) -> ClusterDashboard:
-        """The dashboard of a cluster, also of one that is not there yet."""
+        """The dashboard of a cluster, which need not exist yet."""
         with self._lock:
             return self._clusters.setdefault((namespace, name), ClusterDashboard())
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answers one request."""
+        """Responds to one request."""
         url = urlsplit(request.path)
         _, namespace, name, *rest = url.path.split("/")
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         cluster = self.cluster(namespace, name)
-        cluster.num_asked += 1
+        cluster.num_requests += 1
         if self.stopped.wait(cluster.delay_seconds) or cluster.down:
             request.close_connection = True
             return
@@ -119,7 +120,7 @@ class RayDashboardStandIn:
                 status, text = self._route(request, cluster, (namespace, name), rest, parse_qs(url.query), body)
             around("after", what)
         except (ConnectionAbortedError, httpx.TransportError):
-            # The second where the API server is away, which knows tokens and nodes.
+            # TransportError: the API server, which has the tokens and nodes, is down.
             request.close_connection = True
             return
         data = text.encode()
@@ -219,7 +220,7 @@ class RayDashboardStandIn:
         return 500, f"A file is not found at: /tmp/ray/session/logs/{name}"
 
     def _nodes(self, where: tuple[str, str], cluster: ClusterDashboard) -> list[scripts.Json]:
-        """The head and a node for each worker that the RayCluster asks for."""
+        """The head node, and a node for each worker that the RayCluster requests."""
         spec = self._spec(*where)
         nodes: list[scripts.Json] = [_node(HEAD_NODE, True, 0)]
         missing = cluster.num_gpus_missing
@@ -242,7 +243,7 @@ class RayDashboardStandIn:
 
 @contextmanager
 def ray_dashboard_stand_in(server: ApiServer) -> Iterator[RayDashboardStandIn]:
-    """A stand-in at work."""
+    """Runs a stand-in until the end of the context."""
     stand_in = RayDashboardStandIn(server)
     with running_http_server(stand_in.server):
         try:
@@ -265,11 +266,11 @@ def _moment(cluster: ClusterDashboard, job: str) -> scripts.RunMoment | None:
 
 
 def _nothing(_: str, __: str) -> None:
-    """Around requests of whom nobody disturbs."""
+    """The hook for namespaces without one."""
 
 
 def _asked_for(request: BaseHTTPRequestHandler, path: Sequence[str]) -> str:
-    """Such as `ray submit`, `ray job`, `ray probe` (without a token), or the last part of the path."""
+    """Label of a request: `ray submit`, `ray job`, `ray probe` (without a token), or the last part of the path."""
     match path:
         case _ if request.headers.get("Authorization") is None:
             what = "probe"

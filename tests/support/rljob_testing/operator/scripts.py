@@ -1,4 +1,4 @@
-"""What the stand-ins for KubeRay and for Ray's dashboards play: what becomes of a cluster's pods, and of a trainer."""
+"""Scripts for the stand-ins of KubeRay and of Ray's dashboards: the course of a cluster's pods and of a trainer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PodScript:
-    """The state of a pod, in words of the kubelet."""
+    """The state of a pod, in the terms of the kubelet."""
 
     phase: str = "Running"
     ready: bool = True
     scheduling_message: str | None = None
-    """Of the scheduler, which finds no node."""
+    """The scheduler's message if it finds no node."""
     waiting: tuple[str, str] | None = None
-    """Reason and message of the container `ray`."""
+    """Waiting reason and message of the container `ray`."""
     ended: tuple[str, int] | None = None
-    """Reason and exit code of the container `ray`."""
+    """Termination reason and exit code of the container `ray`."""
     restarts: int = 0
     disruption: tuple[str, str] | None = None
     """Reason and message of the condition DisruptionTarget."""
@@ -26,7 +26,7 @@ class PodScript:
     """Reason and message of an event about the pod."""
     scheduled_seconds_ago: float = 0.0
     node_lost: bool = False
-    """Whether Kubernetes says that the node is NotReady."""
+    """Whether the node is NotReady."""
 
 
 READY = PodScript()
@@ -36,22 +36,22 @@ STARTING = PodScript(phase="Pending", ready=False, waiting=("ContainerCreating",
 
 @dataclass(frozen=True)
 class ClusterScript:
-    """What becomes of a RayCluster. Pods are named by their group: `head` or a pool, where needed with a number."""
+    """The course of a RayCluster. Pods are named by group (`head` or a pool), and by number where needed."""
 
     pods: Mapping[str, PodScript] = field(default_factory=dict)
-    """By group, or by group and number (`main-0`); READY where nothing is said."""
+    """Pod states by group, or by group and number (`main-0`); READY by default."""
     pod_creation_error: str | None = None
     invalid: str | None = None
-    """Why KubeRay does not take it."""
+    """The message with which KubeRay rejects the cluster."""
     missing: tuple[str, ...] = ()
-    """Pods that are not there, by group and number."""
+    """Pods that do not exist, by group and number."""
 
     def pod(self, group: str, number: int) -> PodScript:
         """The state of one pod."""
         return self.pods.get(f"{group}-{number}", self.pods.get(group, READY))
 
 
-HAPPY = ClusterScript()
+HEALTHY = ClusterScript()
 
 
 Json = dict[str, object]
@@ -59,7 +59,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class RunMoment:
-    """A submission at one moment."""
+    """A submitted job at one moment."""
 
     status: str = "RUNNING"
     message: str = ""
@@ -69,8 +69,8 @@ class RunMoment:
     log: str = ""
 
 
-Life = Callable[[float, Json], RunMoment]
-"""The moment at so many seconds after the submission, for the environment that the job was submitted with."""
+TrainerScript = Callable[[float, Json], RunMoment]
+"""Maps the seconds since the submission, and the job's environment, to the job's state at that moment."""
 
 LONG_AGO = "2026-01-31T12:00:00Z"
 
@@ -78,7 +78,7 @@ LONG_AGO = "2026-01-31T12:00:00Z"
 def run_state(
     environment: Mapping[str, object], phase: str, step: int, updated_at: str = LONG_AGO, **more: object
 ) -> Json:
-    """A run state of a job of 4 steps, as the trainer writes it."""
+    """A run state of a job with 4 steps, as the trainer writes it."""
     total_steps = 4
     state: Json = {
         "contractVersion": 1,
@@ -105,8 +105,8 @@ def run_state(
     return state | more
 
 
-def succeeding(seconds: float = 1.0) -> Life:
-    """Starts, trains for some seconds and completes."""
+def succeeding(seconds: float = 1.0) -> TrainerScript:
+    """The trainer starts, trains for some seconds and completes."""
 
     def life(age: float, environment: Json) -> RunMoment:
         step = min(4, int(4 * age / seconds))
@@ -120,8 +120,8 @@ def succeeding(seconds: float = 1.0) -> Life:
     return life
 
 
-def failing(exit_code: int, error: tuple[str, str] | None, log: str, after_seconds: float = 0.0) -> Life:
-    """Ends with an exit code. `error`: kind and message that the trainer has written into its run state."""
+def failing(exit_code: int, error: tuple[str, str] | None, log: str, after_seconds: float = 0.0) -> TrainerScript:
+    """The trainer ends with an exit code. `error`: kind and message in its run state."""
 
     def life(age: float, environment: Json) -> RunMoment:
         if age < after_seconds:

@@ -1,8 +1,7 @@
-"""A small model of the outside: KubeRay, pods, Ray and the job's storage as they react to the operator's effects, in a
-time of their own.
+"""A small model of what the operator controls: KubeRay, pods, Ray and the job's storage, with a simulated time.
 
-With it the operator's decisions run from a job's creation to its end in a plain loop; what the operator knows between
-passes is the status alone, so that it may crash anywhere, or be paused there and come back when another one leads.
+With it the operator's decisions run in a plain loop from the creation of a job to its end. Between passes only the
+status is kept, so the operator may crash anywhere, or pause and continue after another replica became the leader.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from rljob_testing.operator import inputs
 
 TICK_SECONDS = 4
 POD_TICKS = 3
-"""From a cluster to ready pods, and from its deletion to none."""
+"""Ticks from the creation of a cluster to ready pods, and from its deletion to the removal of its pods."""
 STEPS = 10
 STEPS_BETWEEN_CHECKPOINTS = 5
 LOADING_TICKS = 2
@@ -49,53 +48,53 @@ LOADING_TICKS = 2
 
 @dataclass(frozen=True)
 class Start:
-    """What becomes of one start of the trainer, and of its cluster. Steps are those of the job, not of the start."""
+    """The course of one start of the trainer and of its cluster. Steps count from the beginning of the job."""
 
     exit_code: int = 0
-    """After the last step."""
+    """Exit code after the last step."""
     fails_at_step: int | None = None
-    """With exit code 1."""
+    """The trainer fails at this step with exit code 1."""
     head_lost_at_step: int | None = None
     node_lost_at_step: int | None = None
-    """Of the head: its pod stays listed, and nobody answers there."""
+    """The head's node is lost: its pod stays listed, but does not respond."""
     cluster_deleted_at_step: int | None = None
     hangs_at_step: int | None = None
     worker_lost_at_step: int | None = None
-    """The node of the last worker is away from then on, and the trainer fails with exit code 75."""
+    """The node of the last worker is lost, and the trainer fails with exit code 75."""
     waits_at_step: int | None = None
-    """The node is back then, and the trainer does no further step until it is asked to stop."""
+    """At this step the lost node is back, and the trainer makes no further step until it is asked to stop."""
 
     @property
     def last_step(self) -> int:
-        """Where it gets no further."""
+        """The last step that this start reaches."""
         ends = (self.fails_at_step, self.hangs_at_step, self.worker_lost_at_step, self.waits_at_step)
         return min([STEPS, *(end for end in ends if end is not None)])
 
     def fails_at(self, step: int) -> bool:
-        """Whether it has failed by then."""
+        """Whether the trainer has failed at this step."""
         return any(end is not None and step >= end for end in (self.fails_at_step, self.worker_lost_at_step))
 
 
 @dataclass
 class Scenario:
-    """What is special about the outside."""
+    """The failures and user requests of one simulated job."""
 
     job_spec: RLJobSpec = field(default_factory=inputs.spec)
     starts: tuple[Start, ...] = ()
-    """In their order; those that follow go well."""
+    """The course of each start, in order; later starts succeed."""
     pods_get_ready: bool = True
     refused_creations: int = 0
     failed_submissions: int = 0
-    """Requests that do nothing and fail."""
+    """Number of submissions that fail without an effect."""
     lost_answers: bool = False
-    """The first request of each kind is carried out, and reported as failed."""
+    """The first request of each kind takes effect, but is reported as failed."""
     silent_ticks: range = range(0)
-    """Of the dashboard."""
+    """Ticks in which the dashboard does not respond."""
     suspended_ticks: range = range(0)
     stopped_in: AttemptState | None = None
-    """Somebody asks the job to stop when its first attempt is in this state."""
+    """A user stops the job when its first attempt is in this state."""
     is_retried: bool = False
-    """Somebody asks it to try again when it has failed."""
+    """A user retries the job after it has failed."""
 
 
 @dataclass
@@ -111,13 +110,13 @@ class Trainer:
     saved_step: int | None = None
 
     def step(self, tick: int) -> int:
-        """How far it is."""
+        """The step that the trainer has reached."""
         return min(self.from_step + max(0, tick - self.since - LOADING_TICKS), self.script.last_step)
 
 
 @dataclass
 class Cluster:
-    """A RayCluster, its pods and its Ray."""
+    """A RayCluster with its pods and Ray jobs."""
 
     name: str
     uid: str
@@ -135,39 +134,39 @@ class Cluster:
 
 @dataclass
 class World:
-    """The outside of one job."""
+    """Everything outside the operator that belongs to one job."""
 
     scenario: Scenario
     tick: int = 0
     clusters: dict[str, Cluster] = field(default_factory=dict)
-    """By UID; those that are gone are not there."""
+    """Existing clusters by UID."""
     lost_pods: list[ObservedPod] = field(default_factory=list)
-    """Of nodes that are lost, whose clusters are gone."""
+    """Pods on lost nodes whose cluster was deleted."""
     num_clusters: int = 0
     starts: list[int] = field(default_factory=list)
-    """Numbers of all starts, in their order."""
+    """Start numbers of all submissions, in order."""
     nodes_of_starts: list[int] = field(default_factory=list)
-    """How many each was submitted for."""
+    """Number of nodes of each submission."""
     nodes_away: int = 0
     saved_step: int = 0
-    """Of the newest checkpoint in the job's storage."""
+    """Step of the newest checkpoint in the job's storage."""
     savers: list[int] = field(default_factory=list)
-    """Numbers of the starts that saved checkpoints, in their order."""
+    """Start numbers that saved checkpoints, in order."""
     most_running: int = 0
-    """Trainers that ran at the same time, at the most, those on lost nodes left out."""
+    """Maximum number of trainers that ran at the same time, without those on lost nodes."""
     reported_lost: set[EffectKind] = field(default_factory=set)
     deleted: bool = False
     stop_asked: int | None = None
     retry_asked: int | None = None
 
     @property
-    def is_asked_later(self) -> bool:
-        """Whether somebody will still want something of the job."""
+    def has_later_request(self) -> bool:
+        """Whether a user will still change the job."""
         scenario = self.scenario
         return self.tick < scenario.suspended_ticks.stop or (scenario.is_retried and self.retry_asked is None)
 
     def hear(self, status: RLJobStatus) -> None:
-        """What people who read the status ask for."""
+        """Lets users react to the status."""
         state = status.attempts[0].state if status.attempts else None
         if self.stop_asked is None and state is not None and state == self.scenario.stopped_in:
             self.stop_asked = self.tick
@@ -175,7 +174,7 @@ class World:
             self.retry_asked = self.tick
 
     def advance(self) -> None:
-        """One tick passes."""
+        """Simulates one tick."""
         self.tick += 1
         for found in list(self.clusters.values()):
             self._happen(found)
@@ -186,7 +185,7 @@ class World:
         self.most_running = max(self.most_running, sum(map(self._num_running, self.clusters.values())))
 
     def observe(self, name: str, failure: EffectFailure | None) -> Observed:
-        """As the operator sees it now; `name`: the cluster whose dashboard it asks."""
+        """What the operator observes now. `name`: the cluster whose dashboard it polls."""
         suspend = self.tick in self.scenario.suspended_ticks
         wanted = self.scenario.job_spec.model_copy(update={"suspend": suspend})
         stop, retry = _asked_at(self.stop_asked), _asked_at(self.retry_asked)
@@ -203,7 +202,7 @@ class World:
         )
 
     def execute(self, effect: Effect, name: str) -> EffectFailure | None:
-        """What became of an effect; `name`: the cluster that the operator knew as the attempt's."""
+        """Applies an effect and returns how it failed. `name`: the attempt's cluster as far as the operator knew."""
         match effect:
             case CreateCluster():
                 return self._create(effect)
@@ -225,7 +224,7 @@ class World:
         return next((found for found in self.clusters.values() if found.name == name), None)
 
     def _happen(self, found: Cluster) -> None:
-        """What the scenario does to a cluster, and what its trainer does to the storage."""
+        """Applies the scenario to a cluster, and its trainer's checkpoint to the storage."""
         trainer = found.newest
         if trainer is None:
             return
@@ -247,17 +246,17 @@ class World:
             self._save(trainer, step)
 
     def _save(self, trainer: Trainer, step: int) -> None:
-        """Fencing: a start that is not the newest saves nothing."""
+        """Saves a checkpoint. Fencing: only the newest start can save."""
         if step > self.saved_step and trainer.start_number == max(self.starts):
             self.saved_step = trainer.saved_step = step
             self.savers.append(trainer.start_number)
 
     def _runs(self, found: Cluster) -> bool:
-        """Whether its newest trainer does."""
+        """Whether the newest trainer of the cluster runs."""
         return found.newest is not None and _is_reached(found) and self._is_running(found.newest)
 
     def _num_running(self, found: Cluster) -> int:
-        """Trainers, those of a cluster that is being removed included."""
+        """Number of running trainers; those of a cluster that is being deleted count."""
         return sum(map(self._is_running, found.trainers.values())) if _is_reached(found) else 0
 
     def _is_running(self, trainer: Trainer) -> bool:
@@ -352,7 +351,7 @@ class World:
         return RayJobStatus.FAILED if script.exit_code else RayJobStatus.SUCCEEDED
 
     def _told(self, trainer: Trainer) -> ObservedRay:
-        """What Ray and the trainer's run state say."""
+        """What Ray and the trainer's run state report."""
         status, script = self._status(trainer), trainer.script
         loads = self.tick - trainer.since < LOADING_TICKS
         phases = {
@@ -363,8 +362,8 @@ class World:
         phase = phases.get(status, RunPhase.STARTING if loads else RunPhase.RUNNING)
         code = script.exit_code or (1 if script.worker_lost_at_step is None else 75)
         codes = {RayJobStatus.FAILED: code, RayJobStatus.SUCCEEDED: 0}
-        told = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
-        return inputs.ray(told, self._state(trainer, phase), gpus=self._gpus)
+        job = ObservedRayJob(trainer.submission_id, status, status.lower(), None, codes.get(status))
+        return inputs.ray(job, self._state(trainer, phase), gpus=self._gpus)
 
     def _state(self, trainer: Trainer, phase: RunPhase) -> RunState:
         step = trainer.step(self.tick)
@@ -389,10 +388,10 @@ def _asked_at(tick: int | None) -> str | None:
 
 
 def _is_reached(found: Cluster) -> bool:
-    """Whether its head is there, and its node."""
+    """Whether the head and its node exist."""
     return not found.head_lost and found.node_lost_since is None
 
 
 def unstarted_copy(scenario: Scenario) -> Scenario:
-    """The scenario as it was before anything happened."""
+    """A copy of the scenario in its initial state."""
     return replace(scenario)

@@ -1,4 +1,4 @@
-"""Jobs in a namespace of their own, for tests that let the operator work on them."""
+"""A namespace in which an operator process works on jobs, with stand-ins for KubeRay and Ray."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from rljob_testing.running_clock import clock_of_this_process
 
 WAIT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
-"""Between two looks at what no object tells of."""
+"""Pause between two polls of something that no API object shows."""
 
 
 @dataclass(frozen=True)
 class Testbed(JobNamespace):
-    """A namespace, and everything that acts in it but the operator."""
+    """A namespace and everything that acts in it, except the operator."""
 
     __test__ = False
-    """Not a class of tests, whatever its name begins with."""
+    """Tells pytest that this class, despite its name, contains no tests."""
 
     kuberay: KubeRayStandIn
     dashboards: RayDashboardStandIn
@@ -43,23 +43,23 @@ class Testbed(JobNamespace):
         assert answer.status_code == 201, answer.text
 
     def wire(self, name: str) -> Wire:
-        """A job as it would be submitted."""
+        """A job in the form in which it is submitted."""
         return cluster_job(name)
 
     def served_spec(self) -> dict[str, Any]:
-        """The spec of a job with the defaults that the server fills in; nothing is made. Empty where it serves no jobs,
-        as for a moment after a change of their definition, or lists none yet (429)."""
+        """The spec of a job with the server's defaults, from a dry run. Empty if the server does not serve jobs, as for
+        a moment after their definition changed, or not yet (429)."""
         answer = self.http.post(self.jobs, params={"dryRun": "All"}, json=cluster_job("probe"))
         is_served = answer.status_code == 201 and self.http.get(self.jobs).status_code == 200
         spec: dict[str, Any] = answer.json()["spec"] if is_served else {}
         return spec
 
     def delete_all_jobs(self) -> None:
-        """Leaves nothing for an operator that looks at all namespaces."""
+        """Deletes all jobs, so that no operator that watches all namespaces finds them."""
         self.http.delete(self.jobs).raise_for_status()
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
-        """A condition of a job; empty where it has none."""
+        """A condition of a job; empty if the job does not have it."""
         for found in self.job(name).get("status", {}).get("conditions", []):
             if found["type"] == kind:
                 return dict(found)
@@ -68,7 +68,7 @@ class Testbed(JobNamespace):
     def wait_for(
         self, name: str, kind: str, reason: str, status: str = "True", seconds: float = WAIT_SECONDS
     ) -> dict[str, Any]:
-        """Waits until a condition has this reason and status, and returns it."""
+        """Waits until a condition has this reason and status, and returns the condition."""
         found: dict[str, Any] = {}
 
         def reached() -> bool:
@@ -87,25 +87,28 @@ class Testbed(JobNamespace):
         seen: Callable[[], object] = lambda: "",
         seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Asks until the answer is true, for so many seconds in which this machine does not stand still."""
+        """Calls `ask` until it returns something true, for at most `seconds` in which this machine runs."""
         clock = clock_of_this_process()
         deadline = clock.seconds + seconds
         changes = self.kuberay.changes
         while True:
-            number = changes.number(self.namespace)
+            number = changes.count(self.namespace)
             if ask():
                 return
-            assert clock.seconds < deadline, f"waited {seconds} s for {what.format(seen())}"
+            assert clock.seconds < deadline, f"timed out after {seconds} s: {what.format(seen())}"
             changes.wait(self.namespace, number, LOOK_SECONDS)
 
     @property
     def lease(self) -> str:
-        """Path of the operators' lease."""
+        """API path of the operators' lease."""
         return forked_operator.LEASE_PATH
 
-    def start_server_again(self) -> None:
-        """After it was killed. It says that it is ready before it serves what definitions make: a first request for
-        that waits until their rules are compiled, as long as other programs keep the processor busy, or gets 429."""
+    def restart_server(self) -> None:
+        """Restarts the API server after it was killed.
+
+        The server reports ready before it serves custom resources. The first request for one waits until the validation
+        rules are compiled, on a busy machine for long, or gets 429.
+        """
         self.server.program.start()
         wait_until_ready(self.server.program, self.http)
 
@@ -132,13 +135,13 @@ class Testbed(JobNamespace):
         return found
 
     def clusters_version(self) -> str:
-        """Where a history of RayClusters can begin."""
+        """The resourceVersion from which `most_live_clusters` can count."""
         found = self.http.get(self._clusters).raise_for_status().json()
         return str(found["metadata"]["resourceVersion"])
 
     def most_live_clusters(self, since: str) -> tuple[int, int]:
-        """How many RayClusters there were at the same time at most, not counting those that were being deleted, and how
-        many were made, by the events since a version. The last event is that of a cluster which is made for it."""
+        """The maximum number of RayClusters at the same time, without those being deleted, and the number of created
+        ones, by the watch events since a version. A marker cluster is created to find the last event."""
         end = "end-of-history"
         self.script(end, scripts.ClusterScript(invalid="it marks the end of a history"))
         body = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": end}}
@@ -167,67 +170,67 @@ class Testbed(JobNamespace):
         return f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters"
 
     def script(self, cluster: str, script: scripts.ClusterScript) -> None:
-        """What becomes of a RayCluster."""
+        """Sets the script of a RayCluster."""
         self.kuberay.script(self.namespace, cluster, script)
 
     def keep_pods_starting(self, cluster: str) -> None:
-        """The containers of the workers are being created until `let_pods_start`."""
+        """Keeps the worker containers in ContainerCreating until `let_pods_start`."""
         self.script(cluster, scripts.ClusterScript({"main": scripts.STARTING}))
 
     def let_pods_start(self, cluster: str) -> None:
-        """All pods become ready."""
-        self.script(cluster, scripts.HAPPY)
+        """Makes all pods ready."""
+        self.script(cluster, scripts.HEALTHY)
 
     def lose_head(self, cluster: str) -> None:
-        """The head's pod is deleted and does not come back."""
+        """Deletes the head pod for good."""
         self.script(cluster, scripts.ClusterScript(missing=("head-0",)))
 
     def fail_volume_mount(self, cluster: str, message: str) -> None:
-        """The head's pod has a node for a minute, and waits there for a volume."""
+        """Makes the head pod wait for a volume on its node, for a minute already."""
         event = ("FailedMount", message)
         head = scripts.PodScript(phase="Pending", ready=False, event=event, scheduled_seconds_ago=60.0)
         self.script(cluster, scripts.ClusterScript({"head": head}))
 
     def uninstall_kuberay(self) -> None:
-        """Removes the resource RayCluster, and waits until it is not served any more."""
+        """Removes the RayCluster resource, and waits until it is no longer served."""
         self.http.delete(f"{DEFINITIONS}/rayclusters.ray.io").raise_for_status()
         self.wait(lambda: self.http.get("/apis/ray.io/v1/rayclusters").status_code == 404, "the resource to go")
 
     def install_kuberay(self) -> None:
-        """Installs the resource RayCluster where it is missing."""
+        """Installs the RayCluster resource if it is missing."""
         install_ray_cluster_resource(self.http)
 
     def dashboard(self, cluster: str) -> ClusterDashboard:
         """The dashboard of a RayCluster."""
         return self.dashboards.cluster(self.namespace, cluster)
 
-    def through(self, url: str) -> Testbed:
-        """The same place, for operators that reach the API server at another address, by plain HTTP."""
+    def with_server_url(self, url: str) -> Testbed:
+        """A copy for operators that use another address for the API server, by plain HTTP."""
         return replace(self, setup=replace(self.setup, server_url=url, certificate=None))
 
     def with_environment(self, environment: Mapping[str, str]) -> Testbed:
-        """The same place, for operators with further variables."""
+        """A copy for operators with additional environment variables."""
         return replace(self, setup=replace(self.setup, environment={**self.setup.environment, **environment}))
 
     def with_leader_election(self, shorter: Mapping[str, float] = forked_operator.LONG_LEASE) -> Testbed:
-        """The same place, for operators that lead only with the lease, whose times are so many times shorter."""
+        """A copy for operators with leader election, whose lease times are divided by these factors."""
         return self.with_environment({"RLJOB_OPERATOR_LEADER_ELECTION": "true"}).with_shorter_times(shorter)
 
     def with_shorter_times(self, shorter: Mapping[str, float]) -> Testbed:
-        """The same place, for operators of which these constants, too, are so many times shorter."""
+        """A copy for operators in which these constants, too, are divided by the given factors."""
         return replace(self, setup=replace(self.setup, shorter={**self.setup.shorter, **shorter}))
 
     def with_real_times(self) -> Testbed:
-        """The same place, for operators with the pauses that they have on a cluster."""
+        """A copy for operators with the pauses of a cluster."""
         return replace(self, setup=replace(self.setup, shorter={}))
 
     def in_new_namespace(self, folder: Path) -> Testbed:
-        """Another place, with the same server and stand-ins; its operators write into the folder."""
+        """A copy with a new namespace and the same server and stand-ins; its operators write into `folder`."""
         namespace = create_namespace(self.server)
         return replace(self, namespace=namespace, setup=replace(self.setup, folder=folder, namespaces=[namespace]))
 
-    def by_clock(self, file: Path) -> Testbed:
-        """The same place, for operators that go by the RunningClock of this file."""
+    def with_clock(self, file: Path) -> Testbed:
+        """A copy for operators that use the RunningClock of this file."""
         return replace(self, setup=replace(self.setup, clock=file))
 
     def operator(self, name: str = "operator-0") -> OperatorProcess:
@@ -236,7 +239,7 @@ class Testbed(JobNamespace):
 
 
 def cluster_job(name: str, edits: Mapping[str, object] | None = None) -> Wire:
-    """A small job with what it needs on a cluster, changed at wire paths."""
+    """A small job with everything that it needs on a cluster, changed at wire paths."""
     storage = {"storage": {"persistentVolumeClaim": "checkpoints"}}
     return valid_job({"metadata.name": name, "spec.checkpoint": storage, **(edits or {})})
 
@@ -244,7 +247,7 @@ def cluster_job(name: str, edits: Mapping[str, object] | None = None) -> Wire:
 def new_testbed(
     server: ApiServer, kuberay: KubeRayStandIn, dashboards: RayDashboardStandIn, token: str, folder: Path
 ) -> Testbed:
-    """A place with a namespace that no other test uses, for operators whose pauses are short."""
+    """A testbed with a new namespace, for operators with short pauses."""
     namespace = create_namespace(server)
     setup = forked_operator.OperatorSetup(
         folder,

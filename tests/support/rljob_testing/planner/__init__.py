@@ -1,1 +1,1 @@
-"""Jobs to plan, and oracles for what is planned."""
+"""Jobs for the tests of the planner, and independent measurements of what it predicts."""

@@ -1,28 +1,21 @@
-"""What the training engine's own module multiplies and sends, counted: an oracle for the planner's seconds.
+"""Counts what the training engine computes and communicates: the reference for the planner's seconds.
 
-As `fsdp_memory_oracle`, whose module, fake tensors and fake ranks these are: every operation of one micro-batch is
-seen, and what it would take is worked out from shapes alone. Operations are torch's count (torch.utils.flop_counter),
-and of products that are added to what is there, which torch does not count, ours.
+Uses the module, fake tensors and fake ranks of `memory_oracle`. Every operation of one micro-batch is counted from its
+shapes: by torch.utils.flop_counter, and for matrix products that accumulate (`addmm_`), which torch does not count, by
+our own formula.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from rljob_testing.planner import memory_oracle as oracle
-from rljob_trainer.engines.train.layout import LayoutMeshes
-from rljob_trainer.engines.train.sequence_parallel import SequenceRanks
-from rljob_trainer.engines.train.sharded_model import sharded_model
 
 GATHER, REDUCE, OVER_COPIES, EXCHANGE = "gather", "reduce", "over copies", "exchange"
 _COLLECTIVES = {
@@ -35,20 +28,20 @@ _COLLECTIVES = {
 
 @dataclass
 class Counts:
-    """Of one rank and one micro-batch: with a backward pass where the model is trained."""
+    """Counts of one rank and one micro-batch, with a backward pass if the model is trained."""
 
     products: int = 0
-    """Operations of products of matrices outside of attention."""
+    """Floating-point operations of matrix products outside attention."""
     attention: int = 0
-    """Of attention, as if every token of a row saw all others."""
+    """Floating-point operations of attention, as if every token of a row attended to all tokens."""
     num_bytes: dict[str, int] = field(default_factory=dict)
-    """The larger side of each kind of collective: what is whole after a gather, and before a reduction."""
+    """Bytes by kind of collective, counted at its larger side: after a gather, before a reduction."""
 
 
 def _added_product(
     total: Sequence[int], left: Sequence[int], right: Sequence[int], out_shape: object, **_: object
 ) -> int:
-    """Operations of `addmm_`, from shapes."""
+    """Floating-point operations of `addmm_`, from its shapes."""
     del total, out_shape
     return 2 * left[0] * left[1] * right[1]
 
@@ -62,36 +55,24 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         kind = _COLLECTIVES.get(str(func))
         tensors = list(_tensors(args))
-        # Numbers of a loss go along, too; those are a few, and in 32 bits.
+        # Leaves out the few float32 numbers of the loss.
         if kind and not (kind is GATHER and tensors[0].dtype is torch.float32):
             self.num_bytes[kind] += max(each.nbytes for each in tensors)
         return func(*args, **(kwargs or {}))
 
 
 def counted(case: oracle.OracleCase) -> Counts:
-    """Of the last micro-batch of an update, or of a pass of a frozen model."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        case.config.save_pretrained(folder)
-        stack.enter_context(oracle._fake_ranks(case.layout.num_ranks))
-        stack.enter_context(oracle._as_on_a_gpu())
-        meshes = LayoutMeshes(case.layout, "cpu")
-        settings = oracle._settings(case, folder)
-        model = sharded_model(settings, case.layout, meshes.parameters, case.compute_dtype)
-        model.train(case.is_trained)
-        group = meshes.sequence_group
-        micro_batch = oracle._micro_batch(case, None if group is None else SequenceRanks.of(group))
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        micro_batch = oracle._faked(micro_batch, mode)
-        with mode:
-            model._apply(lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each)  # type: ignore[no-untyped-call]
-            added = {torch.ops.aten.addmm_: _added_product}
-            with FlopCounterMode(display=False, custom_mapping=added) as operations, _Collectives() as collectives:
-                if case.is_trained:
-                    oracle._learn(case, model, micro_batch, is_last=True)
-                else:
-                    model.requires_grad_(False)
-                    oracle._score(model, micro_batch)
+    """Counts the last micro-batch of an update, or one pass of a frozen model."""
+    added = {torch.ops.aten.addmm_: _added_product}
+    with (
+        oracle.fake_engine(case) as (model, micro_batch),
+        FlopCounterMode(display=False, custom_mapping=added) as operations,
+        _Collectives() as collectives,
+    ):
+        if case.is_trained:
+            oracle.training_pass(case, model, micro_batch, is_last=True)
+        else:
+            oracle.scoring_pass(model, micro_batch)
     by_kind = {str(kind): number for kind, number in operations.get_flop_counts()["Global"].items()}
     attention = sum(number for kind, number in by_kind.items() if "attn" in kind)
     return Counts(sum(by_kind.values()) - attention, attention, collectives.num_bytes)

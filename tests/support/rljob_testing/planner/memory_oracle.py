@@ -1,23 +1,23 @@
-"""What torch's own memory tracker counts for the training engine's module: an oracle for the planner's formulas.
+"""Counts the memory of the training engine with torch's memory tracker: the reference for the planner's formulas.
 
-`FSDPMemTracker` (torch.distributed._tools, 2.13) sees every storage that an operation makes and when it goes. With fake
-tensors, which have shapes and no memory, and a process group that is called `fake`, models of any size run for any
-number of ranks. What runs is the engine's own: `sharded_model` with its units of sharding, mixed precision,
-recomputation and adapters, `TokenModel` with its passes and its output head in tiles, `make_adamw`, micro-batches of
-`TokenBatch`, sequence ranks. What the engine's `_accumulate` and `optimizer_step` do around that is written again here.
+`FSDPMemTracker` (torch.distributed._tools, 2.13) sees when every storage is allocated and freed. With fake tensors,
+which have shapes but no memory, and the process group `fake`, models of any size run on any number of ranks. The code
+that runs is the engine's own: `sharded_model` with its sharding units, mixed precision, recomputation and adapters,
+`TokenModel` with its passes and its tiled output head, `make_adamw`, micro-batches of `TokenBatch`, sequence ranks.
+Only `_accumulate` and `optimizer_step` of the engine are written again here.
 
-FSDP2 does not run on fake CUDA tensors without a driver (it makes streams). So tensors are on the CPU, and three things
-that follow from the device are set to what they are on a GPU: the kernel of attention is `torch.nn.attention.varlen`
-(FlashAttention; torch's own fake form of it: it keeps queries, keys, values, output and a number in 32 bits per token
-and head), tiles of logits have the size for GPUs, and products of matrices are in 16 bits. What streams change cannot
-be seen: an allocator that waits for another stream before it gives memory again, and its fragments.
+FSDP2 creates streams, so it cannot run on fake CUDA tensors without a driver. The tensors are on the CPU, and three
+choices that depend on the device are set as on a GPU: the attention kernel is `torch.nn.attention.varlen` (torch's fake
+FlashAttention, which keeps queries, keys, values, output and one float32 number per token and head), tiles of logits
+have the size for GPUs, and matrix products are in 16 bits. Effects of streams are not visible: an allocator that waits
+for another stream before it reuses memory, and fragmentation.
 
-Where the tracker itself adds memory: autograd adds gradients of one tensor (a tied embedding) out of place while a
-dispatch mode is on, else in place; and the tracker's own hook keeps the last gradient of a unit while it is reduced.
-Both show at the end of a backward pass with few tokens only.
+The tracker itself adds memory in two cases. Autograd adds gradients of a shared tensor (tied embeddings) out of place
+while a dispatch mode is active, otherwise in place. And the tracker's hook keeps the last gradient of a unit while it
+is reduced. Both show only at the end of a backward pass with few tokens.
 
-`MemoryCase` is one case for both: a model by its name in the planner's table, whose numbers are those of its
-`config.json`. `tracked` is what the tracker counts, `planned` what the planner says.
+`MemoryCase` is one case for both sides: a model by its name in the planner's table, with the sizes of its
+`config.json`. `peak_by_tracker` is the tracker's count, `peak_by_planner` the planner's prediction.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ from rljob_trainer.engines.train.token_model import LogprobRequest, TokenModel
 
 CPU = torch.device("cpu")
 NUM_MICRO_BATCHES = 2
-"""Of an update: the second one finds gradients of the first."""
+"""Micro-batches of an update: the second one finds the gradients of the first."""
 PROMPT_TOKENS = 3
 
 
 @dataclass(frozen=True)
 class OracleCase:
-    """A model, where, and what it works on."""
+    """A model, its layout, and its micro-batch."""
 
     config: PreTrainedConfig
     layout: ParallelLayout
     tokens_of_rank: int
-    """Of a micro-batch, that each rank's layers work on."""
+    """Tokens of a micro-batch on which the layers of each rank compute."""
     row_tokens: int
-    """Of each row; divides all tokens of a micro-batch."""
+    """Tokens of each row; divides the tokens of a micro-batch."""
     recomputed_every: int = 0
-    """0: activations are kept."""
+    """Every n-th layer is recomputed; 0 keeps all activations."""
     adapter_rank: int | None = None
     is_trained: bool = True
     defers_reduction: bool = False
@@ -88,18 +88,18 @@ class Tracked:
     """Bytes of the first rank."""
 
     resident: int
-    """Between updates, after the first."""
+    """Memory between updates, after the first update."""
     passes: int
-    """The peak of forward and backward passes."""
+    """Peak of forward and backward passes."""
     whole: int
-    """That, and the optimizer step."""
+    """Peak including the optimizer step."""
     at_peak: dict[str, int]
-    """By the tracker's kinds."""
+    """Bytes at the peak, by the tracker's categories."""
 
 
 class _QuickTracker(FSDPMemTracker):  # type: ignore[no-untyped-call]
-    """Without peaks of every module by itself, which take most of its time, and without looking at questions for a
-    tensor's device, which are most of the operations."""
+    """Skips two slow parts of the tracker: the peak of every single module, which takes most of the time, and queries
+    for a tensor's device, which are most of the operations."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is torch.ops.prim.device.default:
@@ -114,8 +114,9 @@ class _QuickTracker(FSDPMemTracker):  # type: ignore[no-untyped-call]
                 self._peak_mem_snap[device] = dict(snapshot)
 
 
-def peak_by_tracker(case: OracleCase) -> Tracked:
-    """Of one update with moments of earlier ones, or of a pass without a backward pass of a frozen model."""
+@contextmanager
+def fake_engine(case: OracleCase) -> Iterator[tuple[TokenModel, MicroBatch]]:
+    """The case's model on fake ranks and a micro-batch, both with fake tensors, with the fake tensor mode active."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         case.config.save_pretrained(folder)
@@ -126,15 +127,17 @@ def peak_by_tracker(case: OracleCase) -> Tracked:
         model.train(case.is_trained)
         group = meshes.sequence_group
         micro_batch = _micro_batch(case, None if group is None else SequenceRanks.of(group))
-        return _tracked_update(case, model, micro_batch)
-
-
-def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch) -> Tracked:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    micro_batch = _faked(micro_batch, mode)
-    with mode:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        micro_batch = _faked(micro_batch, mode)
+        stack.enter_context(mode)
         model._apply(lambda each: torch.empty_like(each, device=CPU) if each.is_meta else each)  # type: ignore[no-untyped-call]
         model.requires_grad_(case.is_trained) if case.adapter_rank is None else None
+        yield model, micro_batch
+
+
+def peak_by_tracker(case: OracleCase) -> Tracked:
+    """Peak of an update that already has optimizer moments, or of a forward pass of a frozen model."""
+    with fake_engine(case) as (model, micro_batch):
         optimizer = None
         if case.is_trained:
             trained = [each for each in model.parameters() if each.requires_grad]
@@ -149,10 +152,10 @@ def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch
         with tracker:
             resident = _total(tracker, "current")
             if optimizer is None:
-                _score(model, micro_batch)
+                scoring_pass(model, micro_batch)
             else:
                 for number in range(NUM_MICRO_BATCHES):
-                    _learn(case, model, micro_batch, is_last=number == NUM_MICRO_BATCHES - 1)
+                    training_pass(case, model, micro_batch, is_last=number == NUM_MICRO_BATCHES - 1)
                     tracker.reset_mod_stats()
             of_passes = _total(tracker, "peak")
             if optimizer is not None:
@@ -163,7 +166,8 @@ def _tracked_update(case: OracleCase, model: TokenModel, micro_batch: MicroBatch
         return Tracked(resident, of_passes, _total(tracker, "peak"), at_peak)
 
 
-def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_last: bool) -> None:
+def training_pass(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_last: bool) -> None:
+    """Forward and backward pass of a micro-batch. `is_last`: it is the last one before an optimizer step."""
     if case.defers_reduction:
         model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
     elif case.layout.num_replicas > 1:
@@ -176,7 +180,8 @@ def _learn(case: OracleCase, model: TokenModel, micro_batch: MicroBatch, *, is_l
 
 
 @torch.no_grad()
-def _score(model: TokenModel, micro_batch: MicroBatch) -> None:
+def scoring_pass(model: TokenModel, micro_batch: MicroBatch) -> None:
+    """Forward pass of a micro-batch without gradients."""
     model(lambda each: micro_batching.columns(micro_batch, LogprobRequest(1.0), each))
 
 
@@ -201,7 +206,7 @@ def _settings(case: OracleCase, folder: Path) -> TrainEngineSettings:
 
 
 def _micro_batch(case: OracleCase, ranks: SequenceRanks | None) -> MicroBatch:
-    """On the host. A row's last token is not read, so it has one more."""
+    """A micro-batch on the host. A row has one more token, because its last token is not an input."""
     num_rows = case.tokens_of_rank * case.layout.num_sequence_ranks // case.row_tokens
     tokens = RaggedColumn.from_rows([torch.zeros(case.row_tokens + 1, dtype=torch.int64)] * num_rows)
     mask = RaggedColumn.from_rows([torch.arange(case.row_tokens + 1) >= PROMPT_TOKENS] * num_rows)
@@ -213,7 +218,7 @@ def _faked(micro_batch: MicroBatch, mode: FakeTensorMode) -> MicroBatch:
         return mode.from_tensor(tensor)
 
     rows = micro_batch.rows
-    # These are worked out where they are first asked for, from numbers that fake tensors do not have.
+    # These are computed when they are first used, from values that fake tensors do not have.
     vars(rows).update(position_ids_1M=fake(rows.position_ids_1M), cumulative_lengths=fake(rows.cumulative_lengths))
     return replace(
         micro_batch,
@@ -238,8 +243,8 @@ def _as_on_a_gpu() -> Iterator[None]:
         patch.object(attention, "choose_kernel", lambda *_: Kernel.VARIABLE_LENGTH),
         patch.object(token_logprobs, "CPU_CHUNK_BYTES", token_logprobs.GPU_CHUNK_BYTES),
         patch.object(token_logprobs, "_product_dtype", lambda hidden_MD: hidden_MD.dtype),
-        # DTensor works out shapes with whole tensors of the fake mode that it finds, which the tracker would count:
-        # four times all parameters in the step of AdamW. In a mode of its own it does not.
+        # DTensor computes shapes with whole tensors in the fake mode that it detects, and the tracker would count them:
+        # four times all parameters in an AdamW step. Without a detected mode it uses its own, which is not tracked.
         patch.object(_sharding_prop, "detect_fake_mode", lambda: None),
     ):
         yield
@@ -250,7 +255,7 @@ ROW_TOKENS = 4096
 
 @dataclass(frozen=True)
 class MemoryCase:
-    """What both are asked."""
+    """A case for the tracker and the planner."""
 
     model: str
     num_shards: int
@@ -262,7 +267,7 @@ class MemoryCase:
     is_trained: bool = True
     defers_reduction: bool = False
     num_layers: int | None = None
-    """None: as many as the model has."""
+    """Number of layers; None for all layers of the model."""
 
     def changed(
         self,
@@ -272,7 +277,7 @@ class MemoryCase:
         rank: int | None = None,
         is_trained: bool | None = None,
     ) -> MemoryCase:
-        """With what is given in the place of what was."""
+        """A copy in which the given values are replaced."""
         return replace(
             self,
             model=self.model if model is None else model,
@@ -282,7 +287,7 @@ class MemoryCase:
         )
 
     def config(self) -> PreTrainedConfig:
-        """For transformers."""
+        """The configuration for transformers."""
         fields = dict(known_configs()[self.model.lower()][1])
         if self.num_layers is not None:
             fields["num_hidden_layers"] = self.num_layers
@@ -290,13 +295,13 @@ class MemoryCase:
         return config
 
     def shape(self) -> ModelShape:
-        """For the planner."""
+        """The shape for the planner."""
         shape = known_model(self.model)
         assert shape is not None, self.model
         return shape if self.num_layers is None else replace(shape, num_layers=self.num_layers)
 
     def oracle(self) -> OracleCase:
-        """For the tracker."""
+        """The case for the tracker."""
         return OracleCase(
             self.config(),
             ParallelLayout(self.num_shards, self.num_replicas, self.sequence_parallel),
@@ -311,7 +316,7 @@ class MemoryCase:
 
 
 def peak_by_planner(case: MemoryCase) -> Peak:
-    """By the planner."""
+    """The peak that the planner predicts."""
     shape = case.shape()
     model = TrainModel(
         shape,

@@ -1,4 +1,4 @@
-"""Models, GPUs and jobs for tests of the planner: few fields, the rest as a job has it by default."""
+"""Models, GPUs and jobs for the tests of the planner: few arguments, and the defaults of a job for the rest."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ LLAMA3_8B = ModelShape("meta-llama/Meta-Llama-3-8B", 32, 4096, 32, 8, 128, 14336
 
 
 def gpu(memory_gib: float = 80.0, *, is_cpu: bool = False) -> Gpu:
-    """As fast as an H100."""
+    """A GPU with the speed of an H100."""
     return Gpu("test", memory_gib * GIB, 989e12, 3.35e12, 450e9, is_cpu=is_cpu)
 
 
 def trained_model(shape: ModelShape = QWEN3_4B, **changes: object) -> TrainModel:
-    """A model in training, with recomputed activations."""
+    """A model in training with recomputed activations."""
     return replace(TrainModel(shape, is_trained=True, checkpoints_activations=True), **changes)  # type: ignore[arg-type]
 
 
 def frozen_model(shape: ModelShape = QWEN3_4B, **changes: object) -> TrainModel:
-    """A model that scores."""
+    """A frozen model that computes log-probabilities or scores."""
     return replace(TrainModel(shape, is_trained=False), **changes)  # type: ignore[arg-type]
 
 
 def critic(shape: ModelShape = QWEN3_4B, **changes: object) -> TrainModel:
-    """A model that is trained to give values."""
+    """A model in training that predicts values."""
     return trained_model(shape, head=Head.VALUE, **changes)
 
 
 def workload(actor: TrainModel | None = None, **changes: object) -> Workload:
-    """GRPO with a KL term, 64 prompts of 8 responses: prompts of up to 1,024 tokens, responses of up to 3,072."""
+    """GRPO with a KL term: 64 prompts of up to 1,024 tokens, with 8 responses each of up to 3,072 tokens."""
     model = actor or trained_model()
     made = Workload(
         name="job",
@@ -67,12 +67,12 @@ def workload(actor: TrainModel | None = None, **changes: object) -> Workload:
 def one_pool(
     job: Workload, on: Gpu | None = None, *, nodes: int = 1, gpus_per_node: int = 8, tensor_parallel: int = 1
 ) -> PlacedPool:
-    """All roles of the job, each model cut up over all GPUs."""
+    """A pool with all roles of the job, each model sharded over all GPUs."""
     num_gpus = nodes * gpus_per_node
     layouts = {role: TrainLayout(num_gpus, num_gpus) for role in job.models}
     return PlacedPool("pool", nodes, gpus_per_node, on or gpu(), layouts, RolloutLayout(num_gpus, tensor_parallel))
 
 
 def placement(pool: PlacedPool) -> Placement:
-    """A job on one pool."""
+    """The placement of a job on one pool."""
     return Placement((pool,))

@@ -1,1 +1,1 @@
-"""Ray on this machine, and workers on it."""
+"""Ray clusters on this machine, and workers for them."""

@@ -1,5 +1,5 @@
-"""Workers that compute next to nothing, to watch how calls and data travel, and groups of them on the Ray that this
-process is connected to."""
+"""Workers that compute almost nothing, to observe calls and data, and groups of them on the Ray cluster to which this
+process is connected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLOSED_BY_PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connectio
 
 
 class EchoWorker(Worker):
-    """In the mesh `tp` pairs of ranks are peers."""
+    """A worker whose methods return what they receive. In the mesh `tp`, pairs of ranks share a data rank."""
 
     def __init__(self, context: WorkerContext, name: str = "echo", others: tuple[str, ...] = ()) -> None:
         super().__init__(context)
@@ -48,89 +48,89 @@ class EchoWorker(Worker):
         self.others = others
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """See Worker."""
+        """See Worker.mesh_position."""
         if mesh == TENSOR_PARALLEL_MESH:
             return mesh_position(self.context.rank, {"dp": self.context.world_size // 2, "tp": 2}, answers={"tp": 1})
         return super().mesh_position(mesh)
 
     @register(Dispatch.ONE_TO_ALL)
     def empty(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     @register(Dispatch.ONE_TO_ALL)
     def whoami(self) -> tuple[str, int, int, tuple[str, ...]]:
-        """Name, rank, process id, roles built before."""
+        """Returns name, rank, process id, and the roles that were built before."""
         return self.name, self.context.rank, os.getpid(), self.others
 
     @register(TO_ALL_AGAIN, execute=Execute.RANK_ZERO)
     def only_first(self, value: int) -> int:
-        """The rank's answer."""
+        """Returns `value` plus the rank; runs on rank 0 only."""
         return value + self.context.rank
 
     @register(Dispatch.ONE_TO_ALL)
     async def later(self, value: int) -> int:
-        """After a moment."""
+        """Returns `value` plus the rank after a short pause."""
         await asyncio.sleep(0.01)
         return value + self.context.rank
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def echo(self, batch: DataProto) -> DataProto:
-        """The same."""
+        """Returns its share of the batch."""
         return batch
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def add(self, batch: DataProto, number: float = 1.0) -> DataProto:
-        """`number` added to every tensor column."""
+        """Adds `number` to every tensor column."""
         return DataProto({name: column + number for name, column in batch.tensors.items()}, meta=batch.meta)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def add_later(self, batch: DataProto, seconds: float = 0.0) -> DataProto:
-        """1 added, after so many seconds."""
+        """Adds 1 after this number of seconds."""
         time.sleep(seconds)
         return self.add(batch)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def add_when_there_is(self, batch: DataProto, file: str) -> DataProto:
-        """1 added, as soon as there is such a file."""
+    def add_when_file_exists(self, batch: DataProto, file: str) -> DataProto:
+        """Adds 1 as soon as this file exists."""
         while not os.path.exists(file):
             time.sleep(0.05)
         return self.add(batch)
 
     @register(Dispatch.DP_COMPUTE_PROTO, mesh=TENSOR_PARALLEL_MESH)
     def ranks(self, batch: DataProto) -> DataProto:
-        """Every row with the rank that answers for it."""
+        """Adds to every row the rank whose result was used for it."""
         return DataProto({"rank": torch.full((len(batch), 2), self.context.rank), "x": batch["x"]})
 
     @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def apply(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
-        """What the function makes of the share."""
+        """Applies the function to its share of the batch."""
         return function(batch)
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def sums(self, batch: DataProto) -> Metrics:
-        """Of every tensor column."""
+        """The sum of every tensor column."""
         return {f"{name}_sum": float(column.double().sum()) for name, column in batch.tensors.items()}
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def change_in_place(self, batch: DataProto) -> DataProto:
-        """A mistake."""
+        """Changes its argument in place, which workers must not do."""
         batch["x"].add_(1)
         return batch
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def uneven(self, batch: DataProto) -> DataProto:
-        """Rank r keeps r + 1 rows."""
+        """Rank r returns r + 1 rows."""
         return batch.slice(0, self.context.rank + 1)
 
     @register(Dispatch.ONE_TO_ALL)
     def fail(self, rank: int, kind: str) -> None:
-        """On one rank only; the others wait for it a while, as in a collective, or see their connection closed."""
+        """Fails on one rank. The other ranks wait for it, as in a collective, or report a closed connection."""
         if kind == "peers first":
             time.sleep(0.5 if self.context.rank == rank else 0)
             raise ZeroDivisionError("the cause") if self.context.rank == rank else RuntimeError(CLOSED_BY_PEER)
         if kind == "death, told by peers in words of their own":
             if self.context.rank != rank:
-                raise RuntimeError("the other side did not say goodbye")
+                raise RuntimeError("the remote process closed the stream")
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.context.rank != rank:
@@ -148,13 +148,13 @@ class EchoWorker(Worker):
 
 
 def make_echo(name: str, context: WorkerContext, others: Mapping[str, Worker]) -> EchoWorker:
-    """A factory of a role."""
+    """The factory of an EchoWorker role."""
     return EchoWorker(context, name, tuple(others))
 
 
 PYTHON_PATH = os.pathsep.join([str(Path(__file__).parents[2]), *inherited_python_path()])
 Described = tuple[str, int, int, tuple[str, ...]]
-"""What `EchoWorker.whoami` tells."""
+"""The result of `EchoWorker.whoami`."""
 ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("first", "second")]
 
 
@@ -162,7 +162,7 @@ ROLES = [RoleSpec(name, EchoWorker, partial(make_echo, name)) for name in ("firs
 def echo_processes(
     num_workers: int, name: str | None = None, roles: Sequence[RoleSpec] = ROLES
 ) -> Iterator[WorkerProcesses]:
-    """Processes with these roles, `first` and `second` by default, ended afterwards."""
+    """Worker processes with these roles, by default `first` and `second`. They end with the context."""
     pool = ResourcePool(PoolSettings("main", 1, num_workers, False, 0.1, 60, is_detached=name is not None))
     try:
         processes = start_processes(pool, {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}, name)
@@ -176,25 +176,25 @@ def echo_processes(
 
 
 def call(group: WorkerGroup, method: str, *arguments: object, **named: object) -> object:
-    """A method of the group."""
+    """Calls a method of the group."""
     bound = cast(Callable[..., object], vars(group)[method])
     return bound(*arguments, **named)
 
 
 def call_for_batch(group: WorkerGroup, method: str, *arguments: object, **named: object) -> DataProto:
-    """A method of the group that gives a batch."""
+    """Calls a method of the group that returns a batch."""
     result = call(group, method, *arguments, **named)
     assert isinstance(result, DataProto)
     return result
 
 
 def describe_ranks(group: WorkerGroup) -> list[Described]:
-    """What every rank tells of itself."""
+    """The result of `whoami` on every rank."""
     return cast(list[Described], call(group, "whoami"))
 
 
 def mixed_batch(num_rows: int, width: int = 3) -> DataProto:
-    """A column of every kind; row i has the number i."""
+    """A batch with a column of every kind; row i holds the number i."""
     numbers = torch.arange(num_rows)
     return DataProto(
         {"x": numbers[:, None].repeat(1, width), "number": numbers},
@@ -205,7 +205,7 @@ def mixed_batch(num_rows: int, width: int = 3) -> DataProto:
 
 
 def raise_if_dead_within(processes: WorkerProcesses, seconds: float) -> None:
-    """Raises WorkerDiedError as soon as the watch does."""
+    """Raises WorkerDiedError as soon as the processes report a dead worker."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         processes.raise_if_dead()

@@ -1,4 +1,4 @@
-"""Workers that do what workers should not, and what is seldom done, to watch what becomes of it."""
+"""Workers that do what workers must not do, or rarely do, to test how calls handle it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_SHARE_FIRST = "LAST_SHARE_FIRST"
 
 
 def split_backwards(positions: Sequence[MeshPosition], arguments: Arguments) -> SplitCall:
-    """The last share for the first rank."""
+    """A dispatch mode that gives the last share to the first rank."""
     call = split_batches(positions, arguments)
     return SplitCall(call.shares[::-1], call.share_of_rank, call.num_padded_rows)
 
@@ -32,31 +32,31 @@ register_dispatch_mode(LAST_SHARE_FIRST, split_backwards, gather_batches, by_dat
 
 
 class TwoArgumentsError(Exception):
-    """Does not pickle: pickle calls the class with the message alone."""
+    """Cannot be unpickled: pickle calls the class with the message only."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
 class TwoArgumentsTrainerError(TrainerError):
-    """One of ours that does not pickle."""
+    """An error of our hierarchy that cannot be unpickled."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
 class FaultyWorker(Worker):
-    """See the methods."""
+    """A worker with misbehaving methods."""
 
     def mesh_position(self, mesh: str) -> MeshPosition:
-        """In the mesh `unknown` it does not know."""
+        """Raises DataError for the mesh `unknown`."""
         if mesh == "unknown":
             raise DataError("there is no such mesh")
         return super().mesh_position(mesh)
 
     @register(blocking=False)
     def make(self, batch: DataProto) -> DataProto:
-        """Its rank in a column of every kind."""
+        """Returns its rank in a column of every kind."""
         rank = torch.full((len(batch),), self.context.rank)
         return DataProto(
             {
@@ -68,24 +68,25 @@ class FaultyWorker(Worker):
         )
 
     @register(blocking=False)
-    def make_when_there_is(self, batch: DataProto, file: str) -> DataProto:
-        """The same, as soon as there is such a file."""
+    def make_when_file_exists(self, batch: DataProto, file: str) -> DataProto:
+        """Does the same as soon as this file exists."""
         _wait_for(file)
         return self.make(batch)
 
     @register(blocking=False)
     def make_some(self, batch: DataProto) -> DataProto:
-        """Of rank r the first r rows only."""
+        """Returns only the first r rows on rank r."""
         return batch.slice(0, self.context.rank)
 
     @register(blocking=False)
     def fail(self, batch: DataProto) -> DataProto:
-        """A result that never is."""
+        """Always raises DataError."""
         raise DataError(f"failed on {self.context.rank} with {len(batch)} rows")
 
     @register()
     def read(self, batch: DataProto) -> DataProto:
-        """The light column plus the number in the list, both one number per row."""
+        """Returns what it read from its argument: per row, the light column, the length of the list, and whether
+        gradients are required."""
         lists = [float(len(value)) for value in batch.object_column("list") if isinstance(value, list)]
         return DataProto(
             {
@@ -111,40 +112,40 @@ class FaultyWorker(Worker):
 
     @register()
     def both(self, first: DataProto, second: DataProto) -> DataProto:
-        """Numbers of rows."""
+        """Returns the number of rows of each argument."""
         return DataProto({"rows": torch.tensor([len(first), len(second)])})
 
     @register(LAST_SHARE_FIRST)
     def backwards(self, batch: DataProto) -> DataProto:
-        """What it is given."""
+        """Returns the light column of its share."""
         return batch.only(["light"])
 
     @register(execute=Execute.RANK_ZERO)
     def first_share(self, batch: DataProto) -> DataProto:
-        """What rank 0 is given."""
+        """Returns the share of rank 0."""
         return batch
 
     @register(mesh="unknown")
     def nowhere(self, batch: DataProto) -> DataProto:
-        """Cannot be called."""
+        """Cannot be called, because its mesh does not exist."""
         return batch
 
     @register(Dispatch.ONE_TO_ALL)
     def sum_over_ranks(self, value: float) -> float:
-        """A collective."""
+        """Sums the value over all ranks in a collective."""
         total = torch.tensor(value)
         dist.all_reduce(total)
         return float(total)
 
     @register(Dispatch.ALL_TO_ALL)
-    def together(self, value: object) -> object:
-        """Waits for all ranks."""
+    def barrier(self, value: object) -> object:
+        """Returns the value after a barrier over all ranks."""
         dist.barrier()
         return value
 
     @register(Dispatch.ONE_TO_ALL)
-    def go_wrong(self, how: str) -> object:
-        """On rank 0."""
+    def fail_with(self, how: str) -> object:
+        """Fails on rank 0 in one of several ways."""
         if self.context.rank:
             return None
         match how:
@@ -176,13 +177,13 @@ class FaultyWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def wait(self, begun: str, end: str) -> None:
-        """Makes a file and waits for the other."""
+        """Creates the file `begun` and waits until `end` exists."""
         Path(begun).touch()
         _wait_for(end)
 
     @register(Dispatch.ONE_TO_ALL)
     def rank(self) -> int:
-        """Of this worker."""
+        """Returns the rank of this worker."""
         return self.context.rank
 
 
@@ -192,7 +193,7 @@ def _wait_for(file: str) -> None:
 
 
 class Unreadable:
-    """Pickles, and cannot be read."""
+    """Can be pickled, but not unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unread, ()
@@ -203,5 +204,5 @@ def _unread() -> Iterator[None]:
 
 
 def make_faulty(context: WorkerContext, _others: Mapping[str, Worker]) -> FaultyWorker:
-    """A factory of the role."""
+    """The factory of the role."""
     return FaultyWorker(context)

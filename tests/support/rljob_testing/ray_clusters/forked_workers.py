@@ -1,12 +1,13 @@
-"""Ray workers that are forked from a process which has loaded torch and transformers, so that not each loads them.
+"""Ray workers that are forked from a process with torch and transformers loaded, so that not every worker loads them.
 
-A Ray node starts a worker as `python PATH ...`. On a node that this program starts, PATH is this file: it hands its
-arguments and its output over to the process with the libraries, which forks the worker, and waits for the worker's end.
-It imports nothing, for it is started for every worker.
+A Ray node starts a worker as `python PATH ...`. On a node that this program starts, PATH is this file. It passes its
+arguments and its output to the process with the libraries, which forks the worker, and then waits for the worker to
+end. This file imports almost nothing, because it runs for every worker.
 
-    python forked_workers.py start --head ...     `ray start`, and beside it the process that is forked
+    python forked_workers.py start --head ...     `ray start`, and the process that forks workers
 
-What libraries read of the environment when they are loaded, is that of this program."""
+Environment variables that a library reads at its import have the values of this program, not of the worker.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ import sys
 import time
 
 NAME_VARIABLE = "RLJOB_TEST_FORKED_WORKERS"
-"""The name of a Unix socket without a file."""
+"""Environment variable with the name of an abstract Unix socket."""
 READY = "ready to fork workers"
 LIBRARIES = ("rljob_trainer.workers.factories", "transformers.models.qwen2.modeling_qwen2")
-"""Not Ray, which reads at its import of which job a process is."""
+"""Without Ray, which at its import reads which job its process belongs to."""
 
 
 def request_forked_worker() -> None:
-    """Has a worker forked that is like this process, and ends with it."""
+    """Requests a forked copy of this worker process, and ends when it ends."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(f"\0{os.environ[NAME_VARIABLE]}")
         request = json.dumps([sys.argv, dict(os.environ), os.getcwd()]).encode()
@@ -33,12 +34,12 @@ def request_forked_worker() -> None:
         connection.sendall(request)
         worker = int(connection.recv(32))
         signal.signal(signal.SIGTERM, lambda number, _: os.kill(worker, number))
-        # Closed when the worker ends.
+        # The socket is closed when the worker ends.
         connection.recv(1)
 
 
 def serve(name: str) -> None:
-    """Forks workers until whoever has started this process ends."""
+    """Forks workers until the process that started this one ends."""
     import importlib
 
     listener = socket.socket(socket.AF_UNIX)
@@ -47,7 +48,7 @@ def serve(name: str) -> None:
     for library in LIBRARIES:
         importlib.import_module(library)
     print(READY, flush=True)
-    # Whoever forks is not told of the end of each.
+    # The kernel reaps ended workers itself.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener.settimeout(1.0)
     parent = os.getppid()
@@ -102,7 +103,7 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def start_node(arguments: list[str]) -> None:
-    """`ray start`."""
+    """Runs `ray start` with this file as the worker program."""
     name = f"rljob-forked-workers-{os.getpid()}-{time.monotonic_ns()}"
     if os.fork() == 0:
         serve(name)
@@ -114,7 +115,7 @@ def start_node(arguments: list[str]) -> None:
     of_ray = RayParams.__init__
 
     def ours(self: RayParams, *more: object, **named: object) -> None:
-        # Nor is Ray's client protocol spoken here.
+        # Ray's client protocol is not needed either.
         of_ray(self, *more, **{**named, "worker_path": __file__, "ray_client_server_port": None})
 
     RayParams.__init__ = ours

@@ -1,5 +1,5 @@
-"""Hybrid workers in place of `make_hybrid`: one writes down the weights it generates with and can be told to forget the
-weight sync; of the other every column is an object of its own in the store."""
+"""Hybrid workers for use instead of `make_hybrid`. One prints the weights with which it generates and can skip weight
+syncs; the other stores each column as a separate object."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEVER = 10**9
 def watched_hybrid(
     stale_from: int, dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]
 ) -> Worker:
-    """In place of `make_hybrid`. From policy version `stale_from` on the rollout engine gets no weights any more."""
+    """Use instead of `make_hybrid`. From policy version `stale_from` on, the rollout engine gets no new weights."""
     actor, rollout = others[ACTOR], others[ROLLOUT]
     assert isinstance(actor, ActorWorker)
     assert isinstance(rollout, RolloutWorker)
@@ -38,8 +38,8 @@ def watched_hybrid(
 
 
 class WatchedHybrid(HybridWorker):
-    """Prints into the worker's log `weights <version> <digest>` at each rollout; at the first, `texts <JSON>`, see
-    `texts_of`, and `compiles <bool>`."""
+    """Prints `weights <version> <digest>` into the worker's log at each rollout, and at the first rollout `texts
+    <JSON>` (see `texts_of`) and `compiles <bool>`."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class WatchedHybrid(HybridWorker):
 
 
 def texts_of(engine: VllmEngine) -> list[str]:
-    """The same response three times: as it is, with a stop text that never comes, and with one of its characters as
-    stop text."""
+    """The same response three times: without a stop string, with one that does not occur, and with one of its
+    characters as stop string."""
     sampling = SamplingSettings(1.0, 1.0, 0, 12, ())
 
     def text(*stop: str) -> str:
@@ -81,13 +81,13 @@ def texts_of(engine: VllmEngine) -> list[str]:
 
 
 def is_compiled(engine: VllmEngine) -> bool:
-    """Whether torch has compiled the model's forward pass."""
+    """Whether the model's forward pass is compiled by torch."""
     mode = engine.engine.vllm_config.compilation_config.mode
     return mode != CompilationMode.NONE and bool(counters["stats"]["unique_graphs"])
 
 
 def digest_of(model: torch.nn.Module) -> str:
-    """Of all parameters, names included."""
+    """A digest of all parameters and their names."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode())
@@ -96,20 +96,20 @@ def digest_of(model: torch.nn.Module) -> str:
 
 
 ANY_COLUMN = 1
-"""Bytes from which columns are taken for large ones."""
+"""Minimum size in bytes of a column that is stored separately: every column."""
 
 
 def hybrid_of_separate_columns(
     dtype: torch.dtype, seed: int, context: WorkerContext, others: Mapping[str, Worker]
 ) -> Worker:
-    """In place of `make_hybrid`, in a process of all roles: its results are stored column by column."""
+    """Use instead of `make_hybrid`, in a process with all roles: each column of its results is a separate object."""
     object_store.LARGE_COLUMN_BYTES = ANY_COLUMN
     return make_hybrid(dtype, seed, context, others)
 
 
 @contextmanager
 def separate_columns() -> Iterator[None]:
-    """Within it, of runs of this process: what the controller stores, and what its workers do."""
+    """Makes the controller and workers of this process store each column separately."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(object_store, "LARGE_COLUMN_BYTES", ANY_COLUMN)
         patch.setattr(model_roles, "make_hybrid", hybrid_of_separate_columns)

@@ -1,4 +1,4 @@
-"""Ray clusters on this machine, as runs and the operator see them."""
+"""Ray clusters on this machine: for runs, and as the operator finds them in pods."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ OF_START = (
     *("--min-worker-port=0", "--max-worker-port=0"),
 )
 HEAD = ("--head", "--port=0", "--no-monitor")
-"""Without the process of an autoscaler."""
+"""Options of a head without the autoscaler process."""
 ADDRESS = r"--address='([^']+)'"
-"""What a head says about itself."""
+"""The address in the output of `ray start --head`."""
 
 
 @contextmanager
 def ray_cluster(num_cpus: int, log_file: Path, *, forks_workers: bool = False) -> Iterator[str]:
-    """Its address. With `forks_workers` workers come with torch and transformers loaded, in the environment of workers
-    that compile nothing: see `forked_workers`."""
+    """Starts a cluster and yields its address. With `forks_workers`, workers start with torch and transformers loaded
+    and do not compile models (see `forked_workers`)."""
     arguments = [*HEAD, "--include-dashboard=false", f"--num-cpus={num_cpus}", "--num-gpus=0"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "RAY_AUTH_MODE": "disabled"}
     process, address = _started(arguments, environment, log_file, ADDRESS, forks_workers=forks_workers)
@@ -70,24 +70,27 @@ def pod_cluster(
     num_workers: int = NUM_POD_WORKERS,
     forks_workers: bool = False,
 ) -> Iterator[RayCluster]:
-    """The cluster with all its nodes, whose logs are in `folder`. `variables` are in the environment of all nodes, as
-    those of a pod are. Without a token nothing is said about authentication, as by a KubeRay that does not know it.
-    `forks_workers`: see `ray_cluster`; of the nodes with GPUs."""
+    """A cluster with all its nodes, whose logs are in `folder`.
+
+    `variables` are environment variables of all nodes, like those of a pod. Without a token Ray's authentication
+    settings stay at their defaults, as with a KubeRay version that does not know authentication. `forks_workers`: see
+    `ray_cluster`; it applies to nodes with GPUs.
+    """
     environment = {
         **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
-        # Else each node takes its time to let work move elsewhere.
+        # Otherwise each node waits for its work to move elsewhere before it stops.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # The Jobs API starts `python`, which is the trainer's in its image.
+        # The Jobs API runs `python`, which in the image is the trainer's Python.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited_environment()["PATH"]]),
         **variables,
     }
     port = free_port()
     with ExitStack() as stack:
-        # Ray's sockets are below this folder, and the names of sockets are short.
+        # Ray's sockets are in this folder, and socket paths must be short.
         session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True)))
         limits = [f"--object-store-memory={OBJECT_STORE_BYTES}", "--dashboard-agent-listen-port=0"]
         head = [*HEAD, *limits, f"--temp-dir={session}", f"--dashboard-port={port}", "--num-gpus=0", "--num-cpus=1"]
-        # KubeRay sets this in the head, whatever Ray is told about ports; drivers get an address of their own.
+        # KubeRay sets this in the head pod, whatever port Ray has. Drivers get their own address.
         head_environment = {**environment, "RAY_ADDRESS": "127.0.0.1:6379"}
         process, address = _started(head, head_environment, folder / "head.log", ADDRESS)
         stack.callback(_stop, process)
@@ -109,9 +112,10 @@ def _started(
     *,
     forks_workers: bool = False,
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """The process of a node, and what the group of `announcement` (a regular expression) found in what it printed.
+    """Starts a node. Returns its process and the first group of `announcement` (a regular expression) in its output.
 
-    On a machine with much else to do Ray's own start can time out, so there is more than one try."""
+    Tries more than once, because Ray's start can time out on a busy machine.
+    """
     program: Sequence[str] = RAY
     if forks_workers:
         program = (str(Path(forked_workers.__file__)),)
@@ -140,7 +144,7 @@ def _start(arguments: list[str], environment: Mapping[str, str], log_file: Path)
 
 
 def _announced(process: subprocess.Popen[bytes], log_file: Path, announcement: str) -> str | None:
-    """Waits for it; None when the start failed."""
+    """Waits for the announcement; None if the start failed."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         found = re.search(announcement, log_file.read_text())
@@ -162,36 +166,36 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 END_SECONDS = 480.0
 STOP_WAIT_SECONDS = 240
-"""Ray's, from its stop of a driver to the end of its patience: a step and a checkpoint on a busy machine."""
+"""How long Ray waits for a driver that was asked to stop: long enough for a step and a checkpoint on a busy machine."""
 Document = dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """The cluster whose dashboard listens on a port of this machine."""
+    """A cluster whose dashboard listens on a port of this machine."""
 
     port: int
     token: str
     log_folder: Path
-    """Ray's, of the newest session."""
+    """Ray's log folder of the newest session."""
 
     def get(self, path: str, **query: str) -> httpx.Response:
-        """An answer of the dashboard."""
+        """Sends a GET request to the dashboard."""
         return self._http("GET", path, query, None)
 
     def wait_for_nodes(self, num_nodes: int, seconds: float) -> None:
-        """Waits until so many nodes have joined."""
+        """Waits until this number of nodes has joined."""
         deadline = time.monotonic() + seconds
         while len(self._alive_nodes()) < num_nodes:
-            assert time.monotonic() < deadline, "the cluster is not complete"
+            assert time.monotonic() < deadline, "not all nodes joined the cluster"
             time.sleep(0.2)
 
     def head_node(self) -> str:
-        """The head's node id."""
+        """The node id of the head."""
         return next(str(node["node_id"]) for node in self._alive_nodes() if node["is_head_node"])
 
     def submit(self, submission_id: str, start_number: int, **variables: str) -> RayJob:
-        """Submits the trainer as the operator does; `variables` are added to the environment of its driver."""
+        """Submits the trainer as the operator does; `variables` are added to the driver's environment."""
         state_file = self.log_folder / run_state_file_name(submission_id)
         environment = {
             ENV_ATTEMPT: "1",
@@ -208,7 +212,7 @@ class RayCluster:
         }
         deadline = time.monotonic() + 120
         while (answer := self._http("POST", "/api/jobs/", {}, body)).status_code != 200:
-            # A head that has just started may have no agent for jobs yet.
+            # The head may have no job agent yet when it has just started.
             assert time.monotonic() < deadline, answer.text
             time.sleep(0.5)
         return RayJob(self, submission_id)
@@ -218,7 +222,7 @@ class RayCluster:
         self._http("POST", f"/api/jobs/{submission_id}/stop", {}, None).raise_for_status()
 
     def entries(self, kind: str) -> list[Document]:
-        """All `actors`, `nodes` or `placement_groups` that Ray knows of."""
+        """All `actors`, `nodes` or `placement_groups` that Ray lists."""
         answer = self.get(f"/api/v0/{kind}", detail="1", limit="1000").raise_for_status().json()
         return list(answer["data"]["result"]["result"])
 
@@ -230,7 +234,7 @@ class RayCluster:
 
     def _http(self, method: str, path: str, query: Mapping[str, str], body: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        # By plain HTTP; else the client reads all authorities of this machine first.
+        # Without TLS: otherwise the client first loads all certificate authorities of the machine.
         url = f"http://127.0.0.1:{self.port}"
         with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120) as client:
             return client.request(method, path, params=query, json=body, headers=headers)
@@ -238,33 +242,33 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class RayJob:
-    """One submission."""
+    """One submitted job."""
 
     cluster: RayCluster
     submission_id: str
 
     def info(self) -> Document:
-        """What Ray says about it."""
+        """Ray's record of the job."""
         document: Document = self.cluster.get(f"/api/jobs/{self.submission_id}").raise_for_status().json()
         return document
 
     def log_file(self, name: str) -> str:
-        """A file of the log folder of the driver's node, through the dashboard; empty where there is none."""
+        """A file in the log folder of the driver's node, read through the dashboard; empty if it does not exist."""
         node = str(self.info()["driver_node_id"])
         answer = self.cluster.get("/api/v0/logs/file", node_id=node, filename=name, lines="-1", format="text")
         return answer.text if answer.status_code == 200 else ""
 
     def output(self) -> str:
-        """What the driver has printed."""
+        """The driver's output."""
         return self.log_file(driver_log_file_name(self.submission_id))
 
     def state(self) -> RunState | None:
-        """RunState through the dashboard; None where there is none yet."""
+        """The run state, read through the dashboard; None if there is none yet."""
         text = self.log_file(run_state_file_name(self.submission_id))
         return load_run_state(text) if text else None
 
     def wait_for_state(self, condition: Callable[[RunState], bool]) -> RunState:
-        """Waits until RunState says so; fails when the job ends before."""
+        """Waits until the run state meets the condition. Fails if the job ends first."""
         deadline = time.monotonic() + END_SECONDS
         while True:
             state = self.state()
@@ -275,7 +279,7 @@ class RayJob:
             time.sleep(0.2)
 
     def end(self, seconds: float = END_SECONDS) -> Document:
-        """Waits for the end; what Ray says then."""
+        """Waits until the job ends and returns Ray's record of it."""
         deadline = time.monotonic() + seconds
         while (info := self.info())["status"] not in ENDED:
             assert time.monotonic() < deadline, self.output()

@@ -1,25 +1,32 @@
-"""Several real Ray nodes on this machine, each with what it declares: GPUs, memory, object store, other resources.
+"""Several real Ray nodes on this machine, each with its declared GPUs, memory, object store and other resources; and
+the program that dumps the stacks of their processes.
 
-Addresses of the loopback network (127.0.0.2, 127.0.0.10, ...) make them nodes of their own for Ray; two nodes may also
-have one address. Not 127.0.0.1, which Ray takes for the machine's own address in some places.
+Ray treats addresses of the loopback network (127.0.0.2, 127.0.0.10, ...) as separate nodes; two nodes may also share
+one address. Do not use 127.0.0.1, which Ray takes for the machine's own address in some places.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import ray
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from rljob_testing.process_tree import descendants
-from rljob_testing.settings import inherited_python_path
+from rljob_testing.settings import inherited_environment, inherited_python_path
+from rljob_trainer.pod.dump_stacks import TOTAL_SECONDS
 
 OBJECT_STORE_BYTES = 80_000_000
 MAX_STARTS = 3
@@ -28,7 +35,7 @@ SUPPORT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class RayNode:
-    """What a node declares."""
+    """The resources that a node declares."""
 
     address: str
     num_cpus: int = 1
@@ -38,7 +45,7 @@ class RayNode:
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, object]:
-        """In Ray's words."""
+        """The arguments of Ray's `Cluster.add_node`."""
         return {
             "node_ip_address": self.address,
             "num_cpus": self.num_cpus,
@@ -49,18 +56,18 @@ class RayNode:
         }
 
 
-class Whereabouts:
-    """Made into an actor, tells where it is."""
+class LocationReporter:
+    """As a Ray actor, reports where it runs."""
 
-    def tell(self) -> tuple[str, list[int]]:
-        """Its node's id, and its devices."""
+    def locate(self) -> tuple[str, list[int]]:
+        """Returns its node's id and the indices of its GPUs."""
         return ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()
 
 
 @contextmanager
 def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
-    """A cluster of these nodes, the first its head, and this process connected to it as a driver."""
-    # Ray's sockets are below this folder, and the names of sockets are short.
+    """Starts a cluster of these nodes, of which the first is the head, and connects this process to it as a driver."""
+    # Ray's sockets are in this folder, and socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="rj", ignore_cleanup_errors=True) as folder:
         cluster = _started(nodes, folder)
         try:
@@ -68,7 +75,7 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
                 address=cluster.address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # So that workers find what tests define here.
+                # Lets workers import what the tests define here.
                 runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *inherited_python_path()])}},
             )
             yield cluster
@@ -78,14 +85,14 @@ def ray_nodes(nodes: Sequence[RayNode]) -> Iterator[Cluster]:
 
 
 def process_ids(node: Node) -> list[int]:
-    """Of a node that was added to a cluster: its raylet's, and those of all below it."""
+    """Process ids of a node: its raylet and all processes below it."""
     [raylet] = [info.process.pid for info in node.all_processes["raylet"]]
     return [raylet, *(process.pid for process in descendants(raylet))]
 
 
 def _started(nodes: Sequence[RayNode], folder: str) -> Cluster:
-    """Ray gives a node 30 s to come up, which one on a machine with much else to do can miss: there is more than one
-    try."""
+    """Starts the nodes. Tries more than once, because Ray gives a node 30 s to start, and a busy machine can need
+    more."""
     for start in range(1, MAX_STARTS + 1):
         cluster = Cluster()
         try:
@@ -99,3 +106,62 @@ def _started(nodes: Sequence[RayNode], folder: str) -> Cluster:
         else:
             break
     return cluster
+
+
+SECONDS_TO_START = 60.0
+"""Time for the start on a busy machine, beyond the program's own limit. Ray's own timeouts are minutes."""
+PROGRAM = """
+import sys
+from rljob_trainer.pod import dump_stacks
+dump_stacks.TOTAL_SECONDS, dump_stacks.HERE_SECONDS = {total}, {total} / 4
+sys.exit(dump_stacks.main())
+"""
+
+
+class DumpedProcess(TypedDict):
+    """The entry of one process in the summary."""
+
+    pod: str | None
+    node: str | None
+    host: str
+    processId: int
+    role: str
+    rank: int | None
+    title: str
+    state: str
+    stoodAt: str
+    stoodWithin: str
+    file: str
+
+
+class Dump(TypedDict):
+    """The summary that the program prints."""
+
+    processes: list[DumpedProcess]
+    silentNodes: list[dict[str, str]]
+    folder: str | None
+    error: str | None
+
+
+def dumped_stacks(run_folder: Path, ray_address: str, total_seconds: float = TOTAL_SECONDS, **variables: str) -> Dump:
+    """Runs the program, checks that it ends in time, and returns its last line.
+
+    `total_seconds`: its time limit. A quarter of it is for the processes of its own node.
+    """
+    environment = inherited_environment() | {
+        "RLJOB_RUN_FOLDER": str(run_folder),
+        "RAY_ADDRESS": ray_address,
+        **variables,
+    }
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(total=total_seconds)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < total_seconds + SECONDS_TO_START
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    dump: Dump = json.loads(ended.stdout.splitlines()[-1])
+    return dump

@@ -1,1 +1,1 @@
-"""Runs and steps of the trainer: real ones, replayed ones, and parts of them."""
+"""Support for tests of the trainer: whole runs, training steps on fixed rollouts, and parts of steps."""

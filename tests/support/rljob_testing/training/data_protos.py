@@ -1,4 +1,4 @@
-"""Batches for tests: a store in memory, any batch that hypothesis thinks of, the rows of a batch as plain values."""
+"""Batches for tests: a store in memory, hypothesis strategies for batches, and the rows of a batch as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_trainer.batch.ragged import RaggedColumn
 from rljob_trainer.batch.remote import RemoteBlock, ShardReference
 
 Row = dict[str, object]
-"""One row of a batch: what each column holds of it, in a form that == compares bit by bit."""
+"""One row of a batch: the content of each column in a form that `==` compares bit by bit."""
 
 _STORE: dict[int, DataProto] = {}
 _NUMBERS = count()
@@ -24,7 +24,7 @@ _NUMBERS = count()
 
 @dataclass(frozen=True)
 class MemoryReference(ShardReference):
-    """A shard in this process's memory."""
+    """A shard in the memory of this process."""
 
     number: int
 
@@ -37,18 +37,18 @@ class MemoryReference(ShardReference):
 
     @classmethod
     def fetch_all(cls, references: Sequence[Self]) -> list[DataProto]:
-        """Raises AssertionError for a shard that is asked for twice in one call."""
+        """Raises AssertionError if a call requests a shard twice."""
         assert len(set(references)) == len(references)
         return [_STORE[reference.number] for reference in references]
 
 
 def remote_batch(shard: DataProto) -> DataProto:
-    """All columns of a batch as remote ones, in one shard and in order."""
+    """The batch with all columns remote, in one shard and in order."""
     return DataProto(remote=(RemoteBlock.of_shard(MemoryReference.to(shard), shard.column_names(), len(shard)),))
 
 
 def rows_of(batch: DataProto) -> list[Row]:
-    """Every row, remote columns fetched."""
+    """All rows; remote columns are fetched."""
     local = batch.fetched()
     rows: list[Row] = [{} for _ in range(len(local))]
     for name, tensor in local.tensors.items():
@@ -66,7 +66,7 @@ def rows_of(batch: DataProto) -> list[Row]:
 
 
 def _content(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
-    # Text tells 0.0 from -0.0, and finds NaN equal to NaN.
+    # Text distinguishes 0.0 from -0.0, and makes NaN equal to NaN.
     return str(tensor.dtype), tuple(tensor.shape), repr(tensor.tolist())
 
 
@@ -76,7 +76,7 @@ OBJECTS = st.sampled_from([None, "", "text", 3, 1.5, (1, 2), [1, "a"], {"a": [1]
 
 @st.composite
 def any_local_batches(draw: st.DrawFn, min_rows: int = 0, max_rows: int = 6) -> DataProto:
-    """Columns of all kinds that are here. Column `id` is the number of the row."""
+    """Batches with local columns of all kinds. Column `id` holds the row number."""
     num_rows = draw(st.integers(min_rows, max_rows))
 
     def values(elements: st.SearchStrategy[float], count: int) -> list[float]:
@@ -84,7 +84,7 @@ def any_local_batches(draw: st.DrawFn, min_rows: int = 0, max_rows: int = 6) -> 
 
     lengths = torch.tensor(values(st.integers(0, 3), num_rows), dtype=torch.int64)
     num_values = int(lengths.sum())
-    # The columns [:, ::2] of a wider tensor: rows that do not lie in memory one after the other.
+    # The columns [:, ::2] of a wider tensor: rows that are not contiguous in memory.
     wide = torch.tensor(values(FLOATS, num_rows * 4), dtype=torch.bfloat16).reshape(num_rows, 4)
     return DataProto(
         {
@@ -104,7 +104,8 @@ def any_local_batches(draw: st.DrawFn, min_rows: int = 0, max_rows: int = 6) -> 
 
 @st.composite
 def any_batches(draw: st.DrawFn, min_rows: int = 0, max_rows: int = 6) -> DataProto:
-    """As `local_batches`, some of the columns remote: in one or two blocks, rows spread over shards in any order."""
+    """As `any_local_batches`, with some remote columns: in one or two blocks, with rows spread over shards in any
+    order."""
     local = draw(any_local_batches(min_rows, max_rows))
     for names in draw(st.sampled_from([[], [["half", "tokens", "object"]], [["id", "object"], ["flag", "pairs"]]])):
         num_shards = draw(st.integers(1, 3))

@@ -1,5 +1,5 @@
-"""One update of the training engine on drawn rows, and the same by transformers and PyTorch alone: in float32 on the
-host, one row at a time, with eager attention.
+"""One update of the training engine on random rows, and the same with transformers and PyTorch only: float32 on the
+host, one row at a time, eager attention.
 
 Legend: T tokens of a row, R response tokens of all rows, V vocabulary.
 """
@@ -39,19 +39,19 @@ from rljob_trainer.workers.columns import (
 LENGTHS = (40, 7, 25, 64, 12, 33, 58, 19)
 PROMPT_LENGTH = 3
 FIRST_TOKEN = 3
-"""Those before it are special."""
+"""Lower token ids are special tokens."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """Of a mini-batch: the mean of its negative log-probabilities, and the gradient of that, on the host."""
+    """The mean negative log-probability of a mini-batch and its gradients, on the host."""
 
     loss: float
     gradients: dict[str, Tensor]
 
 
-def drawn_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> TokenBatch:
-    """Rows whose first PROMPT_LENGTH tokens are the prompt."""
+def random_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> TokenBatch:
+    """Random rows whose first PROMPT_LENGTH tokens are the prompt."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(FIRST_TOKEN, tiny_models.VOCABULARY, (length,), generator=generator) for length in lengths]
     masks = [torch.arange(length) >= PROMPT_LENGTH for length in lengths]
@@ -67,14 +67,14 @@ def engine_settings(
     *,
     gradient_checkpointing: bool = False,
 ) -> TrainEngineSettings:
-    """Of a trained model."""
+    """Settings of a model in training."""
     return TrainEngineSettings(
         folder, device, dtype, gradient_checkpointing, max_tokens, Optimizer() if optimizer is None else optimizer
     )
 
 
 def update(engine: TrainEngine, batch: TokenBatch) -> Update:
-    """By the engine; its gradients stay where they are."""
+    """Runs an update of the engine up to the gradients, which stay in the engine."""
     losses: list[Tensor] = []
     num_tokens = sum(batch.response_lengths)
 
@@ -88,45 +88,47 @@ def update(engine: TrainEngine, batch: TokenBatch) -> Update:
 
 
 def gradients_of(engine: TrainEngine) -> dict[str, Tensor]:
-    """Copies on the host."""
+    """Copies of the gradients, on the host."""
     return {
-        name.removeprefix("language_model."): whole(parameter.grad)
+        name.removeprefix("language_model."): whole_on_host(parameter.grad)
         for name, parameter in engine.model.named_parameters()
         if parameter.grad is not None
     }
 
 
 def state_of(engine: TrainEngine) -> dict[str, Tensor]:
-    """Copies on the host of weights and moments."""
-    return {name: whole(tensor) for name, tensor in (*engine.named_shards(), *engine.named_optimizer_state())}
+    """Copies of weights and moments, on the host."""
+    return {name: whole_on_host(tensor) for name, tensor in (*engine.named_shards(), *engine.named_optimizer_state())}
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A copy on the host."""
+def whole_on_host(tensor: Tensor) -> Tensor:
+    """A copy of the whole tensor on the host."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
 
 def plain_model(
     folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """By `from_pretrained`, with eager attention."""
+    """The model loaded by `from_pretrained` with eager attention."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype)
     return model.to(device).eval()
 
 
 def plain_logprobs_N(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
-    """Of the batch's response tokens, on the host."""
+    """Log-probabilities of the batch's response tokens, on the host, [R]."""
     return torch.cat([_row_logprobs(model, tokens_T) for tokens_T in batch.tokens.row_tensors()]).cpu()
 
 
 def plain_update(model: PreTrainedModel, batch: TokenBatch) -> Update:
-    """What `update` should give."""
+    """The expected result of `update`."""
     num_tokens, total = sum(batch.response_lengths), 0.0
     for tokens_T in batch.tokens.row_tensors():
         loss = -_row_logprobs(model, tokens_T).sum() / num_tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
-    return Update(total, {name: whole(each.grad) for name, each in model.named_parameters() if each.grad is not None})
+    return Update(
+        total, {name: whole_on_host(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+    )
 
 
 def _row_logprobs(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
@@ -142,7 +144,7 @@ NUM_STEPS = 10
 def build_actor(
     model: Path, context: WorkerContext, dtype: torch.dtype = torch.float32, optimizer: Optimizer | None = None
 ) -> ActorWorker:
-    """Collective."""
+    """Builds an actor. Collective."""
     chosen = Optimizer(learning_rate=1e-3) if optimizer is None else optimizer
     return ActorWorker(
         context,
@@ -161,8 +163,8 @@ def build_actor(
     )
 
 
-def drawn_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) -> DataProto:
-    """What an update needs, of a vocabulary of `num_tokens`."""
+def random_rollout(num_tokens: int, seed: int, lengths: Sequence[int] = LENGTHS) -> DataProto:
+    """Random columns that an update needs; token ids are below `num_tokens`."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(FIRST_TOKEN, num_tokens, (length,), generator=generator) for length in lengths]
     masks = [torch.arange(length) >= PROMPT_LENGTH for length in lengths]

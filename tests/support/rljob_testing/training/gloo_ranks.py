@@ -1,4 +1,4 @@
-"""A function on several gloo ranks, one process each, or this process as the only rank of a process group."""
+"""Runs functions on several gloo ranks, each in its own process, or on this process as the only rank."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ from rljob_trainer.engines.process_group import join_process_group, leave_proces
 Program = Callable[[WorkerContext], object]
 
 TRAINING = ("torch._dynamo", "transformers", "rljob_trainer.engines.train.engine")
-"""What every rank loads; the first by the first `fully_shard`."""
+"""Modules that every rank loads. The first would otherwise be loaded by the first call of `fully_shard`."""
 VLLM = (*TRAINING, "rljob_trainer.engines.rollout.vllm_engine", "vllm.v1.engine.llm_engine")
 
 
 @dataclass(frozen=True)
 class RankedRun:
-    """One program on so many ranks. It must be picklable: a module's function, or a `functools.partial` of one."""
+    """A program and its number of ranks. The program must be picklable: a module-level function or a
+    `functools.partial`."""
 
     program: Program
     num_ranks: int
 
 
 def run_on_ranks(runs: Sequence[RankedRun], libraries: Sequence[str] = TRAINING) -> list[list[object]]:
-    """For each run the results of its ranks. Raises RuntimeError with the traceback where a rank fails.
+    """Runs the programs one after the other and returns, for each one, the results of its ranks.
 
-    Runs go one after the other. All ranks are forked from one process, which this process starts once for each tuple of
-    `libraries`: it loads them, and the modules of the programs. The environment of a rank is that of this process now,
-    except for what a module read when it was loaded."""
+    Raises RuntimeError with the traceback if a rank fails. All ranks are forked from one process per tuple of
+    `libraries`, which loads these libraries and the programs' modules. A rank has the current environment variables of
+    this process, except those that a module read at its import.
+    """
     with tempfile.TemporaryDirectory() as folder:
         _launcher_with(tuple(libraries)).run(runs, Path(folder))
         failures = sorted(Path(folder).glob("*.failed"))
@@ -58,7 +60,8 @@ def run_on_ranks(runs: Sequence[RankedRun], libraries: Sequence[str] = TRAINING)
 
 @contextmanager
 def process_group_of_one(folder: Path, device_type: str = "cpu") -> Iterator[WorkerContext]:
-    """Within it this process is in a group of one, as workers join it on such devices. `folder` must be empty."""
+    """Makes this process the only member of a process group within the context, as workers join one. `folder` must be
+    empty."""
     context = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, device_type, 1)
     backend = "gloo"
     if device_type == "cuda":
@@ -72,7 +75,7 @@ def process_group_of_one(folder: Path, device_type: str = "cpu") -> Iterator[Wor
 
 
 class _Launcher:
-    """The process that ranks are forked from. It ends when this process closes its end of the connection, or ends."""
+    """The process from which ranks are forked. It ends when this process closes the connection or ends."""
 
     def __init__(self, libraries: tuple[str, ...]) -> None:
         self._connection, theirs = multiprocessing.Pipe()
@@ -80,17 +83,17 @@ class _Launcher:
         self._process = context.Process(target=_launch, args=(theirs, libraries))
         self._process.start()
         theirs.close()
-        # Before multiprocessing's own handler, which waits for the process.
+        # Runs before multiprocessing's own exit handler, which waits for the process.
         atexit.register(self._connection.close)
 
     def run(self, runs: Sequence[RankedRun], folder: Path) -> None:
-        """Returns when all ranks have ended."""
+        """Runs the programs and returns when all ranks have ended."""
         request = _Request(pickle.dumps(list(runs)), folder, dict(os.environ))
         try:
             self._connection.send(request)
             self._connection.recv()
         except BaseException:
-            # A time limit, or Ctrl-C. The next caller gets a new one.
+            # A timeout or Ctrl-C. The next caller gets a new launcher.
             self._end()
             raise
 
@@ -148,7 +151,7 @@ def _launch(connection: Connection, libraries: tuple[str, ...]) -> None:
 
 
 def _loaded(request: _Request) -> list[RankedRun]:
-    """With the modules of the programs and what they import: 700 modules, which would cost each rank a second."""
+    """Unpickles the programs. This imports their modules, about 700, which would take each rank a second."""
     try:
         runs: list[RankedRun] = pickle.loads(request.runs)
     except Exception:

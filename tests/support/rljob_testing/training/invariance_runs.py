@@ -1,4 +1,4 @@
-"""The training steps that `test_update_invariance` compares, and a program that makes all of them on one rank.
+"""The training steps that `test_update_invariance` compares, and a program that runs all of them on one rank.
 
 Legend: B responses.
 """
@@ -35,7 +35,7 @@ from rljob_trainer.engines.train.layout import REPLICATE
 from rljob_trainer.workers.columns import ADVANTAGES, IS_TRAINED
 
 ADAPTIVE = KlController(type=KlControllerType.ADAPTIVE, adaptive=AdaptiveKl(target=1e-3, horizon=32))
-"""A step of eight learned responses changes the coefficient by at most a twentieth."""
+"""A step with eight trained responses changes the coefficient by at most a twentieth."""
 ALGORITHM = Algorithm(
     entropy_coefficient=0.01,
     kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS, controller=ADAPTIVE),
@@ -45,31 +45,31 @@ WITHOUT_KL = ALGORITHM.model_copy(update={"kl": Kl()})
 COVARIANCE = Algorithm(loss=Loss(type=LossType.FUNCTION, function=Function(path=user_algorithms.COVARIANCE_PATH)))
 OPTIMIZER = Optimizer(learning_rate=3e-4, warmup_steps=3, schedule=Schedule.COSINE)
 LONG_REPLAY = replays.Replay(ALGORITHM, OPTIMIZER, mini_batch_size=2)
-"""Two updates per step: in the second, policy and old policy differ."""
+"""Two updates per step; in the second one, the policy differs from the old policy."""
 REPLAY = replace(LONG_REPLAY, algorithm=WITHOUT_KL)
 MORE_HEADS, EXPERTS = "more-heads", "experts"
 NUM_STEPS, SAVED_STEP, RESUMED_STEPS = 10, 3, 3
-"""Of the long run; when it is saved; how many steps follow when it is resumed."""
+"""Steps of the long run, the step at which it is saved, and the number of steps after it is resumed."""
 
 
 @dataclass(frozen=True)
 class LongRun:
-    """NUM_STEPS steps."""
+    """A run of NUM_STEPS steps."""
 
     metrics: list[dict[str, float]]
     passes: list[replays.Pass]
-    """What the actor has read in the first step; ..."""
+    """Inputs of the actor's passes in the first step."""
     reference_passes: list[replays.Pass]
-    """... what the reference has."""
+    """Inputs of the reference's passes in the first step."""
     saved: dict[str, torch.Tensor]
-    """The state after SAVED_STEP steps, ..."""
+    """State after SAVED_STEP steps."""
     later: dict[str, torch.Tensor]
-    """... and after RESUMED_STEPS more."""
+    """State after RESUMED_STEPS more steps."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run that went on from a checkpoint."""
+    """A run that was resumed from a checkpoint."""
 
     loaded: dict[str, torch.Tensor]
     metrics: list[dict[str, float]]
@@ -77,8 +77,8 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Uneven:
-    """An update on rows of which one rank has all that are learned from."""
+class UnevenUpdate:
+    """An update in which one rank has all rows that are used in the update."""
 
     outcome: step_cases.Outcome
     passes: list[replays.Pass]
@@ -86,31 +86,30 @@ class Uneven:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Two replicas of two shards, and what they have summed up in a step of one update."""
+    """Two replicas of two shards, and what they reduced in a step of one update."""
 
     placements: set[tuple[str, ...]]
     share: float
-    """Of the parameters' elements on this rank."""
+    """Fraction of the parameters' elements on this rank."""
     num_units: int
-    """Of FSDP2."""
+    """Number of FSDP2 units."""
     num_reduces: int
-    """Over replicas."""
+    """Number of reductions over replicas."""
     num_passes: int
 
 
 @dataclass(frozen=True)
-class OfRank:
-    """All that one rank has done. On four ranks there is no long run, and no uneven update."""
+class RankResults:
+    """All results of one rank. On four ranks there is no long run and no uneven update."""
 
     steps: dict[str, step_cases.Outcome]
     long: LongRun | None
     resumed: Resumed
-    uneven: Uneven | None
+    uneven: UnevenUpdate | None
     failure: str
     other_models: dict[str, step_cases.Outcome]
     replicas: Replicas | None
-    """On four ranks."""
-    """See `failing_loss`."""
+    """Only on four ranks."""
 
 
 def checkpointed(replay: replays.Replay) -> replays.Replay:
@@ -118,7 +117,7 @@ def checkpointed(replay: replays.Replay) -> replays.Replay:
 
 
 def micro(replay: replays.Replay, max_tokens: int) -> replays.Replay:
-    """Rows have up to 19 tokens, updates about 45."""
+    """The replay with this limit per micro-batch. Rows have up to 19 tokens, updates about 45."""
     return replace(replay, max_tokens_per_micro_batch=max_tokens)
 
 
@@ -127,7 +126,7 @@ def aggregated(aggregation: LossAggregation) -> replays.Replay:
 
 
 KL_IN_REWARD = Kl(coefficient=4.0, placement=KlPlacement.REWARD)
-"""After one step, so that the KL changes gradients by as much as the scores do."""
+"""A KL coefficient with which, after one step, the KL changes the gradients as much as the scores do."""
 
 
 def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> replays.Replay:
@@ -136,8 +135,8 @@ def with_advantage(path: str, kl: Kl = KL_IN_REWARD) -> replays.Replay:
 
 
 def corrected(num_prompts_per_update: int) -> replays.Replay:
-    """Weights of whole responses, most of which are far below 1. With all prompts in one update they come of its own
-    forward pass, and nothing is rejected."""
+    """Rollout correction with weights of whole responses, most of which are far below 1. With all prompts in one update
+    the weights come from the update's own forward pass, and nothing is rejected."""
     rejection = RolloutRejection(level=RejectionLevel.SEQUENCE_MEAN, estimator=RejectionEstimator.K2, max=8.0)
     correction = RolloutCorrection(
         type=RolloutCorrectionType.SEQUENCE_TRUNCATED,
@@ -148,30 +147,31 @@ def corrected(num_prompts_per_update: int) -> replays.Replay:
     return replace(REPLAY, algorithm=algorithm, mini_batch_size=num_prompts_per_update)
 
 
-def with_loss(wire: dict[str, object]) -> replays.Replay:
-    """The loss by its paper's aggregation."""
+def replay_with_loss(wire: dict[str, object]) -> replays.Replay:
+    """The loss with the aggregation of its paper."""
     aggregation = "TokenMean" if str(wire["type"]).endswith("Cov") else "SequenceMeanTokenMean"
     algorithm = Algorithm.from_wire({"loss": wire, "aggregation": aggregation, "dropZeroVarianceGroups": True})
     return replace(REPLAY, algorithm=algorithm)
 
 
 LOSSES = {
-    "CISPO": with_loss({"type": "CISPO", "cispo": {"clipRatioHigh": 0.01}}),
-    "SAPO": with_loss({"type": "SAPO"}),
-    "GPG": with_loss({"type": "GPG"}),
-    "DPPO by TV": with_loss({"type": "DPPO", "dppo": {"thresholdLow": 0.001, "thresholdHigh": 0.001}}),
-    "DPPO by KL": with_loss(
+    "CISPO": replay_with_loss({"type": "CISPO", "cispo": {"clipRatioHigh": 0.01}}),
+    "SAPO": replay_with_loss({"type": "SAPO"}),
+    "GPG": replay_with_loss({"type": "GPG"}),
+    "DPPO by TV": replay_with_loss({"type": "DPPO", "dppo": {"thresholdLow": 0.001, "thresholdHigh": 0.001}}),
+    "DPPO by KL": replay_with_loss(
         {"type": "DPPO", "dppo": {"divergence": "KL", "thresholdLow": 1e-6, "thresholdHigh": 1e-6}}
     ),
-    # beta multiplies the rounding of log-probabilities in the gradient: 5 leaves 1e-5 on some processors, 2 half of it.
-    "DRO": with_loss({"type": "DRO", "dro": {"beta": 2}}),
-    "GSPO": with_loss({"type": "GSPO"}),
-    "GMPO": with_loss({"type": "GMPO"}),
-    "Clip-Cov": with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
-    "KL-Cov": with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
+    # beta multiplies the rounding error of log-probabilities in the gradient: with 5 it is 1e-5 on some processors,
+    # with 2 half of that.
+    "DRO": replay_with_loss({"type": "DRO", "dro": {"beta": 2}}),
+    "GSPO": replay_with_loss({"type": "GSPO"}),
+    "GMPO": replay_with_loss({"type": "GMPO"}),
+    "Clip-Cov": replay_with_loss({"type": "ClipCov", "clipCov": {"tokenShare": 0.1, "covarianceLow": 0.1}}),
+    "KL-Cov": replay_with_loss({"type": "KLCov", "klCov": {"tokenShare": 0.1}}),
 }
-"""All but the clipped one. Bounds are so near that some tokens meet them; of the two last so many tokens are chosen
-that one more or less would show."""
+"""All losses except Clipped. Thresholds are small, so that some tokens exceed them. For the last two losses, the number
+of selected tokens is such that one token more or less changes the result."""
 
 
 def with_token_advantage(wire: dict[str, object]) -> replays.Replay:
@@ -185,7 +185,7 @@ TOKEN_ADVANTAGES = {
     ),
     "optimal token baseline": with_token_advantage({"advantage": {"type": "OptimalTokenBaseline"}}),
 }
-"""With the KL of each token. GAE is with the critic (`test_critic`)."""
+"""Advantages with a KL penalty per token. GAE is tested with the critic (`test_critic`)."""
 FILTERED = {
     f"filtered by {scope}": replace(
         REPLAY,
@@ -267,18 +267,19 @@ OTHERS = {
 CASES = ONE | OTHERS
 
 
-def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
-    """In one process per rank, because each costs seconds. Two ranks save, below `root`, what others load."""
+def all_runs_of_rank(root: Path, context: WorkerContext) -> RankResults:
+    """Runs everything in one process per rank, because each process costs seconds. Two ranks save checkpoints below
+    `root`, which other numbers of ranks load."""
     warnings.filterwarnings("error", "FSDP2-wrapped module")
     num_ranks = context.world_size
     if num_ranks == 2:
         save_after_some_steps(root, context)
-    return OfRank(
+    return RankResults(
         {name: step_cases.one_step(case, context) for name, case in CASES.items() if case.num_ranks == num_ranks},
         long_run(context) if num_ranks <= 2 else None,
         resume(root, context),
         uneven_update(context) if num_ranks <= 2 else None,
-        # Sequence ranks see the same rows, and one may fail alone, too.
+        # Sequence ranks work on the same rows, and one of them may fail alone, too.
         user_algorithms.failure_of(replace(REPLAY, sequence_parallel=2 if num_ranks == 4 else 1), context),
         steps_of_other_models(root, context),
         replicas(context) if num_ranks == 4 else None,
@@ -297,7 +298,7 @@ def replicas(context: WorkerContext) -> Replicas:
             sizes.append(tensor.numel())
         return reduce_all(tensor, *more, **named)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch, replays.watched_passes(engine) as passes:
+    with pytest.MonkeyPatch.context() as patch, replays.recorded_passes(engine) as passes:
         patch.setattr(dist, "all_reduce", counted)
         run.step(0)
     shards = [parameter for parameter in engine.model.parameters() if isinstance(parameter, DTensor)]
@@ -311,8 +312,8 @@ def replicas(context: WorkerContext) -> Replicas:
 
 
 def write_other_models(root: Path) -> None:
-    """MORE_HEADS: four heads of attention, and two of keys and values. EXPERTS: eight experts, fused in memory, and
-    an auxiliary loss of their routers."""
+    """Writes two models. MORE_HEADS has four attention heads and two key-value heads. EXPERTS has eight fused experts
+    and an auxiliary loss for its routers."""
     common = {
         "vocab_size": 16,
         "hidden_size": 64,
@@ -333,7 +334,7 @@ def write_other_models(root: Path) -> None:
 
 
 def steps_of_other_models(root: Path, context: WorkerContext) -> dict[str, step_cases.Outcome]:
-    """On one rank; on several in layouts of all kinds."""
+    """Steps of the other models: on one rank, or in all layouts of this number of ranks."""
     num_ranks = context.world_size
     layouts: dict[str, dict[int, tuple[int, int]]] = {
         MORE_HEADS: {1: (1, 1), 4: (4, 4)},
@@ -354,7 +355,7 @@ def long_run(context: WorkerContext) -> LongRun:
     run = replays.replayed_run(LONG_REPLAY, context)
     assert run.reference is not None
     actor, reference = run.actor.engine, run.reference.engine
-    with replays.watched_passes(actor) as passes, replays.watched_passes(reference) as reference_passes:
+    with replays.recorded_passes(actor) as passes, replays.recorded_passes(reference) as reference_passes:
         metrics = run.steps(0, 1)
     metrics += run.steps(1, SAVED_STEP)
     saved = run.state()
@@ -371,7 +372,7 @@ def save_after_some_steps(root: Path, context: WorkerContext) -> None:
 
 
 def resume(root: Path, context: WorkerContext) -> Resumed:
-    """Four ranks go on as two replicas of two shards, and save in between."""
+    """Resumes the saved run. Four ranks resume as two replicas of two shards, and save a checkpoint in between."""
     [folder] = root.glob("step-*")
     replay = LONG_REPLAY if context.world_size != 4 else replace(LONG_REPLAY, shard_size=2, sequence_parallel=2)
     run = replays.replayed_run(replay, context)
@@ -385,15 +386,15 @@ def resume(root: Path, context: WorkerContext) -> Resumed:
     return Resumed(loaded, run.steps(SAVED_STEP, SAVED_STEP + num_steps), run.state())
 
 
-def uneven_update(context: WorkerContext) -> Uneven:
-    """The first eight of sixteen rows are learned from. On two ranks the second has nothing to learn from."""
+def uneven_update(context: WorkerContext) -> UnevenUpdate:
+    """An update on sixteen rows of which only the first eight are used. With two ranks, the second has none of them."""
     run = replays.replayed_run(micro(replace(REPLAY, mini_batch_size=4), 40), context)
     rollouts, sampling = replays.ReplayedRollouts(), run.replay.plan(1).sampling
     batch = rollouts.run(replays.prompts_of(0, 4), 4, sampling, torch.tensor([3])).batch
     is_trained_B = torch.arange(16) < 8
     columns = {IS_TRAINED: is_trained_B, ADVANTAGES: torch.linspace(-1, 2, 16)}
     share = batch.with_columns(columns).chunk(context.world_size)[context.rank]
-    with replays.kept_gradients(run.actor.engine) as gradients, replays.watched_passes(run.actor.engine) as passes:
+    with replays.recorded_gradients(run.actor.engine) as gradients, replays.recorded_passes(run.actor.engine) as passes:
         share = share.union(run.actor.compute_logprobs(share))
         metrics = dict(run.actor.update_policy(share, 0))
-    return Uneven(step_cases.Outcome(gradients, metrics, set()), passes)
+    return UnevenUpdate(step_cases.Outcome(gradients, metrics, set()), passes)

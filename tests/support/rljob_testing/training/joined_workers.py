@@ -1,4 +1,4 @@
-"""Worker groups without Ray: what a controller on every rank sees of the workers of all ranks. Collective."""
+"""Worker groups without Ray: each gloo rank plays the controller and sees the workers of all ranks. Collective."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class FinishedCall(Generic[Result_co]):
-    """The result of a call that was waited for, where one is expected that was not."""
+    """A finished result where the caller expects a pending one."""
 
     value: Result_co
 
@@ -37,7 +37,7 @@ class FinishedCall(Generic[Result_co]):
 
 
 class JoinedWorker:
-    """What the controller sees of a worker whose peers are the other ranks. Collective."""
+    """A worker group in which each rank calls its own worker. All ranks must make the same calls."""
 
     def __init__(self, worker: Worker) -> None:
         self.rank = worker.context.rank
@@ -46,7 +46,8 @@ class JoinedWorker:
         self.positions = [cast(MeshPosition, position) for position in self._of_all_ranks(worker.mesh_position("dp"))]
 
     def call(self, method: Callable[Given, object], *arguments: Given.args, **named: Given.kwargs) -> object:
-        """The worker's method as its registration says: with this rank's share, and with the results of all ranks."""
+        """Calls the worker's method as its registration says: with this rank's share of the arguments, and with the
+        gathered results of all ranks."""
         assert not named
         mode = dispatch_mode(registration_of(self.worker_class, method.__name__).dispatch)
         shares = mode.split(self.positions, arguments)
@@ -73,7 +74,7 @@ class JoinedReference(JoinedWorker):
 
 
 class JoinedTrained(JoinedWorker):
-    """All ranks of a model in training: its checkpoints. For the methods see TrainedWorker."""
+    """All ranks of a model in training, with its checkpoints. For the methods see TrainedWorker."""
 
     def __init__(self, worker: TrainedWorker) -> None:
         super().__init__(worker)
@@ -102,7 +103,7 @@ class JoinedTrained(JoinedWorker):
 
 
 class JoinedCritic(JoinedTrained):
-    """All ranks of a CriticWorker. For the methods see there."""
+    """All ranks of a CriticWorker, which documents the methods."""
 
     def __init__(self, worker: CriticWorker) -> None:
         super().__init__(worker)
@@ -116,7 +117,7 @@ class JoinedCritic(JoinedTrained):
 
 
 class JoinedActor(JoinedTrained):
-    """All ranks of an ActorWorker. For the methods see there."""
+    """All ranks of an ActorWorker, which documents the methods."""
 
     def __init__(self, worker: ActorWorker) -> None:
         super().__init__(worker)

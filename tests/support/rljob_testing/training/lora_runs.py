@@ -1,4 +1,4 @@
-"""What `test_lora` compares, and a program that makes all of it on one rank."""
+"""The runs that `test_lora` compares, and a program that makes all of them on one rank."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from rljob_trainer.workers.reference import ReferenceWorker
 
 ALGORITHM = Algorithm(entropy_coefficient=0.01, kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS))
 LORA = Lora(rank=3, alpha=6.0)
-"""Rows of A that no number of ranks divides; an adapter's product counts twice."""
+"""The rows of A do not divide over any number of ranks; the scale alpha / rank is 2."""
 REPLAY = replays.Replay(ALGORITHM, Optimizer(learning_rate=1e-2), mini_batch_size=2, lora=LORA)
 MICRO = replace(REPLAY, max_tokens_per_micro_batch=19)
 DROPOUT = replace(REPLAY, lora=Lora(rank=3, alpha=6.0, dropout=0.5))
 EARLIER_STEPS, SAVED_STEP, NUM_STEPS = 1, 1, 2
-"""Of the cases, so that B is not zero any more; of the run that is saved and resumed."""
+"""Steps before the compared one, so that B is no longer zero; the step at which the run is saved; its number of
+steps."""
 CASES = {
     "one": step_cases.Case(REPLAY, step=EARLIER_STEPS),
     "first": step_cases.Case(REPLAY),
@@ -50,51 +51,51 @@ class Trained:
     """A run of NUM_STEPS steps."""
 
     first: dict[str, torch.Tensor]
-    """What is trained, before the first step: ..."""
+    """Trained tensors before the first step."""
     saved: dict[str, torch.Tensor]
-    """... after SAVED_STEP steps, with the optimizer's state, ..."""
+    """Trained tensors and optimizer state after SAVED_STEP steps."""
     last: dict[str, torch.Tensor]
-    """... and at the end."""
+    """Trained tensors and optimizer state at the end."""
     optimizer_names: list[str]
     trainable: int
-    """Elements, over all ranks; ..."""
+    """Number of trained elements, over all ranks."""
     stored: int
-    """... and of the tensors in a checkpoint."""
+    """Number of elements in a checkpoint."""
     base: dict[str, torch.Tensor]
     adapters: dict[str, torch.Tensor]
     merged: dict[str, torch.Tensor]
     base_after: dict[str, torch.Tensor]
-    """After the merging."""
+    """Base weights after the merged export, which must not change them."""
     reference_logprobs: torch.Tensor
     base_logprobs: torch.Tensor
-    """Of a frozen model of its own."""
+    """Log-probabilities of a separate frozen base model."""
     policy_logprobs: torch.Tensor
 
 
 @dataclass(frozen=True)
-class OfRank:
-    """All that one rank has done."""
+class RankResults:
+    """All results of one rank."""
 
     steps: dict[str, step_cases.Outcome]
     trained: Trained
     resumed: dict[str, torch.Tensor]
-    """After NUM_STEPS steps, the later ones from what two ranks have saved."""
+    """State after NUM_STEPS steps, resumed from the checkpoint of two ranks."""
     dropout_logprobs: list[torch.Tensor]
-    """By an engine whose adapters drop half of their inputs: twice the same."""
+    """Log-probabilities of two equal passes with adapter dropout of 0.5."""
 
 
-def all_runs(root: Path) -> dict[int, list[OfRank]]:
-    """By the number of ranks. Two ranks save, below `root`, what others load; they come first."""
+def all_runs(root: Path) -> dict[int, list[RankResults]]:
+    """Results by number of ranks. Two ranks run first, because the others load their checkpoint from `root`."""
     counts = (2, 1)
     program = partial(all_runs_of_rank, root)
     found = gloo_ranks.run_on_ranks([gloo_ranks.RankedRun(program, num_ranks) for num_ranks in counts])
     return {
-        num_ranks: [each for each in of_ranks if isinstance(each, OfRank)]
+        num_ranks: [each for each in of_ranks if isinstance(each, RankResults)]
         for num_ranks, of_ranks in zip(counts, found, strict=True)
     }
 
 
-def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
+def all_runs_of_rank(root: Path, context: WorkerContext) -> RankResults:
     steps = {
         name: step_cases.one_step(case, context) for name, case in CASES.items() if case.num_ranks == context.world_size
     }
@@ -104,7 +105,7 @@ def all_runs_of_rank(root: Path, context: WorkerContext) -> OfRank:
     again = replays.replayed_run(MICRO, context)
     again.group.load_checkpoint(folder, SAVED_STEP)
     again.steps(SAVED_STEP, NUM_STEPS)
-    return OfRank(steps, trained, again.state(), dropout_logprobs(context))
+    return RankResults(steps, trained, again.state(), dropout_logprobs(context))
 
 
 def train(run: replays.ReplayedRun, root: Path | None) -> Trained:
@@ -115,7 +116,7 @@ def train(run: replays.ReplayedRun, root: Path | None) -> Trained:
     if root is not None:
         run.save(root, SAVED_STEP)
     run.steps(SAVED_STEP, NUM_STEPS)
-    base = replays.whole(engine.named_shards())
+    base = replays.whole_copies(engine.named_shards())
     merged = merged_of(engine)
     batch = rollout(run)
     frozen = TrainEngine(run.replay.engine_settings(context.world_size, is_trained=False))
@@ -131,7 +132,7 @@ def train(run: replays.ReplayedRun, root: Path | None) -> Trained:
         base=base,
         adapters=whole_adapters(engine),
         merged=merged,
-        base_after=replays.whole(engine.named_shards()),
+        base_after=replays.whole_copies(engine.named_shards()),
         reference_logprobs=reference.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS).values,
         base_logprobs=alone.compute_ref_logprobs(batch).ragged_column(REF_LOGPROBS).values,
         policy_logprobs=run.actor.compute_logprobs(batch).ragged_column(OLD_LOGPROBS).values,
@@ -153,7 +154,7 @@ def dropout_logprobs(context: WorkerContext) -> list[torch.Tensor]:
 
 
 def rollout(run: replays.ReplayedRun) -> DataProto:
-    """The same rows on all ranks."""
+    """The same rollout on all ranks."""
     batch = (
         replays.ReplayedRollouts()
         .run(replays.prompts_of(0, 2), 4, run.replay.plan(1).sampling, torch.tensor([3]))

@@ -1,4 +1,4 @@
-"""Steps with everything offloaded beside the same steps without, on one rank, and what is in memory meanwhile."""
+"""Steps with full offload and the same steps without, on one rank, and the memory that they use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPLAY = replays.Replay(
     Algorithm(kl=Kl(coefficient=0.1, placement=KlPlacement.LOSS)),
     Optimizer(learning_rate=3e-4),
     mini_batch_size=2,
-    # Several micro-batches of a row or two in each of two updates.
+    # Two updates, each with several micro-batches of one or two rows.
     max_tokens_per_micro_batch=2 * (replays.LONGEST_PROMPT + replays.LONGEST_RESPONSE),
 )
 NUM_STEPS, SAVED_STEP = 2, 1
@@ -49,39 +49,41 @@ Marks = list[tuple[str, Mapping[str, int]]]
 
 @dataclass(frozen=True)
 class OffloadRun:
-    """What one rank has seen."""
+    """The results of one rank."""
 
     is_equal: bool
-    """The state after NUM_STEPS steps, to the last bit: with everything offloaded and without; ..."""
+    """Whether the states after NUM_STEPS steps are bitwise equal with and without offload."""
     is_resumed_equal: bool
-    """... and of both, gone on from the checkpoint of the run with offload."""
+    """Whether the same holds for both runs after resuming from the checkpoint of the run with offload."""
     step: Marks
-    """A rollout and a training step with everything offloaded, not the first; ..."""
+    """Memory at the boundaries of a rollout and training step with full offload, not the first step."""
     plain_step: Marks
-    """... and with nothing."""
+    """The same without offload."""
     metrics: dict[str, float]
-    """Of the former."""
+    """Metrics of the step with offload."""
     num_parameter_bytes: int
-    """Of this rank's shards."""
+    """Size of this rank's parameter shards."""
     live_bytes: list[int]
-    """Of the whole process, after each of three steps with rollouts."""
+    """Memory of all tensors of the process after each of three steps with rollouts."""
     gradients_in_passes: list[int]
-    """Bytes of them when each pass of the first step's updates begins, with everything offloaded; ..."""
+    """Size of the gradients at the start of each pass in the first step's updates, with full offload."""
     plain_gradients_in_passes: list[int]
-    """... and with nothing."""
+    """The same without offload."""
     at_rest: dict[str, dict[str, int]]
-    """Bytes of moments and of the critic, of a run with a critic and everything offloaded: after checkpoints
-    were measured, saved and loaded, and after a step."""
-    refusals: dict[str, str]
+    """Sizes of moments and critic in a run with a critic and full offload: after checkpoints were sized, saved and
+    loaded, and after a step."""
+    memory_errors: dict[str, str]
     deferred_peak: int
-    """Bytes of all owners in the first step's passes: gradients reduced once per update; ..."""
+    """Peak of all owners in the passes of the first step if gradients are reduced once per update."""
     plain_peak: int
-    """... or with every micro-batch."""
+    """The same if gradients are reduced with every micro-batch."""
 
 
-def everything(root: Path, context: WorkerContext) -> OffloadRun:
-    """On one or two ranks; `root` is a folder of this number of ranks. One run after the other: memory is counted for
-    all that there are in a process."""
+def measure_offload(root: Path, context: WorkerContext) -> OffloadRun:
+    """Makes all runs on one or two ranks. `root`: a folder for this number of ranks.
+
+    The runs are sequential, because memory is counted for the whole process.
+    """
     away = one_run(replace(REPLAY, offloads=True), context, root, None)
     plain = one_run(REPLAY, context, root, away.checkpoint)
     deferred = replays.replayed_run(replace(REPLAY, defers_reduction=True), context)
@@ -97,14 +99,14 @@ def everything(root: Path, context: WorkerContext) -> OffloadRun:
         plain_gradients_in_passes=plain.gradients_in_passes,
         plain_peak=plain.peak,
         deferred_peak=peak_of_first_step(deferred),
-        at_rest=around_checkpoints(context, root),
-        refusals=refusals(context),
+        at_rest=memory_around_checkpoints(context, root),
+        memory_errors=memory_errors(context),
     )
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """A run, and what it saw."""
+    """A run and its measurements."""
 
     state: dict[str, torch.Tensor]
     resumed: dict[str, torch.Tensor]
@@ -118,10 +120,10 @@ class OneRun:
 
 
 def one_run(replay: replays.Replay, context: WorkerContext, root: Path, checkpoint: Path | None) -> OneRun:
-    """Steps with a save in between; then from `checkpoint` on, by default its own; then rollouts, too."""
+    """Trains with a save in between; then resumes from `checkpoint`, by default its own; then trains with rollouts."""
     run = replays.replayed_run(replay, context)
     num_parameter_bytes = sum(local_part(each).nbytes for each in run.actor.engine.model.parameters())
-    with watched_gradients(run.actor.engine) as gradients_in_passes:
+    with recorded_gradient_sizes(run.actor.engine) as gradients_in_passes:
         peak = peak_of_first_step(run)
     run.steps(1, SAVED_STEP)
     saved = run.save(root / f"offloads-{replay.offloads}", SAVED_STEP)
@@ -136,7 +138,7 @@ def one_run(replay: replays.Replay, context: WorkerContext, root: Path, checkpoi
 
 
 def hybrid_worker(run: replays.ReplayedRun, engine_class: type[HfEngine] = HfEngine) -> HybridWorker:
-    """The run's actor with an engine that generates."""
+    """The run's actor together with a rollout engine."""
     context = run.actor.context
     settings = HfSettings(replays.MODEL, context.device, torch.float32, 16)
     rollout = RolloutWorker(context, lambda: engine_class(settings), 1)
@@ -144,19 +146,19 @@ def hybrid_worker(run: replays.ReplayedRun, engine_class: type[HfEngine] = HfEng
 
 
 def generate(hybrid: HybridWorker, num_prompts: int) -> None:
-    """Responses of SAMPLING to so many prompts, which are all the same."""
+    """Generates responses to `num_prompts` equal prompts with the settings SAMPLING."""
     prompts = RaggedColumn.from_rows([torch.tensor([5, 6, 7])] * num_prompts)
     batch = DataProto({SAMPLE_SEEDS: torch.arange(num_prompts)}, ragged={PROMPT_TOKEN_IDS: prompts})
     hybrid.generate_sequences(batch, SAMPLING, True)
 
 
 def generate_once(engine_class: type[HfEngine], context: WorkerContext) -> None:
-    """A new run's actor generates two responses with an engine of this class."""
+    """Creates a run and generates two responses with an engine of this class."""
     generate(hybrid_worker(replays.replayed_run(REPLAY, context), engine_class), 2)
 
 
 def steps_with_rollouts(run: replays.ReplayedRun, live_bytes: list[int]) -> tuple[Marks, dict[str, float]]:
-    """Three rollouts and training steps of a hybrid worker; what the last one noted."""
+    """Three rollouts and training steps of a hybrid worker; returns the marks and metrics of the last one."""
     hybrid = hybrid_worker(run)
     for number in range(3):
         SPANS.take()
@@ -172,8 +174,8 @@ def steps_with_rollouts(run: replays.ReplayedRun, live_bytes: list[int]) -> tupl
     return marks, MEMORY.take_metrics()
 
 
-def around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str, int]]:
-    """See OffloadRun.at_rest."""
+def memory_around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str, int]]:
+    """Makes the measurements of OffloadRun.at_rest."""
     run = replays.replayed_run(
         replace(REPLAY, algorithm=Algorithm(type=AlgorithmType.PPO), critic=Critic(), offloads=True), context
     )
@@ -198,8 +200,8 @@ def around_checkpoints(context: WorkerContext, root: Path) -> dict[str, dict[str
 
 
 @contextmanager
-def watched_gradients(engine: TrainEngine) -> Iterator[list[int]]:
-    """Within it, their bytes at the beginning of each pass that has a backward."""
+def recorded_gradient_sizes(engine: TrainEngine) -> Iterator[list[int]]:
+    """Records the size of the gradients at the start of each pass that has a backward pass."""
     found: list[int] = []
 
     def note(*_: object) -> None:
@@ -214,15 +216,15 @@ def watched_gradients(engine: TrainEngine) -> Iterator[list[int]]:
 
 
 def peak_of_first_step(run: replays.ReplayedRun) -> int:
-    """In its passes."""
+    """Peak of the passes in the first step."""
     gc.collect()
     MEMORY.take_metrics()
     run.step(0)
     return int(MEMORY.take_metrics()["memory/during_forward_backward_bytes_max"])
 
 
-def refusals(context: WorkerContext) -> dict[str, str]:
-    """What is said where a machine has 1 MiB left: by an engine that offloads, and by a hybrid worker."""
+def memory_errors(context: WorkerContext) -> dict[str, str]:
+    """Error messages with 1 MiB of free host memory: of an engine with offload, and of a hybrid worker."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HOST_MEMORY, "available_bytes", lambda: MEBIBYTE)
@@ -238,19 +240,19 @@ def refusals(context: WorkerContext) -> dict[str, str]:
 
 
 def are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """To the last bit."""
+    """Whether all tensors are bitwise equal."""
     return one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
 
 
 def num_live_bytes() -> int:
-    """Of all storages on the host, each once."""
+    """Bytes of all tensor storages on the host, each counted once."""
     gc.collect()
     return sum({storage.data_ptr(): storage.nbytes() for storage in _storages()}.values())
 
 
 def _storages() -> Iterator[torch.UntypedStorage]:
     for each in gc.get_objects():
-        # The type, not the object: a proxy would be asked for its class.
+        # Checks the type instead of calling isinstance, because isinstance asks a proxy for its class.
         if issubclass(type(each), torch.Tensor):
             local = each._local_tensor if isinstance(each, DTensor) else each
             if local.layout is torch.strided and local.device.type == "cpu" and local.untyped_storage().nbytes():

@@ -1,7 +1,7 @@
-"""GRPO on the replayed rollouts as its papers say it, with transformers and PyTorch alone: one row at a time, eager
+"""GRPO on the replayed rollouts as its papers define it, with transformers and PyTorch only: one row at a time, eager
 attention, no sharding.
 
-Legend: T tokens of a row, R response tokens of it, V vocabulary.
+Legend: T tokens of a row, R response tokens of a row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rljob_trainer.dispatch.worker import WorkerContext
 from rljob_trainer.workers.columns import RESPONSE_MASK, ROLLOUT_LOGPROBS, SCORES, TOKENS
 
 CLIP_RATIO, DUAL_CLIP_RATIO = 0.2, 3.0
-"""Of the recipe GRPO."""
+"""The clip ratios of the recipe GRPO."""
 
 
-def plain_model() -> PreTrainedModel:
+def initial_policy() -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         replays.MODEL, dtype=torch.float32, attn_implementation="eager"
     )
@@ -38,10 +38,10 @@ class Row:
     is_response_T: Tensor
     score: float
     rollout_logprobs_N: Tensor
-    """By the replayed generator: numbers that have nothing to do with the model."""
+    """Random numbers in place of the rollout engine's log-probabilities; the model does not produce them."""
 
     def all_logprobs_NV(self, model: nn.Module, temperature: float) -> Tensor:
-        """Of what may come at the place of each response token."""
+        """Log-probabilities of all tokens at each response position."""
         logits_TV = model(input_ids=self.tokens_T[None]).logits[0]
         return torch.log_softmax(logits_TV[:-1][self.is_response_T[1:]] / temperature, dim=-1)
 
@@ -53,13 +53,13 @@ class Row:
 
 
 def rollout_of(replay: replays.Replay, step: int) -> DataProto:
-    """The replayed responses of a step, those to one prompt side by side."""
+    """The replayed responses of a step; those to the same prompt are adjacent."""
     seeds = sample_seeds(replays.SEED, TRAINING_STREAM, step, replay.batch_size * replay.group_size)
     prompts = replays.prompts_of(step, replay.batch_size)
     return replays.ReplayedRollouts().run(prompts, replay.group_size, replay.plan(1).sampling, seeds).batch
 
 
-def rows_of(replay: replays.Replay, step: int) -> list[Row]:
+def rows_of_step(replay: replays.Replay, step: int) -> list[Row]:
     batch = rollout_of(replay, step)
     tokens, masks, before = (
         batch.ragged_column(name).row_tensors() for name in (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)
@@ -69,7 +69,7 @@ def rows_of(replay: replays.Replay, step: int) -> list[Row]:
 
 
 def group_advantages(rows: list[Row], group_size: int) -> list[float]:
-    """A score less the mean of its group's, over their standard deviation."""
+    """A score minus the mean of its group, divided by the standard deviation of the group."""
     advantages: list[float] = []
     for start in range(0, len(rows), group_size):
         scores = torch.tensor([row.score for row in rows[start : start + group_size]])
@@ -84,8 +84,8 @@ def clipped_losses(new_N: Tensor, old_N: Tensor, advantage: float) -> Tensor:
 
 
 def first_update(replay: replays.Replay, context: WorkerContext) -> tuple[replays.ReplayedRun, dict[str, Tensor]]:
-    """A run after its first step, and the gradient of its first update."""
+    """A run after its first step, and the gradients of its first update."""
     run = replays.replayed_run(replay, context)
-    with replays.kept_gradients(run.actor.engine) as gradients:
+    with replays.recorded_gradients(run.actor.engine) as gradients:
         run.step(0)
     return run, gradients[0]

@@ -1,7 +1,8 @@
-"""Training steps on fixed rollouts, on gloo ranks without Ray: the real step, actor and reference, no generator.
+"""Training steps on fixed rollouts, on gloo ranks without Ray: the real step, actor and reference, without a rollout
+engine.
 
-Every rank plays the controller beside its own workers: all make the same calls, each runs its own share, and all get
-what the controller would get.
+Every rank plays the controller: all ranks make the same calls, each runs its own share, and all get the results that
+the controller would get.
 
 Legend: B responses.
 """
@@ -65,16 +66,16 @@ from rljob_trainer.workers.reference import ReferenceWorker
 
 MODEL = QUICKSTART_MODEL
 FIRST_TOKEN, END_TOKEN = 3, 13
-"""Tokens of the rollouts are at least the first and below the second."""
+"""Token ids of the rollouts are in range(FIRST_TOKEN, END_TOKEN)."""
 LONGEST_PROMPT, LONGEST_RESPONSE = 8, 12
 SEED = 5
 KL_COEFFICIENT = "klCoefficient"
-"""In the manifest of a replayed run's checkpoint."""
+"""Key in the manifest of a replayed run's checkpoint."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A run on fixed rollouts. Sizes are in prompts, as in a job."""
+    """A run on fixed rollouts. Batch sizes are in prompts, as in a job."""
 
     algorithm: Algorithm = field(default_factory=Algorithm)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -95,22 +96,22 @@ class Replay:
     sequence_parallel: int = 1
     lora: Lora | None = None
     offloads: bool = False
-    """Everything that can be, of actor and reference."""
+    """Turns on all offload of actor and reference."""
     defers_reduction: bool = False
     critic: Critic | None = None
-    """Must be there for an advantage that needs values."""
+    """Required for an advantage that needs values."""
 
     @property
     def resolved(self) -> Algorithm:
-        """The learning rule."""
+        """The algorithm with all defaults of its recipe."""
         return resolve_algorithm(self.algorithm)
 
     def layout(self, num_ranks: int) -> ParallelLayout:
-        """Of actor and reference on so many ranks."""
+        """Layout of actor and reference on this number of ranks."""
         return ParallelLayout.of(num_ranks, self.shard_size, self.sequence_parallel)
 
     def engine_settings(self, num_ranks: int, *, is_trained: bool = True) -> TrainEngineSettings:
-        """Of the actor, or of a frozen model."""
+        """Engine settings of the actor, or of a frozen model."""
         return TrainEngineSettings(
             model_folder=self.model,
             device=torch.device("cpu"),
@@ -128,7 +129,7 @@ class Replay:
         )
 
     def actor_settings(self, num_ranks: int) -> ActorSettings:
-        """Of the actor on so many ranks."""
+        """Settings of the actor on this number of ranks."""
         return ActorSettings(
             engine=self.engine_settings(num_ranks),
             algorithm=self.resolved,
@@ -144,7 +145,7 @@ class Replay:
         )
 
     def critic_settings(self, num_ranks: int) -> CriticSettings:
-        """Of the critic on so many ranks."""
+        """Settings of the critic on this number of ranks."""
         assert self.critic is not None
         optimizer = self.critic.optimizer
         return CriticSettings(
@@ -163,7 +164,7 @@ class Replay:
         )
 
     def plan(self, num_ranks: int) -> StepPlan:
-        """Of the steps on so many ranks."""
+        """Plan of the steps on this number of ranks."""
         return StepPlan(
             algorithm=self.resolved,
             sampling=SamplingSettings(self.temperature, self.top_p, self.top_k, LONGEST_RESPONSE, ()),
@@ -180,10 +181,10 @@ class Replay:
 
 
 class ReplayedRollouts(RolloutPhase):
-    """In the place of generator and rewards: responses and scores that follow from the seeds alone."""
+    """Replaces rollout engine and rewards: responses and scores depend only on the seeds."""
 
     def __init__(self) -> None:
-        """Needs nothing of what a rollout needs."""
+        """Overrides RolloutPhase.__init__, whose arguments are not needed."""
 
     def begin(
         self,
@@ -195,7 +196,8 @@ class ReplayedRollouts(RolloutPhase):
         syncs: bool = True,
         with_greedy: bool = False,
     ) -> Rollout:
-        """Scores 0 and 1; those of every other prompt's responses are all equal. All by weights of step 0."""
+        """Responses with scores 0 and 1, as if generated with the weights of step 0. Every other group has equal scores
+        only."""
         del sampling, syncs
         assert not with_greedy
         generator = torch.Generator().manual_seed(int(seeds[0]))
@@ -224,7 +226,7 @@ class ReplayedRollouts(RolloutPhase):
         return Rollout(repeated, batch, {"score": 1.0}, Scoring(scores))
 
     def scored(self, rollout: Rollout) -> Rollout:
-        """With what `begin` has drawn."""
+        """Adds the scores that `begin` has drawn."""
         if rollout.scoring is None:
             return rollout
         return replace(rollout, batch=rollout.batch.union(rollout.scoring.by_rewards.result()), scoring=None)
@@ -240,29 +242,31 @@ class ReplayedRun:
     reference: ReferenceWorker | None
     critic: CriticWorker | None
     groups: Sequence[JoinedTrained]
-    """What checkpoints are made of."""
+    """The groups whose state is in a checkpoint."""
     training_step: TrainingStep
 
     def step(self, number: int) -> dict[str, float]:
-        """Collective. Training step `number` (from 0); its metrics."""
+        """Runs training step `number` (from 0) and returns its metrics. Collective."""
         return self.training_step.run(prompts_of(number, self.replay.batch_size), number)[1]
 
     def steps(self, first: int, last: int) -> list[dict[str, float]]:
-        """Collective. Steps from `first` until before `last`."""
+        """Runs the steps from `first` up to, but not including, `last`. Collective."""
         return [self.step(number) for number in range(first, last)]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Collective. What is trained, whole."""
+        """Whole trained tensors. Collective."""
         engine = self.actor.engine
-        return whole(engine.named_adapters() if self.replay.lora else engine.named_shards())
+        return whole_copies(engine.named_adapters() if self.replay.lora else engine.named_shards())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Collective. What is trained, and the optimizer's state, whole."""
-        moments = {f"optimizer.{name}": each for name, each in whole(self.actor.engine.named_optimizer_state()).items()}
+        """Whole trained tensors and optimizer state. Collective."""
+        moments = {
+            f"optimizer.{name}": each for name, each in whole_copies(self.actor.engine.named_optimizer_state()).items()
+        }
         return {**self.weights(), **moments}
 
     def save(self, root: Path, step: int) -> Path:
-        """Collective. A checkpoint after so many steps; its folder."""
+        """Saves a checkpoint after `step` steps and returns its folder. Collective."""
         folders = [begin_save(root, step, start_number=1) if self.actor.context.rank == 0 else None]
         dist.broadcast_object_list(folders)
         [folder] = folders
@@ -278,7 +282,7 @@ class ReplayedRun:
         return folder
 
     def load(self, folder: Path, step: int) -> None:
-        """Collective. From a checkpoint of so many steps."""
+        """Loads a checkpoint that was saved after `step` steps. Collective."""
         for group in self.groups:
             group.load_checkpoint(folder, step)
         kept = read_manifest(folder)[0].extra[KL_COEFFICIENT]
@@ -292,8 +296,10 @@ def replayed_run(
     cursor: PromptCursor[PromptRow] | None = None,
     rollout: RolloutPhase | None = None,
 ) -> ReplayedRun:
-    """Collective. A run before its first step; `cursor` is where dynamic sampling draws from, and `rollout` what
-    responds in the place of `ReplayedRollouts`."""
+    """Creates a run before its first step. Collective.
+
+    `cursor`: the prompts for dynamic sampling. `rollout`: replaces `ReplayedRollouts`.
+    """
     actor = ActorWorker(context, replay.actor_settings(context.world_size))
     group = JoinedActor(actor)
     reference = None
@@ -316,7 +322,7 @@ def replayed_run(
 
 
 def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:
-    """The prompts of a step, of different lengths."""
+    """The prompts of a step; their lengths differ."""
     generator = torch.Generator().manual_seed(1000 + step)
     found = []
     for index in range(num_prompts):
@@ -326,20 +332,20 @@ def prompts_of(step: int, num_prompts: int) -> list[PromptRow]:
     return found
 
 
-def whole(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Collective. Copies of whole tensors, in float32."""
+def whole_copies(named_shards: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Copies of whole tensors, in float32. Collective."""
     return {name: tensor.clone() for name, tensor in whole_tensors(named_shards, torch.float32)}
 
 
 @contextmanager
-def kept_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Within it, the whole gradients of each update, before they are clipped and applied."""
+def recorded_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Records the whole gradients of each update before they are clipped and applied."""
     updates: list[dict[str, torch.Tensor]] = []
     apply_update = engine.optimizer_step
 
     def keep(rate: float) -> float:
         shards = ((name, parameter.grad) for name, parameter in engine.model.named_parameters())
-        updates.append(whole((name, gradient) for name, gradient in shards if gradient is not None))
+        updates.append(whole_copies((name, gradient) for name, gradient in shards if gradient is not None))
         return apply_update(rate)
 
     engine.optimizer_step = keep  # type: ignore[method-assign,assignment]
@@ -351,15 +357,15 @@ def kept_gradients(engine: TrainEngine) -> Iterator[list[dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a model was given to read in one pass."""
+    """The inputs of one forward pass of a model."""
 
     num_tokens: int
     num_rows: int
 
 
 @contextmanager
-def watched_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
-    """Within it, the passes of this rank's model, whose rows are flat."""
+def recorded_passes(engine: TrainEngine) -> Iterator[list[Pass]]:
+    """Records the forward passes of this rank's model, whose rows are flat."""
     passes: list[Pass] = []
 
     def note(_module: nn.Module, _arguments: object, named: dict[str, torch.Tensor]) -> None:

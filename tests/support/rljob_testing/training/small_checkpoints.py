@@ -1,4 +1,4 @@
-"""Small checkpoints with known content, and the part of an actor in them, played in this process: no training."""
+"""Small checkpoints with known content. A fake actor in this process saves and loads them, without training."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rljob_trainer.datasets.cursor import CursorState
 
 
 def values_of(step: int) -> torch.Tensor:
-    """The whole tensor `weight` that is saved at a step: 5 rows for two ranks."""
+    """The tensor `weight` that is saved at a step: 5 rows, for two ranks."""
     return torch.arange(15, dtype=torch.float32).reshape(5, 3) + step
 
 
 def shards_of(step: int) -> list[ShardedTensor]:
-    """By rank: three rows and two."""
+    """The shards of the two ranks: three rows and two rows."""
     whole = values_of(step)
     return [
         ShardedTensor("weight", whole[:3], global_shape=(5, 3), offsets=(0, 0)),
@@ -41,7 +41,7 @@ def shards_of(step: int) -> list[ShardedTensor]:
 
 
 def save_step(root: Path, step: int, start_number: int, **extra: JsonValue) -> CheckpointStatus:
-    """A save on two ranks, played one after the other: rank 0 in the foreground, rank 1 in the background."""
+    """Saves a checkpoint of two ranks, one after the other: rank 0 in the foreground, rank 1 in the background."""
     first, second = shards_of(step)
     folder = begin_save(root, step, start_number, num_bytes=values_of(step).nbytes)
     records = [save_shard(folder, 0, [first]), save_shard_async(folder, 1, [second], HostBuffers()).wait()]
@@ -49,22 +49,22 @@ def save_step(root: Path, step: int, start_number: int, **extra: JsonValue) -> C
 
 
 def nothing() -> None:
-    """What happens at a call unless a test says otherwise."""
+    """The default hook: does nothing."""
 
 
 CHOICES = AutoSettings(dtype=Dtype.BFLOAT16, rollout_engine=RolloutEngine.HUGGING_FACE, rollout_compile=Compile.NEVER)
 
 
 def cursor_at(position: int) -> CursorState:
-    """A place in a data set of 100 rows."""
+    """A position in a dataset of 100 rows."""
     return CursorState(epoch=0, position=position, num_rows=100, seed=0, shuffle=False, digest="any")
 
 
 class LocalActor:
-    """Holds the tensor `weight`, [rows, columns] float32, cut by rows over `num_ranks` ranks.
+    """Holds the tensor `weight`, [rows, columns] float32, sharded by rows over `num_ranks` ranks.
 
-    `on_copy` and `on_finish` run within `begin_checkpoint` and `finish_checkpoint`; `is_written` is what the ranks
-    answer when they are asked. `seen` is what ranks of other machines see of a folder, where that differs.
+    `on_copy` and `on_finish` run within `begin_checkpoint` and `finish_checkpoint`. `is_written` is what the ranks
+    report. `seen` maps a folder to what ranks on other machines see there, if that differs.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One training step on fixed rollouts, computed in one way or another, and what a rank saw of it."""
+"""One training step on fixed rollouts, computed in one of several equivalent ways, and the results of one rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rljob_trainer.observability.spans import SPANS, Span
 
 
 class Layout(Enum):
-    """How rows are laid out in a pass."""
+    """How rows are laid out in a forward pass."""
 
     FLAT = auto()
-    """As the engine chooses: short rows in one call of attention."""
+    """The engine's default: several short rows in one attention call."""
     PER_ROW = auto()
-    """Flat, and attention row by row."""
+    """Flat rows, with one attention call per row."""
     PADDED = auto()
-    """As for a model that flat rows do not serve."""
+    """Padded rows, as for a model that does not support flat rows."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,27 @@ class Case:
     num_ranks: int = 1
     layout: Layout = Layout.FLAT
     in_tiles: bool = False
-    """Log-probabilities as with a vocabulary that is too large for whole logits."""
+    """Log-probabilities in tiles, as for a vocabulary whose logits are too large."""
     step: int = 0
-    """The steps before are made in the same way."""
+    """Number of the step. The steps before it are computed in the same way."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank saw of a step."""
+    """The results of a step on one rank."""
 
     gradients: list[dict[str, torch.Tensor]]
-    """Of each update, whole."""
+    """Whole gradients of each update."""
     metrics: dict[str, float]
     kernels: set[Kernel]
     earlier: tuple[dict[str, float], ...] = ()
     """Metrics of the steps before."""
     spans: tuple[str, ...] = ()
-    """Names of what was done in the step, in the order of the ends."""
+    """Names of the recorded spans of the step, ordered by their ends."""
 
 
 def one_step(case: Case, context: WorkerContext) -> Outcome:
-    """Collective. The case's step, and those before it."""
+    """Runs the case's step after the steps before it. Collective."""
     kernels: set[Kernel] = set()
 
     def noted(kernel: Kernel, *tensors_and_more: object) -> torch.Tensor:
@@ -72,7 +72,7 @@ def one_step(case: Case, context: WorkerContext) -> Outcome:
         run = replays.replayed_run(case.replay, context)
         earlier = run.steps(0, case.step)
         patch.setattr(attention, "attend", noted)
-        with replays.kept_gradients(run.actor.engine) as gradients:
+        with replays.recorded_gradients(run.actor.engine) as gradients:
             SPANS.take()
             metrics = run.step(case.step)
     spans = tuple(each.name for each in SPANS.take() if isinstance(each, Span))

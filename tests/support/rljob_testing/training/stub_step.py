@@ -1,4 +1,4 @@
-"""A training step on worker groups that note what they are given: nothing is generated or trained."""
+"""A training step on fake worker groups that record their inputs: nothing is generated or trained."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ PROMPTS = [PromptRow(index, f"p{index}", f"p{index}", (index, 9), f"answer {inde
 
 @dataclass
 class Generator:
-    """Responses of two tokens each; of row i the tokens are i."""
+    """Generates responses of two tokens; in row i both tokens are i."""
 
     cut_off: frozenset[int] = frozenset()
-    """Rows."""
+    """Rows that are truncated."""
     requests: list[DataProto] = field(default_factory=list)
 
     def generate_sequences(self, batch: DataProto, sampling: SamplingSettings, syncs: bool) -> DataProto:
@@ -61,7 +61,7 @@ class Generator:
 
 @dataclass
 class Rewards:
-    """Those that it was told, row by row."""
+    """Gives fixed scores, row by row."""
 
     scores: dict[str, Sequence[float]]
     asked: list[DataProto] = field(default_factory=list)
@@ -76,17 +76,17 @@ class Rewards:
 
 
 def zeros_of(batch: DataProto) -> RaggedColumn:
-    """A number for each response token."""
+    """A zero for each response token."""
     mask = batch.ragged_column(RESPONSE_MASK)
     return RaggedColumn(torch.zeros(len(mask.values)), mask.lengths)
 
 
 @dataclass
 class Actor:
-    """Learns nothing."""
+    """An actor without a model."""
 
     kl_sums: Sequence[float] | None = None
-    """Of the rows; None for zeros."""
+    """One number per row; None for zeros."""
     updates: list[DataProto] = field(default_factory=list)
     num_passes: int = 0
 
@@ -113,7 +113,7 @@ class Actor:
 
 @dataclass
 class Reference:
-    """Says nothing new."""
+    """A reference that reports zero log-probabilities."""
 
     num_passes: int = 0
 
@@ -123,7 +123,7 @@ class Reference:
 
 
 class Critic:
-    """Expects nothing, and learns nothing."""
+    """A critic that predicts zeros."""
 
     def compute_values(self, batch: DataProto) -> FinishedCall[DataProto]:
         return FinishedCall(DataProto(ragged={VALUES: zeros_of(batch)}))
@@ -134,14 +134,14 @@ class Critic:
 
 
 class RewardModel:
-    """Scores of 0, by the name `liking`."""
+    """Scores of 0 under the name `liking`."""
 
     def compute_scores(self, batch: DataProto) -> FinishedCall[DataProto]:
         return FinishedCall(DataProto({score_column("liking"): torch.zeros(len(batch), dtype=torch.float64)}))
 
 
 def finished(request_id: str, token: int, *, cut_off: bool = False) -> FinishedSequence:
-    """A response that is this token, twice."""
+    """A response of twice this token."""
     reason = FinishReason.LENGTH if cut_off else FinishReason.STOP
     return FinishedSequence(request_id, (token, token), (-1.0, -1.0), (0, 0), f"text {token}", f"plain {token}", reason)
 
@@ -167,7 +167,7 @@ def step_of(
     critic_warmup_steps: int = 0,
     has_single_update: bool = True,
 ) -> Step:
-    """Two responses to each prompt."""
+    """A step with two responses per prompt."""
     generator, rewards, actor, timer = Generator(), Rewards(scores), Actor(), PhaseTimer(time.perf_counter)
     plan = StepPlan(
         algorithm=resolve_algorithm(Algorithm.from_wire(wire)),

@@ -1,5 +1,5 @@
-"""Real runs of the smallest model: as processes, or in the test's own process, where no seconds go into imports and
-parts can be replaced; what they wrote, and which processes they started."""
+"""Real runs of the smallest model: as processes, or in the test's process, which saves seconds of imports and allows a
+test to replace parts. Reads what a run wrote, and finds the processes that it started."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ END_SECONDS = 480.0
 def small_job(
     *, num_workers: int = 1, roles: Document | None = None, checkpoint: Document | None = None, **training: JsonValue
 ) -> Document:
-    """Four steps of 4 prompts with 4 responses each, a checkpoint after each. `training` is merged into
-    spec.training, in the names of the file; mappings are merged, everything else is replaced."""
+    """A job with four steps of 4 prompts x 4 responses, and a checkpoint after each step.
+
+    `training` is merged into spec.training, with the names of the job file: mappings are merged, everything else is
+    replaced.
+    """
     base: Document = {
         "model": {"source": f"{ASSETS}/model"},
         "dataset": {"type": "File", "file": {"path": f"{ASSETS}/train.jsonl"}, "maxPromptTokens": 8},
@@ -61,18 +64,18 @@ def small_job(
 
 
 def function_reward(path: str, **fields: JsonValue) -> Document:
-    """An entry of `rewards`, scored in one process."""
+    """An entry of `rewards` that is scored in one process."""
     return {"type": "Function", "function": {"path": path}, "numProcesses": 1, **fields}
 
 
 def held_out(num_prompts: int, every_steps: int) -> Document:
-    """An evaluation block on the digits' held-out file."""
+    """An evaluation block with the held-out rows of the quickstart."""
     dataset: Document = {"type": "File", "file": {"path": f"{ASSETS}/held_out.jsonl"}, "maxPromptTokens": 8}
     return {"dataset": dataset, "numPrompts": num_prompts, "everySteps": every_steps}
 
 
 def merged(base: Document, changes: Document) -> Document:
-    """`base` with `changes`, mapping by mapping."""
+    """`base` with `changes`; nested mappings are merged."""
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
@@ -82,7 +85,7 @@ def merged(base: Document, changes: Document) -> Document:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run has written."""
+    """The files that a run has written."""
 
     folder: Path
 
@@ -92,43 +95,43 @@ class RunFiles:
         return self.folder / "checkpoints"
 
     def metrics(self) -> list[dict[str, float]]:
-        """Complete rows of metrics.jsonl."""
-        return cast(list[dict[str, float]], rows_of(self.folder / "metrics.jsonl"))
+        """The complete rows of metrics.jsonl."""
+        return cast(list[dict[str, float]], json_lines(self.folder / "metrics.jsonl"))
 
     def training_steps(self) -> list[int]:
         """Steps that have a training row, in the order of the file."""
         return [int(row["step"]) for row in self.metrics() if "actor/lr" in row]
 
     def series(self, name: str) -> list[float]:
-        """One metric over the rows that have it."""
+        """The values of one metric, over the rows that have it."""
         return [row[name] for row in self.metrics() if name in row]
 
     def samples(self, kind: str, step: int) -> list[dict[str, str]]:
-        """Rows of samples.jsonl."""
-        rows = cast(list[dict[str, str]], rows_of(self.folder / "samples.jsonl"))
+        """Rows of samples.jsonl of one kind and step."""
+        rows = cast(list[dict[str, str]], json_lines(self.folder / "samples.jsonl"))
         return [row for row in rows if row["kind"] == kind and int(row["step"]) == step]
 
     def state(self) -> RunState:
-        """RunState as it is now; the run must have written one."""
+        """The current run state, which must exist."""
         return RunState.from_wire(json.loads((self.folder / RUN_STATE_FILE_NAME).read_text()))
 
     def newest_checkpoint(self) -> int:
-        """The step of the newest checkpoint as RunState tells it; 0 where there is none yet."""
+        """The step of the newest checkpoint in the run state; 0 if there is none yet."""
         has_begun = (self.folder / RUN_STATE_FILE_NAME).exists()
         checkpoint = self.state().checkpoint if has_begun else None
         return checkpoint.step if checkpoint else 0
 
     def checkpoint_names(self) -> list[str]:
-        """Folders of the checkpoint root that are checkpoints or were to become one, oldest first."""
+        """Names of complete and incomplete checkpoint folders, oldest first."""
         return sorted(path.name for path in self.checkpoints.glob("step-*"))
 
     def exported_weights(self) -> bytes:
-        """The exported weights file, byte for byte."""
+        """The bytes of the exported weights file."""
         return (self.folder / "export" / "model.safetensors").read_bytes()
 
 
-def rows_of(path: Path) -> list[Document]:
-    """The complete lines of a JSON Lines file that may still grow; none where it is missing."""
+def json_lines(path: Path) -> list[Document]:
+    """The complete lines of a JSON Lines file that may still grow; none if it does not exist."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
@@ -138,7 +141,7 @@ class LocalRun:
 
     def __init__(self, folder: Path, job: Document, *arguments: str, **variables: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # YAML contains JSON.
+        # JSON is valid YAML.
         (folder / "job.yaml").write_text(json.dumps(job))
         self.files = RunFiles(folder / "runs" / "small")
         self.seen: set[Process] = set()
@@ -159,20 +162,22 @@ class LocalRun:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self._output_file.read_text()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until the condition holds; fails when the run ends before."""
+        """Waits until the condition holds. Fails if the run ends first."""
         deadline = time.monotonic() + END_SECONDS
         while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.output}"
+            assert self.process.poll() is None, (
+                f"the run ended early with exit code {self.process.returncode}:\n{self.output}"
+            )
             if time.monotonic() > deadline:
                 self._give_up()
             time.sleep(0.02)
 
     def end(self) -> int:
-        """Waits for the end; the exit code."""
+        """Waits for the end and returns the exit code."""
         try:
             code = self.process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -180,13 +185,13 @@ class LocalRun:
         self._watcher.join()
         return code
 
-    def of_its_folder(self) -> set[Process]:
-        """Living processes whose environment names the folder of the run."""
+    def processes_of_run(self) -> set[Process]:
+        """Living processes whose environment contains the folder of the run."""
         return processes_with_variable(ENV_RUN_FOLDER, str(self.files.folder))
 
-    def left_behind(self) -> list[Process]:
-        """Processes of the run that outlived it."""
-        return [*self.of_its_folder(), *(process for process in self.seen if is_alive(process))]
+    def leftover_processes(self) -> list[Process]:
+        """Processes of the run that are still alive after it ended."""
+        return [*self.processes_of_run(), *(process for process in self.seen if is_alive(process))]
 
     def _give_up(self) -> NoReturn:
         output = self.output
@@ -194,7 +199,7 @@ class LocalRun:
             self.process.terminate()
             time.sleep(1)
         self.process.wait()
-        raise AssertionError(f"not done within {END_SECONDS:.0f} s:\n{output}")
+        raise AssertionError(f"the run did not end within {END_SECONDS:.0f} s:\n{output}")
 
     def _watch(self) -> None:
         while self.process.poll() is None:
@@ -215,14 +220,14 @@ class Ended:
 
 
 class RunTrainer:
-    """Runs `python -m rljob_trainer` to its end, as the operator would start it. Relative paths of the job start at
+    """Runs `python -m rljob_trainer` to its end, as the operator starts it. Relative paths of the job refer to
     `folder`, which is also on the PYTHONPATH of workers and rewards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, job: Document, ray_address: str | None, *, attempt: int = 1, **variables: str) -> Ended:
-        """One attempt; `variables` are added to its environment."""
+        """Runs one attempt; `variables` are added to its environment."""
         environment = self._environment(job, ray_address, attempt) | variables
         terminal = io.StringIO()
         captured = (redirect_stdout(terminal), redirect_stderr(terminal))
@@ -235,7 +240,7 @@ class RunTrainer:
         return Ended(code, terminal.getvalue(), self.files)
 
     def start(self, job: Document, ray_address: str | None) -> subprocess.Popen[str]:
-        """The first attempt as a process of its own."""
+        """Starts the first attempt as a process."""
         return subprocess.Popen(
             [sys.executable, "-m", "rljob_trainer"],
             env=inherited_environment() | self._environment(job, ray_address, attempt=1),
@@ -246,7 +251,7 @@ class RunTrainer:
 
     @property
     def files(self) -> RunFiles:
-        """What the run writes."""
+        """The files of the run."""
         return RunFiles(self.folder / "run")
 
     def _environment(self, job: Document, ray_address: str | None, attempt: int) -> dict[str, str]:
@@ -266,7 +271,7 @@ class RunTrainer:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """The trainer takes over signals and logging of its process; here that is pytest's."""
+    """Restores pytest's signal handlers and logging, which the trainer replaces in this process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     logger = logging.getLogger("rljob_trainer")
     propagates, log_handlers = logger.propagate, list(logger.handlers)

@@ -177,8 +177,8 @@ class _Attempt:
         """Removes every group that was created. Never raises.
 
         Ray 2.60 never releases the resources of a group that is removed while it is being granted
-        (ray-project/ray#64693; without the wait `test_ctrl_c_just_after_a_group_was_made_leaves_nothing` fails). So
-        this first waits, for at most `GRANT_SECONDS`, until no group is being granted."""
+        (ray-project/ray#64693; without the wait `test_ctrl_c_just_after_a_group_was_created_leaves_no_reservation`
+        fails). So this first waits, for at most `GRANT_SECONDS`, until no group is being granted."""
         if not ray.is_initialized():
             return
         deadline = time.monotonic() + GRANT_SECONDS

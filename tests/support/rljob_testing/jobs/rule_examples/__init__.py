@@ -1,6 +1,6 @@
-"""For every rule of the API jobs that keep it and jobs that break it, as changes of a small valid job.
+"""For every rule of the API, jobs that follow it and jobs that break it, written as changes of a small valid job.
 
-The table is run through pydantic and through a real API server; both must give the verdict written here.
+Tests run the table through pydantic and through a real API server; both must give the verdict written here.
 """
 
 from __future__ import annotations

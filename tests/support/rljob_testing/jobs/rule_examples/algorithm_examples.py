@@ -1,4 +1,4 @@
-"""The part of `rule_examples` about the learning rule."""
+"""Examples for the rules on the algorithm; part of `rule_examples`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUP_RELATIVE: tuple[Mapping[str, object], ...] = (
 
 
 def _blocks(part: type[Variants], variants: type[StrEnum], by_default: StrEnum) -> dict[str, str]:
-    """Blocks that may be left out, with the variants that they belong to, but for that of the default recipe."""
+    """Optional blocks and the variant that each belongs to, except the block of the default variant."""
     found = {variant: part.block_type(variant) for variant in variants if variant is not by_default}
     return {
         wire_name(part, block_name(variant)): str(variant)

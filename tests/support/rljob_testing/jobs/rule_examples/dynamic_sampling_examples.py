@@ -1,4 +1,4 @@
-"""The part of `rule_examples` about dynamic sampling."""
+"""Examples for the rules on dynamic sampling; part of `rule_examples`."""
 
 from __future__ import annotations
 

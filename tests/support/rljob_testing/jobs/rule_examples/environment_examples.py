@@ -1,4 +1,4 @@
-"""Rules on variables, volumes and code of all pods."""
+"""Examples for the rules on variables, volumes and code of all pods; part of `rule_examples`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on the critic and on the reward model, which only some jobs have."""
+"""Examples for the rules on the critic and the reward model, which are optional roles; part of `rule_examples`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     "RLJobSpec.criticUsed": [
         {**_PPO, **_CRITIC_APART},
         {**_OWN, **_CRITIC_APART},
-        # The first pool is the default of a role that the job does not have.
+        # A role that the job does not have is on the first pool by default.
         {
             "spec.pools[1]": {"name": "second"},
             "spec.roles": {"actor": {"pool": "second"}, "rollout": {"pool": "second"}},

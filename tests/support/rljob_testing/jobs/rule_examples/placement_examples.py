@@ -1,4 +1,4 @@
-"""Rules on pools of roles, layouts, offload, and sizes of batches."""
+"""Examples for the rules on pools of roles, layouts, offload and batch sizes; part of `rule_examples`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAKES: dict[str, Mapping[str, object]] = {
     "ref": {_T + "algorithm.kl.coefficient": 0.1},
     "critic": {_T + "algorithm.type": "PPO"},
 }
-"""What gives a job a role with a layout."""
+"""For each role, the edits that give a job this role."""
 _LAYOUT_FIELDS = ("shardSize", "sequenceParallel")
 _GRADIENTS, _REFERENCE = "spec.training.model.offload.gradients", "spec.training.model.offload.reference"
 _DEFERRED = "spec.roles.actor.deferGradientReduction"
@@ -81,11 +81,11 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
     ],
     "RLJobSpec.batchSize": [
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 4},
-        # 8 prompts of 4 responses over 16 GPUs: fewer prompts than GPUs.
+        # 8 prompts with 4 responses each on 16 GPUs: fewer prompts than GPUs is valid.
         {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, "spec.roles.rollout.tensorParallel": 2},
-        # 28 responses over 2 GPUs: a group may be trained on in two places.
+        # 28 responses on 2 GPUs: the responses of one group may be on both.
         {_T + "batchSize": 7},
-        # 4 responses over 8 GPUs of which two share rows.
+        # 4 responses on 8 GPUs, in pairs that share rows.
         {_GPUS: 8, "spec.roles.actor.sequenceParallel": 2, _T + "batchSize": 1},
     ],
     "RLJobSpec.miniBatchSize": [{_T + "miniBatchSize": 2}, {_T + "miniBatchSize": 1}],
@@ -119,7 +119,7 @@ BAD: dict[str, list[Bad]] = {
     ],
     "RLJobSpec.actorPool": [
         Bad("spec.roles.actor.pool", {"spec.roles.actor.pool": "other"}),
-        # Another pool has no role for want of the right name.
+        # The misspelled name leaves the second pool without a role.
         Bad("spec.roles.actor.pool", {**_SECOND, "spec.roles": {"actor": {"pool": "secnd"}}}),
     ],
     "RLJobSpec.rolloutPool": [Bad("spec.roles.rollout.pool", {"spec.roles.rollout.pool": "other"})],
@@ -142,7 +142,7 @@ BAD: dict[str, list[Bad]] = {
             {**_SECOND, "spec.pools[2]": {"name": "third"}},
             places=("spec.pools[1].name", "spec.pools[2].name"),
         ),
-        # The first pool is the default of roles that this job does not have.
+        # Roles that this job does not have are on the first pool by default.
         Bad(
             "spec.pools",
             {**_SECOND, "spec.roles": {role: {"pool": "second"} for role in ("actor", "rollout")}},
@@ -175,9 +175,10 @@ BAD: dict[str, list[Bad]] = {
     "RLJobSpec.batchSize": [
         Bad(_T + "batchSize", {_T + "batchSize": 7, _T + "rollout.groupSize": 3}),
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3}),
-        # The critic is where the actor is, and nothing is to be said of it.
+        # The critic uses the actor's pool, so only the actor's message is reported.
         Bad(_T + "batchSize", {"spec.pools[0].nodes": 3, _T + "algorithm.type": "PPO"}),
-        # 8 responses for 4 replicas of 4 GPUs: even over the replicas, but the 16 GPUs each train on rows of their own.
+        # 8 responses on 4 replicas of 4 GPUs divide over the replicas, but not over the 16 GPUs, each of which has its
+        # own rows.
         Bad(
             _T + "batchSize",
             {
@@ -190,7 +191,7 @@ BAD: dict[str, list[Bad]] = {
     ],
     "RLJobSpec.miniBatchSize": [
         Bad(_T + "miniBatchSize", {_T + "miniBatchSize": 1, "spec.pools[0].gpusPerNode": 8}),
-        # The whole batch of 16 responses divides over 16 GPUs, a mini-batch of 8 does not.
+        # The whole batch of 16 responses divides over 16 GPUs; a mini-batch of 8 does not.
         Bad(
             _T + "miniBatchSize",
             {"spec.pools[0].nodes": 2, "spec.pools[0].gpusPerNode": 8, _T + "batchSize": 4, _T + "miniBatchSize": 2},

@@ -1,4 +1,5 @@
-"""Rules on pools and pods: resources, labels, annotations, tolerations, affinity."""
+"""Examples for the rules on pools and pods: resources, labels, annotations, tolerations, affinity; part of
+`rule_examples`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _POOL = "spec.pools[0]."
 _RESOURCES = _HEAD + "resources"
 _TEMPLATE = _HEAD + "template."
 _DOMAIN = "d." * 126 + "d"
-"""253 characters, as many as a domain may have."""
+"""253 characters, the maximum length of a domain name."""
 _PODS = _POOL + "template.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 _NODES = _POOL + "template.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 _TERM = {"topologyKey": "kubernetes.io/hostname"}
@@ -25,7 +26,7 @@ def _resources(requests: Mapping[str, object], limits: Mapping[str, object]) -> 
 
 
 def _bad(place: str, requests: Mapping[str, object], limits: Mapping[str, object], path: str = ".requests") -> Bad:
-    """A fault in the resources of the head; `path` is where the API server shows it."""
+    """A fault in the resources of the head pod; `path` is the field that the API server reports."""
     return Bad(_RESOURCES + path, _resources(requests, limits), places=(f"{_RESOURCES}.{place}",))
 
 
@@ -42,7 +43,7 @@ def _expression(operator: str, *values: str) -> dict[str, object]:
 
 
 def _bad_nodes(operator: str, *values: str) -> Bad:
-    # The API server shows lists in lists by their numbers, as we do.
+    # Both the API server and our messages give the index of each list on the path.
     return Bad(_NODES + ".nodeSelectorTerms[0].matchExpressions[0].values", _nodes(operator, *values))
 
 

@@ -1,4 +1,4 @@
-"""For every rule on rewards jobs that keep it and jobs that break it; part of `rule_examples`."""
+"""Examples for the rules on rewards; part of `rule_examples`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on the data, the model and the length of a training, and on the job's name."""
+"""Examples for the rules on dataset, model, number of steps and job name; part of `rule_examples`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ GOOD: dict[str, list[Mapping[str, object]]] = {
         {_T + "optimizer.warmupSteps": 10},
         {_T + "algorithm.type": "PPO", _T + "critic.warmupSteps": 4, _T + "optimizer.warmupSteps": 6},
     ],
-    # 64 prompt tokens and 64 new ones.
     "Training.timelineSteps": [{_T + "timelineSteps": [1, 10]}],
     "Rollout.cpuKvCache": [
         {_T + "rollout.cpuKvCache": memory}
@@ -52,7 +51,7 @@ BAD: dict[str, list[Bad]] = {
     "Metadata.name": [
         Bad("metadata.name", {"metadata.name": "a" * 47}),
         Bad("metadata.name", {"metadata.name": "a.b"}),
-        # Names of services begin with a letter.
+        # Names of Kubernetes services must begin with a letter.
         Bad("metadata.name", {"metadata.name": "8b"}),
     ],
     "CheckpointStorage.subPath": [

@@ -1,4 +1,4 @@
-"""The part of `rule_examples` about unions: `type` names the one block that is there."""
+"""Examples for unions, in which `type` selects the one block that may be present; part of `rule_examples`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _FUNCTION = {"path": "mine:own"}
 
 @dataclass(frozen=True)
 class _Union:
-    """One union, with a place where it occurs."""
+    """One union and a path at which it occurs."""
 
     name: str
     path: str
     blocks: Mapping[str, tuple[str, Mapping[str, object]]]
-    """By the type that each belongs to: its name, and something that it says."""
+    """For each type: the name of its block and a valid content of the block."""
     others: tuple[Mapping[str, object], ...] = ()
-    """Objects of types that need no block."""
+    """Valid objects of types that have no block."""
     beside: Mapping[str, object] = field(default_factory=dict)
-    """What the job says besides, by wire path."""
+    """Other edits that the job needs, by wire path."""
 
     def edits(self, content: Mapping[str, object]) -> Mapping[str, object]:
-        """That make the object of this content."""
+        """Edits that set the union to this content."""
         return {self.path: dict(content), **self.beside}
 
     def right(self) -> dict[str, Mapping[str, object]]:
-        """By type, the object that has its block."""
+        """For each type, a valid object with its block."""
         return {variant: {"type": variant, block: said} for variant, (block, said) in self.blocks.items()}
 
 

@@ -1,4 +1,4 @@
-"""An actor alone in this process, on one device, and what it is asked to learn: no controller, no Ray, no vLLM."""
+"""An actor alone in this process, on one device, and work for its updates: no controller, no Ray, no vLLM."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from rljob_trainer.workers.columns import (
 
 NUM_STEPS = 1_000_000
 SMALLEST_SHARE = 0.25
-"""Of the longest row: lengths of rows are drawn evenly from there on."""
+"""Minimum length of a row as a fraction of the longest; lengths are uniform above it."""
 PROMPT_SHARE = 0.125
-"""Of every row."""
+"""Fraction of every row that is the prompt."""
 
 
 @contextmanager
 def only_worker(device_type: str) -> Iterator[WorkerContext]:
-    """Within it this process is the only rank of a process group."""
+    """Makes this process the only rank of a process group within the context."""
     context = WorkerContext(0, 1, 0, 0, "127.0.0.1", 0, device_type, torch.get_num_threads())
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         if device_type == "cuda":
@@ -55,9 +55,10 @@ def only_worker(device_type: str) -> Iterator[WorkerContext]:
 
 @contextmanager
 def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
-    """A folder with a model whose weights were drawn on the device; BFloat16 on disk, and gone afterwards.
+    """A folder with a model whose weights are drawn on the device; BFloat16 on disk, and deleted afterwards.
 
-    Raises ValueError where it has not the parameters that are counted for the shape."""
+    Raises ValueError if its number of parameters differs from the count for the shape.
+    """
     config = Qwen3Config(
         vocab_size=shape.num_vocabulary,
         hidden_size=shape.hidden_size,
@@ -77,19 +78,19 @@ def random_model(shape: ModelShape, device: torch.device) -> Iterator[Path]:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     counted = sum(parameter.numel() for parameter in model.parameters())
     if counted != shape.num_parameters:
-        raise ValueError(f"{shape.name}: {counted:,} parameters, and {shape.num_parameters:,} are counted")
+        raise ValueError(f"{shape.name}: the model has {counted:,} parameters, expected {shape.num_parameters:,}")
     folder = Path(tempfile.mkdtemp(prefix="rljob-bench-model-"))
     try:
         model.save_pretrained(folder)
         del model
-        give_back(device)
+        release_cached_memory(device)
         yield folder
     finally:
         shutil.rmtree(folder)
 
 
-def made_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, max_tokens: int) -> ActorWorker:
-    """An actor for GRPO with one update per step. Collective."""
+def build_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: Work, max_tokens: int) -> ActorWorker:
+    """Builds an actor for GRPO with one update per step. Collective."""
     optimizer = Optimizer()
     engine = TrainEngineSettings(folder, context.device, dtype, work.every_nth_layer > 0, max_tokens, optimizer)
     return ActorWorker(
@@ -109,19 +110,19 @@ def made_actor(folder: Path, context: WorkerContext, dtype: torch.dtype, work: W
     )
 
 
-def drawn_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
-    """Rows of drawn lengths, together just so many tokens."""
+def random_work(num_tokens: int, longest: int, every_nth_layer: int) -> Work:
+    """Rows of random lengths with exactly `num_tokens` tokens in total."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while (left := num_tokens - sum(lengths)) > 0:
         length = int(torch.randint(int(SMALLEST_SHARE * longest), longest + 1, (), generator=generator))
-        # No row of a few tokens at the end.
+        # Avoids a last row of only a few tokens.
         lengths.append(left if left < length + SMALLEST_SHARE * longest and left <= longest else min(length, left))
     return Work(tuple(lengths), sum(length - _num_prompt_tokens(length) for length in lengths), every_nth_layer)
 
 
-def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
-    """What an update needs."""
+def random_rollout(shape: ModelShape, work: Work) -> DataProto:
+    """Random columns that an update needs."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(2, shape.num_vocabulary, (length,), generator=generator) for length in work.row_lengths]
     masks = [torch.arange(length) >= _num_prompt_tokens(length) for length in work.row_lengths]
@@ -140,8 +141,8 @@ def drawn_rollout(shape: ModelShape, work: Work) -> DataProto:
     )
 
 
-def give_back(device: torch.device) -> None:
-    """What torch's allocator holds in reserve."""
+def release_cached_memory(device: torch.device) -> None:
+    """Releases the memory that torch's allocator has reserved."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,7 +1,7 @@
-"""Any moment that the operator may see of a job: a stage of its life that fits together, and what may happen to it.
+"""A hypothesis strategy for everything that the operator may observe of a job.
 
-The stages alone reach what a job that goes well reaches; the disturbances, which come up to three at a time, reach the
-rest. What is reached is counted by a test.
+An example begins with a stage of a job's life in which records and observations agree. The stages alone cover a job
+without failures; up to three disturbances cover the rest. A test counts what the examples cover.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ PROVISIONING_SECONDS, ACTIVE_SECONDS, STALL_SECONDS, GRACE_SECONDS, TTL_SECONDS 
 ELASTIC_WAIT_SECONDS = 59
 
 AGES = (0, 1, 5, 9, 10, 20, 29, 30, 31, 59, 60, 61, 100, 299, 300, 301, 599, 600, 601, 1000, 50_000)
-"""At and around the limits in time, in seconds."""
+"""Ages in seconds, at and around the time limits of the operator."""
 
 
 class Stage(StrEnum):
-    """How far a job is. An attempt is under way from `WRITTEN` to `ENDING`."""
+    """How far a job has come. The stages from `WRITTEN` to `ENDING` have an attempt that has not ended."""
 
     NEW = "new"
     WRITTEN = "attempt written"
@@ -67,7 +67,7 @@ class Stage(StrEnum):
     STARTING = "trainer starts"
     RUNNING = "trainer runs"
     STOPPING = "trainer is to stop"
-    ENDING = "trainer has told of its end"
+    ENDING = "trainer has reported its end"
     WAITING = "between attempts"
     WAITING_ON_CLUSTER = "between attempts on the same cluster"
     SUSPENDING = "suspended, with a cluster that is left"
@@ -82,7 +82,7 @@ _OFTEN = (
     *(Stage.STOPPING, Stage.STOPPING),
     *(Stage.WAITING, Stage.WAITING, Stage.WAITING_ON_CLUSTER),
 )
-"""Most can happen there."""
+"""Stages that are drawn more often, because most can happen in them."""
 
 _RETRIED = (FailureClass.APPLICATION, FailureClass.INFRASTRUCTURE)
 _HOLDS_A_CLUSTER = (Stage.PROVISIONING, *_ORDER[_ORDER.index(Stage.READY) : _ORDER.index(Stage.WAITING)])
@@ -94,13 +94,16 @@ _STOPS = (
 
 
 @st.composite
-def moments(draw: st.DrawFn) -> Observed:
-    """Anything the operator may see, and more. All but the number of disturbances is picked by one seed: an example
-    costs little, and each is as likely as it should be."""
+def observations(draw: st.DrawFn) -> Observed:
+    """A job as the operator may observe it, including cases that cannot occur.
+
+    One seed decides everything except the number of disturbances. So an example is cheap, and the cases keep the
+    frequencies that are given here.
+    """
     num_disturbances = draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3]))
     pick = draw(st.randoms(use_true_random=True))
-    seen = moment(pick, pick.choice((*Stage, *_OFTEN)))
-    # What was decided about it is the beginning of what follows in some.
+    seen = observation(pick, pick.choice((*Stage, *_OFTEN)))
+    # In some examples the disturbances come after the operator's decision.
     if pick.random() < 0.3:
         seen = inputs.with_status_written(seen, decide(seen))
     for _ in range(num_disturbances):
@@ -108,8 +111,8 @@ def moments(draw: st.DrawFn) -> Observed:
     return seen
 
 
-def moment(pick: Random, stage: Stage) -> Observed:
-    """A job at one of the stages, and an outside that fits."""
+def observation(pick: Random, stage: Stage) -> Observed:
+    """A job at one of the stages, with matching clusters, pods and Ray."""
     job_spec = _spec(pick)
     if stage in _SUSPENDED:
         job_spec = job_spec.model_copy(update={"suspend": True})
@@ -124,7 +127,7 @@ def moment(pick: Random, stage: Stage) -> Observed:
 
 
 def any_conditions(pick: Random) -> tuple[Condition, ...]:
-    """What earlier passes, of this version or of another, may have told."""
+    """Conditions that earlier passes, of this version or of another one, may have written."""
     return tuple(
         inputs.condition(kind, pick.choice(tuple(ConditionStatus)), pick.choice(reasons), an_age(pick))
         for kind, reasons in REASONS.items()
@@ -133,24 +136,24 @@ def any_conditions(pick: Random) -> tuple[Condition, ...]:
 
 
 def _told(pick: Random) -> tuple[Condition, ...]:
-    """Without an end, which is told once, when it comes."""
+    """Any conditions except those of a finished job, which are written only once, at the end."""
     ends = (ConditionType.FINISHED, ConditionType.COMPLETE, ConditionType.FAILED)
     return tuple(each for each in any_conditions(pick) if each.type not in ends)
 
 
 def an_age(pick: Random) -> int:
-    """Seconds since something; most often few."""
+    """An age in seconds, small in most cases."""
     return pick.choice(AGES if coin_flip(pick) else AGES[:8])
 
 
 def ago(seconds: float) -> str:
-    """The time so many seconds before `NOW`."""
+    """The time `seconds` before `NOW`, as in a status."""
     return timestamp(inputs.at(-seconds))
 
 
 @cache
 def _bare_specs() -> tuple[RLJobSpec, ...]:
-    """Checking a job takes milliseconds, so these few are made once."""
+    """Specs to vary. They are built once, because the validation of a job takes milliseconds."""
     return inputs.spec(), inputs.spec({"pools[0].nodes": 2})
 
 
@@ -172,7 +175,7 @@ def _spec(pick: Random) -> RLJobSpec:
 
 
 def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) -> RLJobStatus:
-    """The records; conditions tell nothing that they do not."""
+    """A status of the stage: attempts and other records, without conditions."""
     number = num_former + 1
     is_under_way = stage in _ORDER[: _ORDER.index(Stage.WAITING)]
     newest = _under_way(pick, stage, number) if is_under_way else _ended(pick, number, stage)
@@ -201,7 +204,7 @@ def _status(pick: Random, stage: Stage, num_former: int, job_spec: RLJobSpec) ->
 
 
 def _between_or_after(pick: Random, stage: Stage, newest: Attempt) -> dict[str, object]:
-    """What is known of a job of which nothing runs."""
+    """Status fields of a job without a running attempt."""
     reason = newest.reason or Reason.SUCCEEDED.value
     if stage in (Stage.WAITING, Stage.WAITING_ON_CLUSTER):
         waits = NextAttempt(
@@ -222,7 +225,7 @@ def _between_or_after(pick: Random, stage: Stage, newest: Attempt) -> dict[str, 
 
 
 def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
-    """The record of an attempt that has ended, in a way from which the stage follows."""
+    """The record of an ended attempt; its reason fits the stage that follows."""
     if stage in (Stage.ENDED, Stage.KEPT) and coin_flip(pick):
         made = inputs.ended_attempt(Reason.SUCCEEDED, number=number)
         record: dict[str, object] = {"outcome": AttemptOutcome.SUCCEEDED.value, "failure_class": None}
@@ -237,7 +240,7 @@ def _ended(pick: Random, number: int, stage: Stage) -> Attempt:
 
 
 def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
-    """The record of an attempt that has got as far as the stage says."""
+    """The record of an attempt that has reached the stage."""
     started, admitted, ready, running = sorted((an_age(pick) for _ in range(4)), reverse=True)
     reached = _ORDER.index(stage)
     record: dict[str, object] = {"started": ago(started)}
@@ -253,8 +256,8 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
         record |= {"state_unknown_since": ago(min(running, an_age(pick))) if pick.randint(0, 3) == 0 else None}
         record |= {"state": AttemptState.STARTING.value if stage is Stage.STARTING else AttemptState.RUNNING.value}
     if stage is Stage.STOPPING or (stage is Stage.ENDING and coin_flip(pick)):
-        told = ago(an_age(pick)) if coin_flip(pick) else None
-        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), sent_at=told)
+        sent = ago(an_age(pick)) if coin_flip(pick) else None
+        stop = StopRequest(reason=pick.choice(_STOPS).value, requested_at=ago(an_age(pick)), sent_at=sent)
         record |= {"stop": stop, "state": AttemptState.STOPPING.value}
     if stage is Stage.ENDING:
         record |= {"end_reported_at": ago(min(running, an_age(pick)))}
@@ -262,7 +265,8 @@ def _under_way(pick: Random, stage: Stage, number: int) -> Attempt:
 
 
 def _on_fewer_nodes(pick: Random, attempt: Attempt) -> Attempt:
-    """Which it took after waiting for all of them; they may have come since."""
+    """Changes the attempt to one that started on fewer nodes after waiting for all. The missing nodes may have come
+    back since."""
     waited = {"started": ago(100), "cluster_created_at": ago(ELASTIC_WAIT_SECONDS + 1)}
     whole = ago(pick.choice([1, 59, 60, 61])) if attempt.running_since is not None and coin_flip(pick) else None
     return attempt.model_copy(update=waited | {"nodes": (PoolNodes(name="main", nodes=1),), "all_nodes_since": whole})
@@ -290,15 +294,15 @@ def _outside(pick: Random, stage: Stage, about: ObservedJob) -> Observed:
 
 
 def _pods(about: ObservedJob, name: str) -> tuple[ObservedPod, ...]:
-    """All that the job asks for, ready."""
-    assert about.spec is not None, "a spec is taken away later"
+    """All pods that the job requests, ready."""
+    assert about.spec is not None, "only a later disturbance removes the spec"
     groups = [HEAD_GROUP, *(pool.name for pool in about.spec.pools for _ in range(pool.nodes))]
     return tuple(inputs.pod(f"{name}-{place}", group, cluster=name) for place, group in enumerate(groups))
 
 
 def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
-    """What the dashboard says."""
-    assert about.spec is not None, "a spec is taken away later"
+    """The dashboard's state at the stage."""
+    assert about.spec is not None, "only a later disturbance removes the spec"
     gpus = tuple(pool.gpus_per_node for pool in about.spec.pools for _ in range(pool.nodes))
     newest = about.status.attempts[-1]
     trainer = ObservedRayJob(f"{about.name}-{newest.number}-1", RayJobStatus.RUNNING, "Ray's message", None, None)
@@ -319,7 +323,7 @@ def _ray(pick: Random, stage: Stage, about: ObservedJob) -> ObservedRay:
 
 
 def _state(pick: Random, phase: RunPhase, newest: Attempt) -> RunState:
-    """What the trainer wrote last, or what it had written already when it was last looked at."""
+    """The trainer's run state: a new one, or the one that the previous pass has already recorded."""
     steps = pick.choice([None, None, 3, 8])
     made = inputs.run_state(phase, step=pick.randint(0, 10), seconds_ago=an_age(pick), checkpoint_step=steps)
     if newest.run_state_at is not None and coin_flip(pick):

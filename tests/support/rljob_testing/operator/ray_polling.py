@@ -1,9 +1,10 @@
-"""A Ray dashboard within the event loop of a test, and a watcher of it."""
+"""Polls Ray dashboards as the operator does: a real one by its port, or a fake one in the event loop of a test."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,22 +39,22 @@ def state(phase: str, step: int = 1) -> str:
 
 @dataclass
 class FakeRay:
-    """A dashboard within this event loop, and what it was asked for since `asked` was last emptied."""
+    """A dashboard in this event loop. `asked` has the requests since it was last emptied."""
 
     nodes: list[dict[str, object]] = field(default_factory=lambda: [HEAD, WORKER])
     groups: list[dict[str, object]] = field(default_factory=list)
     status: str | None = "RUNNING"
-    """Of the job; None where Ray knows none."""
+    """Status of the job; None if Ray does not know the job."""
     exit_code: int | None = None
     has_stacks: bool = False
-    """Whether it knows the program that writes the job's stacks."""
+    """Whether Ray knows the job that dumps stacks."""
     state: str | None = None
     log: str = ""
     guarded: bool = True
     rejecting: bool = False
-    """It takes the token for a wrong one."""
+    """Rejects the token."""
     failing: set[str] = field(default_factory=set)
-    """What it answers with 503."""
+    """Requests to which it responds with 503."""
     asked: list[str] = field(default_factory=list)
     num_connections: int = 0
 
@@ -89,15 +90,15 @@ class FakeRay:
         known = {"status": self.status, "driver_node_id": "head", "driver_exit_code": self.exit_code}
         return ("job", 404, "no job") if self.status is None else ("job", 200, json.dumps(known))
 
-    def since(self) -> list[str]:
-        """What was asked, and from now on again."""
+    def take_requests(self) -> list[str]:
+        """Returns the recorded requests and clears the record."""
         found, self.asked = self.asked, []
         return found
 
 
 @dataclass
 class WatchedDashboard:
-    """A dashboard, a watcher of it, and the watcher's clock."""
+    """A fake dashboard, a watcher of it, and the watcher's clock."""
 
     ray: FakeRay
     port: int
@@ -110,17 +111,17 @@ class WatchedDashboard:
     def dashboard(self, token: str = "token") -> Dashboard:
         return self.http.dashboard(f"http://127.0.0.1:{self.port}", [token])
 
-    async def look(self, submission: str | None = SUBMISSION) -> ObservedRay:
+    async def poll(self, submission: str | None = SUBMISSION) -> ObservedRay:
         return await self.watcher.observe("uid", self.dashboard(), submission)
 
-    async def looks(self, number: int) -> list[list[str]]:
-        """What was asked in each of so many looks."""
-        self.ray.since()
-        return [self.ray.since() for _ in range(number) if await self.look()]
+    async def polled_requests(self, number: int) -> list[list[str]]:
+        """Polls this number of times and returns the requests of each poll."""
+        self.ray.take_requests()
+        return [self.ray.take_requests() for _ in range(number) if await self.poll()]
 
 
 @asynccontextmanager
-async def world(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
+async def polled_dashboard(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
     server = await asyncio.start_server(ray.serve, "127.0.0.1", 0)
     async with asyncio.timeout(60), RayClient(Metrics()) as http:
         yield WatchedDashboard(ray, server.sockets[0].getsockname()[1], http)
@@ -129,7 +130,22 @@ async def world(ray: FakeRay) -> AsyncIterator[WatchedDashboard]:
 
 def run_with_dashboard(ray: FakeRay, test: Callable[[WatchedDashboard], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
-        async with world(ray) as place:
+        async with polled_dashboard(ray) as place:
             await test(place)
 
     asyncio.run(run())
+
+
+TOKEN = "a" * 64
+
+
+@asynccontextmanager
+async def connected(port: int, *tokens: str) -> AsyncIterator[Dashboard]:
+    """The client of a dashboard on a port of this machine."""
+    async with RayClient(Metrics()) as client:
+        yield client.dashboard(f"http://127.0.0.1:{port}", tokens)
+
+
+async def observe_without_memory(found: Dashboard, submission_id: str | None) -> ObservedRay:
+    """Observes a dashboard without the memory of earlier polls."""
+    return await RunWatcher(time.monotonic).observe("job", found, submission_id)
