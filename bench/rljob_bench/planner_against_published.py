@@ -31,8 +31,8 @@ from rljob_planner.advice.calibration import (
     fit,
 )
 from rljob_planner.constants import Constants
-from rljob_planner.kv_cache import engine_space
-from rljob_planner.timing.communication import Site
+from rljob_planner.kv_cache import engine_budget
+from rljob_planner.timing.communication import NodeType
 from rljob_planner.timing.generation import Requests, generation_cost
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.timing.passes import rows_of, update_cost
@@ -118,17 +118,17 @@ def update_seconds(update: PublishedUpdate, constants: Constants) -> float:
     """The predicted seconds of a published update."""
     lengths = Lengths(update.row_tokens, math.log(update.row_tokens))
     rows = rows_of(update.num_gpus * update.rows_per_gpu, 0.0, lengths)
-    layout, site = TrainLayout(update.num_gpus, update.num_gpus), Site(update.gpu, GPUS_PER_NODE)
+    layout, site = TrainLayout(update.num_gpus, update.num_gpus), NodeType(update.gpu, GPUS_PER_NODE)
     return update_cost(update.model, rows, 1, update.row_tokens, layout, site, constants).seconds
 
 
 def tokens_per_second(decoding: PublishedDecoding, constants: Constants) -> float:
     """The predicted speed of a published server."""
     lengths = Lengths(decoding.response, math.log(decoding.response))
-    space = engine_space(decoding.work, decoding.layout, decoding.gpu, constants)
+    space = engine_budget(decoding.work, decoding.layout, decoding.gpu, constants)
     at_once = space.sequences_at_once(decoding.prompt + decoding.response / 2)
     requests = Requests(decoding.num_requests, 1, decoding.prompt, lengths)
-    site = Site(decoding.gpu, GPUS_PER_NODE)
+    site = NodeType(decoding.gpu, GPUS_PER_NODE)
     cost = generation_cost(decoding.work, requests, decoding.layout, site, at_once, constants)
     return decoding.num_requests * decoding.response / cost.seconds
 

@@ -11,7 +11,7 @@ from rljob_bench.report import Bar, Measurement
 from rljob_planner.gpus import NodeGroup, gpu_named
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.search.mapping import search
+from rljob_planner.search.best_placement import search
 from rljob_planner.workload import Head, Role, RolloutWork, TokenLengths, TrainModel, Workload
 
 SECONDS_OF_SEARCH = {128: 5.0, 1024: 60.0}

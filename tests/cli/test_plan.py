@@ -100,13 +100,13 @@ def test_parts_in_the_json_document_add_up_to_the_total(rljob: Rljob, job: Path)
     assert "verdictOfFile" not in plan
     [phases] = plan["phases"].values()
     for phase in phases:
-        sizes = [phase[name] for name in ("total", "limit", "spare", "lacks")]
+        sizes = [phase[name] for name in ("total", "limit", "spare", "kvCacheShortage")]
         assert all(isinstance(size, int) for size in (*sizes, *(part["numBytes"] for part in phase["parts"])))
     assert plan["verdict"] == "FITS"
     for phase in phases:
         assert sum(part["numBytes"] for part in phase["parts"]) == pytest.approx(phase["total"])
         assert phase["spare"] == pytest.approx(phase["limit"] - phase["total"])
-        assert phase["lacks"] == 0
+        assert phase["kvCacheShortage"] == 0
     # One pool: phases follow each other.
     total = sum(phase["seconds"]["likely"] for phase in plan["step"]["phases"])
     assert plan["step"]["total"]["likely"] == pytest.approx(total)
@@ -130,7 +130,7 @@ def test_a_job_that_does_not_fit_exits_with_1_and_lists_changes(rljob: Rljob, jo
     plan = json.loads(rljob("plan", file, "--gpu", "L40S", "--json")[1])
     assert plan["verdict"] == "TOO_LARGE"
     # What is proposed fits, as the plan of the changed file says, too.
-    [change] = next(knob["changes"] for knob in plan["knobs"] if "Checkpointing" in knob["changes"][0]["field"])
+    [change] = next(each["changes"] for each in plan["proposals"] if "Checkpointing" in each["changes"][0]["field"])
     assert change == {"field": "spec.training.model.gradientCheckpointing", "value": "true", "before": "false"}
     changed = replaced(
         job, ("model: {source: Qwen/Qwen3-4B", "model: {source: Qwen/Qwen3-4B, gradientCheckpointing: true")
@@ -146,7 +146,7 @@ def test_a_kv_cache_too_small_for_one_sequence_is_reported(rljob: Rljob, job: Pa
     assert re.search(r"^  engine start +[0-9.]+ +78\.4  KV cache [0-9.]+ too small ", output, re.MULTILINE)
     assert re.search(r"^Plan: does not fit, the KV cache is [0-9.]+ GiB too small in engine start; ", output, re.M)
     plan = json.loads(rljob("plan", file, "--gpu", "H100", "--json")[1])
-    assert plan["phases"]["main"][0]["lacks"] > 2 * 2**30
+    assert plan["phases"]["main"][0]["kvCacheShortage"] > 2 * 2**30
 
 
 def test_explain_shows_formulas_with_their_numbers(rljob: Rljob, job: Path) -> None:
@@ -285,8 +285,8 @@ def test_the_gpu_type_comes_from_the_required_node_affinity(rljob: Rljob, job: P
 
 def test_a_tight_job_without_helpful_changes_is_not_reported_as_too_large() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
-    plan = plan_of(job, samples.placement(samples.one_pool(job)), with_knobs=False)
-    assert (plan.verdict, plan.knobs) == (Verdict.TIGHT, ())
+    plan = plan_of(job, samples.placement(samples.one_pool(job)), with_proposals=False)
+    assert (plan.verdict, plan.proposals) == (Verdict.TIGHT, ())
     assert [str(line) for line in knob_lines(plan)] == ["", Mentions("None", "more room", without=["fit"])]
 
 

@@ -39,7 +39,7 @@ spec:
 """
 MAPS = ("phases", "layouts", "models")
 """Objects whose keys are names of pools or roles. The list has `*` in their place."""
-PLAN_OF_A_CANDIDATE = re.compile(r"^search\.(?:candidates\[\]|bestToday)\.plan\.")
+PLAN_OF_A_CANDIDATE = re.compile(r"^search\.(?:candidates\[\]|bestSupported)\.plan\.")
 """Each placement that a search found has a plan with the keys of the whole plan. The list has them once."""
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
@@ -83,7 +83,7 @@ def plan(rljob: Rljob, tmp_path: Path) -> Callable[..., dict[str, object]]:
         file = tmp_path / "job.yaml"
         file.write_text(JOB.replace("MODEL", model))
         code, output, errors = rljob("plan", str(file), "--json", *arguments)
-        assert (code, errors) == (1, "")  # the jobs do not fit, so that knobs and changes are in the documents
+        assert (code, errors) == (1, "")  # the jobs do not fit, so that proposals and changes are in the documents
         document = json.loads(output)
         assert isinstance(document, dict)
         return document

@@ -293,7 +293,7 @@ def test_every_section_that_advice_names_exists_in_the_docs() -> None:
     page = (REPOSITORY / "docs/tuning.md").read_text()
     headings = {line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("###")}
     findings = (REPOSITORY / "operator/src/rljob_planner/advice/tuning.py").read_text()
-    changes = (REPOSITORY / "operator/src/rljob_planner/memory/changes.py").read_text()
+    changes = (REPOSITORY / "operator/src/rljob_planner/memory/job_changes.py").read_text()
     named = set(re.findall(r', "([a-z ]+)"\)(?:\)|,\))$', findings, re.MULTILINE))
     assert named >= {"balance", "responses that are not trained on", "separate pools", "memory of the engine"}
     named |= set(re.findall(r'^.*section.*"([a-z -]+)"', changes, re.MULTILINE))

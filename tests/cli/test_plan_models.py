@@ -17,7 +17,7 @@ from rljob_cli.errors import CliError
 from rljob_cli.plan import models as plan_models
 from rljob_cli.plan.models import find_shape, shapes_of
 from rljob_planner.errors import PlanError
-from rljob_planner.job import ModelSource
+from rljob_planner.job_workload import ModelSource
 from rljob_planner.workload import Role
 from rljob_testing.local_servers import QuietHandler
 from rljob_testing.messages import Mentions

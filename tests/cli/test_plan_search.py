@@ -17,7 +17,7 @@ from rljob_cli.differences import differences
 from rljob_cli.errors import CliError
 from rljob_cli.plan.search import changed_spec
 from rljob_cli.plan.write import changed_text
-from rljob_planner.memory.changes import Change
+from rljob_planner.memory.job_changes import Change
 from rljob_testing.messages import Mentions
 
 Rljob = Callable[..., tuple[int, str, str]]
@@ -99,12 +99,12 @@ def test_the_json_document_has_the_search(rljob: Rljob, job: Path) -> None:
     plan = json.loads(output)
     assert (plan["formatVersion"], plan["kind"]) == ("1.0", "Plan")
     assert (plan["verdict"], plan["verdictOfFile"]) == ("FITS", "FITS")
-    best, candidates = plan["search"]["bestToday"]["plan"], [each["plan"] for each in plan["search"]["candidates"]]
-    assert all(isinstance(each["worst"]["total"], int) for each in candidates)
-    assert best["placement"]["runsToday"]
+    best, candidates = plan["search"]["bestSupported"]["plan"], [each["plan"] for each in plan["search"]["candidates"]]
+    assert all(isinstance(each["fullestPhase"]["total"], int) for each in candidates)
+    assert best["placement"]["isSupported"]
     fastest = min(each["step"]["total"]["likely"] for each in candidates)
     assert candidates[0]["step"]["total"]["likely"] <= 1.1 * fastest
-    today = [each["step"]["total"]["likely"] for each in candidates if each["placement"]["runsToday"]]
+    today = [each["step"]["total"]["likely"] for each in candidates if each["placement"]["isSupported"]]
     assert best["step"]["total"]["likely"] <= 1.1 * min(today)
 
 
@@ -152,7 +152,7 @@ def test_if_nothing_fits_the_job_is_searched_again_with_changes(rljob: Rljob, jo
     plan = json.loads(output)
     assert (code, plan["verdict"], plan["verdictOfFile"]) == (
         0,
-        plan["search"]["bestToday"]["plan"]["verdict"],
+        plan["search"]["bestSupported"]["plan"]["verdict"],
         "TOO_LARGE",
     )
     changes = plan["search"]["changes"]

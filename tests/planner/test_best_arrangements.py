@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import NodeGroup
 from rljob_planner.search.arrangements import TIE_SHARE, Arrangement, Cost, Grouping, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, PoolOptions, PoolSize, longest, units_of
+from rljob_planner.search.pool_options import PoolOption, PoolSize, SearchSpace, longest, units_of
 from rljob_planner.search.ranking import ranked
 from rljob_planner.timing.step import StageSeconds
 from rljob_planner.workload import Role, Schedule, TrainLayout, Workload
@@ -96,11 +96,11 @@ def test_a_tie_on_fewer_gpus_costs_at_most_a_tenth_more() -> None:
     assert [each.num_gpus for each in front] == [2, 1]
 
 
-def _asked(job: Workload, nodes: int) -> PoolOptions:
-    return PoolOptions(job, (NodeGroup(nodes, 8, samples.gpu()),), CONSTANTS)
+def _asked(job: Workload, nodes: int) -> SearchSpace:
+    return SearchSpace(job, (NodeGroup(nodes, 8, samples.gpu()),), CONSTANTS)
 
 
-def _arrangement(asked: PoolOptions, nodes: int, cost: float) -> Arrangement:
+def _arrangement(asked: SearchSpace, nodes: int, cost: float) -> Arrangement:
     """All roles on this many nodes, with a step of this cost."""
     option = asked.fastest(asked.roles, PoolSize(0, nodes, 8))[0]
     return Arrangement(cost, (option,), Schedule.SYNCHRONOUS)

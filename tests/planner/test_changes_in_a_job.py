@@ -7,10 +7,10 @@ import json
 import pytest
 
 from rljob_api.v1alpha1.job import RLJob
-from rljob_planner.job import workload_of
 from rljob_planner.job_memory import known_shapes
 from rljob_planner.job_placement import check_layouts, placement_of
-from rljob_planner.memory.changes import Change, faster_jobs, smaller_jobs
+from rljob_planner.job_workload import workload_of
+from rljob_planner.memory.job_changes import Change, faster_jobs, smaller_jobs
 from rljob_planner.workload import Placement, Workload
 from rljob_testing.jobs.valid_job import Wire, edited, valid_job
 from rljob_testing.planner import samples

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_planner.constants import Constants
-from rljob_planner.timing.communication import LONGEST_RESPONSE, Site
+from rljob_planner.timing.communication import LONGEST_RESPONSE, NodeType
 from rljob_planner.timing.generation import (
     DecodeSpeed,
     Requests,
@@ -107,7 +107,7 @@ def test_the_mixed_order_spreads_lengths_evenly() -> None:
 
 
 def speed_of(work: RolloutWork, tensor_parallel: int = 1, context: float = 0.0) -> DecodeSpeed:
-    return decode_speed(work, RolloutLayout(8, tensor_parallel), Site(samples.gpu(), 8), CONSTANTS, context)
+    return decode_speed(work, RolloutLayout(8, tensor_parallel), NodeType(samples.gpu(), 8), CONSTANTS, context)
 
 
 def test_one_sequence_reads_all_weights() -> None:
@@ -165,7 +165,7 @@ def cost(work: RolloutWork, count: int, lengths: Lengths, at_once: float = 256, 
     card = samples.gpu()
     card = replace(card, flops=speed * card.flops, bandwidth=speed * card.bandwidth)
     requests = Requests(count, 8, 200.0, lengths)
-    return generation_cost(work, requests, RolloutLayout(8), Site(card, 8), at_once, CONSTANTS).seconds
+    return generation_cost(work, requests, RolloutLayout(8), NodeType(card, 8), at_once, CONSTANTS).seconds
 
 
 def test_more_work_never_takes_less_time() -> None:
@@ -201,6 +201,6 @@ def test_the_longest_response_is_named_as_the_bound() -> None:
     requests = Requests(256, 8, 200.0, lengths)
     quick = replace(CONSTANTS, decode_step_seconds=1e-3)
     found = generation_cost(
-        RolloutWork(samples.LLAMA3_8B), requests, RolloutLayout(8), Site(samples.gpu(), 8), 256, quick
+        RolloutWork(samples.LLAMA3_8B), requests, RolloutLayout(8), NodeType(samples.gpu(), 8), 256, quick
     )
     assert found.bound_by == LONGEST_RESPONSE

@@ -7,8 +7,8 @@ import pytest
 from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.constants import Constants
-from rljob_planner.job_memory import gpu_of_pool, memory_outlook, memory_shortage
-from rljob_planner.memory.knobs import knobs_of
+from rljob_planner.job_memory import gpu_of_pool, memory_shortage, plan_from_spec
+from rljob_planner.memory.proposals import find_proposals
 from rljob_testing.jobs.valid_job import valid_job
 from rljob_testing.messages import Mentions
 
@@ -71,11 +71,11 @@ def test_a_shortage_names_pool_phase_numbers_and_changes() -> None:
 def test_combinations_of_changes_are_left_to_the_command() -> None:
     """They take ten times as long to find, and the operator blocks meanwhile."""
     edits = SECOND_STEP | {SELECTOR: {"nvidia.com/gpu.product": H100}, "spec.pools[0].gpusPerNode": 1}
-    outlook = memory_outlook(spec(edits))
+    outlook = plan_from_spec(spec(edits))
     assert outlook is not None
-    single = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting
-    assert {len(knob.changes) for knob in outlook.knobs if not knob.changes[0].is_drastic} == {2}
-    assert [knob.changes[0].field for knob in single] == ["spec.pools[0].nodes"]
+    single = find_proposals(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting
+    assert {len(proposal.changes) for proposal in outlook.proposals if not proposal.changes[0].is_drastic} == {2}
+    assert [proposal.changes[0].field for proposal in single] == ["spec.pools[0].nodes"]
     text = memory_shortage(spec(edits))
     assert text == Mentions("spec.pools[0].nodes: 8 (76.8 GiB at most)", "rljob plan")
     assert text.count("at most)") == 1

@@ -12,8 +12,8 @@ from rljob_api.v1alpha1.rules import violations
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import gpu_named
-from rljob_planner.job import workload_of
 from rljob_planner.job_placement import check_layouts, placement_of, spec_with
+from rljob_planner.job_workload import workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.workload import PlacedPool, Placement, Role, RolloutLayout, Schedule, TrainLayout
 from rljob_testing.jobs.valid_job import valid_job

@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.recipes import may_need_critic, resolve_algorithm
 from rljob_api.v1alpha1.spec import RLJobSpec
 from rljob_planner.errors import PlanError
-from rljob_planner.job import LengthOptions, model_sources, workload_of
+from rljob_planner.job_workload import LengthOptions, model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.workload import Head, ModelOffload, Role, Workload
@@ -51,7 +51,7 @@ def test_a_default_job_has_an_actor_and_a_rollout() -> None:
     assert (found.num_responses, found.num_updates) == (32, 1)
     assert found.max_tokens_per_micro_batch == 16384
     assert not found.needs_old_logprobs
-    assert found.generated_per_learned == 1.0
+    assert found.generation_factor == 1.0
     assert found.checkpoint_every_steps == 20
 
 
@@ -110,8 +110,8 @@ def test_old_log_probs_need_a_pass_if_the_update_does_not_give_them(edits: dict[
 
 
 def test_covariance_losses_need_a_pass_over_mini_batches() -> None:
-    assert not made({}).needs_whole_pass
-    assert made({f"{T}.algorithm": {"loss": {"type": "ClipCov"}}}).needs_whole_pass
+    assert not made({}).needs_mini_batch_pass
+    assert made({f"{T}.algorithm": {"loss": {"type": "ClipCov"}}}).needs_mini_batch_pass
 
 
 def test_dtype_auto_depends_on_the_device() -> None:
@@ -198,24 +198,24 @@ def test_dynamic_sampling_generates_more_than_is_trained_on() -> None:
     found = made({f"{T}.algorithm": {"type": "DAPO"}})
     # 72 of 120 prompts are kept; for the other 48, the trainer generates for 100 prompts more.
     again = num_fresh_prompts(num_wanted=120, num_kept=72, num_drawn=120, multiple=1)
-    assert found.generated_per_learned == pytest.approx(1 + again / 120)
+    assert found.generation_factor == pytest.approx(1 + again / 120)
     assert found.assumptions == (Mentions("Dynamic sampling", "40%"),)
 
 
 def test_scores_come_first_if_they_decide_what_is_trained_on() -> None:
-    def scores_first(algorithm: dict[str, object]) -> bool:
-        return made({f"{T}.algorithm": algorithm}).scores_first
+    def waits_for_scores(algorithm: dict[str, object]) -> bool:
+        return made({f"{T}.algorithm": algorithm}).waits_for_scores
 
-    assert scores_first({"type": "DAPO"})
-    assert scores_first({"dropZeroVarianceGroups": True})
-    assert not scores_first({"dropZeroVarianceGroups": False})
-    assert not scores_first({"dropZeroVarianceGroups": False, "maskTruncatedResponses": True})
-    assert not scores_first({"type": "ReMax"})
+    assert waits_for_scores({"type": "DAPO"})
+    assert waits_for_scores({"dropZeroVarianceGroups": True})
+    assert not waits_for_scores({"dropZeroVarianceGroups": False})
+    assert not waits_for_scores({"dropZeroVarianceGroups": False, "maskTruncatedResponses": True})
+    assert not waits_for_scores({"type": "ReMax"})
 
 
 def test_greedy_responses_are_added_to_the_sampled_ones() -> None:
     found = made({f"{T}.algorithm": {"type": "ReMax"}})
-    assert found.generated_per_learned == 1.0
+    assert found.generation_factor == 1.0
     # One per prompt in addition to four sampled ones.
     assert found.num_requests == 5 * found.batch_size
     assert found.num_responses == 4 * found.batch_size

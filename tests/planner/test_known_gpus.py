@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import KNOWN_GPUS, cpu_kind, gpu_named
+from rljob_planner.gpus import KNOWN_GPUS, cpu_worker, gpu_named
 
 GIB = 2**30
 
@@ -59,7 +59,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_the_speed_of_a_cpu_worker_grows_with_its_cores() -> None:
-    one, four = cpu_kind(8 * GIB, 1), cpu_kind(8 * GIB, 4)
+    one, four = cpu_worker(8 * GIB, 1), cpu_worker(8 * GIB, 4)
     assert one.is_cpu
     assert four.flops == 4 * one.flops
     assert four.memory_bytes == one.memory_bytes == 8 * GIB

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_planner.constants import Constants
 from rljob_planner.known_models import known_model
-from rljob_planner.kv_cache import engine_space, pass_bytes, sequence_kv_bytes
+from rljob_planner.kv_cache import engine_budget, pass_bytes, sequence_kv_bytes
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.workload import LoraShape, RolloutLayout, RolloutWork, TokenLengths
@@ -27,7 +27,7 @@ def llama(**changes: object) -> RolloutWork:
 def test_the_cache_equals_a_published_log_of_vllm() -> None:
     """vLLM's pull request 10511: Llama 3 8B at 0.9 of 80 GB has weights of 14.96 GiB and a cache of 53.29 GiB, without
     CUDA graphs."""
-    space = engine_space(llama(compiles=False), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
+    space = engine_budget(llama(compiles=False), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
     assert space.weights / samples.GIB == pytest.approx(14.96, abs=0.01)
     assert space.activations / samples.GIB == pytest.approx(1.26, abs=0.5)
     assert space.kv_cache / samples.GIB == pytest.approx(53.29, abs=2.0)
@@ -47,12 +47,12 @@ def test_kv_cache_bytes_per_token(name: str, kibibytes: int) -> None:
     """4 L kv bytes, by hand from the models' configurations."""
     shape = known_model(name)
     assert shape is not None
-    space = engine_space(RolloutWork(shape), RolloutLayout(8, 1), samples.gpu(), CONSTANTS)
+    space = engine_budget(RolloutWork(shape), RolloutLayout(8, 1), samples.gpu(), CONSTANTS)
     assert space.sequence_bytes(16) == 16 * kibibytes * 1024
 
 
 def test_tensor_parallelism_divides_weights_and_heads() -> None:
-    one, eight, sixteen = (engine_space(llama(), RolloutLayout(16, n), samples.gpu(), CONSTANTS) for n in (1, 8, 16))
+    one, eight, sixteen = (engine_budget(llama(), RolloutLayout(16, n), samples.gpu(), CONSTANTS) for n in (1, 8, 16))
     assert eight.weights == one.weights / 8
     assert eight.context == 2 * one.context
     assert eight.sequence_bytes(4096) == one.sequence_bytes(4096) / 8
@@ -70,18 +70,18 @@ def test_layers_with_a_window_keep_at_most_the_window() -> None:
 
 
 def test_sequences_at_once_follow_from_the_cache() -> None:
-    space = engine_space(llama(max_sequences=10_000), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
+    space = engine_budget(llama(max_sequences=10_000), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS)
     assert space.sequences_at_once(1600) == pytest.approx(space.kv_cache / (1600 * 128 * 1024))
     assert replace(space, rollout=llama(max_sequences=64)).sequences_at_once(1600) == 64
-    assert space.lacks == 0
+    assert space.kv_cache_shortage == 0
 
 
 def test_a_cache_smaller_than_one_longest_sequence_has_a_shortage() -> None:
-    space = engine_space(
+    space = engine_budget(
         llama(memory_utilization=0.3, max_model_length=32768), RolloutLayout(1, 1), samples.gpu(REPORTED_GIB), CONSTANTS
     )
     assert 0 < space.kv_cache < 32768 * 128 * 1024
-    assert space.lacks == 32768 * 128 * 1024 - space.kv_cache
+    assert space.kv_cache_shortage == 32768 * 128 * 1024 - space.kv_cache
     assert space.sequences_at_once(1000) == 0
 
 
@@ -94,7 +94,7 @@ def test_the_largest_pass_is_that_of_tokens_or_of_sampling() -> None:
 
 def test_cpus_have_the_cache_size_of_the_job() -> None:
     work = RolloutWork(samples.QWEN3_4B, weight_bytes=4, cpu_kv_cache_bytes=3 << 30)
-    space = engine_space(work, RolloutLayout(1, 1), samples.gpu(is_cpu=True), CONSTANTS, num_requests=4)
+    space = engine_budget(work, RolloutLayout(1, 1), samples.gpu(is_cpu=True), CONSTANTS, num_requests=4)
     assert space.kv_cache == 3 << 30
     assert (space.context, space.graphs) == (0, 0)
     # The tokens of 4 requests exceed the limit of a pass; there are logits for 4 sequences.
@@ -102,16 +102,16 @@ def test_cpus_have_the_cache_size_of_the_job() -> None:
 
 
 def test_transformers_has_no_memory_limit() -> None:
-    space = engine_space(llama(is_vllm=False), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
-    assert (space.lacks, space.context, space.graphs, space.activations) == (0, 0, 0, 0)
+    space = engine_budget(llama(is_vllm=False), RolloutLayout(1, 1), samples.gpu(1), CONSTANTS)
+    assert (space.kv_cache_shortage, space.context, space.graphs, space.activations) == (0, 0, 0, 0)
     assert space.sequences_at_once(1000) == 256
 
 
 def test_adapters_take_memory_for_the_next_larger_rank() -> None:
     lora = LoraShape(rank=20, num_parameters=20_000, num_layers=1)
-    space = engine_space(llama(adapter_rank=20), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora)
+    space = engine_budget(llama(adapter_rank=20), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora)
     assert space.adapters == 2 * 32_000
-    assert engine_space(llama(), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora).adapters == 0
+    assert engine_budget(llama(), RolloutLayout(1, 1), samples.gpu(), CONSTANTS, lora).adapters == 0
 
 
 def test_running_sequences_are_mostly_long_ones() -> None:

@@ -102,8 +102,8 @@ def test_a_cache_that_is_too_small_does_not_fit_even_with_free_memory() -> None:
     start = phases(job)[Phase.ENGINE_START]
     assert start.total < 0.5 * start.limit
     # 60,000 tokens x 144 KiB are 8.2 GiB.
-    assert 0 < start.lacks < 60_000 * 144 * 1024
-    assert start.spare == -start.lacks
+    assert 0 < start.kv_cache_shortage < 60_000 * 144 * 1024
+    assert start.spare == -start.kv_cache_shortage
     assert verdict_of((start,)) is Verdict.TOO_LARGE
 
 

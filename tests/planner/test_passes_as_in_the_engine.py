@@ -10,10 +10,10 @@ from transformers import LlamaConfig, Qwen3Config
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Gpu
-from rljob_planner.job import lora_shape
+from rljob_planner.job_workload import lora_shape
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape
-from rljob_planner.timing.communication import Site, exchange
+from rljob_planner.timing.communication import NodeType, exchange
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.timing.passes import (
     Operations,
@@ -139,7 +139,7 @@ def test_attention_is_half_of_what_torch_counts_forward(name: str, engine: dict[
 def test_bytes_equal_those_of_the_engine(name: str, engine: dict[str, engine_counts.Counts]) -> None:
     case = CASES[name]
     model, spread = train_model(case), layout(case)
-    links = exchange(model, spread, Site(UNIT_GPU, spread.num_gpus), UNIT)
+    links = exchange(model, spread, NodeType(UNIT_GPU, spread.num_gpus), UNIT)
     share = (spread.shard_size - 1) / spread.shard_size
     found = engine[name].num_bytes
     gathered = found[engine_counts.GATHER] * share
@@ -186,7 +186,7 @@ def test_recomputed_tiles_of_logits_by_hand() -> None:
 def test_tiles_depend_on_the_micro_batches_of_each_gpu() -> None:
     """Two GPUs have half of the tokens each, as two micro-batches have on one GPU."""
     model, own = TrainModel(HAND, is_trained=True), Rows(2**18, 0, 2, 4, 2, 2)
-    slow = Site(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 2)
+    slow = NodeType(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 2)
 
     def seconds(max_tokens: int, num_gpus: int) -> float:
         return update_cost(model, own, 1, max_tokens, TrainLayout(num_gpus, num_gpus), slow, UNIT).seconds
@@ -245,11 +245,11 @@ def test_all_gathers_are_hidden_by_compute_until_they_take_longer() -> None:
     computing = total(update_operations(model, own))
     no_other = 1e9
     fast_links = replace(slow, link_bandwidth=no_other, bandwidth=no_other)
-    found = update_cost(model, own, 3, 1000, spread, Site(fast_links, 4), UNIT)
+    found = update_cost(model, own, 3, 1000, spread, NodeType(fast_links, 4), UNIT)
     assert found.seconds == pytest.approx(3 * computing / 4 / 1e-3, rel=1e-6)
     assert found.bound_by == "compute"
     quick = replace(UNIT_GPU, flops=no_other, bandwidth=no_other)
-    found = update_cost(model, own, 3, 1000, spread, Site(quick, 4), UNIT)
+    found = update_cost(model, own, 3, 1000, spread, NodeType(quick, 4), UNIT)
     # Gathered twice, the root once; reduced in float32: 3/4 of 2 P + 2 P_layers + 4 P.
     parameters = HAND.num_parameters
     assert found.seconds == pytest.approx(3 * 0.75 * (6 * parameters + 2 * HAND.layers_parameters), rel=1e-3)
@@ -258,7 +258,7 @@ def test_all_gathers_are_hidden_by_compute_until_they_take_longer() -> None:
 
 def test_the_optimizer_reads_and_writes_its_shards() -> None:
     model = TrainModel(HAND, is_trained=True, offload=ModelOffload(optimizer=True))
-    in_memory, on_the_link = optimizer_seconds(model, TrainLayout(4, 2), Site(UNIT_GPU, 4), 5)
+    in_memory, on_the_link = optimizer_seconds(model, TrainLayout(4, 2), NodeType(UNIT_GPU, 4), 5)
     assert in_memory == 32 * HAND.num_parameters / 2
     assert on_the_link == 16 * HAND.num_parameters / 2
 
@@ -266,14 +266,14 @@ def test_the_optimizer_reads_and_writes_its_shards() -> None:
 @pytest.mark.parametrize(("num_micro_batches", "num_copies"), [(1, 0), (2, 2), (5, 8)])
 def test_offloaded_gradients_are_copied_between_micro_batches(num_micro_batches: int, num_copies: int) -> None:
     model = TrainModel(HAND, is_trained=True, offload=ModelOffload(gradients=True))
-    _, on_the_link = optimizer_seconds(model, TrainLayout(4, 4), Site(UNIT_GPU, 4), num_micro_batches)
+    _, on_the_link = optimizer_seconds(model, TrainLayout(4, 4), NodeType(UNIT_GPU, 4), num_micro_batches)
     assert on_the_link == num_copies * 4 * HAND.num_parameters / 4
 
 
 def test_an_offloaded_frozen_model_is_loaded_for_its_pass() -> None:
     own = rows_of(8, 0, Lengths(100, math.log(100)))
     here, away = (TrainModel(HAND, is_trained=False, offload=ModelOffload(parameters=each)) for each in (False, True))
-    spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
+    spread, site = TrainLayout(4, 4), NodeType(UNIT_GPU, 4)
     seconds = [pass_cost(each, own, 1000, spread, site, UNIT).seconds for each in (here, away)]
     assert seconds[1] - seconds[0] == pytest.approx(2 * HAND.num_parameters / 4)
 
@@ -281,7 +281,7 @@ def test_an_offloaded_frozen_model_is_loaded_for_its_pass() -> None:
 def test_an_offloaded_critic_is_copied_for_values_and_for_its_updates() -> None:
     """Independent of the number of updates; an actor is loaded by the weight sync."""
     own = rows_of(8, 0, Lengths(100, math.log(100)))
-    spread, site = TrainLayout(4, 4), Site(UNIT_GPU, 4)
+    spread, site = TrainLayout(4, 4), NodeType(UNIT_GPU, 4)
 
     def seconds(head: Head, *, away: bool) -> list[float]:
         model = TrainModel(HAND, is_trained=True, head=head, offload=ModelOffload(parameters=away))
@@ -296,7 +296,7 @@ def test_an_offloaded_critic_is_copied_for_values_and_for_its_updates() -> None:
 
 def test_nodes_share_their_networks() -> None:
     node_of_4 = replace(UNIT_GPU, link_bandwidth=100.0, network_bandwidth=5.0)
-    site = Site(node_of_4, 4)
+    site = NodeType(node_of_4, 4)
     assert site.bandwidth(4, UNIT) == 100.0
     # Each byte enters a node once, over any of its four networks.
     assert site.bandwidth(8, UNIT) == 20.0
@@ -311,7 +311,7 @@ def test_more_gpus_are_never_slower_while_compute_is_the_bound(num_gpus: int) ->
     lengths = Lengths(4000, location=6.0, scale=0.8)
     own = rows_of(256, 200, lengths)
     model = TrainModel(HAND, is_trained=True)
-    site = Site(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 256)
+    site = NodeType(replace(UNIT_GPU, link_bandwidth=1e12, bandwidth=1e12), 256)
     seconds = [
         update_cost(model, own, 1, 8192, TrainLayout(each, each), site, UNIT).seconds
         for each in (num_gpus, 2 * num_gpus)

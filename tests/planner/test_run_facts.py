@@ -65,8 +65,8 @@ def test_trained_and_generated_responses_go_into_the_workload() -> None:
     more = {"actor/trained_fraction": 0.5, "dynamic_sampling/prompts": 96.0, "timing_s/reward": 0.05}
     facts = facts_of([line(1, 1), line(2, 10, **more), line(3, 10, **more)], batch_size=64)
     found = observed_workload(samples.workload(), facts)
-    assert found.learned_fraction == 0.5
-    assert found.generated_per_learned == 1.5
+    assert found.trained_fraction == 0.5
+    assert found.generation_factor == 1.5
     assert found.reward_seconds == 0.05
     assert found.lengths.prompt_mean == 10.0
     assert found.lengths.response_mean == pytest.approx(22.5)
@@ -76,9 +76,9 @@ def test_reward_time_is_the_wait_plus_the_passes_at_the_same_time() -> None:
     """`timing_s/reward` is what remains of rewards after the passes, so the workload waits as long as the run did."""
     passes = {"timing_s/old_logprob": 2.0, "timing_s/ref": 1.5, "timing_s/values": 0.5}
 
-    def seconds(waited: float, beside: dict[str, float], *, scores_first: bool = False) -> float:
+    def seconds(waited: float, beside: dict[str, float], *, waits_for_scores: bool = False) -> float:
         facts = facts_of([line(at, 20.0, **{"timing_s/reward": waited}, **beside) for at in (1, 2, 3)], batch_size=64)
-        job = replace(samples.workload(), scores_first=scores_first)
+        job = replace(samples.workload(), waits_for_scores=waits_for_scores)
         found = observed_workload(job, facts).reward_seconds
         assert observed_workload(job, facts.steps[0]).reward_seconds == found
         return found
@@ -89,7 +89,7 @@ def test_reward_time_is_the_wait_plus_the_passes_at_the_same_time() -> None:
     # Rewards were finished during the passes: they took at most 4 s, and the controller did not wait.
     assert seconds(0.07, passes) == 0.0
     # The passes wait for scores that decide what is trained on.
-    assert seconds(3.0, passes, scores_first=True) == 3.0
+    assert seconds(3.0, passes, waits_for_scores=True) == 3.0
 
 
 def test_memory_is_compared_with_the_tokens_of_the_fullest_step() -> None:

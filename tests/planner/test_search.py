@@ -16,8 +16,8 @@ from rljob_planner.gpus import Cluster, NodeGroup
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.search.arrangements import groupings
-from rljob_planner.search.mapping import best_mappings
-from rljob_planner.search.pool_options import PoolOptions, node_counts
+from rljob_planner.search.best_placement import best_by_grouping
+from rljob_planner.search.pool_options import SearchSpace, node_counts
 from rljob_planner.search.ranking import placement
 from rljob_planner.timing.step import step_time
 from rljob_planner.workload import (
@@ -116,8 +116,8 @@ def _layouts(job: Workload, role: Role, nodes: int, per_node: int) -> Iterator[T
 def _by_search(job: Workload, cluster: Cluster, schedule: Schedule) -> dict[Shape, float]:
     """For all groupings; checks that pools fit and that seconds are those of the plan."""
     found: dict[Shape, float] = {}
-    asked = PoolOptions(job, cluster, CONSTANTS)
-    for arrangement, *_ in best_mappings(asked, schedule, 1000):
+    asked = SearchSpace(job, cluster, CONSTANTS)
+    for arrangement, *_ in best_by_grouping(asked, schedule, 1000):
         where = placement(asked, arrangement)
         assert arrangement.cost == pytest.approx(step_time(job, where, CONSTANTS).total.likely, rel=1e-9)
         for pool in where.pools:
@@ -162,8 +162,8 @@ def test_the_search_equals_trying_everything_for_three_roles_in_any_job(data: st
         mini_batch_size=8,
         max_tokens_per_micro_batch=data.draw(st.sampled_from([2048, 16384])),
         needs_old_logprobs=data.draw(st.booleans()),
-        scores_first=data.draw(st.booleans()),
-        learned_fraction=data.draw(st.sampled_from([1.0, 0.5])),
+        waits_for_scores=data.draw(st.booleans()),
+        trained_fraction=data.draw(st.sampled_from([1.0, 0.5])),
         reward_seconds=data.draw(st.sampled_from([0.0, 4.0])),
         rollout=replace(job.rollout, memory_utilization=data.draw(st.sampled_from([0.4, 0.8]))),
     )

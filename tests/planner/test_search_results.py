@@ -11,10 +11,10 @@ from rljob_api.v1alpha1.job import RLJob
 from rljob_api.v1alpha1.rules import violations
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster, NodeGroup
-from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import placement_of, spec_with
+from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.plan_types import Verdict
-from rljob_planner.search.mapping import search
+from rljob_planner.search.best_placement import search
 from rljob_planner.search.pool_options import PoolSize, rollout_layouts, row_shares, shard_sizes, train_layouts
 from rljob_planner.workload import LoraShape, Role, RolloutLayout, RolloutWork, Schedule
 from rljob_testing.jobs.valid_job import valid_job
@@ -37,7 +37,7 @@ def test_candidates_fit_and_are_in_order() -> None:
     later = [each.seconds for each in result.candidates if not each.is_tie]
     assert later == sorted(later)
     assert not any(not each.is_tie for each in result.candidates[: sum(each.is_tie for each in result.candidates)])
-    assert (result.missed, result.changes) == (None, ())
+    assert (result.nearest_miss, result.changes) == (None, ())
 
 
 def test_each_candidate_after_the_first_has_reasons() -> None:
@@ -55,10 +55,10 @@ def test_the_best_runnable_placement_is_named_beside_a_better_one() -> None:
     slower = replace(samples.gpu(), name="slower", flops=300e12)
     result = search(PPO, (NodeGroup(1, 8, samples.gpu()), NodeGroup(1, 8, slower)))
     first = result.candidates[0]
-    assert (first.runs_today, first.plan.placement.schedule) == (False, Schedule.ONE_STEP_OFF)
-    today = result.best_today
+    assert (first.is_supported, first.plan.placement.schedule) == (False, Schedule.ONE_STEP_OFF)
+    today = result.best_supported
     assert today is not None
-    assert today.runs_today
+    assert today.is_supported
     assert today.seconds > first.seconds
     assert today.plan.placement.pool_of(Role.ACTOR).rollout is not None
 
@@ -70,10 +70,10 @@ def test_the_simplest_of_equally_fast_placements_is_first() -> None:
     )
     first, *others = result.candidates
     faster = [each for each in others if each.seconds < first.seconds]
-    assert first.runs_today
+    assert first.is_supported
     assert faster
     assert all(each.is_tie and "this version cannot run it" in each.reasons for each in faster)
-    assert result.best_today is first
+    assert result.best_supported is first
 
 
 def test_pools_have_names_of_the_job_or_of_their_roles() -> None:
@@ -92,7 +92,7 @@ def test_pools_have_names_of_the_job_or_of_their_roles() -> None:
 def test_runnable_placements_follow_the_rules_of_the_contract() -> None:
     """Batches and layouts divide, an engine stays within a node: 24 responses on nodes of 8 GPUs."""
     job = replace(PPO, batch_size=6, mini_batch_size=6, group_size=4)
-    best = search(job, (NodeGroup(4, 8, samples.gpu()),)).best_today
+    best = search(job, (NodeGroup(4, 8, samples.gpu()),)).best_supported
     assert best is not None
     for pool in best.plan.placement.pools:
         for role, layout in pool.layouts.items():
@@ -136,12 +136,14 @@ def test_if_nothing_fits_the_nearest_miss_has_its_shortage_and_changes() -> None
         models={Role.ACTOR: samples.trained_model(samples.LLAMA3_8B), Role.CRITIC: samples.critic(samples.LLAMA3_8B)},
     )
     result = search(job, (NodeGroup(1, 2, samples.gpu()),))
-    assert (result.candidates, result.best_today, result.changes) == ((), None, ())
-    assert result.missed is not None
-    assert result.missed.verdict is Verdict.TOO_LARGE
-    lacks = max(-phase.spare for phase in result.missed.all_phases) / 2**30
+    assert (result.candidates, result.best_supported, result.changes) == ((), None, ())
+    assert result.nearest_miss is not None
+    assert result.nearest_miss.verdict is Verdict.TOO_LARGE
+    lacks = max(-phase.spare for phase in result.nearest_miss.all_phases) / 2**30
     assert result.advice[0] == Mentions("Nothing fits", f"{lacks:.1f} GiB too much on a GPU")
-    assert any(change.field == "spec.pools[0].nodes" for knob in result.missed.knobs for change in knob.changes)
+    assert any(
+        change.field == "spec.pools[0].nodes" for each in result.nearest_miss.proposals for change in each.changes
+    )
 
 
 def test_if_nothing_fits_a_sufficient_number_of_nodes_is_named() -> None:
@@ -156,8 +158,8 @@ def test_if_nothing_fits_a_sufficient_number_of_nodes_is_named() -> None:
     assert found is not None
     nodes = int(found[1])
     assert nodes in (2, 4, 8, 16)
-    assert search(job, (NodeGroup(nodes, 2, samples.gpu()),)).missed is None
-    assert search(job, (NodeGroup(nodes // 2, 2, samples.gpu()),)).missed is not None
+    assert search(job, (NodeGroup(nodes, 2, samples.gpu()),)).nearest_miss is None
+    assert search(job, (NodeGroup(nodes // 2, 2, samples.gpu()),)).nearest_miss is not None
     tiny = search(job, (NodeGroup(1, 2, samples.gpu(1)),)).advice[1]
     assert tiny == Mentions("Nothing fits on 16x2xtest", "more GPUs")
 
@@ -169,11 +171,11 @@ def test_if_nothing_fits_a_changed_job_is_searched() -> None:
         samples.trained_model(samples.LLAMA3_8B, checkpoints_activations=False), max_tokens_per_micro_batch=32768
     )
     found = search(job, (NodeGroup(1, 8, samples.gpu()),))
-    assert found.missed is not None
+    assert found.nearest_miss is not None
     assert found.changes
     assert not any(each.field.startswith("spec.pools") for each in found.changes)
-    assert found.best_today is not None
-    assert found.candidates == search(found.best_today.plan.workload, (NodeGroup(1, 8, samples.gpu()),)).candidates
+    assert found.best_supported is not None
+    assert found.candidates == search(found.best_supported.plan.workload, (NodeGroup(1, 8, samples.gpu()),)).candidates
 
 
 def test_only_the_given_schedules_are_searched() -> None:
@@ -212,9 +214,9 @@ def test_of_equal_shortages_the_layout_without_another_shortage_is_nearer() -> N
     job = samples.workload(samples.trained_model(model), max_tokens_per_micro_batch=200_000)
     job = replace(job, lengths=replace(job.lengths, response_max=198_976), models={Role.ACTOR: job.models[Role.ACTOR]})
     job = replace(job, rollout=replace(job.rollout, max_model_length=200_000))
-    missed = search(job, TWO_NODES).missed
+    missed = search(job, TWO_NODES).nearest_miss
     assert missed is not None
-    assert not any(phase.lacks for phase in missed.all_phases)
+    assert not any(phase.kv_cache_shortage for phase in missed.all_phases)
     assert missed.placement.pools[0].rollout == RolloutLayout(16, 8)
 
 
@@ -272,7 +274,7 @@ def test_every_runnable_plan_makes_a_valid_job(
     job = workload_of(spec, dict.fromkeys(model_sources(spec), samples.QWEN3_4B))
     cluster = (NodeGroup(3, per_node, samples.gpu()), NodeGroup(1, 4, samples.gpu(48)))
     found = search(job, cluster, num_wanted=30, pool_names=["main"]).candidates
-    today = [each.plan.placement for each in found if each.runs_today]
+    today = [each.plan.placement for each in found if each.is_supported]
     assert today
     for placement in today:
         planned = spec_with(spec, placement)

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_planner.constants import Constants
 from rljob_planner.plan_types import Seconds, StepTime
-from rljob_planner.timing.communication import Site, sync_cost
+from rljob_planner.timing.communication import NodeType, sync_cost
 from rljob_planner.timing.step import OTHER, step_time
 from rljob_planner.workload import (
     Head,
@@ -119,9 +119,9 @@ def test_reward_functions_run_at_the_same_time_as_the_passes() -> None:
 
 
 def test_passes_wait_for_scores_that_decide_what_is_trained_on() -> None:
-    job = samples.workload(reward_seconds=5.0, scores_first=True, learned_fraction=0.5)
+    job = samples.workload(reward_seconds=5.0, waits_for_scores=True, trained_fraction=0.5)
     found = step_time(job, samples.placement(samples.one_pool(job)), EXACT)
-    whole = step_time(replace(job, learned_fraction=1.0), samples.placement(samples.one_pool(job)), EXACT)
+    whole = step_time(replace(job, trained_fraction=1.0), samples.placement(samples.one_pool(job)), EXACT)
     assert waited(found)["reward"] == 5.0
     assert likely(found)["ref"] == pytest.approx(likely(whole)["ref"] / 2, rel=0.01)
     assert likely(found)["update_actor"] == pytest.approx(likely(whole)["update_actor"] / 2, rel=0.01)
@@ -130,13 +130,13 @@ def test_passes_wait_for_scores_that_decide_what_is_trained_on() -> None:
 
 def test_filtering_truncated_responses_needs_no_score() -> None:
     """The rollout reports which responses are truncated (trainer, controller/step_rows.py)."""
-    job = samples.workload(reward_seconds=0.01, learned_fraction=0.5)
+    job = samples.workload(reward_seconds=0.01, trained_fraction=0.5)
     assert waited(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["reward"] == 0.0
 
 
 def test_rounds_of_dynamic_sampling_multiply_generation() -> None:
     job = samples.workload()
-    twice = step_time(replace(job, generated_per_learned=2.0), samples.placement(samples.one_pool(job)), EXACT)
+    twice = step_time(replace(job, generation_factor=2.0), samples.placement(samples.one_pool(job)), EXACT)
     assert likely(twice)["generate"] == pytest.approx(
         2 * likely(step_time(job, samples.placement(samples.one_pool(job)), EXACT))["generate"]
     )
@@ -202,7 +202,7 @@ def test_a_pass_over_whole_mini_batches_is_part_of_the_update() -> None:
     job = samples.workload(needs_old_logprobs=True)
     plain, whole = (
         likely(step_time(each, samples.placement(samples.one_pool(job)), EXACT))
-        for each in (job, replace(job, needs_whole_pass=True))
+        for each in (job, replace(job, needs_mini_batch_pass=True))
     )
     assert whole["update_actor"] - plain["update_actor"] == pytest.approx(plain["old_logprob"], rel=0.01)
 
@@ -272,7 +272,7 @@ def test_more_nodes_are_never_slower_here() -> None:
 def sync(actor_changes: dict[str, object] | None = None, *, is_shared: bool = True, **changes: object) -> float:
     work = replace(RolloutWork(samples.QWEN3_4B), **changes)  # type: ignore[arg-type]
     actor, layout = samples.trained_model(**(actor_changes or {})), TrainLayout(8, 8) if is_shared else None
-    return sync_cost(actor, layout, work, RolloutLayout(8), Site(samples.gpu(), 8), EXACT).seconds
+    return sync_cost(actor, layout, work, RolloutLayout(8), NodeType(samples.gpu(), 8), EXACT).seconds
 
 
 def test_a_weight_sync_moves_all_weights_to_every_gpu() -> None:

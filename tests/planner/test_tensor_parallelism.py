@@ -8,7 +8,7 @@ import pytest
 
 from rljob_planner.errors import PlanError
 from rljob_planner.job_placement import check_layouts
-from rljob_planner.memory.changes import smaller_jobs
+from rljob_planner.memory.job_changes import smaller_jobs
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.search.pool_options import PoolSize, rollout_layouts, row_shares
 from rljob_planner.workload import Role

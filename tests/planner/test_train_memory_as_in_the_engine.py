@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rljob_api.v1alpha1.model import Lora
-from rljob_planner.job import lora_shape
+from rljob_planner.job_workload import lora_shape
 from rljob_planner.memory.train_passes import train_peak
 from rljob_planner.memory.train_state import gradient_bytes, moments_part, parameters_part
 from rljob_planner.model_config import shape_of_config

@@ -9,8 +9,8 @@ import pytest
 from rljob_planner.advice.run_facts import facts_of
 from rljob_planner.advice.tuning import Advice, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import faster_jobs
-from rljob_planner.memory.knobs import all_phases
+from rljob_planner.memory.job_changes import faster_jobs
+from rljob_planner.memory.proposals import all_phases
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict, verdict_of
 from rljob_planner.timing.step import step_time
@@ -92,7 +92,7 @@ def test_a_separate_pool_follows_the_rules_of_the_contract() -> None:
 
     assert found(TrainLayout(16, 16, 4)) == {"critic": TrainLayout(8, 8, 4)}
     assert found(TrainLayout(16, 8, 4)) == {"critic": TrainLayout(8, 8, 4)}
-    assert found(TrainLayout(16, 16, 4, keeps_shard_size=True)) == {}
+    assert found(TrainLayout(16, 16, 4, has_fixed_shard_size=True)) == {}
     assert found(TrainLayout(16, 16, 16)) == {}
     assert found(TrainLayout(16, 16, 4), "critic") == {}
 
@@ -132,7 +132,7 @@ def test_offload_is_turned_off_if_there_is_room() -> None:
 def test_a_single_update_needs_no_pass_for_old_log_probabilities(in_any_case: bool) -> None:
     """Unless something else needs the pass."""
     job = replace(samples.workload(), mini_batch_size=32, needs_old_logprobs=True, lengths=SHORT)
-    job = replace(job, needs_old_logprobs_in_any_case=in_any_case)
+    job = replace(job, always_needs_old_logprobs=in_any_case)
     ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
     larger = next(each for each in ladders if each[0].change.field == "spec.training.miniBatchSize")
     assert [each.change.value for each in larger] == ["64"]
@@ -177,7 +177,7 @@ def test_another_precision_is_not_free() -> None:
     job = samples.workload(samples.trained_model(compute_bytes=4))
     ladders = faster_jobs(job, samples.placement(samples.one_pool(job)))
     [half] = next(each for each in ladders if each[0].change.field == "spec.training.model.dtype")
-    assert (half.change.before, half.change.value, half.changes_learning) == ("Float32", "BFloat16", True)
+    assert (half.change.before, half.change.value, half.changes_training) == ("Float32", "BFloat16", True)
 
 
 def test_combined_changes_build_on_those_before() -> None:
@@ -195,7 +195,7 @@ def test_combined_changes_build_on_those_before() -> None:
 
 def test_findings_show_what_phases_do_not() -> None:
     job = samples.workload()
-    plan = plan_of(job, samples.placement(samples.one_pool(job)), CONSTANTS, with_knobs=False)
+    plan = plan_of(job, samples.placement(samples.one_pool(job)), CONSTANTS, with_proposals=False)
     row = {
         "timing_s/step": 10.0,
         "response_length/mean": 100.0,

@@ -129,7 +129,7 @@ def plan_command(
     from rljob_cli.cluster.client import ClusterOptions
     from rljob_cli.plan.command import plan
     from rljob_cli.plan.options import GpuOptions, PlanOptions
-    from rljob_planner.job import LengthOptions
+    from rljob_planner.job_workload import LengthOptions
 
     asked = ClusterOptions(context, None, kubeconfig) if from_cluster else None
     options = PlanOptions(

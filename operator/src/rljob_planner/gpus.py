@@ -119,7 +119,7 @@ def _plain(name: str) -> str:
     return plain
 
 
-def cpu_kind(memory_bytes: float, cores_per_worker: float) -> Gpu:
+def cpu_worker(memory_bytes: float, cores_per_worker: float) -> Gpu:
     """A worker on CPU cores. `memory_bytes` is the memory of the node, which its workers share; speeds are guesses."""
     return Gpu(
         name=CPU_NAME,

@@ -18,13 +18,13 @@ from rljob_planner.clusters import selected_gpu
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Gpu
-from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
+from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.known_models import known_model
 from rljob_planner.kv_cache import GIB
-from rljob_planner.memory.changes import offload_changes
-from rljob_planner.memory.knobs import Knob, knobs_of, worst_phase
+from rljob_planner.memory.job_changes import offload_changes
 from rljob_planner.memory.phases import COPY_BYTES
+from rljob_planner.memory.proposals import Proposal, find_proposals, fullest_phase
 from rljob_planner.memory.train_state import host_bytes, trained_shard_elements
 from rljob_planner.model_shape import ModelShape
 from rljob_planner.plan import Plan, plan_of
@@ -46,7 +46,7 @@ def gpu_of_pool(pool: Pool, among: Iterable[Gpu] = ()) -> Gpu | None:
         return None
 
 
-def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
+def plan_from_spec(spec: RLJobSpec, *, with_proposals: bool = True) -> Plan | None:
     """The plan of the job. Phases, verdict and worst phase cover only pools with a known GPU type; the other pools
     count as unlimited. None if no GPU type is known, or if a model is not in the table.
 
@@ -58,10 +58,12 @@ def memory_outlook(spec: RLJobSpec, *, with_knobs: bool = True) -> Plan | None:
         return None
     workload, placement = workload_of(spec, shapes), placement_of(spec, kinds)
     check_layouts(workload, placement)
-    plan = plan_of(workload, placement, with_knobs=with_knobs)
+    plan = plan_of(workload, placement, with_proposals=with_proposals)
     known = {name: phases for name, phases in plan.phases.items() if kinds[name] is not _UNLIMITED}
     phases = tuple(chain.from_iterable(known.values()))
-    return replace(plan, phases=known, verdict=verdict_of(phases), worst=worst_phase(phases)) if phases else None
+    return (
+        replace(plan, phases=known, verdict=verdict_of(phases), fullest_phase=fullest_phase(phases)) if phases else None
+    )
 
 
 def _kinds(spec: RLJobSpec) -> dict[str, Gpu]:
@@ -80,35 +82,38 @@ def memory_shortage(spec: RLJobSpec) -> str:
     enough or unknown. It is an estimate, so it is no reason to reject a job. Takes milliseconds: the operator blocks on
     it."""
     try:
-        outlook = memory_outlook(spec, with_knobs=False)
+        outlook = plan_from_spec(spec, with_proposals=False)
     except PlanError:
         return ""
     if outlook is None or outlook.verdict is not Verdict.TOO_LARGE:
         return ""
-    worst = outlook.worst
+    worst = outlook.fullest_phase
     pool = next(each for each in outlook.placement.pools if each.name == worst.pool)
     text = f"by estimate, the memory of pool {worst.pool} ({pool.gpu.name}) is too small: {shown(worst)}"
     if fails_from_second_step(outlook.all_phases):
         text += "; the first step would fit, later steps would not, because the optimizer's moments are then in memory"
-    found = knobs_of(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[:_MAX_SUGGESTIONS]
+    found = find_proposals(outlook.workload, outlook.placement, Constants(), with_pairs=False).fitting[
+        :_MAX_SUGGESTIONS
+    ]
     if not found:
         return f"{text}; run `rljob plan` for changes that make it fit"
-    text += f"; to make it fit, set {'; or '.join(told(knob) for knob in found)}"
-    has_gentle = any(not change.is_drastic for knob in found for change in knob.changes)
+    text += f"; to make it fit, set {'; or '.join(proposal_text(proposal) for proposal in found)}"
+    has_gentle = any(not change.is_drastic for proposal in found for change in proposal.changes)
     return text if has_gentle else f"{text}; `rljob plan` may find two smaller changes that are enough together"
 
 
 def shown(phase: PhaseMemory) -> str:
     """The memory that a phase needs, and that it has."""
-    if phase.lacks and phase.total <= phase.limit:
-        return f"in {phase.phase} the KV cache is {phase.lacks / GIB:.1f} GiB too small for one sequence of full length"
+    if phase.kv_cache_shortage and phase.total <= phase.limit:
+        missing = f"{phase.kv_cache_shortage / GIB:.1f} GiB too small for one sequence of full length"
+        return f"in {phase.phase} the KV cache is {missing}"
     return f"{phase.phase} needs {phase.total / GIB:.1f} of {phase.limit / GIB:.1f} GiB per GPU"
 
 
-def told(knob: Knob) -> str:
+def proposal_text(proposal: Proposal) -> str:
     """The changes as one writes them into the job file, and the largest memory with them."""
-    changes = " and ".join(f"{change.field}: {change.value}" for change in knob.changes)
-    return f"{changes} ({knob.worst.total / GIB:.1f} GiB at most)"
+    changes = " and ".join(f"{change.field}: {change.value}" for change in proposal.changes)
+    return f"{changes} ({proposal.fullest_phase.total / GIB:.1f} GiB at most)"
 
 
 PROCESS_BYTES = 1.1e9
@@ -127,13 +132,13 @@ def host_parts(pool: PlacedPool, workload: Workload, constants: Constants) -> tu
         copies = COPY_BYTES * trained_shard_elements(model, layout)
         parts.append(Part(f"{role} copies for checkpoints", float(workers * copies)))
     rollout = workload.rollout
-    if pool.rollout is not None and rollout.is_vllm and rollout.keeps_weights_asleep:
+    if pool.rollout is not None and rollout.is_vllm and rollout.keeps_weights_on_host:
         each = rollout.weight_bytes * rollout.shape.num_parameters / pool.rollout.tensor_parallel
         parts.append(Part("sleeping rollout weights", workers * each))
     return tuple(part for part in parts if part.num_bytes)
 
 
-def host_memory_told(spec: RLJobSpec) -> dict[str, str]:
+def host_memory_advice(spec: RLJobSpec) -> dict[str, str]:
     """For each pool of GPU nodes a sentence on how much host memory its pods need and how to reduce it, by the pool's
     name. Empty if the shape of a model is unknown.
 

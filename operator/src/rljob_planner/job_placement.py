@@ -43,7 +43,7 @@ def spec_with(spec: RLJobSpec, placement: Placement, labels: Mapping[str, Label]
     Raises:
         PlanError: this version of the trainer cannot run the placement.
     """
-    if not placement.runs_today:
+    if not placement.is_supported:
         raise PlanError(
             "the plan: actor and rollout are on different pools, or generation and training run at the same time, which"
             " this version cannot run; choose a placement with both on one pool, taking turns"
@@ -95,7 +95,7 @@ def _train_layout(spec: RLJobSpec, role: Role, num_gpus: int) -> TrainLayout:
     shard_size, shares = written.shard_size or num_gpus, written.num_sequence_ranks
     _check_divides(role.value, "shardSize", shard_size, num_gpus, "the GPUs of its pool")
     _check_divides(role.value, "sequenceParallel", shares, num_gpus, "the GPUs of its pool")
-    return TrainLayout(num_gpus, shard_size, shares, keeps_shard_size=written.shard_size is not None)
+    return TrainLayout(num_gpus, shard_size, shares, has_fixed_shard_size=written.shard_size is not None)
 
 
 def _check_divides(role: str, field: str, value: int, total: int, what: str) -> None:

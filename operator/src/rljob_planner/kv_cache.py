@@ -33,7 +33,7 @@ sorted logits, and the sorting order."""
 
 
 @dataclass(frozen=True)
-class EngineSpace:
+class EngineBudget:
     """Memory of the engine on one GPU while it is awake, in bytes."""
 
     weights: float
@@ -49,7 +49,7 @@ class EngineSpace:
     layout: RolloutLayout
 
     @property
-    def lacks(self) -> float:
+    def kv_cache_shortage(self) -> float:
         """Bytes that the cache lacks to hold one longest sequence (vLLM then does not start); 0 if it is large
         enough."""
         longest = self.sequence_bytes(self.rollout.max_model_length)
@@ -62,19 +62,19 @@ class EngineSpace:
     def sequences_at_once(self, mean_context: float) -> float:
         """Sequences of this mean length that the cache holds, at most `max_sequences`. At least 1; 0 if vLLM cannot
         start."""
-        if self.lacks:
+        if self.kv_cache_shortage:
             return 0.0
         return max(1.0, min(float(self.rollout.max_sequences), self.kv_cache / self.sequence_bytes(mean_context)))
 
 
-def engine_space(
+def engine_budget(
     rollout: RolloutWork,
     layout: RolloutLayout,
     gpu: Gpu,
     constants: Constants,
     lora: LoraShape | None = None,
     num_requests: int | None = None,
-) -> EngineSpace:
+) -> EngineBudget:
     """The memory of an engine on one of its TP GPUs. `lora`: the actor's adapters. `num_requests`: sequences that the
     engine gets in a step; on CPUs, where vLLM runs no profiling pass, no forward pass has more."""
     shape, parallel, each, is_vllm = rollout.shape, layout.tensor_parallel, rollout.weight_bytes, rollout.is_vllm
@@ -94,7 +94,7 @@ def engine_space(
     if on_gpu:
         others = weights + adapters + context + activations + graphs
         kv_cache = rollout.memory_utilization * gpu.memory_bytes - others
-    return EngineSpace(weights, adapters, context, activations, graphs, kv_cache, rollout, layout)
+    return EngineBudget(weights, adapters, context, activations, graphs, kv_cache, rollout, layout)
 
 
 def kv_bytes_per_layer_token(shape: ModelShape, layout: RolloutLayout, number_bytes: int) -> float:
@@ -140,7 +140,7 @@ class EngineMemory:
     """Memory of a rollout engine on one GPU of a pool. An awake vLLM takes its whole share, whether it uses it or
     not."""
 
-    space: EngineSpace
+    space: EngineBudget
     awake: tuple[Part, ...]
     asleep: tuple[Part, ...]
     """While models are trained or score. On CPUs, and with transformers, the weights stay in memory."""
@@ -154,7 +154,7 @@ def engine_memory(pool: PlacedPool, workload: Workload, constants: Constants) ->
     if layout is None:
         return None
     actor, requests = workload.models.get(Role.ACTOR), workload.requests_per_engine(layout)
-    space = engine_space(rollout, layout, pool.gpu, constants, None if actor is None else actor.lora, requests)
+    space = engine_budget(rollout, layout, pool.gpu, constants, None if actor is None else actor.lora, requests)
     formula = f"{rollout.weight_bytes} x {rollout.shape.num_parameters:.4g} / {layout.tensor_parallel}"
     weights = Part(ROLLOUT_WEIGHTS, space.weights + space.adapters, formula)
     if not rollout.is_vllm:

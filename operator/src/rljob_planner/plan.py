@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_memory
-from rljob_planner.memory.knobs import Knob, Knobs, knobs_of, worst_phase
 from rljob_planner.memory.phases import phases_of
+from rljob_planner.memory.proposals import Proposal, Proposals, find_proposals, fullest_phase
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.timing.generation import live_context
 from rljob_planner.timing.lengths import lengths_of
@@ -27,12 +27,12 @@ class Plan:
     phases: Mapping[str, tuple[PhaseMemory, ...]]
     """Peak memory of each phase, by the pool's name; phases are in the order of a run."""
     verdict: Verdict
-    worst: PhaseMemory
+    fullest_phase: PhaseMemory
     """The phase with the least free memory, over all pools."""
-    knobs: tuple[Knob, ...]
+    proposals: tuple[Proposal, ...]
     """Changes that make the job fit, if it does not fit or hardly fits. The cheapest comes first; each has the seconds
     of its step."""
-    nearest_miss: Knob | None
+    nearest_miss: Proposal | None
     """The change that comes closest, if no change that was tried makes the job fit."""
     step: StepTime
     sequences_at_once: float
@@ -57,16 +57,17 @@ class Plan:
 
 
 def plan_of(
-    workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_knobs: bool = True
+    workload: Workload, placement: Placement, constants: Constants = DEFAULTS, *, with_proposals: bool = True
 ) -> Plan:
-    """The plan of a job on this placement. `with_knobs` searches changes that make it fit; that takes most of the time.
+    """The plan of a job on this placement. `with_proposals` searches changes that make it fit; that takes most of
+    the time.
 
     Raises:
         KeyError: a role of the job is in no pool.
     """
     phases = {pool.name: phases_of(pool, workload, constants) for pool in placement.pools}
     everything = tuple(phase for each in phases.values() for phase in each)
-    knobs = knobs_of(workload, placement, constants) if with_knobs else Knobs()
+    proposals = find_proposals(workload, placement, constants) if with_proposals else Proposals()
     home = placement.pool_of(Role.ROLLOUT)
     engine = engine_memory(home, workload, constants)
     assert engine is not None, "the pool of the rollout has an engine"
@@ -79,26 +80,26 @@ def plan_of(
         placement=placement,
         phases=phases,
         verdict=verdict_of(everything),
-        worst=worst_phase(everything),
-        knobs=_priced(knobs, constants),
-        nearest_miss=knobs.nearest_miss,
+        fullest_phase=fullest_phase(everything),
+        proposals=_priced(proposals, constants),
+        nearest_miss=proposals.nearest_miss,
         step=step_time(workload, placement, constants),
         sequences_at_once=at_once,
         notes=tuple(_notes(workload, placement, everything, requests, at_once)),
     )
 
 
-def _priced(knobs: Knobs, constants: Constants) -> tuple[Knob, ...]:
+def _priced(proposals: Proposals, constants: Constants) -> tuple[Proposal, ...]:
     """Changes with the seconds of their step. First those that are not drastic, then fewer changes, then those that fit
     with room to spare, then the fastest."""
 
-    def cost(knob: Knob, seconds: Seconds) -> tuple[bool, int, bool, float]:
-        is_drastic = any(change.is_drastic for change in knob.changes)
-        return is_drastic, len(knob.changes), knob.verdict is Verdict.TIGHT, seconds.likely
+    def cost(proposal: Proposal, seconds: Seconds) -> tuple[bool, int, bool, float]:
+        is_drastic = any(change.is_drastic for change in proposal.changes)
+        return is_drastic, len(proposal.changes), proposal.verdict is Verdict.TIGHT, seconds.likely
 
-    priced = [(knob, step_time(knob.workload, knob.placement, constants).total) for knob in knobs.fitting]
+    priced = [(each, step_time(each.workload, each.placement, constants).total) for each in proposals.fitting]
     priced.sort(key=lambda each: cost(*each))
-    return tuple(replace(knob, step_seconds=seconds) for knob, seconds in priced)
+    return tuple(replace(proposal, step_seconds=seconds) for proposal, seconds in priced)
 
 
 def _notes(
@@ -117,7 +118,7 @@ def _notes(
             f" {requests} per step: the others wait or are preempted. To hold more, increase"
             f" spec.training.rollout.{field}."
         )
-    if not placement.runs_today:
+    if not placement.is_supported:
         yield (
             "This version of the trainer cannot run this placement: actor and rollout must be on the same pool and take"
             " turns."

@@ -40,7 +40,7 @@ class PhaseMemory:
     parts: tuple[Part, ...]
     limit: float
     """Memory that the job may use."""
-    lacks: float = 0.0
+    kv_cache_shortage: float = 0.0
     """Bytes that the KV cache lacks to hold one longest sequence; 0 if it is large enough."""
 
     @property
@@ -52,7 +52,7 @@ class PhaseMemory:
     def spare(self) -> float:
         """Free memory; negative if the phase does not fit."""
         room = self.limit - self.total
-        return min(room, -self.lacks) if self.lacks else room
+        return min(room, -self.kv_cache_shortage) if self.kv_cache_shortage else room
 
 
 TIGHT_SHARE = 0.1

@@ -119,7 +119,7 @@ class TrainModel:
         return 0 if self.lora is None else self.lora.num_parameters
 
     @property
-    def num_learned(self) -> int:
+    def num_trained(self) -> int:
         """Parameters with a gradient and moments."""
         return (self.num_adapters or self.num_parameters) if self.is_trained else 0
 
@@ -157,7 +157,7 @@ class RolloutWork:
         return max(8192, self.max_model_length)
 
     @property
-    def keeps_weights_asleep(self) -> bool:
+    def keeps_weights_on_host(self) -> bool:
         """Whether weights stay in host memory while the engine sleeps (trainer, controller/model_roles.py)."""
         return self.sync_every_steps > 1 or self.adapter_rank is not None
 
@@ -215,18 +215,18 @@ class Workload:
     needs_old_logprobs: bool
     """Whether log-probabilities of the policy need a pass of their own. With one update per step, the update's own
     forward pass gives them."""
-    needs_old_logprobs_in_any_case: bool = True
+    always_needs_old_logprobs: bool = True
     """Whether they would need one with one update per step, too."""
-    needs_whole_pass: bool = False
+    needs_mini_batch_pass: bool = False
     """Whether each mini-batch has a further pass without gradient (Clip-Cov, KL-Cov)."""
     checkpoint_every_steps: int | None = None
     evaluation_every_steps: int | None = None
     """0: only before the first and after the last step; None: no evaluations."""
-    scores_first: bool = False
+    waits_for_scores: bool = False
     """Whether scores decide which responses are trained on; the controller then waits for them before the passes."""
-    learned_fraction: float = 1.0
+    trained_fraction: float = 1.0
     """Share of the responses that are trained on. With dynamic sampling, new responses replace the others."""
-    generated_per_learned: float = 1.0
+    generation_factor: float = 1.0
     """Factor on generation: prompts that dynamic sampling generates for / batch size."""
     has_greedy_responses: bool = False
     """Whether each prompt has one greedy response more, which is scored and not trained on (ReMax)."""
@@ -271,13 +271,13 @@ class TrainLayout:
     num_gpus: int
     shard_size: int
     sequence_parallel: int = 1
-    keeps_shard_size: bool = field(default=False, compare=False)
+    has_fixed_shard_size: bool = field(default=False, compare=False)
     """Whether the job file sets the shard size; on a larger pool there are then more copies, not larger ones."""
 
     @property
-    def is_left_open(self) -> bool:
+    def is_default(self) -> bool:
         """Whether the layout is the default, for a role that the job file does not mention."""
-        return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.keeps_shard_size
+        return self.shard_size == self.num_gpus and self.sequence_parallel == 1 and not self.has_fixed_shard_size
 
     @property
     def num_replicas(self) -> int:
@@ -292,7 +292,7 @@ class TrainLayout:
     def resized(self, num_gpus: int) -> TrainLayout:
         """The layout on another number of GPUs. If all GPUs held one copy, all of the new ones do, unless the job file
         sets the shard size."""
-        keeps = self.keeps_shard_size or self.num_replicas > 1
+        keeps = self.has_fixed_shard_size or self.num_replicas > 1
         return replace(self, num_gpus=num_gpus, shard_size=self.shard_size if keeps else num_gpus)
 
 
@@ -376,6 +376,6 @@ class Placement:
         return sum(pool.num_gpus for pool in self.pools)
 
     @property
-    def runs_today(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether this version of the trainer can run it: actor and rollout share a pool and take turns."""
         return self.schedule is Schedule.SYNCHRONOUS and self.pool_of(Role.ACTOR) is self.pool_of(Role.ROLLOUT)

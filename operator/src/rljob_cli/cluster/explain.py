@@ -37,7 +37,7 @@ from rljob_cli.cluster.watching import utc_now
 from rljob_cli.errors import CliError, NotAllowedError
 from rljob_cli.plain_text import age, one_line, shortened, time_text
 from rljob_planner.errors import PlanError
-from rljob_planner.job_memory import host_memory_told, memory_outlook, shown, told
+from rljob_planner.job_memory import host_memory_advice, plan_from_spec, proposal_text, shown
 from rljob_planner.plan_types import Verdict
 
 _MAX_CHANGES = 4
@@ -318,7 +318,7 @@ def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
     """The planner's estimate of host memory of the failed pod's pool; of all pools if the pod is unknown."""
     spec = _spec(job)
     try:
-        found = {} if spec is None else host_memory_told(spec)
+        found = {} if spec is None else host_memory_advice(spec)
     except PlanError:
         found = {}
     for pool, sentence in found.items():
@@ -329,15 +329,15 @@ def _host_text(job: StoredJob, pod: str | None) -> Iterator[Text]:
 def _device_text(job: StoredJob) -> Iterator[Text]:
     spec = _spec(job)
     try:
-        outlook = None if spec is None else memory_outlook(spec)
+        outlook = None if spec is None else plan_from_spec(spec)
     except PlanError:
         outlook = None
     if outlook is None:
         yield Text("  `rljob plan FILE --gpu TYPE` shows what uses memory and which field to change")
         return
-    yield Text(f"  by estimate, pool {outlook.worst.pool} uses the most memory: {shown(outlook.worst)}")
-    for knob in outlook.knobs[:_MAX_CHANGES]:
-        yield Text(f"  this would be enough: {told(knob)}")
+    yield Text(f"  by estimate, pool {outlook.fullest_phase.pool} uses the most memory: {shown(outlook.fullest_phase)}")
+    for proposal in outlook.proposals[:_MAX_CHANGES]:
+        yield Text(f"  this would be enough: {proposal_text(proposal)}")
     if outlook.verdict is Verdict.FITS:
         yield Text(f"  so the estimate is wrong for this job or its machines; reduce {' or '.join(_MAX_COMMON)}")
 

@@ -18,8 +18,8 @@ from rljob_cli.plan.options import PlanOptions
 from rljob_cli.plan.profile import constants_for
 from rljob_cli.plan.text import PlanHead, plan_lines
 from rljob_planner.errors import PlanError
-from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of, spec_with
+from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.plan import plan_of
 from rljob_planner.plan_types import Verdict
 
@@ -91,10 +91,10 @@ def _plan_job(file: Path, options: PlanOptions, console: Console) -> int:
 
     from rljob_cli.plan.search import changed_spec, search_lines
     from rljob_cli.plan.write import write_changed
-    from rljob_planner.search.mapping import search
+    from rljob_planner.search.best_placement import search
 
     found = search(workload, gpus.cluster, constants, pool_names=[pool.name for pool in spec.pools])
-    best, planned = found.best_today, spec
+    best, planned = found.best_supported, spec
     if best is not None:
         planned = spec_with(changed_spec(spec, found.changes), best.plan.placement, gpus.labels)
     can_run = best is not None and (not found.changes or options.write is not None)

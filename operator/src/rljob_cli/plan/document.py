@@ -25,21 +25,21 @@ from rljob_planner.plan import Plan
 
 _SHOWN: Mapping[str, tuple[str, ...]] = {
     "Plan": (
-        *("verdict", "workload", "placement", "phases", "worst", "step", "run_seconds", "gpu_hours"),
-        *("sequences_at_once", "knobs", "nearest_miss", "notes"),
+        *("verdict", "workload", "placement", "phases", "fullest_phase", "step", "run_seconds", "gpu_hours"),
+        *("sequences_at_once", "proposals", "nearest_miss", "notes"),
     ),
     "Workload": ("name", "batch_size", "group_size", "mini_batch_size", "num_updates", "num_steps", "lengths"),
-    "Placement": ("schedule", "runs_today", "pools"),
+    "Placement": ("schedule", "is_supported", "pools"),
     "TrainLayout": ("shard_size", "sequence_parallel"),
     "RolloutLayout": ("tensor_parallel", "num_engines"),
-    "PhaseMemory": ("phase", "pool", "total", "limit", "spare", "lacks", "parts"),
-    "Knob": ("changes", "verdict", "worst", "step_seconds"),
+    "PhaseMemory": ("phase", "pool", "total", "limit", "spare", "kv_cache_shortage", "parts"),
+    "Proposal": ("changes", "verdict", "fullest_phase", "step_seconds"),
     "ModelShape": ("name", "num_parameters"),
-    "SearchResult": ("candidates", "best_today", "advice", "changes"),
+    "SearchResult": ("candidates", "best_supported", "advice", "changes"),
     "Candidate": ("plan", "is_tie", "reasons"),
 }
 """By type: the fields and properties that are written. All fields of other types are written."""
-_BYTES = {"total", "limit", "spare", "lacks", "num_bytes", "memory_bytes"}
+_BYTES = {"total", "limit", "spare", "kv_cache_shortage", "num_bytes", "memory_bytes"}
 """Fields in bytes. They are rounded."""
 
 

@@ -20,8 +20,8 @@ from rljob_planner.advice.comparison import ComparedMemory, ComparedTime, compar
 from rljob_planner.advice.run_facts import facts_of, observed_workload, workload_for_memory
 from rljob_planner.advice.tuning import RunReport, advice_of, findings_of, together
 from rljob_planner.constants import Constants
-from rljob_planner.job import model_sources, workload_of
 from rljob_planner.job_placement import check_layouts, placement_of
+from rljob_planner.job_workload import model_sources, workload_of
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan import plan_of
 from rljob_planner.timing.step import step_time
@@ -56,7 +56,7 @@ def run_report(options: PlanOptions) -> RunReport:
     run = calibration_run(record, options)
     constants = constants_for({pool.gpu.name for pool in run.placement.pools}, options.profile)
     workload = observed_workload(run.workload, run.facts)
-    plan = plan_of(workload, run.placement, constants, with_knobs=False)
+    plan = plan_of(workload, run.placement, constants, with_proposals=False)
     times, memory = compared(run, constants)
     return RunReport(
         name=run.name,

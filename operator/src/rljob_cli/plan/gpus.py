@@ -34,7 +34,7 @@ from rljob_planner.clusters import (
     selected_gpu,
 )
 from rljob_planner.errors import PlanError
-from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_kind, gpu_named
+from rljob_planner.gpus import CPU_NAME, KNOWN_GPUS, Cluster, Gpu, cpu_worker, gpu_named
 from rljob_planner.job_memory import gpu_of_pool
 
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -179,7 +179,7 @@ def this_machine(spec: RLJobSpec) -> Gpu:
         limit = "max"
     if limit.isdigit():
         memory = min(memory, float(limit))
-    return cpu_kind(memory, count_cores() / max(pool.gpus_per_node for pool in spec.pools))
+    return cpu_worker(memory, count_cores() / max(pool.gpus_per_node for pool in spec.pools))
 
 
 def _gpu_here(pool: str, named: Callable[[str, str], Gpu]) -> Gpu:

@@ -22,7 +22,7 @@ from rljob_cli import settings
 from rljob_cli.errors import CliError
 from rljob_cli.plain_text import one_line
 from rljob_planner.gguf_shape import shape_of_gguf
-from rljob_planner.job import ModelSource
+from rljob_planner.job_workload import ModelSource
 from rljob_planner.known_models import known_model, similar_names
 from rljob_planner.model_config import shape_of_config
 from rljob_planner.model_shape import ModelShape

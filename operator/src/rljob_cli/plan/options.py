@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_cli.cluster.client import ClusterOptions
-from rljob_planner.job import LengthOptions
+from rljob_planner.job_workload import LengthOptions
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,8 @@ def _advice_lines(report: RunReport) -> Iterator[Text]:
 
 
 def _one_advice(advice: Advice, before: float) -> Iterator[Text]:
-    change, worst = advice.change, advice.worst
-    price = "; but it affects learning" if advice.changed.changes_learning else ""
+    change, worst = advice.change, advice.fullest_phase
+    price = "; but it affects learning" if advice.changed.changes_training else ""
     if advice.more_gpus:
         gpus = f"{advice.more_gpus} more GPU{'' if advice.more_gpus == 1 else 's'}"
         price = f"; but it needs {gpus}, in a new pool of that name"

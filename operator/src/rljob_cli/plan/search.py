@@ -27,9 +27,9 @@ from rljob_cli.plan.text import (
 from rljob_planner.clusters import PRODUCT_LABEL
 from rljob_planner.job_memory import gpu_of_pool
 from rljob_planner.kv_cache import GIB
-from rljob_planner.memory.changes import Change
+from rljob_planner.memory.job_changes import Change
 from rljob_planner.plan import Plan
-from rljob_planner.search.mapping import SearchResult
+from rljob_planner.search.best_placement import SearchResult
 from rljob_planner.search.ranking import Candidate
 from rljob_planner.workload import Placement
 
@@ -89,7 +89,7 @@ def search_lines(
         yield from knob_lines(shown)
         yield Text()
         yield wrapped(" ".join(found.advice))
-    if found.best_today is not None:
+    if found.best_supported is not None:
         yield Text()
         yield from _change_lines(file, planned, shown.placement, head)
     yield Text()
@@ -98,26 +98,26 @@ def search_lines(
 
 def _shown(found: SearchResult) -> tuple[Plan, str]:
     """The plan that is shown in detail, and its title."""
-    if found.best_today is not None:
-        is_first = found.candidates[0].runs_today
-        return found.best_today.plan, f"The best {'' if is_first else 'supported '}placement in detail"
+    if found.best_supported is not None:
+        is_first = found.candidates[0].is_supported
+        return found.best_supported.plan, f"The best {'' if is_first else 'supported '}placement in detail"
     if found.candidates:
         return found.candidates[0].plan, "None of these is supported yet; the first one in detail"
-    assert found.missed is not None, "a search finds something or says what came closest"
-    return found.missed, "No placement fits; the closest one in detail"
+    assert found.nearest_miss is not None, "a search finds something or says what came closest"
+    return found.nearest_miss, "No placement fits; the closest one in detail"
 
 
 def _candidate_lines(candidates: Sequence[Candidate], changes: Sequence[Change]) -> Iterator[Text]:
     rows: list[tuple[str | Text, ...]] = []
     for at, candidate in enumerate(candidates):
-        worst, behind = candidate.plan.worst, f"{candidate.seconds / candidates[0].seconds - 1:+.0%}"
+        worst, behind = candidate.plan.fullest_phase, f"{candidate.seconds / candidates[0].seconds - 1:+.0%}"
         rows.append(
             (
                 str(at + 1),
                 *seconds_cells(candidate.plan.step.total),
                 "" if at == 0 else "tie" if candidate.is_tie else behind,
                 f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f}",
-                Text("yes", "green") if candidate.runs_today else Text("no", "yellow"),
+                Text("yes", "green") if candidate.is_supported else Text("no", "yellow"),
                 placement_words(candidate.plan.placement),
             )
         )

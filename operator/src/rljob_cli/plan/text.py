@@ -15,7 +15,7 @@ from rljob_cli.plain_text import length, table
 from rljob_cli.plan.gpus import PoolGpus
 from rljob_cli.plan.models import FoundShape
 from rljob_planner.kv_cache import GIB
-from rljob_planner.memory.knobs import Knob
+from rljob_planner.memory.proposals import Proposal
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
@@ -131,8 +131,8 @@ def _memory_row(phase: PhaseMemory) -> tuple[str | Text, ...]:
         Verdict.TIGHT: f"tight, {phase.spare / GIB:.1f} free",
         Verdict.TOO_LARGE: f"{-phase.spare / GIB:.1f} too much",
     }[verdict]
-    if phase.lacks > 0:
-        outcome = f"KV cache {phase.lacks / GIB:.1f} too small"
+    if phase.kv_cache_shortage > 0:
+        outcome = f"KV cache {phase.kv_cache_shortage / GIB:.1f} too small"
     shares = ", ".join(f"{owner} {num_bytes / GIB:.1f}" for owner, num_bytes in _by_owner(phase).items())
     total, limit = (f"{each / GIB:>6.1f}" for each in (phase.total, phase.limit))
     return phase.phase.value, total, limit, Text(outcome, _STYLES[verdict]), shares
@@ -191,7 +191,7 @@ def knob_lines(plan: Plan) -> Iterator[Text]:
     if plan.verdict is Verdict.FITS:
         return
     yield Text()
-    if not plan.knobs:
+    if not plan.proposals:
         effect = "makes the job fit" if plan.verdict is Verdict.TOO_LARGE else "gives the job more room"
         yield Text(f"None of the changes that were tried {effect}.", "bold")
         if plan.nearest_miss is not None:
@@ -200,33 +200,33 @@ def knob_lines(plan: Plan) -> Iterator[Text]:
         return
     effect = "make the job fit" if plan.verdict is Verdict.TOO_LARGE else "give the job more room"
     yield Text(f"Changes that {effect} (each ~ alone is enough)", "bold")
-    yield from _knob_lines(plan.knobs[:_MAX_KNOBS])
-    if (left := len(plan.knobs) - _MAX_KNOBS) > 0:
+    yield from _knob_lines(plan.proposals[:_MAX_KNOBS])
+    if (left := len(plan.proposals) - _MAX_KNOBS) > 0:
         yield Text(f"  {left} more with --json", "dim")
 
 
-def _knob_lines(knobs: Sequence[Knob]) -> list[Text]:
-    """A row for each knob. If a knob has several changes, all are needed, and each has its own row."""
+def _knob_lines(proposals: Sequence[Proposal]) -> list[Text]:
+    """A row for each proposal. If a proposal has several changes, all are needed, and each has its own row."""
     rows: list[tuple[str | Text, ...]] = []
-    for knob in knobs:
-        worst, seconds = knob.worst, knob.step_seconds
+    for proposal in proposals:
+        worst, seconds = proposal.fullest_phase, proposal.step_seconds
         memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} in {worst.phase.value}"
-        if worst.lacks > 0:
-            memory = f"KV cache {worst.lacks / GIB:.1f} too small"
+        if worst.kv_cache_shortage > 0:
+            memory = f"KV cache {worst.kv_cache_shortage / GIB:.1f} too small"
         step = "" if seconds is None else number(seconds.likely)
-        first, *others = [Text(f"~ {each.field}: {each.before} -> {each.value}", "yellow") for each in knob.changes]
-        rows.append((first, memory, Text(knob.verdict.value, _STYLES[knob.verdict]), step))
+        first, *others = [Text(f"~ {each.field}: {each.before} -> {each.value}", "yellow") for each in proposal.changes]
+        rows.append((first, memory, Text(proposal.verdict.value, _STYLES[proposal.verdict]), step))
         rows += [(Text(f" {text.plain[1:]}", "yellow"), "", "", "") for text in others]
     return table(("CHANGE", "MEMORY, GiB", "", "STEP, s"), rows, "  ")
 
 
 def last_line(plan: Plan, condition: str = "") -> Text:
     """The summary: `Plan: fits, ...`, or `Plan: fits CONDITION, ...`."""
-    worst, total = plan.worst, plan.step.total
+    worst, total = plan.fullest_phase, plan.step.total
     where = f" on pool {worst.pool}" if len(plan.phases) > 1 else ""
     memory = f"{worst.total / GIB:.1f} of {worst.limit / GIB:.1f} GiB in {worst.phase.value}{where}"
-    if worst.lacks > 0:
-        memory = f"the KV cache is {worst.lacks / GIB:.1f} GiB too small in {worst.phase.value}{where}"
+    if worst.kv_cache_shortage > 0:
+        memory = f"the KV cache is {worst.kv_cache_shortage / GIB:.1f} GiB too small in {worst.phase.value}{where}"
     line = Text("Plan: ", "bold")
     line.append(plan.verdict.value, f"bold {_STYLES[plan.verdict]}")
     line.append(f" {condition}" if condition else "")

@@ -30,9 +30,9 @@ class ObservedLengths:
     """The longest response of a step; over several steps, the mean of their longest."""
     clip_ratio: float
     """Share of truncated responses."""
-    learned_fraction: float = 1.0
+    trained_fraction: float = 1.0
     """Share of the responses that were trained on."""
-    generated_per_learned: float = 1.0
+    generation_factor: float = 1.0
     """Prompts that were generated for / batch size; above 1 with dynamic sampling."""
 
     @classmethod
@@ -84,9 +84,9 @@ def _sigma(mean: float, longest: float, num_responses: int) -> float:
 MetricsLine = Mapping[str, float]
 """One line of metrics.jsonl: the step (from 1) under `step`, and metrics by name."""
 
-BESIDE_REWARDS = (OLD_LOGPROB, REF, VALUES)
+DURING_REWARDS = (OLD_LOGPROB, REF, VALUES)
 """Phases during which rewards are computed."""
-NOTHING_SECONDS, NOTHING_SHARE = 0.01, 0.02
+NO_WAIT_SECONDS, NO_WAIT_SHARE = 0.01, 0.02
 """A wait for rewards of at most this many seconds, or this share of those phases, counts as none: asking for scores and
 fetching them takes as long."""
 STEP_SECONDS = "timing_s/step"
@@ -190,8 +190,8 @@ def observed_workload(workload: Workload, facts: RunFacts | StepFacts) -> Worklo
     return replace(
         workload,
         lengths=seen.token_lengths(workload.lengths, workload.num_responses),
-        learned_fraction=seen.learned_fraction,
-        generated_per_learned=seen.generated_per_learned,
+        trained_fraction=seen.trained_fraction,
+        generation_factor=seen.generation_factor,
         reward_seconds=_reward_seconds(workload, phases),
     )
 
@@ -201,13 +201,13 @@ def workload_for_memory(workload: Workload, facts: RunFacts) -> Workload:
     trained on most tokens, because runs hardly ever have the longest rows that a plan assumes. The engine's longest
     sequence has the longest prompt of the run, if the metrics have it."""
     steps = [each.lengths for each in facts.steps]
-    fullest = max(steps, key=lambda each: each.learned_fraction * (each.prompt_mean + each.response_mean))
+    fullest = max(steps, key=lambda each: each.trained_fraction * (each.prompt_mean + each.response_mean))
     observed = observed_workload(workload, facts)
     seen = fullest.token_lengths(workload.lengths, workload.num_responses)
     lengths = replace(
         observed.lengths,
-        prompt_max=max(1, math.floor(seen.prompt_mean * fullest.learned_fraction)),
-        response_max=max(1, math.ceil(seen.response_mean * fullest.learned_fraction)),
+        prompt_max=max(1, math.floor(seen.prompt_mean * fullest.trained_fraction)),
+        response_max=max(1, math.ceil(seen.response_mean * fullest.trained_fraction)),
     )
     prompt = math.ceil(facts.longest_prompt) or workload.lengths.prompt_max
     longest = min(observed.rollout.max_model_length, prompt + workload.lengths.response_max)
@@ -218,10 +218,10 @@ def _reward_seconds(workload: Workload, phases: Mapping[str, float]) -> float:
     """Seconds of all rewards. `timing_s/reward` has only what the controller still waited after the passes that ran at
     the same time (trainer, controller/training_step.py). If it did not wait, rewards took no longer than those: 0."""
     waited = phases.get(REWARD, 0.0)
-    if workload.scores_first:
+    if workload.waits_for_scores:
         return waited
-    in_passes = sum(phases.get(name, 0.0) for name in BESIDE_REWARDS)
-    is_no_wait = in_passes > 0 and waited <= max(NOTHING_SECONDS, NOTHING_SHARE * in_passes)
+    in_passes = sum(phases.get(name, 0.0) for name in DURING_REWARDS)
+    is_no_wait = in_passes > 0 and waited <= max(NO_WAIT_SECONDS, NO_WAIT_SHARE * in_passes)
     return 0.0 if is_no_wait else waited + in_passes
 
 
@@ -240,8 +240,8 @@ def _step_facts(row: MetricsLine, batch_size: int) -> StepFacts:
             response_mean=row.get("response_length/mean", 0.0),
             response_max=row.get("response_length/max", 0.0),
             clip_ratio=row.get("response_length/clip_ratio", 0.0),
-            learned_fraction=min(1.0, max(0.0, row.get("actor/trained_fraction", 1.0))),
-            generated_per_learned=max(1.0, prompts / batch_size),
+            trained_fraction=min(1.0, max(0.0, row.get("actor/trained_fraction", 1.0))),
+            generation_factor=max(1.0, prompts / batch_size),
         ),
     )
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from rljob_planner.advice.comparison import ComparedMemory, ComparedTime
 from rljob_planner.advice.run_facts import RunFacts
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed, faster_jobs, is_allowed
-from rljob_planner.memory.knobs import all_phases, worst_phase
+from rljob_planner.memory.job_changes import Change, ChangedJob, faster_jobs, is_allowed
+from rljob_planner.memory.proposals import all_phases, fullest_phase
 from rljob_planner.plan import Plan
 from rljob_planner.plan_types import PhaseMemory, Seconds, StepTime, Verdict, verdict_of
 from rljob_planner.timing.step import step_time
@@ -32,7 +32,7 @@ NEARLY_AS_GOOD = 0.01
 class Advice:
     """A change of one field, and its effect."""
 
-    changed: Changed
+    changed: ChangedJob
     """The change, and the job with it."""
     step: Seconds
     """Seconds of a step with the change."""
@@ -42,7 +42,7 @@ class Advice:
     """The gain as a share of the step without the change."""
     phases: tuple[tuple[str, float], ...]
     """Seconds that each phase becomes shorter by (negative: longer), the largest first."""
-    worst: PhaseMemory
+    fullest_phase: PhaseMemory
     """The phase with the least free memory, with the change."""
     verdict: Verdict
     more_gpus: int
@@ -55,7 +55,7 @@ class Advice:
     @property
     def is_free(self) -> bool:
         """Whether it costs nothing but memory."""
-        return not self.changed.changes_learning and not self.more_gpus
+        return not self.changed.changes_training and not self.more_gpus
 
 
 class Finding(NamedTuple):
@@ -116,7 +116,7 @@ def together(workload: Workload, placement: Placement, constants: Constants) -> 
     return tuple(found)
 
 
-def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
+def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Moves a frozen model or the critic from the actor's pool to a pool of its own, with the GPUs of one node; it
     keeps its layout if the job file sets one."""
     home = placement.pool_of(Role.ACTOR)
@@ -132,10 +132,10 @@ def _own_pools(workload: Workload, placement: Placement) -> Iterator[tuple[Chang
             rest = {each: other for each, other in home.layouts.items() if each is not role}
             left = placement.with_pool(home, replace(home, layouts=rest))
             change = Change(f"spec.roles.{role}.pool", pool.name, home.name)
-            yield (Changed(change, workload, replace(left, pools=(*left.pools, pool)), "separate pools"),)
+            yield (ChangedJob(change, workload, replace(left, pools=(*left.pools, pool)), "separate pools"),)
 
 
-def _advice(changed: Changed, placement: Placement, now: StepTime, constants: Constants) -> Advice:
+def _advice(changed: ChangedJob, placement: Placement, now: StepTime, constants: Constants) -> Advice:
     step = step_time(changed.workload, changed.placement, constants)
     phases = all_phases(changed.workload, changed.placement, constants)
     before, after = _waits(now), _waits(step)
@@ -148,7 +148,7 @@ def _advice(changed: Changed, placement: Placement, now: StepTime, constants: Co
         gain=gain,
         share=gain / now.total.likely if now.total.likely > 0 else 0.0,
         phases=tuple(sorted(changed_phases, key=lambda item: -abs(item[1]))),
-        worst=worst_phase(phases),
+        fullest_phase=fullest_phase(phases),
         verdict=verdict_of(phases),
         more_gpus=changed.placement.num_gpus - placement.num_gpus,
     )
@@ -175,11 +175,11 @@ def findings_of(facts: RunFacts, plan: Plan) -> tuple[Finding, ...]:
     if facts.token_imbalance is not None and facts.token_imbalance > 1.1:
         text = f"the busiest worker trains on {facts.token_imbalance:.2f} times the mean number of tokens, and the"
         found.append(Finding(f"{text} others wait for it (perf/token_imbalance)", "balance"))
-    if lengths.learned_fraction < 0.8:
-        text = f"{1 - lengths.learned_fraction:.0%} of the responses are not trained on (actor/trained_fraction)"
+    if lengths.trained_fraction < 0.8:
+        text = f"{1 - lengths.trained_fraction:.0%} of the responses are not trained on (actor/trained_fraction)"
         found.append(Finding(text, "responses that are not trained on"))
-    if lengths.generated_per_learned > 1.2:
-        text = f"dynamic sampling generates {lengths.generated_per_learned:.1f} times the responses of a batch"
+    if lengths.generation_factor > 1.2:
+        text = f"dynamic sampling generates {lengths.generation_factor:.1f} times the responses of a batch"
         found.append(Finding(f"{text} (dynamic_sampling/prompts)", "responses that are not trained on"))
     layout = plan.placement.pool_of(Role.ROLLOUT).rollout
     per_engine = plan.workload.num_requests / layout.num_engines if layout is not None else 0.0

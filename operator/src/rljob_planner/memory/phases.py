@@ -64,7 +64,7 @@ class _PoolMemory:
         reference = workload.models.get(Role.REF)
         self.actor_scores = Role.ACTOR in models and (
             workload.needs_old_logprobs
-            or workload.needs_whole_pass
+            or workload.needs_mini_batch_pass
             or (reference is not None and reference.is_actor_without_adapters)
         )
 
@@ -75,7 +75,9 @@ class _PoolMemory:
             # still empty.
             awake = engine.awake if workload.rollout.is_vllm else engine.asleep
             start = (*self._in_rollout_mode(has_moments=False), *awake)
-            yield self._phase(Phase.ENGINE_START, start, lacks=engine.space.lacks, has_copies=False)
+            yield self._phase(
+                Phase.ENGINE_START, start, kv_cache_shortage=engine.space.kv_cache_shortage, has_copies=False
+            )
             if workload.rollout.is_vllm:
                 yield self._phase(Phase.FIRST_WAKE, start, has_copies=False)
                 yield self._phase(Phase.LATER_WAKE, (*self._in_rollout_mode(), *awake))
@@ -149,13 +151,13 @@ class _PoolMemory:
         phase: Phase,
         parts: Iterable[Part],
         *,
-        lacks: float = 0.0,
+        kv_cache_shortage: float = 0.0,
         has_copies: bool = True,
         is_saving: bool = False,
     ) -> PhaseMemory:
         on_host = self._on_this_host(has_copies=has_copies, is_saving=is_saving) if self.is_cpu else ()
         found = tuple(part for part in (*parts, *on_host) if part.num_bytes)
-        return PhaseMemory(phase, self.pool.name, found, limit_of(self.pool), lacks)
+        return PhaseMemory(phase, self.pool.name, found, limit_of(self.pool), kv_cache_shortage)
 
     def _on_this_host(self, *, has_copies: bool, is_saving: bool) -> Iterable[Part]:
         """Parts that are in host memory even if workers have GPUs. On CPUs they take the workers' memory."""

@@ -127,7 +127,7 @@ class _Passes:
         parts = (
             parameters,
             Part("moments", own_moments + moment.moments, moments.formula),
-            Part("gradients", moment.gradients, f"{MASTER_BYTES} x {model.num_learned:.4g} / {layout.shard_size}"),
+            Part("gradients", moment.gradients, f"{MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"),
             Part("gathered parameters", moment.gathered, gathered),
             Part("whole gradients", moment.whole_gradients, whole),
             Part("activations", moment.activations, activations),

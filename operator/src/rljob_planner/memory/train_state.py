@@ -24,7 +24,7 @@ def gradient_bytes(model: TrainModel, layout: TrainLayout) -> int:
     """Bytes of gradients at the end of a micro-batch: shards, or whole gradients where reduction is deferred. Deferred
     gradients stay whole until the last micro-batch of the update."""
     if model.defers_reduction:
-        return MASTER_BYTES * model.num_learned
+        return MASTER_BYTES * model.num_trained
     return MASTER_BYTES * trained_shard_elements(model, layout)
 
 
@@ -40,7 +40,7 @@ def parameters_part(model: TrainModel, layout: TrainLayout) -> Part:
 
 def moments_part(model: TrainModel, layout: TrainLayout) -> Part:
     """Shards of both moments. They exist from the first update on."""
-    formula = f"{2 * MASTER_BYTES} x {model.num_learned:.4g} / {layout.shard_size}"
+    formula = f"{2 * MASTER_BYTES} x {model.num_trained:.4g} / {layout.shard_size}"
     return Part("moments", 2 * MASTER_BYTES * trained_shard_elements(model, layout), formula)
 
 

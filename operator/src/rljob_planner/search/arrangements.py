@@ -45,7 +45,7 @@ class Arrangement:
         return self.schedule, frozenset((each.roles, each.size.kind) for each in self.options)
 
     @property
-    def runs_today(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether this version of the trainer can run it."""
         is_shared = any({Role.ACTOR, Role.ROLLOUT} <= set(each.roles) for each in self.options)
         return is_shared and self.schedule is Schedule.SYNCHRONOUS

@@ -17,10 +17,10 @@ from operator import le
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import Cluster
-from rljob_planner.memory.changes import divisors, is_allowed
+from rljob_planner.memory.job_changes import divisors, is_allowed
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import PhaseMemory
-from rljob_planner.timing.communication import Site
+from rljob_planner.timing.communication import NodeType
 from rljob_planner.timing.lengths import lengths_of
 from rljob_planner.timing.step import REWARD, StageSeconds, pool_costs, stage_seconds, total_seconds
 from rljob_planner.workload import (
@@ -65,7 +65,7 @@ class RoleChoice:
     @property
     def most_bytes(self) -> float:
         """The most memory that a phase needs on one GPU, with what the KV cache is too small by."""
-        return max(phase.total + phase.lacks for phase in self.phases)
+        return max(phase.total + phase.kv_cache_shortage for phase in self.phases)
 
     @property
     def lacking_bytes(self) -> float:
@@ -95,7 +95,7 @@ class PoolOption:
     """Seconds in each stage of a step; roles take turns."""
 
 
-class PoolOptions:
+class SearchSpace:
     """All options of one job on one cluster. Results are cached."""
 
     def __init__(self, workload: Workload, cluster: Cluster, constants: Constants) -> None:
@@ -133,7 +133,7 @@ class PoolOptions:
             roles, size, [min(unit, key=lambda each: (each.most_bytes, each.lacking_bytes)) for unit in units]
         )
 
-    def roomier(self, option: PoolOption, index: int) -> Iterator[PoolOption]:
+    def simpler_or_smaller(self, option: PoolOption, index: int) -> Iterator[PoolOption]:
         """The same option with another layout for one of its choices: with less sequence parallelism, or with less
         memory. Simpler layouts come first, then those with less memory."""
 
@@ -196,7 +196,7 @@ class PoolOptions:
         return longest([stages, self._of_functions])
 
     def _seconds(self, choice: RoleChoice, size: PoolSize) -> StageSeconds:
-        site = Site(self.cluster[size.kind].gpu, size.gpus_per_node)
+        site = NodeType(self.cluster[size.kind].gpu, size.gpus_per_node)
         costs = pool_costs(self.workload, self._lengths, choice.layouts, choice.rollout, site, self.constants)
         return stage_seconds({name: cost.seconds for name, cost in costs.items()}, self.workload)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rljob_planner.plan import Plan, plan_of
 from rljob_planner.search.arrangements import TIE_SHARE, Arrangement
-from rljob_planner.search.pool_options import PoolOptions, longest
+from rljob_planner.search.pool_options import SearchSpace, longest
 from rljob_planner.workload import PlacedPool, Placement, Role, Schedule
 
 WORTH = 2
@@ -31,9 +31,9 @@ class Candidate:
     """Why it is not the first, as sentences; empty for the first."""
 
     @property
-    def runs_today(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether this version of the trainer can run it."""
-        return self.plan.placement.runs_today
+        return self.plan.placement.is_supported
 
     @property
     def seconds(self) -> float:
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def ranked(
-    space: PoolOptions, found: Sequence[Sequence[Arrangement]], num_wanted: int, pool_names: Sequence[str]
+    space: SearchSpace, found: Sequence[Sequence[Arrangement]], num_wanted: int, pool_names: Sequence[str]
 ) -> tuple[tuple[Candidate, ...], Candidate | None]:
     """The best candidates, and the best one that this version can run.
 
@@ -59,18 +59,18 @@ def ranked(
         best.insert(best.index(on_fewer) + 1, _roomier(space, fastest, limit))
 
     def candidate(each: Arrangement) -> Candidate:
-        plan = plan_of(space.workload, placement(space, each, pool_names), space.constants, with_knobs=False)
+        plan = plan_of(space.workload, placement(space, each, pool_names), space.constants, with_proposals=False)
         reasons = () if each is best[0] else tuple(_reasons(space, each, best[0], limit))
         return Candidate(plan, each.cost <= limit, reasons)
 
     candidates = tuple(map(candidate, best[:num_wanted]))
-    index = next((index for index, each in enumerate(best) if each.runs_today), None)
+    index = next((index for index, each in enumerate(best) if each.is_supported), None)
     if index is None:
         return candidates, None
     return candidates, candidates[index] if index < num_wanted else candidate(best[index])
 
 
-def placement(space: PoolOptions, arrangement: Arrangement, pool_names: Sequence[str] = ()) -> Placement:
+def placement(space: SearchSpace, arrangement: Arrangement, pool_names: Sequence[str] = ()) -> Placement:
     """The placement of an arrangement. The actor's pool comes first, because it is the default pool of a job file.
     `pool_names`: names for the first pools."""
     options = sorted(arrangement.options, key=lambda each: space.roles.index(each.roles[0]))
@@ -98,7 +98,7 @@ def _chosen(front: Sequence[Arrangement], limit: float) -> Arrangement:
     return min(as_fast, key=lambda each: each.num_gpus, default=fastest)
 
 
-def _roomier(space: PoolOptions, chosen: Arrangement, tie_limit: float) -> Arrangement:
+def _roomier(space: SearchSpace, chosen: Arrangement, tie_limit: float) -> Arrangement:
     """The same pools in layouts that are simpler or need less memory, if that takes hardly more time."""
     options, seconds = list(chosen.options), chosen.cost
     limit = (1 + SMALL_SHARE) * seconds
@@ -106,7 +106,7 @@ def _roomier(space: PoolOptions, chosen: Arrangement, tie_limit: float) -> Arran
         limit = min(limit, tie_limit)
     for index, option in enumerate(options):
         for choice in range(len(option.choices)):
-            for other in space.roomier(options[index], choice):
+            for other in space.simpler_or_smaller(options[index], choice):
                 stages = longest(each.seconds for each in (*options[:index], other, *options[index + 1 :]))
                 if (changed := space.step_seconds(chosen.schedule, stages)) <= limit:
                     options[index], seconds = other, changed
@@ -119,16 +119,16 @@ def _order(chosen: Arrangement, limit: float) -> tuple[bool, tuple[int, ...], fl
     if chosen.cost > limit:
         return True, (), chosen.cost
     overlaps = chosen.schedule is not Schedule.SYNCHRONOUS
-    return False, (not chosen.runs_today, overlaps, *chosen.complications[:3]), chosen.cost
+    return False, (not chosen.is_supported, overlaps, *chosen.complications[:3]), chosen.cost
 
 
-def _reasons(space: PoolOptions, mine: Arrangement, first: Arrangement, limit: float) -> Iterator[str]:
+def _reasons(space: SearchSpace, mine: Arrangement, first: Arrangement, limit: float) -> Iterator[str]:
     """Why `mine` is not the first. If it is slower: also the stage that takes most additional time, and its pool."""
     share = mine.cost / first.cost - 1
     longer = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'}"
     if mine.cost <= limit:
         yield "as good as the first" if abs(share) < 0.005 else f"a tie: {longer}"
-        if first.runs_today and not mine.runs_today:
+        if first.is_supported and not mine.is_supported:
             yield "this version cannot run it"
         names = ("pool{s}", "GPU type{s}", "role{s} with sequence parallelism", "GPU{s}")
         for name, own, other in zip(names, mine.complications, first.complications, strict=True):

@@ -45,7 +45,7 @@ def longest(*parts: tuple[str, float]) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class NodeType:
     """The GPU type and the size of a pool's nodes."""
 
     gpu: Gpu
@@ -69,7 +69,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CommunicationTime:
     """Seconds that one GPU spends on communication."""
 
     per_pass: float
@@ -82,7 +82,7 @@ class Exchange:
     """Exchange of heads for tokens in a forward pass, per token of a GPU's own piece; nothing is computed during it."""
 
 
-def exchange(model: TrainModel, layout: TrainLayout, site: Site, constants: Constants) -> Exchange:
+def exchange(model: TrainModel, layout: TrainLayout, site: NodeType, constants: Constants) -> CommunicationTime:
     """The communication of a model with this layout."""
     shape, shards, copies, parallel = model.shape, layout.shard_size, layout.num_replicas, layout.sequence_parallel
     whole = (shards - 1) / shards / site.bandwidth(shards, constants)
@@ -94,7 +94,7 @@ def exchange(model: TrainModel, layout: TrainLayout, site: Site, constants: Cons
     reduced = trained * whole
     # The root stays gathered between the forward and the backward pass.
     again = model.compute_bytes * (shape.layers_parameters + model.num_adapters) * whole
-    return Exchange(
+    return CommunicationTime(
         per_pass=model.compute_bytes * (model.num_parameters + model.num_adapters) * whole,
         per_backward=again + (0.0 if model.defers_reduction else reduced),
         per_update=over_copies + (reduced if model.defers_reduction else 0.0),
@@ -113,7 +113,7 @@ def sync_cost(
     layout: TrainLayout | None,
     work: RolloutWork,
     rollout: RolloutLayout,
-    site: Site,
+    site: NodeType,
     constants: Constants,
 ) -> Cost:
     """The weight sync of one step, on the rollout's GPUs. `layout`: the actor's, if it is on the same GPUs, else None.
@@ -159,7 +159,7 @@ def _host_bytes(actor: TrainModel, layout: TrainLayout, work: RolloutWork, rollo
     """Bytes over one GPU's link to the host in a step, there and back: the engine's weights if they sleep in host
     memory, and the actor's shards if they are offloaded."""
     moved = 0.0
-    if work.keeps_weights_asleep:
+    if work.keeps_weights_on_host:
         moved += 2 * work.weight_bytes * work.shape.num_parameters / rollout.tensor_parallel
     if actor.offload.parameters:
         held = actor.compute_bytes if actor.lora else MASTER_BYTES

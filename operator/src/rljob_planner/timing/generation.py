@@ -19,7 +19,7 @@ from functools import lru_cache
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import kv_bytes_per_layer_token
 from rljob_planner.model_shape import MLP_MATRICES
-from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, Site
+from rljob_planner.timing.communication import COMPUTE, FIXED, LONGEST_RESPONSE, MEMORY_BANDWIDTH, Cost, NodeType
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import RolloutLayout, RolloutWork
 
@@ -174,7 +174,7 @@ class Requests:
 
 
 def decode_speed(
-    work: RolloutWork, layout: RolloutLayout, site: Site, constants: Constants, mean_context: float
+    work: RolloutWork, layout: RolloutLayout, site: NodeType, constants: Constants, mean_context: float
 ) -> DecodeSpeed:
     """The speed of one engine whose sequences have `mean_context` tokens on average."""
     shape, parallel = work.shape, layout.tensor_parallel
@@ -212,7 +212,7 @@ def generation_cost(
     work: RolloutWork,
     requests: Requests,
     layout: RolloutLayout,
-    site: Site,
+    site: NodeType,
     sequences_at_once: float,
     constants: Constants,
 ) -> Cost:
@@ -248,7 +248,9 @@ def decode_time(
     return makespan(speed, prompt, order, max(1, round(slots / weight)), weight=per_engine / simulated, refills=refills)
 
 
-def _prompt_seconds(work: RolloutWork, prompt: float, layout: RolloutLayout, site: Site, constants: Constants) -> float:
+def _prompt_seconds(
+    work: RolloutWork, prompt: float, layout: RolloutLayout, site: NodeType, constants: Constants
+) -> float:
     """Seconds of the pass over one prompt. transformers computes logits for all of its tokens, vLLM for the last."""
     shape = work.shape
     weights = shape.layer_matmul_parameters if work.is_vllm else shape.matmul_parameters

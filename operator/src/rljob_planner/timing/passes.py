@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rljob_planner.constants import Constants
-from rljob_planner.timing.communication import COMPUTE, HOST, MEMORY_BANDWIDTH, Cost, Site, exchange, longest
+from rljob_planner.timing.communication import COMPUTE, HOST, MEMORY_BANDWIDTH, Cost, NodeType, exchange, longest
 from rljob_planner.timing.lengths import Lengths
 from rljob_planner.workload import MASTER_BYTES, Head, TrainLayout, TrainModel
 
@@ -130,7 +130,7 @@ def num_micro_batches(rows: Rows, max_tokens: int, layout: TrainLayout) -> int:
 
 
 def pass_cost(
-    model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, site: Site, constants: Constants
+    model: TrainModel, rows: Rows, max_tokens: int, layout: TrainLayout, site: NodeType, constants: Constants
 ) -> Cost:
     """A pass without backward over all rows."""
     links = exchange(model, layout, site, constants)
@@ -154,7 +154,7 @@ def update_cost(
     num_updates: int,
     max_tokens: int,
     layout: TrainLayout,
-    site: Site,
+    site: NodeType,
     constants: Constants,
 ) -> Cost:
     """`num_updates` optimizer steps, each over `rows`."""
@@ -188,7 +188,7 @@ def update_cost(
 
 
 def optimizer_seconds(
-    model: TrainModel, layout: TrainLayout, site: Site, num_micro_batches: int
+    model: TrainModel, layout: TrainLayout, site: NodeType, num_micro_batches: int
 ) -> tuple[float, float]:
     """Seconds of one optimizer step: in the GPU's memory, and on the link to the host for offloaded state. Moments are
     loaded and stored; gradients are stored after each micro-batch but the last and loaded for the next one
@@ -201,7 +201,7 @@ def optimizer_seconds(
     return (ADAMW_BYTES + NORM_BYTES) * elements / site.gpu.bandwidth, host
 
 
-def _parameter_copies(model: TrainModel, layout: TrainLayout, site: Site) -> float:
+def _parameter_copies(model: TrainModel, layout: TrainLayout, site: NodeType) -> float:
     """Seconds to load offloaded parameters for a call (engines/train/engine.py, workers/critic.py). A frozen model's
     are only loaded, because the host keeps its copy; a critic's are also stored. The actor's are loaded once per step,
     which `weight_sync` counts."""
@@ -212,7 +212,7 @@ def _parameter_copies(model: TrainModel, layout: TrainLayout, site: Site) -> flo
 
 
 def _computing(
-    operations: Operations, rows: Rows, layout: TrainLayout, site: Site, constants: Constants, share: float
+    operations: Operations, rows: Rows, layout: TrainLayout, site: NodeType, constants: Constants, share: float
 ) -> tuple[float, str]:
     """Seconds of the busiest worker, and their formula. `share`: the reached share of the GPU's speed in matrix
     products."""

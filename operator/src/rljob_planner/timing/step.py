@@ -16,56 +16,58 @@ from typing import NamedTuple
 
 from rljob_planner.constants import Constants
 from rljob_planner.gpus import CPU_NAME
-from rljob_planner.kv_cache import engine_space
+from rljob_planner.kv_cache import engine_budget
 from rljob_planner.plan_types import PhaseTime, Seconds, StepTime
-from rljob_planner.timing.communication import FIXED, NO_COST, Cost, Site, sync_cost
+from rljob_planner.timing.communication import FIXED, NO_COST, Cost, NodeType, sync_cost
 from rljob_planner.timing.generation import Requests, generation_cost, live_context
 from rljob_planner.timing.lengths import Lengths, lengths_of
 from rljob_planner.timing.passes import pass_cost, rows_of, update_cost
 from rljob_planner.workload import Placement, Role, RolloutLayout, Schedule, TrainLayout, Workload
 
 
-def rollout_cost(workload: Workload, lengths: Lengths, layout: RolloutLayout, site: Site, constants: Constants) -> Cost:
+def rollout_cost(
+    workload: Workload, lengths: Lengths, layout: RolloutLayout, site: NodeType, constants: Constants
+) -> Cost:
     """Generation of a step, with all rounds of dynamic sampling."""
     work, prompt = workload.rollout, workload.lengths.prompt_mean
     actor = workload.models.get(Role.ACTOR)
-    space = engine_space(work, layout, site.gpu, constants, actor.lora if actor else None)
+    space = engine_budget(work, layout, site.gpu, constants, actor.lora if actor else None)
     at_once = space.sequences_at_once(live_context(prompt, lengths))
     per_prompt = workload.num_requests // workload.batch_size
     requests = Requests(workload.num_requests, per_prompt, prompt, lengths)
     cost = generation_cost(work, requests, layout, site, at_once, constants)
-    rounds = workload.generated_per_learned
+    rounds = workload.generation_factor
     if rounds == 1:
         return cost
     return Cost(rounds * cost.seconds, cost.bound_by, f"{rounds:.3g} rounds x ({cost.formula})")
 
 
 def scoring_cost(
-    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: Site, constants: Constants
+    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: NodeType, constants: Constants
 ) -> Cost:
     """The role's pass without backward: old log-probabilities, the reference's, values, or scores."""
     if role is Role.ACTOR and not workload.needs_old_logprobs:
         return NO_COST
-    count = workload.num_responses * workload.learned_fraction
+    count = workload.num_responses * workload.trained_fraction
     if role is Role.REWARD_MODEL:
-        count = workload.num_requests * workload.generated_per_learned
+        count = workload.num_requests * workload.generation_factor
     rows = rows_of(count, workload.lengths.prompt_mean, lengths)
     model = workload.models[role]
     return pass_cost(model, rows, workload.max_tokens_per_micro_batch, layout, site, constants)
 
 
 def training_cost(
-    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: Site, constants: Constants
+    role: Role, workload: Workload, lengths: Lengths, layout: TrainLayout, site: NodeType, constants: Constants
 ) -> Cost:
     """All updates of the role in a step; no cost for frozen models."""
     model = workload.models[role]
     if not model.is_trained:
         return NO_COST
-    count = workload.mini_batch_size * workload.group_size * workload.learned_fraction
+    count = workload.mini_batch_size * workload.group_size * workload.trained_fraction
     rows = rows_of(count, workload.lengths.prompt_mean, lengths)
     budget, updates = workload.max_tokens_per_micro_batch, workload.num_updates
     cost = update_cost(model, rows, updates, budget, layout, site, constants)
-    if role is Role.ACTOR and workload.needs_whole_pass:
+    if role is Role.ACTOR and workload.needs_mini_batch_pass:
         whole = pass_cost(model, rows, budget, layout, site, constants)
         formula = f"{cost.formula} + {updates} mini-batch passes x ({whole.formula})"
         return replace(cost, seconds=cost.seconds + updates * whole.seconds, formula=formula)
@@ -96,7 +98,7 @@ def stages_of(workload: Workload) -> tuple[tuple[str, ...], ...]:
     """The phases of each stage, in the order in which their calls start. The reward model is called before the passes.
     Scores are a stage of their own if they decide what is trained on."""
     passes = tuple(_PASSES)
-    scores_and_passes = ((REWARD,), passes) if workload.scores_first else ((), (REWARD, *passes))
+    scores_and_passes = ((REWARD,), passes) if workload.waits_for_scores else ((), (REWARD, *passes))
     return (WEIGHT_SYNC,), (GENERATE,), *scores_and_passes, tuple(_UPDATES)
 
 
@@ -118,7 +120,7 @@ def pool_costs(
     lengths: Lengths,
     layouts: Mapping[Role, TrainLayout],
     rollout: RolloutLayout | None,
-    site: Site,
+    site: NodeType,
     constants: Constants,
 ) -> dict[str, Cost]:
     """The cost of each phase that runs on one pool, by the phase's name. `layouts` and `rollout`: those of the roles on
@@ -192,7 +194,7 @@ def _tasks(workload: Workload, placement: Placement, constants: Constants, lengt
     _refuse_unplaced_roles(workload, placement)
     found: dict[str, _Task] = {}
     for pool in placement.pools:
-        site = Site(pool.gpu, pool.gpus_per_node)
+        site = NodeType(pool.gpu, pool.gpus_per_node)
         costs = pool_costs(workload, lengths, pool.layouts, pool.rollout, site, constants)
         found |= {name: _Task(pool.name, cost) for name, cost in costs.items()}
     if REWARD not in found and (seconds := workload.reward_seconds):

@@ -41,7 +41,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from rljob_api.v1alpha1.model import Lora
 from rljob_api.v1alpha1.optimizer import Optimizer
-from rljob_planner.job import lora_shape
+from rljob_planner.job_workload import lora_shape
 from rljob_planner.known_models import known_configs, known_model
 from rljob_planner.memory.train_passes import scoring_peak, train_peak
 from rljob_planner.model_shape import ModelShape

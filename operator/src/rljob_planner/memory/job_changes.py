@@ -1,6 +1,6 @@
 """Changes of single fields of a job file, each with the job that has the change.
 
-`smaller_jobs` are changes that need less memory (for `knobs`), `faster_jobs` those that may make steps shorter (for
+`smaller_jobs` are changes that need less memory (for `proposals`), `faster_jobs` those that may make steps shorter (for
 `advice.tuning`). All of them are valid for the contract: sizes divide where they must (crds: placement_rules.py,
 batch_size_rules.py). The caller computes memory and time of the changed job.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
-from rljob_planner.job import lora_shape
+from rljob_planner.job_workload import lora_shape
 from rljob_planner.workload import (
     ModelOffload,
     PlacedPool,
@@ -52,7 +52,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedJob:
     """A job with one change."""
 
     change: Change
@@ -60,18 +60,18 @@ class Changed:
     placement: Placement
     section: str = ""
     """The section of docs/tuning.md that explains the change."""
-    changes_learning: bool = False
+    changes_training: bool = False
     """Whether the job would learn something else."""
 
 
-def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
+def smaller_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Changes that need less memory: for each field its values, the smallest change first. Fields are in the order of
     their cost: little time, more time, more GPUs, adapters instead of full training."""
     for setting in _settings(workload, placement):
         yield from (setting.changed(values) for values in setting.smaller if values)
 
 
-def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[Changed, ...]]:
+def faster_jobs(workload: Workload, placement: Placement) -> Iterator[tuple[ChangedJob, ...]]:
     """Changes that may make steps shorter: for each field its values, the nearest to the present one first."""
     yield from (each.changed(each.faster) for each in _settings(workload, placement) if each.faster)
 
@@ -129,14 +129,14 @@ class _Setting:
     faster: Sequence[int] = ()
     """Values that may make steps shorter, the smallest change first."""
     section: str = ""
-    changes_learning: bool = False
+    changes_training: bool = False
     text: Callable[[int], str] = str
     """How a value is written in the file."""
 
-    def changed(self, values: Sequence[int]) -> tuple[Changed, ...]:
+    def changed(self, values: Sequence[int]) -> tuple[ChangedJob, ...]:
         changes = {each: Change(self.field, self.text(each), self.text(self.now)) for each in values}
         return tuple(
-            Changed(change, *self.job(each), self.section, self.changes_learning) for each, change in changes.items()
+            ChangedJob(change, *self.job(each), self.section, self.changes_training) for each, change in changes.items()
         )
 
 
@@ -203,7 +203,7 @@ def _of_batches(workload: Workload, placement: Placement) -> _Settings:
     def job(value: int) -> Job:
         # With one update per step, the update's own forward pass gives the old log-probabilities.
         several = value < batch or workload.num_epochs_per_batch > 1
-        needs_old = workload.needs_old_logprobs and (several or workload.needs_old_logprobs_in_any_case)
+        needs_old = workload.needs_old_logprobs and (several or workload.always_needs_old_logprobs)
         return replace(workload, mini_batch_size=value, needs_old_logprobs=needs_old), placement
 
     sizes = [each for each in range(mini_batch + 1, batch + 1) if batch % each == 0]
@@ -319,7 +319,7 @@ def _of_adapters(workload: Workload, placement: Placement) -> _Settings:
     lora = lora_shape(actor.shape, LORA_RANK, None, syncs_alone=syncs_alone)
     models = {**workload.models, Role.ACTOR: replace(actor, lora=lora)}
     reference, beside = models.get(Role.REF), pool.layouts.get(Role.REF)
-    if reference is not None and beside is not None and beside.is_left_open:
+    if reference is not None and beside is not None and beside.is_default:
         if reference.offload.parameters:
             # The contract rejects it: such a reference is the actor's own model, which is not offloaded alone.
             return

@@ -9,8 +9,8 @@ import pytest
 
 from rljob_planner.constants import Constants
 from rljob_planner.kv_cache import engine_memory
-from rljob_planner.memory.changes import smaller_jobs
-from rljob_planner.memory.knobs import Knobs, all_phases, knobs_of, worst_phase
+from rljob_planner.memory.job_changes import smaller_jobs
+from rljob_planner.memory.proposals import Proposals, all_phases, find_proposals, fullest_phase
 from rljob_planner.plan import Plan, plan_of
 from rljob_planner.plan_types import Phase, Verdict, fails_from_second_step, verdict_of
 from rljob_planner.workload import ModelOffload, Placement, Role, TrainLayout, Workload
@@ -26,20 +26,20 @@ def second_step() -> tuple[Workload, Placement]:
     return job, samples.placement(samples.one_pool(job, gpus_per_node=4))
 
 
-def fields(knobs: Knobs | Plan) -> list[dict[str, str]]:
-    found = knobs.fitting if isinstance(knobs, Knobs) else knobs.knobs
-    return [{change.field: change.value for change in knob.changes} for knob in found]
+def fields(proposals: Proposals | Plan) -> list[dict[str, str]]:
+    found = proposals.fitting if isinstance(proposals, Proposals) else proposals.proposals
+    return [{change.field: change.value for change in proposal.changes} for proposal in found]
 
 
 def test_a_job_that_fits_gets_no_changes() -> None:
     job = samples.workload()
-    assert knobs_of(job, samples.placement(samples.one_pool(job)), CONSTANTS) == Knobs()
+    assert find_proposals(job, samples.placement(samples.one_pool(job)), CONSTANTS) == Proposals()
 
 
 def test_moments_that_exist_from_the_second_step_are_found_and_mentioned() -> None:
     plan = plan_of(*second_step())
     assert plan.verdict is Verdict.TOO_LARGE
-    assert plan.worst.phase is Phase.LATER_WAKE
+    assert plan.fullest_phase.phase is Phase.LATER_WAKE
     assert fails_from_second_step(plan.all_phases)
     assert any("optimizer's moments" in note for note in plan.notes)
     # 79.3 GiB without 13.1 of shards and moments and without a tenth of reserve leave 0.725 of 80.
@@ -66,7 +66,7 @@ def test_too_many_activations_get_checkpointing_or_smaller_micro_batches() -> No
     """111.7 GB on a GPU of 80 GiB (Qwen3 4B, 16,384 tokens, 8 GPUs); 6.1 MB per token, and at least 4,096 tokens."""
     job = samples.workload(samples.trained_model(checkpoints_activations=False))
     plan = plan_of(job, samples.placement(samples.one_pool(job)))
-    assert plan.worst.phase is Phase.UPDATE
+    assert plan.fullest_phase.phase is Phase.UPDATE
     assert {"spec.training.model.gradientCheckpointing": "true"} in fields(plan)
     assert {"spec.training.maxTokensPerMicroBatch": "8192"} in fields(plan)
     # The longest row is 4,096 tokens; the contract accepts no smaller micro-batch.
@@ -75,21 +75,21 @@ def test_too_many_activations_get_checkpointing_or_smaller_micro_batches() -> No
 
 def test_every_proposal_has_its_own_memory() -> None:
     job, placement = second_step()
-    for knob in knobs_of(job, placement, CONSTANTS).fitting:
-        phases = all_phases(knob.workload, knob.placement, CONSTANTS)
-        assert knob.verdict is verdict_of(phases) is not Verdict.TOO_LARGE
-        assert knob.worst == worst_phase(phases)
-        assert (knob.workload, knob.placement) != (job, placement)
+    for proposal in find_proposals(job, placement, CONSTANTS).fitting:
+        phases = all_phases(proposal.workload, proposal.placement, CONSTANTS)
+        assert proposal.verdict is verdict_of(phases) is not Verdict.TOO_LARGE
+        assert proposal.fullest_phase == fullest_phase(phases)
+        assert (proposal.workload, proposal.placement) != (job, placement)
 
 
 def test_two_changes_if_one_is_not_enough() -> None:
     """Qwen3 4B on one GPU: 16 P alone are 64 GB."""
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.8))
-    knobs = knobs_of(job, samples.placement(samples.one_pool(job, gpus_per_node=1)), CONSTANTS)
-    gentle = [knob for knob in knobs.fitting if not any(change.is_drastic for change in knob.changes)]
+    proposals = find_proposals(job, samples.placement(samples.one_pool(job, gpus_per_node=1)), CONSTANTS)
+    gentle = [proposal for proposal in proposals.fitting if not any(change.is_drastic for change in proposal.changes)]
     assert gentle
-    assert all(len(knob.changes) == 2 for knob in gentle)
-    assert all(len({change.field for change in knob.changes}) == 2 for knob in gentle)
+    assert all(len(proposal.changes) == 2 for proposal in gentle)
+    assert all(len({change.field for change in proposal.changes}) == 2 for proposal in gentle)
 
 
 def test_more_changes_if_two_are_not_enough() -> None:
@@ -98,16 +98,16 @@ def test_more_changes_if_two_are_not_enough() -> None:
     job = samples.workload(
         samples.trained_model(samples.LLAMA3_8B), rollout=replace(samples.workload().rollout, shape=samples.LLAMA3_8B)
     )
-    [knob] = knobs_of(
+    [proposal] = find_proposals(
         job, samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)), CONSTANTS
     ).fitting
-    assert 2 < len(knob.changes) <= 4
-    assert len({change.field for change in knob.changes}) == len(knob.changes)
-    phases = all_phases(knob.workload, knob.placement, CONSTANTS)
-    assert knob.verdict is verdict_of(phases) is not Verdict.TOO_LARGE
+    assert 2 < len(proposal.changes) <= 4
+    assert len({change.field for change in proposal.changes}) == len(proposal.changes)
+    phases = all_phases(proposal.workload, proposal.placement, CONSTANTS)
+    assert proposal.verdict is verdict_of(phases) is not Verdict.TOO_LARGE
     # The operator asks for single changes only.
     assert (
-        knobs_of(
+        find_proposals(
             job, samples.placement(samples.one_pool(job, samples.gpu(24), gpus_per_node=1)), CONSTANTS, with_pairs=False
         ).fitting
         == ()
@@ -119,15 +119,15 @@ def test_the_nearest_miss_if_nothing_helps() -> None:
         samples.trained_model(replace(samples.LLAMA3_8B, num_layers=640)), batch_size=1, mini_batch_size=1, group_size=1
     )
     plan = plan_of(job, samples.placement(samples.one_pool(job, samples.gpu(16), gpus_per_node=1)))
-    assert plan.knobs == ()
+    assert plan.proposals == ()
     assert plan.nearest_miss is not None
-    assert plan.nearest_miss.worst.spare > plan.worst.spare
+    assert plan.nearest_miss.fullest_phase.spare > plan.fullest_phase.spare
     assert plan.nearest_miss.verdict is Verdict.TOO_LARGE
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.2, max_model_length=60_000))
-    found = fields(knobs_of(job, samples.placement(samples.one_pool(job)), CONSTANTS))
+    found = fields(find_proposals(job, samples.placement(samples.one_pool(job)), CONSTANTS))
     # 8.0 + 1.8 + 5.3 + 0.6 GB without the cache, and 8.8 GB for it, are 0.29 of 85.9 GB.
     assert {"spec.training.rollout.gpuMemoryUtilization": "0.3"} in found
     assert {"spec.roles.rollout.tensorParallel": "2"} in found
@@ -137,16 +137,16 @@ def test_a_job_that_hardly_fits_gets_changes() -> None:
     job = samples.workload(rollout=replace(samples.workload().rollout, memory_utilization=0.9))
     placement = samples.placement(samples.one_pool(job))
     assert verdict_of(all_phases(job, placement, CONSTANTS)) is Verdict.TIGHT
-    knobs = knobs_of(job, placement, CONSTANTS)
-    assert all(knob.verdict is Verdict.FITS for knob in knobs.fitting)
-    assert {"spec.training.rollout.gpuMemoryUtilization": "0.8"} in fields(knobs)
+    proposals = find_proposals(job, placement, CONSTANTS)
+    assert all(proposal.verdict is Verdict.FITS for proposal in proposals.fitting)
+    assert {"spec.training.rollout.gpuMemoryUtilization": "0.8"} in fields(proposals)
 
 
 def test_proposals_are_in_the_order_of_their_cost() -> None:
     plan = plan_of(*second_step())
-    drastic = [any(change.is_drastic for change in knob.changes) for knob in plan.knobs]
+    drastic = [any(change.is_drastic for change in proposal.changes) for proposal in plan.proposals]
     assert drastic == sorted(drastic)
-    assert all(knob.step_seconds is not None for knob in plan.knobs)
+    assert all(proposal.step_seconds is not None for proposal in plan.proposals)
 
 
 def every_kind() -> Workload:

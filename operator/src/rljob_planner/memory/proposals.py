@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from rljob_planner.constants import Constants
-from rljob_planner.memory.changes import Change, Changed, smaller_jobs
+from rljob_planner.memory.job_changes import Change, ChangedJob, smaller_jobs
 from rljob_planner.memory.phases import phases_of
 from rljob_planner.plan_types import TIGHT_SHARE, PhaseMemory, Seconds, Verdict, verdict_of
 from rljob_planner.workload import Placement, Workload
@@ -19,13 +19,13 @@ MAX_CHANGES = 4
 
 
 @dataclass(frozen=True)
-class Knob:
+class Proposal:
     """One or more changes, and the job with them."""
 
     changes: tuple[Change, ...]
     workload: Workload
     placement: Placement
-    worst: PhaseMemory
+    fullest_phase: PhaseMemory
     """The phase with the least free memory, over all pools."""
     verdict: Verdict
     missing: float
@@ -35,16 +35,16 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class Knobs:
+class Proposals:
     """The result of a search."""
 
-    fitting: tuple[Knob, ...] = ()
+    fitting: tuple[Proposal, ...] = ()
     """Changes that make the job fit. Gentle ones come before drastic ones (more GPUs, LoRA)."""
-    nearest_miss: Knob | None = None
+    nearest_miss: Proposal | None = None
     """If nothing makes it fit: the change that comes closest."""
 
 
-def worst_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
+def fullest_phase(phases: Iterable[PhaseMemory]) -> PhaseMemory:
     """The phase with the smallest share of free memory.
 
     Raises:
@@ -58,7 +58,9 @@ def all_phases(workload: Workload, placement: Placement, constants: Constants) -
     return tuple(phase for pool in placement.pools for phase in phases_of(pool, workload, constants))
 
 
-def knobs_of(workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True) -> Knobs:
+def find_proposals(
+    workload: Workload, placement: Placement, constants: Constants, *, with_pairs: bool = True
+) -> Proposals:
     """Changes that make the job fit; none if a tenth of the memory is free already. `with_pairs` combines changes if no
     single one is enough; that takes ten times as long."""
     return _Search(workload, placement, constants).found(with_pairs=with_pairs)
@@ -71,29 +73,29 @@ class _Search:
         self.verdict = verdict_of(phases)
         self.margin = 0.0 if self.verdict is Verdict.TOO_LARGE else TIGHT_SHARE
         self.missing = self._missing(phases)
-        self.closest: Knob | None = None
+        self.closest: Proposal | None = None
 
-    def found(self, *, with_pairs: bool) -> Knobs:
+    def found(self, *, with_pairs: bool) -> Proposals:
         if self.verdict is Verdict.FITS:
-            return Knobs()
+            return Proposals()
         helpful: list[str] = []
-        gentle: list[Knob] = []
-        drastic: list[Knob] = []
+        gentle: list[Proposal] = []
+        drastic: list[Proposal] = []
         for ladder in smaller_jobs(self.workload, self.placement):
-            knobs = [self._knob(each) for each in ladder]
+            proposals = [self._knob(each) for each in ladder]
             is_drastic = ladder[0].change.is_drastic
-            if any(knob.missing < self.missing for knob in knobs) and not is_drastic:
+            if any(proposal.missing < self.missing for proposal in proposals) and not is_drastic:
                 helpful.append(_key(ladder[0].change))
-            (drastic if is_drastic else gentle).extend(self._gentlest(knobs))
+            (drastic if is_drastic else gentle).extend(self._gentlest(proposals))
         if not gentle and with_pairs:
-            gentle = [knob for one, other in combinations(helpful, 2) for knob in self._pair(one, other)]
-            gentle.sort(key=lambda knob: knob.verdict is Verdict.TIGHT)
+            gentle = [proposal for one, other in combinations(helpful, 2) for proposal in self._pair(one, other)]
+            gentle.sort(key=lambda proposal: proposal.verdict is Verdict.TIGHT)
         fitting = (*gentle[:MAX_PAIRS], *drastic)
         if not fitting and with_pairs:
             fitting = tuple(self._together(self.workload, self.placement, self.missing))
-        return Knobs(fitting, None if fitting else self.closest)
+        return Proposals(fitting, None if fitting else self.closest)
 
-    def _pair(self, one: str, other: str) -> list[Knob]:
+    def _pair(self, one: str, other: str) -> list[Proposal]:
         """The gentlest values of two fields that make the job fit together, if there are any: first that of `one`
         beside the strongest value of `other`, then that of `other` beside it."""
         for changed in _ladder(one, self.workload, self.placement):
@@ -104,38 +106,38 @@ class _Search:
 
     def _together(
         self, workload: Workload, placement: Placement, missing: float, changes: tuple[Change, ...] = ()
-    ) -> list[Knob]:
+    ) -> list[Proposal]:
         """Greedy: adds, up to MAX_CHANGES fields, the change that leaves the fewest bytes missing. Does not try all
         combinations."""
         fields = {change.field for change in changes}
         ladder = [each for every in smaller_jobs(workload, placement) for each in every]
-        knobs = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
-        best = min(knobs, key=lambda knob: knob.missing, default=None)
+        proposals = [self._knob(each, *changes) for each in ladder if each.change.field not in fields]
+        best = min(proposals, key=lambda proposal: proposal.missing, default=None)
         if best is None or self._is_better(best):
             return [] if best is None else [best]
         if best.missing >= missing or len(best.changes) == MAX_CHANGES:
             return []
         return self._together(best.workload, best.placement, best.missing, best.changes)
 
-    def _knob(self, changed: Changed, *before: Change) -> Knob:
+    def _knob(self, changed: ChangedJob, *before: Change) -> Proposal:
         phases = all_phases(changed.workload, changed.placement, self.constants)
-        worst, verdict, missing = worst_phase(phases), verdict_of(phases), self._missing(phases)
-        knob = Knob((*before, changed.change), changed.workload, changed.placement, worst, verdict, missing)
-        if self.closest is None or worst.spare > self.closest.worst.spare:
-            self.closest = knob
-        return knob
+        worst, verdict, missing = fullest_phase(phases), verdict_of(phases), self._missing(phases)
+        proposal = Proposal((*before, changed.change), changed.workload, changed.placement, worst, verdict, missing)
+        if self.closest is None or worst.spare > self.closest.fullest_phase.spare:
+            self.closest = proposal
+        return proposal
 
     def _missing(self, phases: Iterable[PhaseMemory]) -> float:
         return sum(max(0.0, self.margin * phase.limit - phase.spare) for phase in phases)
 
-    def _is_better(self, knob: Knob) -> bool:
+    def _is_better(self, proposal: Proposal) -> bool:
         order = (Verdict.FITS, Verdict.TIGHT, Verdict.TOO_LARGE)
-        return order.index(knob.verdict) < order.index(self.verdict)
+        return order.index(proposal.verdict) < order.index(self.verdict)
 
-    def _gentlest(self, ladder: Sequence[Knob]) -> list[Knob]:
+    def _gentlest(self, ladder: Sequence[Proposal]) -> list[Proposal]:
         """Of the values of one field: the first that leaves a tenth free, or else the first that fits."""
-        better = [knob for knob in ladder if self._is_better(knob)]
-        roomy = [knob for knob in better if knob.verdict is Verdict.FITS]
+        better = [proposal for proposal in ladder if self._is_better(proposal)]
+        roomy = [proposal for proposal in better if proposal.verdict is Verdict.FITS]
         return (roomy or better)[:1]
 
 
@@ -145,6 +147,6 @@ def _key(change: Change) -> str:
     return f"{change.field} up" if is_up else change.field
 
 
-def _ladder(key: str, workload: Workload, placement: Placement) -> tuple[Changed, ...]:
+def _ladder(key: str, workload: Workload, placement: Placement) -> tuple[ChangedJob, ...]:
     """The values of one ladder; empty if another change has made it impossible."""
     return next((each for each in smaller_jobs(workload, placement) if _key(each[0].change) == key), ())

@@ -15,11 +15,11 @@ from rljob_planner.clusters import cluster_text
 from rljob_planner.constants import Constants
 from rljob_planner.errors import PlanError
 from rljob_planner.gpus import Cluster
-from rljob_planner.memory.changes import Change
+from rljob_planner.memory.job_changes import Change
 from rljob_planner.plan import DEFAULTS, Plan, plan_of
 from rljob_planner.plan_types import PhaseMemory
 from rljob_planner.search.arrangements import Arrangement, best_arrangements, groupings
-from rljob_planner.search.pool_options import PoolOption, PoolOptions, row_shares
+from rljob_planner.search.pool_options import PoolOption, SearchSpace, row_shares
 from rljob_planner.search.ranking import Candidate, placement, ranked
 from rljob_planner.workload import Placement, Role, Schedule, Workload
 
@@ -37,9 +37,9 @@ class SearchResult:
 
     candidates: tuple[Candidate, ...] = ()
     """Best first: the simplest of those that are as fast as the fastest, then by seconds of a step."""
-    best_today: Candidate | None = None
+    best_supported: Candidate | None = None
     """The best placement that this version of the trainer can run; it may be missing in `candidates`."""
-    missed: Plan | None = None
+    nearest_miss: Plan | None = None
     """If nothing fits: the plan of the placement that comes closest, with changes that make it fit."""
     advice: tuple[str, ...] = ()
     """If nothing fits: sentences on what comes closest, and on how many nodes the job would fit."""
@@ -65,14 +65,14 @@ def search(
     """
     if not any(group.num_gpus for group in cluster):
         raise PlanError("the cluster: it has no GPUs (seen 0); describe one with GPUs, for example 4x8xH100")
-    space = PoolOptions(workload, cluster, constants)
+    space = SearchSpace(workload, cluster, constants)
     _check_layouts_exist(space)
     again = partial(_candidates, schedules=schedules, num_wanted=num_wanted, pool_names=pool_names)
     return again(space) or _nearest_miss(space, pool_names, again)
 
 
-def best_mappings(
-    space: PoolOptions, schedule: Schedule, num_wanted: int, *, that_run_today: bool = False
+def best_by_grouping(
+    space: SearchSpace, schedule: Schedule, num_wanted: int, *, supported_only: bool = False
 ) -> list[list[Arrangement]]:
     """The fastest arrangement that fits, for each grouping of roles and each GPU type of each group; fastest first.
     Each is followed by those on fewer GPUs that are as good."""
@@ -80,7 +80,7 @@ def best_mappings(
     if schedule is Schedule.ONE_STEP_OFF:
         # To generate while training runs, the rollout needs a pool of its own.
         grouped = [each for each in grouped if (Role.ROLLOUT,) in each]
-    if that_run_today:
+    if supported_only:
         grouped = [each for each in grouped if any({Role.ACTOR, Role.ROLLOUT} <= set(roles) for roles in each)]
     sets = dict.fromkeys(roles for each in grouped for roles in each)
     options = {roles: [option for size in space.sizes for option in space.fastest(roles, size)] for roles in sets}
@@ -90,16 +90,16 @@ def best_mappings(
 
 
 def _candidates(
-    space: PoolOptions, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
+    space: SearchSpace, *, schedules: Sequence[Schedule], num_wanted: int, pool_names: Sequence[str]
 ) -> SearchResult | None:
     """The search result; None if nothing fits."""
-    found = [front for schedule in schedules for front in best_mappings(space, schedule, num_wanted)]
-    found += best_mappings(space, Schedule.SYNCHRONOUS, num_wanted, that_run_today=True)
+    found = [front for schedule in schedules for front in best_by_grouping(space, schedule, num_wanted)]
+    found += best_by_grouping(space, Schedule.SYNCHRONOUS, num_wanted, supported_only=True)
     return SearchResult(*ranked(space, found, num_wanted, pool_names)) if found else None
 
 
 def _nearest_miss(
-    space: PoolOptions, pool_names: Sequence[str], again: Callable[[PoolOptions], SearchResult | None]
+    space: SearchSpace, pool_names: Sequence[str], again: Callable[[SearchSpace], SearchResult | None]
 ) -> SearchResult:
     """The placement whose fullest GPU lacks the least memory.
 
@@ -113,7 +113,7 @@ def _nearest_miss(
         options[roles] = [replace(each, seconds=(-_least_spare(space.phases(each)),)) for each in smallest if each]
     # Here the cost of a pool is the memory that it lacks; the cost of a placement is that of its worst pool.
     capacity = [group.nodes for group in space.cluster]
-    fronts = best_arrangements(options, grouped, capacity, lambda lacks: max(0.0, lacks[0]), num_wanted=1)
+    fronts = best_arrangements(options, grouped, capacity, lambda shortages: max(0.0, shortages[0]), num_wanted=1)
     text = cluster_text(space.cluster)
     if not fronts:
         raise PlanError(
@@ -124,23 +124,23 @@ def _nearest_miss(
     plan = plan_of(space.workload, where, space.constants)
     lacks = -_least_spare(plan.all_phases) / 2**30
     advice = f"Nothing fits on {text}. Closest is {_described(where)}: {lacks:.1f} GiB too much on a GPU."
-    missed = SearchResult(missed=plan, advice=(advice, _on_more_nodes(space)))
-    tried = [*plan.knobs, *filter(None, [plan.nearest_miss])]
-    knobs = [knob for knob in tried if knob.workload != plan.workload][:MAX_CHANGED_JOBS]
-    for knob in (knob for knob in knobs if not any(change.is_drastic for change in knob.changes)):
-        found = again(PoolOptions(knob.workload, space.cluster, space.constants))
-        if found is not None and found.best_today is not None:
-            own = tuple(each for each in knob.changes if not any(part in each.field for part in _PLACEMENT_FIELDS))
-            return replace(missed, candidates=found.candidates, best_today=found.best_today, changes=own)
+    missed = SearchResult(nearest_miss=plan, advice=(advice, _on_more_nodes(space)))
+    tried = [*plan.proposals, *filter(None, [plan.nearest_miss])]
+    proposals = [proposal for proposal in tried if proposal.workload != plan.workload][:MAX_CHANGED_JOBS]
+    for proposal in (proposal for proposal in proposals if not any(change.is_drastic for change in proposal.changes)):
+        found = again(SearchSpace(proposal.workload, space.cluster, space.constants))
+        if found is not None and found.best_supported is not None:
+            own = tuple(each for each in proposal.changes if not any(part in each.field for part in _PLACEMENT_FIELDS))
+            return replace(missed, candidates=found.candidates, best_supported=found.best_supported, changes=own)
     return missed
 
 
-def _on_more_nodes(space: PoolOptions) -> str:
+def _on_more_nodes(space: SearchSpace) -> str:
     """A sentence on how many nodes the unchanged job fits, in a placement that this version can run."""
     for factor in _LARGER:
         larger = tuple(replace(group, nodes=factor * group.nodes) for group in space.cluster)
-        tried = PoolOptions(space.workload, larger, space.constants)
-        if fronts := best_mappings(tried, Schedule.SYNCHRONOUS, 1, that_run_today=True):
+        tried = SearchSpace(space.workload, larger, space.constants)
+        if fronts := best_by_grouping(tried, Schedule.SYNCHRONOUS, 1, supported_only=True):
             where = placement(tried, fronts[0][-1])
             return f"It would fit on {cluster_text(larger)}: {_described(where)}."
     return f"Nothing fits on {cluster_text(larger)} either: more GPUs alone do not help."
@@ -154,7 +154,7 @@ def _least_spare(phases: Sequence[PhaseMemory]) -> float:
     return min(phase.spare for phase in phases)
 
 
-def _check_layouts_exist(space: PoolOptions) -> None:
+def _check_layouts_exist(space: SearchSpace) -> None:
     """Raises PlanError if no pool has a valid layout for a role: no micro-batch has room for the longest row, or
     responses do not divide by the ranks."""
     job = space.workload
